@@ -1,0 +1,245 @@
+"""``kp-scorer`` as a user runs it: in a process of its own, judged by its streams and its exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.processes import Worker, start_worker, wait_until
+from tests.traces import fresh_samples
+from worker.settings import Settings, as_environment
+
+NOWHERE = "redis://127.0.0.1:1/0"
+COMMANDS = ["demo", "up", "worker", "submit", "decisions", "score", "schema"]
+
+
+def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "worker.cli", *arguments],
+        input=stdin,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def rows(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def lines(*traces: object) -> str:
+    return "".join(json.dumps(trace) + "\n" for trace in traces)
+
+
+@pytest.fixture
+def at_fleet(fleet: Worker, fleet_settings: Settings) -> dict[str, str]:
+    """Variables that point a command to the running worker."""
+    assert fleet.process.poll() is None
+    return {"KP_BROKER_URL": fleet_settings.broker.url}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command: str) -> None:
+    assert "Example: " in run(command, "--help").stdout
+
+
+def test_submit_prints_one_line_a_trace_at_once(at_fleet: dict[str, str]) -> None:
+    traces = fresh_samples(3)
+    done = run("submit", "-", stdin=lines(*traces), **at_fleet)
+    assert done.returncode == 0, done.stderr
+    assert rows(done.stdout) == [{"trace_id": trace["id"], "state": "pending"} for trace in traces]
+
+
+def test_submit_wait_prints_the_decisions(at_fleet: dict[str, str], tmp_path: Path) -> None:
+    traces = fresh_samples(3)
+    document = tmp_path / "traces.json"
+    document.write_text(json.dumps(traces, indent=2))
+    done = run("submit", str(document), "--wait", **at_fleet)
+    assert done.returncode == 0, done.stderr
+    decided = {row["trace_id"]: row["decision"] for row in rows(done.stdout)}
+    assert decided.keys() == {trace["id"] for trace in traces}
+    assert all(decision["outcome"] in ("accepted", "rejected") for decision in decided.values())
+
+
+def test_submit_names_invalid_lines_and_sends_the_rest(at_fleet: dict[str, str]) -> None:
+    good, bad = fresh_samples(2)
+    bad["steps"][1]["type"] = "daydream"
+    done = run("submit", "-", "--wait", stdin="{broken\n" + lines(bad, good), **at_fleet)
+    assert done.returncode == 1
+    assert "line 1: $: expected JSON" in done.stderr
+    assert "line 2: steps.1.type: " in done.stderr
+    states = [row["state"] for row in rows(done.stdout)]
+    assert sorted(states) == ["decided", "invalid", "invalid"]
+
+
+def test_submit_stops_waiting_in_time(settings: Settings) -> None:
+    # Nobody consumes this database's queue.
+    (trace,) = fresh_samples(1)
+    done = run("submit", "-", "--wait", "--timeout", "0.2", stdin=lines(trace), KP_BROKER_URL=settings.broker.url)
+    assert done.returncode == 1
+    assert rows(done.stdout) == [{"trace_id": trace["id"], "state": "pending"}]
+    assert "still pending" in done.stderr
+
+
+def test_decisions_takes_each_decision_once(at_fleet: dict[str, str]) -> None:
+    traces = fresh_samples(4)
+    run("submit", "-", "--wait", stdin=lines(*traces), **at_fleet)
+    wanted = {trace["id"] for trace in traces}
+    taken: list[str] = []
+
+    def all_taken() -> bool:
+        one = run("decisions", "--limit", "1", **at_fleet)
+        assert one.returncode == 0
+        assert len(rows(one.stdout)) <= 1
+        rest = run("decisions", **at_fleet)
+        taken.extend(row["trace_id"] for row in rows(one.stdout) + rows(rest.stdout))
+        return wanted <= set(taken)
+
+    assert wait_until(all_taken)
+    assert len(taken) == len(set(taken))
+
+
+def test_an_empty_file_is_said_to_be_empty(at_fleet: dict[str, str]) -> None:
+    for command in ("submit", "score"):
+        done = run(command, "-", **at_fleet)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert "no traces in -" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["submit", "-"], ["decisions"]])
+def test_a_missing_broker_is_named_and_exits_3(command: list[str]) -> None:
+    done = run(*command, stdin=lines(*fresh_samples(1)), KP_BROKER_URL=NOWHERE)
+    assert done.returncode == 3
+    assert "127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_configured_and_nothing_running_is_said_with_the_remedy() -> None:
+    done = run("submit", "-", stdin=lines(*fresh_samples(1)))
+    assert done.returncode == 2
+    assert "kp-scorer up" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"KP_NOVELTY_MAX_ELEMENTS": "0"}, "novelty.max_elements"),
+        ({"KP_EMBEDDING_EMBEDDER": "maybe"}, "embedding.embedder"),
+        ({"KP_NO_SUCH": "1"}, "KP_NO_SUCH"),
+        ({"KP_CONFIG": "/does/not/exist"}, "config"),
+        ({"KP_BROKER_URL": "gopher://x"}, "broker.url"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_exits_2(variables: dict[str, str], named: str) -> None:
+    done = run("score", "-", **variables)
+    assert done.returncode == 2
+    assert named in done.stderr
+
+
+def test_score_prints_decisions_in_input_order() -> None:
+    traces = fresh_samples(20)
+    done = run("score", "-", "--embedder", "none", stdin=lines(*traces))
+    assert done.returncode == 0
+    decisions = rows(done.stdout)
+    assert [decision["trace_id"] for decision in decisions] == [trace["id"] for trace in traces]
+    assert {decision["novelty"]["source"] for decision in decisions} == {"no_embedder"}
+
+
+@pytest.mark.parametrize("message", ["trace", "decision"])
+def test_schema_prints_a_json_schema(message: str) -> None:
+    printed = json.loads(run("schema", message).stdout)
+    assert printed["type"] == "object"
+    assert ("@context" if message == "trace" else "schema_version") in printed["properties"]
+
+
+@pytest.mark.slow
+def test_demo_shows_decisions_and_leaves_nothing_behind() -> None:
+    before = {process.pid for process in psutil.process_iter()}
+    done = run("demo", stdin="")
+    assert done.returncode == 0, done.stderr
+    assert "48 traces: 21 accepted, 27 rejected" in done.stderr
+    assert "first decision after" in done.stderr
+    left = [process for process in psutil.process_iter() if process.pid not in before and "redis" in process.name()]
+    assert left == []
+
+
+@pytest.mark.slow
+def test_up_serves_the_other_commands_and_stops_on_ctrl_c(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "worker.cli", "up", "--workers", "2", "--data-dir", str(tmp_path / "data")]
+    without_embedder = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
+    traces = fresh_samples(10)
+    with subprocess.Popen(arguments, env=without_embedder, stderr=subprocess.DEVNULL) as up:
+        try:
+            wait_until(lambda: run("decisions").returncode == 0)
+            done = run("submit", "-", "--wait", "--timeout", "60", stdin=lines(*traces))
+            assert done.returncode == 0, done.stderr
+            assert {row["state"] for row in rows(done.stdout)} == {"decided"}
+            assert len(rows(run("decisions").stdout)) == 10
+            children = psutil.Process(up.pid).children(recursive=True)
+            assert len(children) >= 3
+        finally:
+            up.send_signal(signal.SIGINT)
+            assert up.wait(60) == 0
+    assert not any(child.is_running() for child in children)
+    assert run("decisions").returncode == 2
+
+
+def _celery(settings: Settings) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "worker.app", "worker"],
+        env=os.environ | as_environment(settings) | {"KP_EMBEDDING_EMBEDDER": "none", "KP_LOG_FORMAT": "json"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        yield process
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def test_celerys_own_command_runs_the_worker(settings: Settings) -> None:
+    for process in _celery(settings):
+        assert process.stderr
+        assert any("worker_ready" in line for line in process.stderr)
+        (trace,) = fresh_samples(1)
+        done = run("submit", "-", "--wait", "--timeout", "30", stdin=lines(trace), KP_BROKER_URL=settings.broker.url)
+        assert rows(done.stdout)[0]["decision"]["novelty"]["source"] == "no_embedder"
+
+
+def test_a_required_embedder_that_is_missing_stops_the_worker_at_start(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['sentence_transformers'] = None")
+    required = {"KP_EMBEDDING_REQUIRED": "true", "KP_BROKER_URL": settings.broker.url, "PYTHONPATH": str(tmp_path)}
+    done = run("worker", **required)
+    assert done.returncode == 2
+    assert "embedding.required" in done.stderr
+    assert "kp-scorer[embedding]" in done.stderr
+
+
+def test_a_missing_embedder_that_is_not_required_scores_with_unknown_novelty(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['sentence_transformers'] = None")
+    done = run("score", "-", stdin=lines(*fresh_samples(1)), PYTHONPATH=str(tmp_path))
+    (decision,) = rows(done.stdout)
+    assert decision["novelty"]["source"] == "no_embedder"
+    assert decision["dimensions"]["novelty"] == 0.5
+
+
+def test_a_worker_without_redis_gives_up_and_says_why(settings: Settings, tmp_path: Path) -> None:
+    nowhere = settings.model_copy(
+        update={
+            "redis": settings.redis.model_copy(update={"url": NOWHERE}),
+            "worker": settings.worker.model_copy(update={"patience_s": 0.5}),
+        }
+    )
+    with start_worker(nowhere, tmp_path / "log", ready=False) as worker:
+        assert worker.process.wait(30) == 3
+        assert worker.events("worker_cannot_start")

@@ -1,0 +1,177 @@
+"""The novelty log on a real Redis, beside the one in memory: one behaviour, two places."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import redis
+
+from tests.novelty import MINUTE_MS, candidate
+from worker.keys import Keys
+from worker.novelty import MemoryLog, NoveltyCache, NoveltyLog, RedisLog, Window
+from worker.novelty.cache import Placed
+
+WINDOW = Window(max_elements=4, ttl_ms=10 * MINUTE_MS, slack_elements=6, slack_ms=MINUTE_MS)
+DIMENSIONS = 8
+
+MakeLog = Callable[[Window], NoveltyLog]
+
+
+@pytest.fixture(params=["redis", "memory"])
+def make_log(request: pytest.FixtureRequest, client: redis.Redis) -> MakeLog:
+    """Both kinds of log."""
+    if request.param == "memory":
+        return MemoryLog
+    return lambda window: RedisLog(client, Keys("kp"), "space", window, record_ttl_ms=60_000)
+
+
+def _cache(log: NoveltyLog, window: Window = WINDOW) -> NoveltyCache:
+    return NoveltyCache(log, window, DIMENSIONS)
+
+
+def _nearest(placed: Placed | None) -> tuple[str, float] | None:
+    assert placed is not None
+    return (placed.nearest.trace_id, round(placed.nearest.similarity, 5)) if placed.nearest else None
+
+
+def test_the_first_trace_has_nothing_to_be_compared_with(make_log: MakeLog) -> None:
+    (placed,) = _cache(make_log(WINDOW)).place([candidate("a", 1)])
+    assert _nearest(placed) is None
+    assert placed
+    assert placed.place.number == 1
+
+
+def test_a_batch_compares_its_traces_with_each_other_in_order(make_log: MakeLog) -> None:
+    placed = _cache(make_log(WINDOW)).place([candidate("a", 1), candidate("b", 1), candidate("c", 2)])
+    assert [_nearest(each) for each in placed][:2] == [None, ("a", 1.0)]
+    assert placed[2]
+    assert placed[2].place.number == 3
+
+
+def test_two_caches_on_one_log_see_each_other(make_log: MakeLog) -> None:
+    log = make_log(WINDOW)
+    first, second = _cache(log), _cache(log)
+    first.place([candidate("a", 1)])
+    (placed,) = second.place([candidate("b", 1)])
+    assert _nearest(placed) == ("a", 1.0)
+
+
+def test_a_trace_admitted_again_gets_its_place_back_and_never_meets_itself(make_log: MakeLog) -> None:
+    log = make_log(WINDOW)
+    (before,) = _cache(log).place([candidate("a", 1)])
+    _cache(log).place([candidate("b", 1)])
+    (after,) = _cache(log).place([candidate("a", 1)])
+    assert before
+    assert after
+    assert after.place == before.place
+    assert _nearest(after) is None
+    assert _cache(log).catch_up() == 2
+
+
+def test_an_id_with_other_content_gets_no_place(make_log: MakeLog) -> None:
+    log = make_log(WINDOW)
+    placed = _cache(log).place([candidate("a", 1), candidate("a", 2), candidate("b", 2)])
+    assert placed[1] is None
+    assert _nearest(placed[2]) != ("a", 1.0)
+    assert _cache(log).catch_up() == 2
+
+
+def test_only_the_newest_elements_count(make_log: MakeLog) -> None:
+    cache = _cache(make_log(WINDOW))
+    cache.place([candidate("a", 1)])
+    cache.place([candidate(f"between-{index}", 10 + index) for index in range(WINDOW.max_elements)])
+    (placed,) = cache.place([candidate("again", 1)])
+    assert placed
+    assert placed.nearest
+    assert placed.nearest.trace_id != "a"
+
+
+def test_the_earliest_of_several_duplicates_is_named(make_log: MakeLog) -> None:
+    cache = _cache(make_log(WINDOW))
+    cache.place([candidate("first", 1), candidate("second", 1)])
+    (placed,) = cache.place([candidate("third", 1)])
+    assert placed
+    assert placed.nearest
+    assert placed.nearest.trace_id == "first"
+    assert placed.nearest.is_duplicate
+
+
+def test_a_redelivery_beyond_the_slack_is_placed_anew_and_still_never_meets_itself(make_log: MakeLog) -> None:
+    wide = Window(max_elements=50, ttl_ms=10 * MINUTE_MS, slack_elements=3, slack_ms=MINUTE_MS)
+    log = make_log(wide)
+    cache = _cache(log, wide)
+    (before,) = cache.place([candidate("late", 1)])
+    cache.place([candidate(f"between-{index}", 10 + index) for index in range(5)])
+    (after,) = cache.place([candidate("late", 1)])
+    assert before
+    assert after
+    assert after.place.number == 7 > before.place.number
+    assert after.nearest
+    assert after.nearest.trace_id != "late"
+
+
+def test_a_late_mirror_reads_in_chunks_and_misses_nothing(client: redis.Redis) -> None:
+    window = Window(max_elements=3_000, ttl_ms=10 * MINUTE_MS, slack_elements=10, slack_ms=MINUTE_MS)
+    log = RedisLog(client, Keys("kp"), "space", window, record_ttl_ms=60_000)
+    writer = _cache(log, window)
+    writer.place([candidate("needle", 1)])
+    for start in range(0, 2_500, 500):
+        writer.place([candidate(f"hay-{index}", 10 + index) for index in range(start, start + 500)])
+    (placed,) = _cache(log, window).place([candidate("again", 1)])
+    assert _nearest(placed) == ("needle", 1.0)
+
+
+@pytest.mark.parametrize("space", ["space", "other"])
+def test_spaces_never_meet(client: redis.Redis, space: str) -> None:
+    here = RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+    there = RedisLog(client, Keys("kp"), space, WINDOW, record_ttl_ms=60_000)
+    _cache(here).place([candidate("a", 1)])
+    (placed,) = _cache(there).place([candidate("b", 1)])
+    assert (_nearest(placed) == ("a", 1.0)) == (space == "space")
+
+
+def test_an_emptied_log_is_noticed_and_nothing_gone_is_compared_with(client: redis.Redis) -> None:
+    cache = _cache(RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000))
+    cache.place([candidate("a", 1)])
+    client.flushall()
+    (placed,) = cache.place([candidate("b", 1)])
+    assert _nearest(placed) is None
+    assert placed
+    assert placed.place.number == 1
+
+
+def test_a_log_that_lost_its_newest_entries_is_noticed(client: redis.Redis) -> None:
+    keys = Keys("kp")
+    log = RedisLog(client, keys, "space", WINDOW, record_ttl_ms=60_000)
+    cache = _cache(log)
+    cache.place([candidate("a", 1)])
+    saved = {key: client.dump(key) for key in client.scan_iter()}
+    cache.place([candidate("lost", 2)])
+    client.flushall()
+    for key, value in saved.items():
+        assert value
+        client.restore(key, 0, value)
+    _cache(log).place([candidate("other", 3)])
+    placed = cache.place([candidate("like-the-lost", 2), candidate("like-a", 1)])
+    assert placed[0]
+    assert placed[0].nearest
+    assert placed[0].nearest.similarity < 0.99
+    assert _nearest(placed[1]) == ("a", 1.0)
+
+
+def test_the_log_keeps_no_more_than_window_and_slack(client: redis.Redis) -> None:
+    keys = Keys("kp")
+    window = Window(max_elements=100, ttl_ms=10 * MINUTE_MS, slack_elements=50, slack_ms=MINUTE_MS)
+    cache = _cache(RedisLog(client, keys, "space", window, record_ttl_ms=60_000), window)
+    for start in range(0, 1_000, 50):
+        cache.place([candidate(f"t{index}", index) for index in range(start, start + 50)])
+    # Redis trims whole nodes of the stream, of at most 100 entries.
+    assert window.kept_elements <= client.xlen(keys.log("space")) <= window.kept_elements + 100
+    assert all(client.pttl(key) > 0 for key in client.scan_iter())
+
+
+def test_vectors_come_back_as_they_went_in(client: redis.Redis) -> None:
+    log = RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+    sent = candidate("a", 1)
+    _, tail = log.exchange([sent], None)
+    assert np.array_equal(tail.entries[0].vector, sent.vector)

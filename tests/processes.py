@@ -1,0 +1,67 @@
+"""Worker processes, and waiting on conditions."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from worker.settings import Settings, as_environment
+
+Found = TypeVar("Found")
+
+
+def wait_until(condition: Callable[[], Found], timeout_s: float = 60.0) -> Found:
+    """Wait for a condition to give something true, and return that; fail loudly if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"nothing within {timeout_s:g} s"
+        time.sleep(0.02)
+    return found
+
+
+class Worker:
+    """A worker in a process of its own, and what it logged."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Log lines with this event, so far."""
+        rows = (json.loads(line) for line in self.text().splitlines() if line.startswith("{") and line.endswith("}"))
+        return [row for row in rows if row["event"] == name]
+
+    def text(self) -> str:
+        """Everything it wrote to stderr and stdout, so far."""
+        return self._log.read_text("utf-8")
+
+
+@contextmanager
+def start_worker(settings: Settings, log: Path, *, ready: bool = True) -> Iterator[Worker]:
+    """Run ``kp-scorer worker`` with exactly these settings; wait until it is ready; stop it in the end."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "worker.cli", "worker"],
+            env=inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    started = Worker(process, log)
+    try:
+        if ready:
+            wait_until(lambda: started.events("worker_ready") or process.poll() is not None)
+            assert process.poll() is None, started.text()
+        yield started
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

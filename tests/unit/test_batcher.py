@@ -1,0 +1,190 @@
+"""The micro-batcher: what it puts together, and what it keeps apart when something fails."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+import pytest
+
+from worker.batcher import MicroBatcher
+from worker.errors import ServiceUnavailable
+
+PATIENCE_S: Final = 10.0
+
+
+class GatedWork:
+    """Doubles numbers, one batch at a time, each only once its gate is open; remembers the batches it was given."""
+
+    def __init__(self, fail: Callable[[Sequence[int]], None] = lambda batch: None) -> None:
+        self.batches: list[list[int]] = []
+        self.threads: set[int] = set()
+        self.begun = threading.Event()
+        self.gate = threading.Event()
+        self._fail = fail
+
+    def __call__(self, batch: Sequence[int]) -> list[int]:
+        self.batches.append(list(batch))
+        self.threads.add(threading.get_ident())
+        self.begun.set()
+        assert self.gate.wait(PATIENCE_S)
+        self._fail(batch)
+        return [item * 2 for item in batch]
+
+
+Start = Callable[[GatedWork, int], MicroBatcher[int, int]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts batchers, and opens their gates and stops them in the end."""
+    started: list[tuple[GatedWork, MicroBatcher[int, int]]] = []
+
+    def begin(work: GatedWork, max_batch: int) -> MicroBatcher[int, int]:
+        started.append((work, MicroBatcher(work, max_batch)))
+        return started[-1][1]
+
+    yield begin
+    for work, batcher in started:
+        work.gate.set()
+        batcher.stop()
+
+
+def hand_over(batcher: MicroBatcher[int, int], work: GatedWork, items: Sequence[int]) -> list["Future[int]"]:
+    """Submit the first item, wait until it is being worked on, submit the others behind it, then let work go on."""
+    first = batcher.submit(items[0])
+    assert work.begun.wait(PATIENCE_S)
+    futures = [first, *(batcher.submit(item) for item in items[1:])]
+    work.gate.set()
+    return futures
+
+
+def results(futures: Sequence["Future[int]"]) -> list[int]:
+    return [future.result(PATIENCE_S) for future in futures]
+
+
+def failures(futures: Sequence["Future[int]"]) -> list[str | None]:
+    return [str(error) if (error := future.exception(PATIENCE_S)) else None for future in futures]
+
+
+def poisoned_by(poison: int) -> Callable[[Sequence[int]], None]:
+    def fail(batch: Sequence[int]) -> None:
+        if poison in batch:
+            raise ValueError(f"poisoned by {poison}")
+
+    return fail
+
+
+def test_results_come_to_their_items_in_order(start: Start) -> None:
+    work = GatedWork()
+    assert results(hand_over(start(work, 4), work, range(10))) == [item * 2 for item in range(10)]
+
+
+def test_first_item_is_not_kept_waiting_for_others(start: Start) -> None:
+    work = GatedWork()
+    assert results(hand_over(start(work, 8), work, [1])) == [2]
+    assert work.batches == [[1]]
+
+
+def test_whatever_waits_becomes_one_batch(start: Start) -> None:
+    work = GatedWork()
+    results(hand_over(start(work, 8), work, [1, 2, 3, 4]))
+    assert work.batches == [[1], [2, 3, 4]]
+
+
+def test_batch_is_bounded_and_the_rest_follows_in_order(start: Start) -> None:
+    work = GatedWork()
+    results(hand_over(start(work, 3), work, range(9)))
+    assert work.batches == [[0], [1, 2, 3], [4, 5, 6], [7, 8]]
+
+
+def test_batches_of_one_are_possible(start: Start) -> None:
+    work = GatedWork()
+    results(hand_over(start(work, 1), work, [1, 2, 3]))
+    assert work.batches == [[1], [2], [3]]
+
+
+def test_all_work_is_done_by_one_other_thread(start: Start) -> None:
+    work = GatedWork()
+    results(hand_over(start(work, 2), work, range(6)))
+    assert len(work.threads) == 1
+    assert threading.get_ident() not in work.threads
+
+
+def test_poisonous_item_fails_alone(start: Start) -> None:
+    work = GatedWork(poisoned_by(3))
+    futures = hand_over(start(work, 8), work, [1, 2, 3, 4])
+    assert failures(futures) == [None, None, "poisoned by 3", None]
+    assert [results([future]) for future in (futures[0], futures[1], futures[3])] == [[2], [4], [8]]
+    assert work.batches == [[1], [2, 3, 4], [2], [3], [4]]
+
+
+def test_item_that_fails_alone_is_not_tried_again(start: Start) -> None:
+    work = GatedWork(poisoned_by(1))
+    assert failures(hand_over(start(work, 8), work, [1])) == ["poisoned by 1"]
+    assert work.batches == [[1]]
+
+
+def test_work_goes_on_after_a_failure(start: Start) -> None:
+    work = GatedWork(poisoned_by(1))
+    batcher = start(work, 8)
+    assert failures(hand_over(batcher, work, [1])) == ["poisoned by 1"]
+    assert results([batcher.submit(5)]) == [10]
+
+
+def test_outage_fails_a_batch_together_and_is_not_tried_again(start: Start) -> None:
+    def fail(batch: Sequence[int]) -> None:
+        if 2 in batch:
+            raise ServiceUnavailable("the log does not answer")
+
+    work = GatedWork(fail)
+    futures = hand_over(start(work, 3), work, [1, 2, 3, 4, 5])
+    assert failures(futures) == [None, *["the log does not answer"] * 3, None]
+    assert all(isinstance(future.exception(), ServiceUnavailable) for future in futures[1:4])
+    assert work.batches == [[1], [2, 3, 4], [5]]
+
+
+def test_outage_while_items_are_tried_one_by_one_fails_only_those_it_meets(start: Start) -> None:
+    def fail(batch: Sequence[int]) -> None:
+        if len(batch) > 1:
+            raise ValueError("poisoned")
+        if batch[0] == 3:
+            raise ServiceUnavailable("out")
+
+    work = GatedWork(fail)
+    assert failures(hand_over(start(work, 8), work, [1, 2, 3, 4])) == [None, None, "out", None]
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 8])
+def test_stop_finishes_what_was_handed_over(max_batch: int) -> None:
+    work = GatedWork()
+    batcher = MicroBatcher(work, max_batch)
+    futures = hand_over(batcher, work, range(7))
+    batcher.stop()
+    assert all(future.done() for future in futures)
+    assert results(futures) == [item * 2 for item in range(7)]
+
+
+def test_stop_of_an_idle_batcher_ends_at_once_and_does_no_work() -> None:
+    work = GatedWork()
+    MicroBatcher(work, 8).stop()
+    assert work.batches == []
+
+
+def test_many_threads_may_submit_at_once(start: Start) -> None:
+    work = GatedWork()
+    work.gate.set()
+    batcher = start(work, 5)
+    found: dict[int, int] = {}
+
+    def submit(number: int) -> None:
+        found[number] = batcher.submit(number).result(PATIENCE_S)
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert found == {number: number * 2 for number in range(30)}
+    assert sorted(item for batch in work.batches for item in batch) == list(range(30))
+    assert max(map(len, work.batches)) <= 5

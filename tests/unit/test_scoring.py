@@ -1,0 +1,284 @@
+"""The formulas, the profiles and the overrides, against values worked out by hand."""
+
+import math
+from typing import Final
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.unit.builders import make_trace, step, steps, traces
+from worker.decision import Dimensions
+from worker.scoring import PROFILES, UNKNOWN_NOVELTY, Policy, check_weights, dimensions, score
+from worker.trace import ReasoningTrace
+
+POLICY: Final = Policy()
+ALL_TYPES: Final = ("thought", "tool_call", "observation", "error_recovery")
+OWN_WEIGHTS: Final = Dimensions(complexity=0.1, novelty=0.2, tool_diversity=0.3, outcome_confidence=0.4)
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, abs=1e-12)
+
+
+def complexity(*types: str, cap_step_term: bool = False) -> float:
+    return dimensions(make_trace(steps=steps(*types)), 0.5, cap_step_term=cap_step_term).complexity
+
+
+def diversity(*tools: str | None) -> float:
+    return dimensions(make_trace(steps=[step("tool_call", tool) for tool in tools]), 0.5).tool_diversity
+
+
+def fired(trace: ReasoningTrace, novelty: float = 0.5) -> list[tuple[str, float]]:
+    return [(override.name, override.score) for override in score(trace, novelty, POLICY).overrides]
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        (["thought"], 0.125 + 0.01),
+        (["thought", "thought"], 0.125 + 0.02),
+        (["thought", "observation"], 0.25 + 0.02),
+        (["error_recovery"], 0.125 + 0.3 + 0.01),
+        (["error_recovery", "error_recovery"], 0.125 + 0.3 + 0.02),
+        (ALL_TYPES, 0.5 + 0.3 + 0.04),
+        (["thought", "tool_call", "observation"], 0.375 + 0.03),
+        (["thought"] * 20, 0.125 + 0.2),
+        (["thought"] * 40, 0.125 + 0.4),
+        ([*ALL_TYPES, *["thought"] * 16], 1.0),
+        (["thought"] * 100, 1.0),
+    ],
+)
+def test_complexity_adds_types_recovery_and_steps_up_to_one(types: list[str], expected: float) -> None:
+    assert complexity(*types) == near(expected)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(19, 0.315), (20, 0.325), (21, 0.325), (100, 0.325)])
+def test_capped_step_term_stops_growing_at_twenty_steps(count: int, expected: float) -> None:
+    assert complexity(*["thought"] * count, cap_step_term=True) == near(expected)
+
+
+def test_step_term_grows_beyond_twenty_steps_by_default() -> None:
+    assert complexity(*["thought"] * 21) == near(0.335)
+
+
+def test_policy_decides_whether_the_step_term_is_capped() -> None:
+    trace = make_trace(steps=steps(*["thought"] * 40))
+    assert score(trace, 0.5, Policy()).dimensions.complexity == near(0.525)
+    assert score(trace, 0.5, Policy(cap_step_term=True)).dimensions.complexity == near(0.325)
+
+
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [
+        ([None], 0.0),
+        (["sql", None, None, None, None, None], 0.5),
+        (["sql", None, None], 1.0),
+        (["sql", "sql", "sql", "sql"], 0.75),
+        (["sql", "mail", None, None, None, None, None, None], 0.75),
+        (["sql", "SQL", "Sql", None, None, None, None, None, None, None, None, None], 0.75),
+        (["", None, None, None, None, None], 0.5),
+        (["sql"], 1.0),
+    ],
+)
+def test_tool_diversity_is_three_times_the_share_of_unique_names(tools: list[str | None], expected: float) -> None:
+    assert diversity(*tools) == near(expected)
+
+
+def test_one_tool_name_on_two_servers_is_one_tool() -> None:
+    used = [step("tool_call") | {"tool": {"name": "sql", "mcp_server": server}} for server in "ab"]
+    trace = make_trace(steps=[*used, *steps(*["thought"] * 4)])
+    assert dimensions(trace, 0.5).tool_diversity == near(0.5)
+
+
+def test_tools_of_steps_of_any_type_count() -> None:
+    trace = make_trace(steps=[step("observation", "sql"), step("thought", "mail"), *steps(*["thought"] * 10)])
+    assert dimensions(trace, 0.5).tool_diversity == near(0.5)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "success", "expected"), [(0.8, True, 0.8), (0.8, False, 0.24), (0.0, True, 0.0), (1.0, False, 0.3)]
+)
+def test_failure_leaves_three_tenths_of_the_confidence(confidence: float, success: bool, expected: float) -> None:
+    assert dimensions(make_trace(confidence=confidence, success=success), 0.5).outcome_confidence == near(expected)
+
+
+def test_novelty_is_a_half_where_nothing_is_known() -> None:
+    assert UNKNOWN_NOVELTY == 0.5
+
+
+@pytest.mark.parametrize(
+    ("domain", "profile", "expected"),
+    [
+        # Complexity 0.88, novelty 0.6, tool diversity 0.75, confidence 0.8.
+        ("default", "default", 0.22 + 0.21 + 0.1125 + 0.2),
+        ("travel", "default", 0.22 + 0.21 + 0.1125 + 0.2),
+        ("finance", "finance", 0.176 + 0.15 + 0.075 + 0.36),
+        ("code", "code", 0.176 + 0.18 + 0.225 + 0.16),
+        ("medical", "medical", 0.132 + 0.12 + 0.075 + 0.44),
+        ("customer_service", "customer_service", 0.176 + 0.18 + 0.15 + 0.24),
+    ],
+)
+def test_each_profile_weighs_the_dimensions_its_own_way(domain: str, profile: str, expected: float) -> None:
+    types = [*ALL_TYPES, *["thought"] * 4]
+    used = ["sql", "mail", *[None] * 6]
+    trace = make_trace(domain=domain, confidence=0.8, steps=[step(*pair) for pair in zip(types, used, strict=True)])
+    scored = score(trace, 0.6, POLICY)
+    assert scored.value == near(expected)
+    assert scored.profile == profile
+    assert scored.weights == PROFILES[profile]
+    assert scored.overrides == ()
+
+
+@pytest.mark.parametrize(
+    "domain", ["toString", "constructor", "__proto__", "__class__", "Finance", " finance", "code-review", "get", "日本語"]
+)
+def test_domain_that_is_no_profile_exactly_gets_the_default(domain: str) -> None:
+    assert score(make_trace(domain=domain), 0.5, POLICY).profile == "default"
+    assert score(make_trace(domain=domain), 0.5, POLICY).value == score(make_trace(), 0.5, POLICY).value
+
+
+def test_profile_of_ones_own_weighs_its_domain() -> None:
+    scored = score(make_trace(domain="travel"), 0.5, Policy(profiles={**PROFILES, "travel": OWN_WEIGHTS}))
+    # Complexity 0.27, novelty 0.5, no tools, confidence 1.
+    assert scored.value == near(0.027 + 0.1 + 0.4)
+    assert (scored.profile, scored.weights) == ("travel", OWN_WEIGHTS)
+
+
+def test_built_in_weights_sum_to_one() -> None:
+    for weights in PROFILES.values():
+        assert check_weights(weights) is weights
+
+
+@pytest.mark.parametrize("complexity_weight", [0.0, 0.1 - 1e-6, 0.1 + 1e-6, 1.0])
+def test_weights_that_do_not_sum_to_one_are_refused(complexity_weight: float) -> None:
+    with pytest.raises(ValueError, match="weights must sum to 1"):
+        check_weights(OWN_WEIGHTS.model_copy(update={"complexity": complexity_weight}))
+
+
+def test_weights_that_sum_to_one_but_for_rounding_are_taken() -> None:
+    thirds = Dimensions(complexity=0.1, novelty=0.2, tool_diversity=0.7, outcome_confidence=1e-17)
+    assert check_weights(thirds) == thirds
+
+
+def test_single_thought_scores_a_tenth_whatever_else_it_has() -> None:
+    assert fired(make_trace(steps=steps("thought")), novelty=1.0) == [("single_thought", 0.1)]
+    assert fired(make_trace(steps=steps("thought"), confidence=0.0, success=False), 0.0) == [("single_thought", 0.1)]
+
+
+@pytest.mark.parametrize("types", [["observation"], ["tool_call"], ["error_recovery"], ["thought", "thought"]])
+def test_only_one_lone_thought_is_a_single_thought(types: list[str]) -> None:
+    assert fired(make_trace(steps=steps(*types))) == []
+
+
+@pytest.mark.parametrize(("count", "fires"), [(1, False), (2, False), (3, True), (4, True)])
+def test_recovery_is_rewarded_from_the_third_one_on(count: int, fires: bool) -> None:
+    scored = score(make_trace(steps=steps(*["error_recovery"] * count)), 0.5, POLICY)
+    assert scored.value == near(scored.composite + (0.1 if fires else 0.0))
+    assert [override.name for override in scored.overrides] == (["recovered_from_errors"] if fires else [])
+
+
+def test_recovery_without_success_is_not_rewarded() -> None:
+    assert fired(make_trace(steps=steps(*["error_recovery"] * 5), success=False)) == []
+
+
+def test_reward_for_recovery_stops_at_one() -> None:
+    used = [step(kind, tool) for kind, tool in zip(ALL_TYPES, ("a", "b", "c", "d"), strict=True)]
+    trace = make_trace(steps=[*used, *steps("error_recovery", "error_recovery")])
+    scored = score(trace, 1.0, POLICY)
+    assert 0.9 < scored.composite < 1.0
+    assert fired(trace, 1.0) == [("recovered_from_errors", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("tools", "fires"),
+    [([None, None], False), (["a", None], True), (["a", "a"], True), (["a", "b"], False), (["", None], True)],
+)
+def test_exactly_one_tool_name_costs_a_tenth(tools: list[str | None], fires: bool) -> None:
+    scored = score(make_trace(steps=[step("tool_call", tool) for tool in tools]), 0.5, POLICY)
+    assert scored.value == near(scored.composite - (0.1 if fires else 0.0))
+    assert [override.name for override in scored.overrides] == (["single_tool"] if fires else [])
+
+
+def test_penalty_for_a_single_tool_stops_at_zero() -> None:
+    trace = make_trace(domain="medical", confidence=0.0, steps=[step("thought", "sql"), *steps(*["thought"] * 20)])
+    scored = score(trace, 0.0, POLICY)
+    assert 0.0 < scored.composite < 0.1
+    assert scored.value == 0.0
+
+
+def test_penalty_comes_after_the_single_thought() -> None:
+    assert fired(make_trace(steps=[step("thought", "sql")])) == [("single_thought", 0.1), ("single_tool", 0.0)]
+
+
+def test_penalty_comes_after_the_reward() -> None:
+    used = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
+    scored = score(make_trace(steps=[*used, *steps(*["thought"] * 3)]), 1.0, POLICY)
+    assert scored.composite == near(0.25 * 0.89 + 0.35 + 0.15 / 3 + 0.25)
+    names, values = zip(*((override.name, override.score) for override in scored.overrides), strict=True)
+    assert names == ("recovered_from_errors", "single_tool")
+    assert values == (near(0.9725), near(0.8725))
+
+
+def test_reward_and_penalty_apply_in_turn_so_that_the_cap_counts() -> None:
+    used = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
+    weights = Dimensions(complexity=0.0, novelty=1.0, tool_diversity=0.0, outcome_confidence=0.0)
+    scored = score(make_trace(steps=used), 0.95, Policy(profiles={"default": weights}))
+    assert scored.value == near(0.9)
+
+
+def test_threshold_is_the_domains_own_where_it_has_one() -> None:
+    policy = Policy(threshold=0.6, thresholds={"code": 0.4})
+    assert policy.threshold_for("code") == (0.4, "domain")
+    assert policy.threshold_for("Code") == (0.6, "default")
+    assert policy.threshold_for("constructor") == (0.6, "default")
+
+
+def test_threshold_is_three_quarters_unless_chosen() -> None:
+    assert Policy().threshold_for("finance") == (0.75, "default")
+
+
+@given(traces(), st.floats(0, 1), st.booleans())
+def test_score_and_its_dimensions_are_fractions(trace: ReasoningTrace, novelty: float, cap: bool) -> None:
+    scored = score(trace, novelty, Policy(cap_step_term=cap))
+    assert all(0.0 <= value <= 1.0 for value in (scored.value, scored.composite))
+    assert all(0.0 <= value <= 1.0 for value in scored.dimensions.model_dump().values())
+
+
+@given(traces(), st.floats(0, 1))
+def test_composite_is_the_weighted_sum_of_the_dimensions(trace: ReasoningTrace, novelty: float) -> None:
+    scored = score(trace, novelty, POLICY)
+    parts, weights = scored.dimensions.model_dump(), scored.weights.model_dump()
+    assert scored.composite == near(min(1.0, math.fsum(parts[name] * weights[name] for name in parts)))
+    assert parts["novelty"] == novelty
+
+
+@given(traces(), st.floats(0, 1))
+def test_reported_parts_lead_to_the_score(trace: ReasoningTrace, novelty: float) -> None:
+    scored = score(trace, novelty, POLICY)
+    value = scored.composite
+    for override in scored.overrides:
+        effects = {"single_thought": 0.1, "recovered_from_errors": min(1.0, value + 0.1), "single_tool": max(0.0, value - 0.1)}
+        value = effects[override.name]
+        assert override.score == value
+    assert scored.value == value
+
+
+@given(traces(), st.floats(0, 1), st.floats(0, 1))
+def test_newer_trace_scores_higher_by_its_weight(trace: ReasoningTrace, one: float, other: float) -> None:
+    low, high = (score(trace, novelty, POLICY) for novelty in sorted((one, other)))
+    assert low.value <= high.value
+    assume(low.value > 0.0 and high.value < 1.0 and not any(rule.name == "single_thought" for rule in low.overrides))
+    assert high.value - low.value == near(abs(one - other) * low.weights.novelty)
+
+
+@given(st.lists(st.sampled_from(ALL_TYPES), min_size=2, max_size=9), st.booleans(), st.floats(0, 1), st.floats(0, 1))
+def test_more_confident_trace_never_scores_lower(types: list[str], success: bool, one: float, other: float) -> None:
+    low, high = (
+        score(make_trace(steps=steps(*types), success=success, confidence=confidence), 0.5, POLICY)
+        for confidence in sorted((one, other))
+    )
+    assert low.value <= high.value
+    assume(high.value < 1.0)
+    factor = (1.0 if success else 0.3) * low.weights.outcome_confidence
+    assert high.value - low.value == near(abs(one - other) * factor)

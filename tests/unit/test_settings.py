@@ -1,0 +1,269 @@
+"""Where settings come from, which wins, and what is refused."""
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from worker.errors import SettingsError
+from worker.scoring import PROFILES
+from worker.settings import NoveltySettings, Settings, as_environment, load_settings
+from worker.trace import Limits
+
+OWN_PROFILE: Final = "{complexity = 0.1, novelty = 0.2, tool_diversity = 0.3, outcome_confidence = 0.4}"
+
+
+@pytest.fixture(autouse=True)
+def _no_variables_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("KP_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "scorer.toml"
+    path.write_text("[novelty]\nmax_elements = 20\nslack_elements = 21\n[log]\nlevel = 'error'\n", "utf-8")
+    return path
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "scorer.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_defaults_are_those_of_the_specification() -> None:
+    settings = load_settings()
+    assert settings.scoring.threshold == 0.75
+    assert settings.scoring.cap_step_term is False
+    assert settings.novelty.max_elements == 1_000
+    assert settings.limits.limits() == Limits()
+    assert settings.scoring.policy().profiles == PROFILES
+
+
+def test_file_wins_over_the_defaults(config: Path) -> None:
+    settings = load_settings(config=config)
+    assert (settings.novelty.max_elements, settings.log.level) == (20, "error")
+    assert settings.novelty.ttl_s == Settings().novelty.ttl_s
+
+
+def test_variable_wins_over_the_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_NOVELTY_MAX_ELEMENTS", "30")
+    settings = load_settings(config=config)
+    assert (settings.novelty.max_elements, settings.novelty.slack_elements, settings.log.level) == (30, 21, "error")
+
+
+def test_flag_wins_over_variable_and_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_NOVELTY_MAX_ELEMENTS", "30")
+    monkeypatch.setenv("KP_NOVELTY_TTL_S", "31")
+    settings = load_settings({"novelty.max_elements": "40"}, config)
+    assert (settings.novelty.max_elements, settings.novelty.ttl_s, settings.novelty.slack_elements) == (40, 31.0, 21)
+
+
+def test_file_may_be_named_by_a_variable(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_CONFIG", str(config))
+    assert load_settings().novelty.max_elements == 20
+
+
+def test_named_file_wins_over_the_variables_file(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("[novelty]\nmax_elements = 50\n", "utf-8")
+    monkeypatch.setenv("KP_CONFIG", str(config))
+    settings = load_settings(config=other)
+    assert (settings.novelty.max_elements, settings.log.level) == (50, "info")
+
+
+def test_variables_do_not_leak_from_one_load_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("KP_LOG_LEVEL", "debug")
+        assert load_settings().log.level == "debug"
+    assert load_settings().log.level == "info"
+
+
+def test_domains_may_have_thresholds_and_profiles_of_their_own(tmp_path: Path) -> None:
+    text = f"[scoring.thresholds]\ncode = 0.4\n[scoring.profiles]\n'data eng' = {OWN_PROFILE}\ncode = {OWN_PROFILE}\n"
+    policy = load_settings(config=written(tmp_path, text)).scoring.policy()
+    assert policy.threshold_for("code") == (0.4, "domain")
+    assert policy.profile("data eng") == "data eng"
+    assert policy.profiles["code"].outcome_confidence == 0.4
+    assert policy.profiles["finance"] == PROFILES["finance"]
+
+
+def test_variable_may_hold_thresholds_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_SCORING_THRESHOLDS", '{"code": 0.4, "data_eng": 1}')
+    assert load_settings().scoring.thresholds == {"code": 0.4, "data_eng": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("novelty.max_elements", "many"),
+        ("novelty.max_elements", "0"),
+        ("novelty.ttl_s", "0"),
+        ("novelty.ttl_s", "nan"),
+        ("scoring.threshold", "1.01"),
+        ("scoring.threshold", "-0.01"),
+        ("scoring.threshold", "nan"),
+        ("scoring.cap_step_term", "perhaps"),
+        ("embedding.embedder", "none-at-all"),
+        ("embedding.threads", "-1"),
+        ("limits.depth", "7"),
+        ("limits.depth", "201"),
+        ("worker.batch_size", "0"),
+        ("log.level", "INFO"),
+        ("queues.traces", "two words"),
+        ("queues.traces", ""),
+        ("redis.prefix", "{kp}"),
+        ("redis.prefix", "x" * 65),
+        ("broker.visibility_timeout_s", "9"),
+        ("broker.url", "localhost:6379"),
+        ("broker.url", "http://localhost"),
+        ("redis.url", "amqp://localhost"),
+    ],
+)
+def test_wrong_value_is_refused_by_name_wherever_it_is_given(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name}: "):
+        load_settings({name: value})
+    monkeypatch.setenv("KP_" + name.replace(".", "_").upper(), value)
+    with pytest.raises(SettingsError, match=rf"^{name}: "):
+        load_settings()
+
+
+def test_refusal_does_not_repeat_the_value() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"queues.traces": "secret word"})
+    assert "secret" not in str(caught.value)
+
+
+def test_every_wrong_value_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"novelty\.max_elements: .*log\.level: "):
+        load_settings(config=written(tmp_path, "[novelty]\nmax_elements = 0\n[log]\nlevel = 'loud'\n"))
+
+
+@pytest.mark.parametrize("name", ["novelty.max_elments", "noveltea.max_elements", "novelty.max_elements.x"])
+def test_flag_that_is_no_setting_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name.split('.')[0]}"):
+        load_settings({name: "5"})
+
+
+def test_flag_without_a_section_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"^max_elements: expected SECTION\.NAME"):
+        load_settings({"max_elements": "5"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("KP_NOVELTY_MAX_ELMENTS", r"^novelty\.max_elments: "),
+        ("KP_NOVELTEA_MAX_ELEMENTS", "^KP_NOVELTEA_MAX_ELEMENTS: no setting"),
+        ("KP_NOVELTY", "^KP_NOVELTY: no setting"),
+        ("KP_", "^KP_: no setting"),
+    ],
+)
+def test_variable_that_is_no_setting_is_refused(variable: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "5")
+    with pytest.raises(SettingsError, match=told):
+        load_settings()
+
+
+def test_variables_of_others_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KPX_NOVELTY_TTL_S", "5")
+    monkeypatch.setenv("NOVELTY_MAX_ELEMENTS", "5")
+    assert load_settings().novelty == NoveltySettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[novelty]\nmax_elments = 5\n", r"^novelty\.max_elments: "),
+        ("[noveltea]\nmax_elements = 5\n", "^noveltea: "),
+        ("max_elements = 5\n", "^max_elements: "),
+        ("[scoring.profiles.code]\ncomplexity = 1.0\n", r"^scoring\.profiles\.code\.novelty: "),
+        ("[scoring.thresholds]\ncode = 1.5\n", r"^scoring\.thresholds\.code: "),
+    ],
+)
+def test_name_or_value_in_a_file_that_is_no_setting_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=told):
+        load_settings(config=written(tmp_path, text))
+
+
+def test_profile_whose_weights_do_not_sum_to_one_is_refused_by_name(tmp_path: Path) -> None:
+    text = f"[scoring.profiles]\ntravel = {OWN_PROFILE.replace('0.4', '0.5')}\n"
+    with pytest.raises(SettingsError, match=r"scoring\.profiles: .*'travel': weights must sum to 1, these sum to 1\.1"):
+        load_settings(config=written(tmp_path, text))
+
+
+def test_records_that_would_expire_before_their_vectors_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"ledger\.ttl_s must be at least novelty\.ttl_s"):
+        load_settings({"ledger.ttl_s": "59", "novelty.ttl_s": "60"})
+    assert load_settings({"ledger.ttl_s": "60", "novelty.ttl_s": "60"}).ledger.ttl_s == 60
+
+
+def test_required_embedder_cannot_be_none() -> None:
+    with pytest.raises(SettingsError, match=r"^embedding: .*needs embedder = 'auto'"):
+        load_settings({"embedding.required": "true", "embedding.embedder": "none"})
+
+
+def test_missing_file_is_refused_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match=r"^config: there is no file .*absent\.toml"):
+        load_settings(config=tmp_path / "absent.toml")
+    monkeypatch.setenv("KP_CONFIG", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"^config: there is no file"):
+        load_settings()
+
+
+@pytest.mark.parametrize("raw", [b"[novelty\n", b"{}", b"\xff\xfe", b"[log]\nlevel = info\n"])
+def test_file_that_is_no_toml_is_refused_by_its_path(raw: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(raw)
+    with pytest.raises(SettingsError, match=r"broken\.toml: "):
+        load_settings(config=path)
+
+
+def test_variable_that_should_be_json_and_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_SCORING_THRESHOLDS", "code=0.4")
+    with pytest.raises(SettingsError, match=r"^environment: .*scoring"):
+        load_settings()
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings: Any = load_settings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.novelty.max_elements = 5
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.novelty = settings.novelty
+
+
+NAMES: Final = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
+CHOSEN: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "broker.url": st.sampled_from(["", "redis://:pass@host:1/0?x=[1]", "amqps://user@host//"])
+        | NAMES.map("amqp://".__add__),
+        "redis.url": st.sampled_from(["", "unix:///run/kp.sock?db=1", "rediss://host"]),
+        "redis.timeout_s": st.floats(0.001, 1e9),
+        "queues.accepted": st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True),
+        "scoring.threshold": st.floats(0, 1),
+        "scoring.thresholds": st.dictionaries(NAMES, st.floats(0, 1), max_size=3),
+        "scoring.profiles": st.dictionaries(NAMES, st.just(PROFILES["medical"].model_dump()), max_size=2),
+        "scoring.cap_step_term": st.booleans(),
+        "novelty.max_elements": st.integers(1, 10**9),
+        "embedding.model": NAMES | st.sampled_from(["5", "null", '"quoted"', "{}"]),
+        "worker.concurrency": st.integers(1, 999),
+        "log.format": st.sampled_from(["auto", "json", "console"]),
+    },
+)
+
+
+@given(CHOSEN)
+def test_settings_pass_through_the_environment_unchanged(flags: dict[str, Any]) -> None:
+    settings = load_settings(flags)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in as_environment(settings).items():
+            patch.setenv(name, value)
+        assert load_settings().model_dump() == settings.model_dump()

@@ -1,0 +1,266 @@
+"""What is taken as a trace and what is refused, with the path of the field and without its content."""
+
+import json
+import math
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.builders import LIMITS, Payload, changed, maximal_payload, minimal_payload, step, steps, without
+from worker.errors import InvalidTrace
+from worker.trace import Limits, ReasoningTrace, decode_json, decode_trace
+
+STRINGS: Final = [
+    "@context",
+    "@type",
+    "id",
+    "metadata.created_at",
+    "metadata.task_domain",
+    "metadata.visibility",
+    "metadata.privacy_level",
+    "metadata.agent_id",
+    "metadata.framework",
+    "metadata.validated_by.1",
+    "task.objective",
+    "steps.1.type",
+    "steps.1.content",
+    "steps.0.tool.name",
+    "steps.0.tool.mcp_server",
+    "steps.0.output_summary",
+    "outcome.result_summary",
+    "source_skill",
+    "knowledge_graph_delta.entities.0.name",
+    "knowledge_graph_delta.entities.0.type",
+    "knowledge_graph_delta.relationships.0.fact",
+    "knowledge_graph_delta.relationships.0.valid_from",
+]
+NUMBERS: Final = ["metadata.quality_score", "steps.1.step_id", "steps.0.latency_ms", "outcome.confidence"]
+OBJECTS: Final = ["metadata", "task", "steps.1", "steps.0.tool", "steps.0.input", "outcome", "knowledge_graph_delta"]
+LISTS: Final = ["steps", "metadata.validated_by", "knowledge_graph_delta.entities", "knowledge_graph_delta.relationships"]
+LITERALS: Final = ["@context", "@type", "metadata.visibility", "metadata.privacy_level", "steps.1.type"]
+REQUIRED: Final = [
+    *("@context", "@type", "id", "metadata", "task", "steps", "outcome"),
+    *("metadata.created_at", "metadata.task_domain", "metadata.success", "metadata.visibility", "metadata.privacy_level"),
+    *("task.objective", "steps.1.step_id", "steps.1.type", "steps.0.tool.name", "outcome.result_summary", "outcome.confidence"),
+    *("knowledge_graph_delta.entities.0.name", "knowledge_graph_delta.relationships.0.valid_from"),
+]
+
+
+def refusal(decode: Callable[[], ReasoningTrace]) -> InvalidTrace:
+    with pytest.raises(InvalidTrace) as caught:
+        decode()
+    return caught.value
+
+
+def refused_fields(payload: object, limits: Limits = LIMITS) -> list[str]:
+    return [problem.field for problem in refusal(lambda: decode_trace(payload, limits)).problems]
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def with_object_at(path: str, text: str) -> Payload:
+    return changed(maximal_payload(), path, {text: text})
+
+
+def test_minimal_trace_is_taken() -> None:
+    trace = decode_trace(minimal_payload(), LIMITS)
+    assert trace.metadata.quality_score is None
+    assert trace.steps[0].content is None
+    assert trace.metadata.validated_by == ()
+
+
+def test_maximal_trace_is_taken_whole() -> None:
+    trace = decode_trace(maximal_payload(), LIMITS)
+    assert trace.model_dump(mode="json", exclude_unset=True) == maximal_payload()
+
+
+@pytest.mark.parametrize(
+    "path", ["x", "metadata.x", "task.x", "steps.0.x", "steps.0.tool.x", "outcome.x", "knowledge_graph_delta.entities.0.x"]
+)
+@pytest.mark.parametrize(
+    "value", [1, math.nan, "\ud800", nested(50), {"deep": {}}], ids=lambda value: str(type(value).__name__)
+)
+def test_unknown_field_is_ignored(path: str, value: object) -> None:
+    assert decode_trace(changed(maximal_payload(), path, value), LIMITS) == decode_trace(maximal_payload(), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("paths", "wrong"),
+    [
+        (STRINGS, [1, True, ["x"], {"x": "y"}]),
+        (NUMBERS, ["1", True, [1], {}, -1, -0.001, math.nan, math.inf, -math.inf]),
+        (OBJECTS, ["x", 1, False, ["x"]]),
+        (LISTS, ["x", 1, {"0": "x"}]),
+        (["metadata.success"], ["true", 1, 0, []]),
+        (LITERALS, ["", "Network", "thought "]),
+        (["steps.1.step_id"], [1.0, 1.5]),
+        (["metadata.quality_score", "outcome.confidence"], [1.0000001, 2, 10**400]),
+        (
+            ["id"],
+            ["", "kp:trace:", "trace:1", "KP:TRACE:1", " kp:trace:1", "kp:trace:a b", "kp:trace:a\n", "kp:trace:" + "x" * 192],
+        ),
+        (["metadata.created_at"], ["", "now", "2026-01-01", "2026-13-01T00:00:00Z", "2026-01-01T25:00:00Z", "1767225600"]),
+        (["metadata.task_domain", "task.objective"], [""]),
+        (["steps"], [[]]),
+        (STRINGS, ["\ud800", "a\udfff"]),
+    ],
+)
+def test_wrong_value_is_refused_with_its_path_alone(paths: list[str], wrong: list[object]) -> None:
+    refusals = {
+        (path, repr(value)): refused_fields(changed(maximal_payload(), path, value)) for path in paths for value in wrong
+    }
+    assert refusals == {(path, value): [path] for path, value in refusals}
+
+
+@pytest.mark.parametrize("path", REQUIRED)
+def test_missing_field_is_refused_with_its_path(path: str) -> None:
+    assert refused_fields(without(maximal_payload(), path)) == [path]
+
+
+@pytest.mark.parametrize("path", REQUIRED)
+def test_null_is_no_value_for_a_required_field(path: str) -> None:
+    assert refused_fields(changed(maximal_payload(), path, None)) == [path]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metadata.created_at", "2026-01-01T00:00"),
+        ("metadata.created_at", "2026-01-01T00:00:00.123456+05:30"),
+        ("outcome.confidence", 0),
+        ("outcome.confidence", 1),
+        ("metadata.quality_score", 0),
+        ("steps.0.latency_ms", 0),
+        ("steps.1.step_id", 10**30),
+        ("steps.0.tool.name", ""),
+        ("steps.0.input", {}),
+        ("metadata.task_domain", "__proto__"),
+        ("id", "kp:trace:" + "x" * 191),
+        ("knowledge_graph_delta", {}),
+    ],
+)
+def test_unusual_value_is_taken(path: str, value: object) -> None:
+    decode_trace(changed(maximal_payload(), path, value), LIMITS)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", {"\udfff": 1}, [{"a": [-math.inf]}]], ids=ascii)
+@pytest.mark.parametrize("path", ["steps.0.input", "task.input_schema"])
+def test_free_form_value_is_refused_by_the_path_of_its_field(path: str, value: object) -> None:
+    assert refused_fields(changed(maximal_payload(), path, {"key": value})) == [path]
+
+
+def test_every_problem_is_told_but_only_three_are_shown() -> None:
+    error = refusal(lambda: decode_trace({}, LIMITS))
+    assert [problem.field for problem in error.problems] == ["@context", "@type", "id", "metadata", "task", "steps", "outcome"]
+    assert str(error).startswith("@context: Field required; ")
+    assert str(error).endswith("; and 4 more")
+
+
+@pytest.mark.parametrize("payload", [None, [], "text", 1, True, [minimal_payload()]])
+def test_what_is_no_object_is_refused_as_a_whole(payload: object) -> None:
+    assert refused_fields(payload) == ["$"]
+
+
+@pytest.mark.parametrize(
+    ("field", "payload", "path", "most"),
+    [
+        ("steps", minimal_payload(steps=steps(*["thought"] * 9)), "steps", 9),
+        ("field_chars", changed(maximal_payload(), "task.objective", "é" * 90), "task.objective", 90),
+        ("field_chars", changed(maximal_payload(), "steps.0.input", {"k" * 90: 1}), "steps.0.input", 90),
+        ("depth", changed(maximal_payload(), "task.input_schema", nested(38)), "task.input_schema", 40),
+        ("depth", changed(maximal_payload(), "steps.0.input", {"a": nested(36)}), "steps.0.input", 40),
+    ],
+)
+def test_limit_is_inclusive(field: str, payload: Payload, path: str, most: int) -> None:
+    roomy = {"steps": 2_000, "field_chars": 100_000, "depth": 100}
+    decode_trace(payload, Limits(**(roomy | {field: most})))
+    assert refused_fields(payload, Limits(**(roomy | {field: most - 1}))) == [path]
+
+
+@pytest.mark.parametrize("text", ["plain", "é日本\U0001f600"])
+def test_limit_on_bytes_is_inclusive_and_counts_utf8(text: str) -> None:
+    payload = minimal_payload(objective=text)
+    raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+    exact, short = Limits(message_bytes=len(raw)), Limits(message_bytes=len(raw) - 1)
+    assert decode_json(raw, exact) == decode_trace(payload, exact)
+    assert refused_fields(payload, short) == ["$"]
+    assert refusal(lambda: decode_json(raw, short)).problems[0].field == "$"
+
+
+def test_size_on_the_wire_counts_where_it_is_known() -> None:
+    assert (
+        refusal(lambda: decode_trace(minimal_payload(), LIMITS, size_bytes=LIMITS.message_bytes + 1)).problems[0].field == "$"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b'{"id": "\xff"}', "expected UTF-8; byte 8 is not"),
+        (b"", "expected JSON"),
+        (b'{"id":\n nope}', "at line 2 column 2"),
+        (b"[" * 100_000, "expected nesting of at most 32"),
+        (b"[" * 100_000 + b"]" * 100_000, "expected nesting of at most 32"),
+        (b'{"a":' * 100_000, "expected nesting of at most 32"),
+        (b"[]", "expected a JSON object"),
+        (b"NaN", "expected a JSON object"),
+        (b"\xef\xbb\xbf{}", "expected JSON"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_bytes_that_are_no_json_object_are_refused_with_the_place(raw: bytes, told: str) -> None:
+    (problem,) = refusal(lambda: decode_json(raw, LIMITS)).problems
+    assert problem.field == "$"
+    assert told in problem.expected
+
+
+def test_parsed_json_nested_beyond_recursion_is_refused() -> None:
+    assert refused_fields(minimal_payload() | {"unknown": nested(100_000)}) == ["$"]
+
+
+def test_last_of_a_duplicate_key_counts() -> None:
+    raw = json.dumps(minimal_payload()).encode()
+    assert decode_json(raw[:-1] + b',"id":"kp:trace:last"}', LIMITS).id == "kp:trace:last"
+
+
+INVALID_AROUND: Final[dict[str, Callable[[str], Payload]]] = {
+    **{f"literal {path}": partial(changed, maximal_payload(), path) for path in LITERALS},
+    **{f"text at {path}": partial(changed, maximal_payload(), path) for path in (*NUMBERS, *OBJECTS, *LISTS)},
+    **{f"object at {path}": partial(with_object_at, path) for path in (*STRINGS, *NUMBERS)},
+    "id": lambda text: minimal_payload(trace_id=text),
+    "id with spaces": lambda text: minimal_payload(trace_id=f"kp:trace: {text}"),
+    "date": lambda text: changed(maximal_payload(), "metadata.created_at", text),
+    "too long": lambda text: minimal_payload(objective=text * 10_000),
+    "lone surrogate": lambda text: minimal_payload(objective=f"{text}\ud800"),
+    "lone surrogate within": lambda text: minimal_payload(steps=[step("thought", input={text: f"{text}\ud800"})]),
+    "NaN under a key": lambda text: minimal_payload(steps=[step("thought", input={text: math.nan})]),
+    "too deep under a key": lambda text: minimal_payload(steps=[step("thought", input={text: nested(40)})]),
+    "too deep to count": lambda text: minimal_payload() | {text: nested(5_000)},
+    "other object": lambda text: {text: text},
+}
+MARKERS: Final = st.text("QZXJ0123456789", min_size=12, max_size=20)
+
+
+@pytest.mark.parametrize("case", INVALID_AROUND)
+@settings(max_examples=20)
+@given(text=MARKERS)
+def test_refusal_never_repeats_content(case: str, text: str) -> None:
+    error = refusal(lambda: decode_trace(INVALID_AROUND[case](text), LIMITS))
+    told = [str(error), repr(error), repr(error.problems), *traceback.format_exception(error)]
+    assert not any(text in part for part in told)
+
+
+@given(MARKERS, st.sampled_from(["{}", '"{}', '{{"{}"', '{{"{}": {}}}', "[1, {}", '{{"a": "{}\\q"}}', "{}\udcff"]))
+def test_refusal_of_bytes_never_repeats_them(text: str, around: str) -> None:
+    error = refusal(lambda: decode_json(around.replace("{}", text).encode("utf-8", "surrogateescape"), LIMITS))
+    assert text not in "".join([str(error), *traceback.format_exception(error)])

@@ -1,0 +1,1 @@
+"""KnowledgePulse scorer: Celery workers that score AI-agent reasoning traces and route the decisions."""

@@ -1,0 +1,25 @@
+"""The worker's Celery app: ``celery -A worker.app worker``, or ``kp-scorer worker``."""
+
+from celery import Celery
+
+from worker.broker import make_celery
+from worker.embedded import with_endpoints
+from worker.lifecycle import Lifecycle
+from worker.settings import Settings, load_settings
+from worker.tasks import register
+
+
+def create_app(settings: Settings) -> Celery:
+    """Make the app with its task and its lifecycle."""
+    app = make_celery(settings)
+    register(app, Lifecycle(app, settings), settings.worker)
+    return app
+
+
+def __getattr__(name: str) -> Celery:
+    """Make ``app`` when Celery asks for it, so that merely importing this module reads no environment and no file."""
+    if name != "app":
+        raise AttributeError(name)
+    app = create_app(with_endpoints(load_settings()))
+    globals()["app"] = app
+    return app

@@ -1,0 +1,49 @@
+"""``kp-scorer decisions``: take decisions off the results queues."""
+
+import time
+from typing import Final, cast
+
+import click
+
+from worker.broker import make_celery
+from worker.cli.options import settings_options
+from worker.cli.output import print_json, say
+from worker.decision import Outcome
+from worker.embedded import with_endpoints
+from worker.results import open_results
+from worker.settings import Settings
+
+_POLL_S: Final = 0.2
+
+
+@click.command(epilog="Example: kp-scorer decisions --outcome accepted --follow")
+@click.option("--outcome", type=click.Choice(["accepted", "rejected"]), help="Only the queue of this outcome.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many.")
+@click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C.")
+@settings_options
+def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Settings) -> None:
+    """Take decisions off the results queues and print them as JSON Lines.
+
+    A decision is acknowledged, and so gone from its queue, once it is printed. Ends when the queues are
+    empty, unless told to --follow.
+    """
+    settings = with_endpoints(settings)
+    taken = 0
+    with open_results(make_celery(settings), settings.queues, cast("Outcome | None", outcome)) as results:
+        try:
+            while limit is None or taken < limit:
+                before = taken
+                for item in results.take():
+                    print_json(item.decision)
+                    item.acknowledge()
+                    taken += 1
+                    if taken == limit:
+                        break
+                if taken == before:
+                    if not follow:
+                        break
+                    time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            # The way to end --follow.
+            pass
+    say(f"took {taken} decisions")

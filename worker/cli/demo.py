@@ -1,0 +1,102 @@
+"""``kp-scorer demo``: the whole path on embedded defaults."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from worker.cli.options import settings_options
+from worker.cli.output import console, progress, say
+from worker.cli.reading import open_input, read_traces
+from worker.cli.run import worker_processes
+from worker.cli.table import decisions_table, short_id
+from worker.client import Client, Status
+from worker.decision import Decision
+from worker.embedded import embedded_redis, with_endpoints
+from worker.errors import InvalidTrace, ServiceUnavailable, TraceConflict
+from worker.settings import Settings
+
+
+@click.command(epilog="Example: kp-scorer demo my-traces.jsonl")
+@click.argument("file", metavar="[FILE|-]", required=False)
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds to wait.")
+@settings_options
+def demo(file: str | None, timeout_s: float, settings: Settings) -> None:
+    """Start an embedded Redis and a worker, submit traces, show the decisions, stop everything.
+
+    Submits the sample traces that come with the package, or those in FILE (- for standard input).
+    """
+    # Its own quiet settings: a demo must not reach a queue that someone has configured, nor bury its table in logs.
+    log = settings.log.model_copy(update={"level": "error"})
+    endpoints = {
+        "broker": settings.broker.model_copy(update={"url": ""}),
+        "redis": settings.redis.model_copy(update={"url": ""}),
+    }
+    settings = settings.model_copy(update={"log": log, **endpoints})
+    with ExitStack() as stack:
+        data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kp-scorer-")))
+        url = stack.enter_context(embedded_redis(data_dir))
+        say("started an embedded Redis and a worker; the worker loads its model")
+        (process,) = stack.enter_context(worker_processes(settings, url, 1))
+        local = settings.model_copy(update={"redis": settings.redis.model_copy(update={"url": url})})
+        client = stack.enter_context(Client(with_endpoints(local)))
+        trace_ids = _submit(client, file, settings)
+        settled = _watch(client, trace_ids, timeout_s, lambda: process.poll() is None)
+    _summarise(trace_ids, settled)
+
+
+def _submit(client: Client, file: str | None, settings: Settings) -> list[str]:
+    with ExitStack() as stack:
+        samples = resources.files("worker.samples").joinpath("traces.jsonl")
+        name = file or str(stack.enter_context(resources.as_file(samples)))
+        stream = stack.enter_context(open_input(name))
+        trace_ids: list[str] = []
+        for line in read_traces(stream, settings.limits.limits()):
+            try:
+                if isinstance(line.trace, InvalidTrace):
+                    raise line.trace
+                trace_ids.append(client.submit(line.trace))
+            except (InvalidTrace, TraceConflict) as error:
+                say(f"line {line.number}: {error}")
+    say(f"submitted {len(trace_ids)} traces" if trace_ids else f"no traces in {name}")
+    return list(dict.fromkeys(trace_ids))
+
+
+def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker_lives: Callable[[], bool]) -> dict[str, Status]:
+    started = time.monotonic()
+    settled: dict[str, Status] = {}
+    with progress("scored") as advance:
+        while len(settled) < len(trace_ids) and time.monotonic() - started < timeout_s:
+            if not worker_lives():
+                raise ServiceUnavailable("the worker ended; its log above says why")
+            left = [trace_id for trace_id in trace_ids if trace_id not in settled]
+            for status in client.as_settled(left, timeout_s=1.0):
+                if not settled and status.decision:
+                    first = f"{short_id(status.trace_id)} {status.decision.outcome} with {status.decision.score:.3f}"
+                    say(f"first decision after {time.monotonic() - started:.1f} s: {first}")
+                settled[status.trace_id] = status
+                advance(len(settled), len(trace_ids))
+    return settled
+
+
+def _summarise(trace_ids: Sequence[str], settled: dict[str, Status]) -> None:
+    decisions: list[Decision] = [
+        status.decision for trace_id in trace_ids if (status := settled.get(trace_id)) and status.decision
+    ]
+    if decisions:
+        console().print(decisions_table(decisions))
+    accepted = sum(decision.outcome == "accepted" for decision in decisions)
+    dead = sum(status.state == "dead" for status in settled.values())
+    pending = len(trace_ids) - len(settled)
+    say(
+        f"{len(trace_ids)} traces: {accepted} accepted, {len(decisions) - accepted} rejected"
+        + (f", {dead} dead" if dead else "")
+        + (f", {pending} still pending" if pending else "")
+    )
+    if dead or pending:
+        sys.exit(1)

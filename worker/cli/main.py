@@ -1,0 +1,46 @@
+"""The command group, and the one place where errors become exit codes."""
+
+import sys
+from importlib.metadata import version
+
+import click
+
+from worker.cli.decisions import decisions
+from worker.cli.demo import demo
+from worker.cli.run import up, worker
+from worker.cli.schema import schema
+from worker.cli.score import score
+from worker.cli.submit import submit
+from worker.errors import ScorerError, ServiceUnavailable, SettingsError
+
+_EXIT_FAILED = 1
+_EXIT_SETTINGS = 2
+_EXIT_UNAVAILABLE = 3
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 all well; 1 some traces were invalid, dead or still pending; 2 wrong usage or settings; "
+    "3 Redis or the broker cannot be reached. Output for programs is JSON Lines on stdout, everything else goes to stderr.",
+)
+@click.version_option(version("kp-scorer"))
+def commands() -> None:
+    """Score AI-agent reasoning traces and route the decisions.
+
+    Example: kp-scorer demo
+    """
+
+
+for command in (demo, up, worker, submit, decisions, score, schema):
+    commands.add_command(command)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        commands(prog_name="kp-scorer")
+    except ScorerError as error:
+        click.echo(f"kp-scorer: {error}", err=True)
+        if isinstance(error, SettingsError):
+            sys.exit(_EXIT_SETTINGS)
+        sys.exit(_EXIT_UNAVAILABLE if isinstance(error, ServiceUnavailable) else _EXIT_FAILED)

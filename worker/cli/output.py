@@ -1,0 +1,73 @@
+"""What commands print: JSON Lines for programs on stdout, progress and notes for people on stderr."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from worker.cli.reading import Line
+from worker.errors import InvalidTrace
+
+_PLAIN_EVERY_S: Final = 2.0
+
+
+def console() -> Console:
+    """A console on stderr, wide enough for a table where there is no terminal to ask."""
+    found = Console(stderr=True)
+    return found if found.is_terminal else Console(stderr=True, width=160)
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal something."""
+    click.echo(text, err=True)
+
+
+def print_json(row: dict[str, Any]) -> None:
+    """Print one JSON line, at once, so that a reader of the pipe sees it now."""
+    sys.stdout.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+
+
+def report_invalid(line: Line, error: InvalidTrace) -> None:
+    """Name an invalid line: for people on stderr, for programs on stdout."""
+    say(f"line {line.number}: {error}")
+    print_json({"line": line.number, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]})
+
+
+class Advance(Protocol):
+    """Moves a progress display."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` are finished."""
+        ...
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Advance]:
+    """Show progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+    out = console()
+    if not out.is_terminal:
+        yield _PlainProgress(label)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=out, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _PlainProgress:
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._last_s = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now - self._last_s >= _PLAIN_EVERY_S:
+            self._last_s = now
+            say(f"{self._label}: {done} of {total}")

@@ -1,0 +1,80 @@
+"""Traces from a file or standard input: JSON Lines, or one JSON document."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, NamedTuple
+
+import click
+
+from worker.errors import InvalidTrace
+from worker.trace import Limits, ReasoningTrace, decode_json, decode_trace, parse_json
+
+
+class Line(NamedTuple):
+    """One trace of the input, or what is wrong with it. ``number`` counts lines, or a document's items, from 1."""
+
+    number: int
+    trace: ReasoningTrace | InvalidTrace
+
+
+@contextmanager
+def open_input(name: str) -> Iterator[IO[bytes]]:
+    """Open a file for reading, or standard input for ``-``."""
+    try:
+        with click.open_file(name, "rb") as stream:
+            yield stream
+    except OSError as error:
+        raise click.BadParameter(f"{name}: {error.strerror}", param_hint="FILE") from None
+
+
+def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
+    """Decode traces one by one, as they come in; blank lines are skipped.
+
+    Input whose first line is not a whole JSON value by itself is read as one document: a trace, or a list of traces.
+    """
+    number = 0
+    for raw in stream:
+        number += 1
+        line = raw.strip()
+        if not line:
+            continue
+        if number == 1 and _opens_document(line):
+            yield from _read_document(line + b"\n" + stream.read(), limits)
+            return
+        yield Line(number, _decoded(line, limits))
+
+
+def _decoded(line: bytes, limits: Limits) -> ReasoningTrace | InvalidTrace:
+    try:
+        return decode_json(line, limits)
+    except InvalidTrace as error:
+        return error
+
+
+def _opens_document(line: bytes) -> bool:
+    """Whether JSON begins on this line and ends on a later one, or is a list."""
+    if line.startswith(b"["):
+        return True
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return line.startswith(b"{") and error.pos >= len(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _read_document(raw: bytes, limits: Limits) -> Iterator[Line]:
+    # The limit on bytes is one trace's; a list of traces may be longer.
+    whole = Limits(max(limits.message_bytes, len(raw)), limits.steps, limits.field_chars, limits.depth)
+    try:
+        document = parse_json(raw, whole)
+    except InvalidTrace as error:
+        yield Line(1, error)
+        return
+    for number, item in enumerate(document if isinstance(document, list) else [document], start=1):
+        try:
+            yield Line(number, decode_trace(item, limits))
+        except InvalidTrace as error:
+            yield Line(number, error)

@@ -1,0 +1,79 @@
+"""``kp-scorer submit``: put traces on the queue."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from worker.cli.options import settings_options
+from worker.cli.output import print_json, progress, report_invalid, say
+from worker.cli.reading import open_input, read_traces
+from worker.client import Client, Status
+from worker.embedded import with_endpoints
+from worker.errors import InvalidTrace, TraceConflict
+from worker.settings import Settings
+
+
+@click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
+@click.argument("file", metavar="FILE|-")
+@click.option("--wait", is_flag=True, help="Wait for the decisions and print each with its trace.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Seconds to wait.")
+@settings_options
+def submit(file: str, wait: bool, timeout_s: float, settings: Settings) -> None:
+    """Submit the traces in FILE (- for standard input): JSON Lines, or one JSON document.
+
+    Prints one JSON line a trace: trace_id, state (pending, decided, dead, conflict, invalid) and, with --wait, the decision.
+    Invalid lines are named by number and field; the others still go.
+    """
+    with Client(with_endpoints(settings)) as client, open_input(file) as stream:
+        submitted: list[str] = []
+        failed = seen = 0
+        for line in read_traces(stream, settings.limits.limits()):
+            seen += 1
+            try:
+                if isinstance(line.trace, InvalidTrace):
+                    raise line.trace
+                trace_id = client.submit(line.trace)
+            except InvalidTrace as error:
+                failed += 1
+                report_invalid(line, error)
+            except TraceConflict as error:
+                failed += 1
+                say(f"line {line.number}: {error}")
+                print_json({"trace_id": error.trace_id, "state": "conflict", "line": line.number})
+            else:
+                submitted.append(trace_id)
+                if not wait:
+                    print_json({"trace_id": trace_id, "state": "pending"})
+        if not seen:
+            say(f"no traces in {file}")
+        say(f"submitted {len(submitted)} of {seen}")
+        unsettled = _wait(client, list(dict.fromkeys(submitted)), timeout_s) if wait else 0
+    if failed or unsettled:
+        sys.exit(1)
+
+
+def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
+    """Print each trace as it settles; return how many are dead or still pending."""
+    left = dict.fromkeys(trace_ids)
+    dead = 0
+    with progress("decided") as advance:
+        for status in client.as_settled(trace_ids, timeout_s):
+            del left[status.trace_id]
+            dead += status.state == "dead"
+            _print_status(status)
+            advance(len(trace_ids) - len(left), len(trace_ids))
+    for trace_id in left:
+        _print_status(Status(trace_id, "pending"))
+    if left:
+        say(f"{len(left)} still pending after {timeout_s:g} s")
+    return dead + len(left)
+
+
+def _print_status(status: Status) -> None:
+    row: dict[str, object] = {"trace_id": status.trace_id, "state": status.state}
+    if status.decision:
+        row["decision"] = status.decision.model_dump(mode="json")
+    if status.reason:
+        row["reason"] = status.reason
+    print_json(row)

@@ -1,0 +1,152 @@
+"""The Python client: submit traces, wait for or look up their decisions.
+
+client = Client.connect()
+trace_id = client.submit(trace)
+decision = client.wait(trace_id, timeout_s=30)
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+from celery import Celery
+
+from worker.broker import TASK_NAME, make_celery, unavailable_if_down
+from worker.decision import Decision
+from worker.embedded import with_endpoints
+from worker.errors import DecisionTimeout, TraceConflict, TraceDead
+from worker.keys import Keys
+from worker.ledger import Record, RedisLedger, State
+from worker.ledger.redis_ledger import Opening
+from worker.redis_client import connect
+from worker.settings import Settings, load_settings
+from worker.trace import ReasoningTrace, decode_trace
+
+_POLL_FASTEST_S: Final = 0.01
+_POLL_SLOWEST_S: Final = 0.25
+
+
+class Status(NamedTuple):
+    """What is known of a submitted trace: its state, its decision if decided, the reason if dead."""
+
+    trace_id: str
+    state: State
+    decision: Decision | None = None
+    reason: str = ""
+
+
+class Client:
+    """Submits traces and reads what became of them. One thread owns it."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Use the broker and the Redis of ``settings``, whose URLs must be filled in. Connects on first use."""
+        self._limits = settings.limits.limits()
+        self._queue = settings.queues.traces
+        self._app: Celery = make_celery(settings)
+        self._redis = connect(settings.redis)
+        self._ledger = RedisLedger(self._redis, Keys(settings.redis.prefix), int(settings.ledger.ttl_s * 1_000))
+
+    @classmethod
+    def connect(cls, broker_url: str = "", redis_url: str = "") -> Self:
+        """Make a client from URLs, the environment and the configuration file, or for the embedded Redis that runs.
+
+        Raises:
+            SettingsError: a setting is wrong, or nothing says where the broker is.
+        """
+        given = {"broker.url": broker_url, "redis.url": redis_url}
+        return cls(with_endpoints(load_settings({name: url for name, url in given.items() if url})))
+
+    def submit(self, trace: Mapping[str, Any] | ReasoningTrace) -> str:
+        """Put a trace on the queue and return its id at once; a trace submitted before keeps its place and decision.
+
+        Raises:
+            InvalidTrace: it is not a ReasoningTrace, or over a limit; nothing was sent.
+            TraceConflict: its id was submitted before with other content; nothing was sent.
+            ServiceUnavailable: the broker or Redis cannot be reached; submit it again later.
+        """
+        if isinstance(trace, ReasoningTrace):
+            payload, checked = trace.model_dump(mode="json", exclude_none=True), trace
+        else:
+            payload, checked = dict(trace), decode_trace(dict(trace), self._limits)
+        # Noted before it is sent: a message lost on the way leaves a trace that is visibly pending.
+        state = self._ledger.open([Opening(checked.id, checked.content_digest())])[0]
+        if isinstance(state, TraceConflict):
+            raise state
+        if state == "pending":
+            self._send(payload)
+        return checked.id
+
+    def look_up(self, trace_ids: Sequence[str]) -> list[Status | None]:
+        """Say what is known of traces, in order, in one round trip; None where nothing is known any more.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        return [
+            _status(trace_id, record) if record else None
+            for trace_id, record in zip(trace_ids, self._ledger.look_up(trace_ids), strict=True)
+        ]
+
+    def wait(self, trace_id: str, timeout_s: float) -> Decision:
+        """Wait for a trace's decision.
+
+        Raises:
+            DecisionTimeout: none came in time.
+            TraceDead: none will come.
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        for status in self.as_settled([trace_id], timeout_s):
+            if status.decision is None:
+                raise TraceDead(trace_id, status.reason)
+            return status.decision
+        raise DecisionTimeout(trace_id, timeout_s)
+
+    def as_settled(self, trace_ids: Iterable[str], timeout_s: float) -> Iterator[Status]:
+        """Yield each trace as soon as it is decided or dead; end when all are, or when the time is up.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        pending = list(dict.fromkeys(trace_ids))
+        deadline = time.monotonic() + timeout_s
+        pause_s = _POLL_FASTEST_S
+        while pending:
+            settled = [status for status in self.look_up(pending) if status and status.state != "pending"]
+            yield from settled
+            done = {status.trace_id for status in settled}
+            pending = [trace_id for trace_id in pending if trace_id not in done]
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            pause_s = _POLL_FASTEST_S if settled else min(pause_s * 1.5, _POLL_SLOWEST_S)
+            if pending:
+                time.sleep(min(pause_s, left_s))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._app.close()
+        self._redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, payload: dict[str, Any]) -> None:
+        with unavailable_if_down("submit"):
+            self._app.send_task(
+                TASK_NAME,
+                args=[payload],
+                queue=self._queue,
+                # Celery would otherwise put a printed copy of the arguments into the headers.
+                argsrepr="(trace,)",
+                kwargsrepr="{}",
+                retry=True,
+                retry_policy={"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5},
+            )
+
+
+def _status(trace_id: str, record: Record) -> Status:
+    decision = Decision.model_validate_json(record.decision) if record.decision else None
+    return Status(trace_id, record.state, decision, record.reason)

@@ -1,0 +1,57 @@
+"""Structured logs on stderr: JSON Lines, or colours on a terminal. An event is a stable name plus fields, never content."""
+
+import logging
+import sys
+from typing import Final
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from worker.settings import LogSettings
+
+# These say for every message what our own line says once, or repeat task results.
+_CHATTY: Final = ("celery.app.trace", "celery.worker.strategy", "kombu", "amqp", "sentence_transformers", "transformers")
+# On a message it cannot take, Celery logs the whole body behind the first line.
+_TELLS_BODIES: Final = "celery.worker.consumer.consumer"
+
+
+def configure_logs(settings: LogSettings) -> None:
+    """Send structlog's and the standard library's records to stderr in one format. Call once, at the top."""
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _first_line_only,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
+    rendering: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if as_json
+        else [structlog.dev.ConsoleRenderer()]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _first_line_only(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    if event.get("logger") == _TELLS_BODIES:
+        event["event"] = str(event["event"]).partition("\n")[0]
+        event.pop("exc_info", None)
+    return event

@@ -1,0 +1,57 @@
+"""The shared cache: admit to the log, bring the mirror up to date, compare."""
+
+from collections.abc import Sequence
+
+from worker.novelty.log import Candidate, NoveltyLog, Place, Window
+from worker.novelty.mirror import Mirror, Nearest, Query
+
+
+class Placed:
+    """A candidate's place in the log and its nearest earlier entry (None: its window is empty)."""
+
+    __slots__ = ("nearest", "place")
+
+    def __init__(self, place: Place, nearest: Nearest | None) -> None:
+        self.place = place
+        self.nearest = nearest
+
+
+class NoveltyCache:
+    """Joins a log and this process's mirror of it. One thread owns it."""
+
+    def __init__(self, log: NoveltyLog, window: Window, dimensions: int) -> None:
+        """Start with an empty mirror; it fills on first use, or by :meth:`catch_up`."""
+        self._log = log
+        self._mirror = Mirror(window, dimensions)
+
+    def catch_up(self) -> int:
+        """Read the log to its end, in chunks, and return how many entries the mirror holds.
+
+        Raises:
+            ServiceUnavailable: the log cannot be reached.
+        """
+        self._exchange(())
+        return len(self._mirror)
+
+    def place(self, candidates: Sequence[Candidate]) -> list[Placed | None]:
+        """Append the candidates that are new and compare each with the entries before its own.
+
+        Returns:
+            For each candidate its place and nearest entry; None if its id was taken by other content.
+
+        Raises:
+            ServiceUnavailable: the log cannot be reached; placing again is safe.
+        """
+        places = self._exchange(candidates)
+        queries = [Query(candidate, place) for candidate, place in zip(candidates, places, strict=True) if place]
+        found = iter(self._mirror.nearest(queries))
+        return [Placed(place, next(found)) if place else None for place in places]
+
+    def _exchange(self, candidates: Sequence[Candidate]) -> list[Place | None]:
+        places, tail = self._log.exchange(candidates, self._mirror.cursor)
+        self._mirror.apply(tail)
+        # Half a window would give novelty that no log explains, so nothing is compared before the mirror is complete.
+        while tail.more:
+            _, tail = self._log.exchange((), self._mirror.cursor)
+            self._mirror.apply(tail)
+        return places

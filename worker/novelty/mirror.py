@@ -1,0 +1,143 @@
+"""A process's copy of the log's tail, laid out for one matrix product a batch."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.novelty.log import Candidate, Cursor, Place, Tail, Window
+
+_SCAN_ROWS: Final = 8_192
+"""Rows compared at once: bounds the similarities of a batch to some megabytes, whatever the window."""
+
+
+class Nearest(NamedTuple):
+    """The most similar entry of a window; ``is_duplicate`` if it has the very same content."""
+
+    trace_id: str
+    similarity: float
+    is_duplicate: bool
+
+
+class Query(NamedTuple):
+    """A candidate at its place."""
+
+    candidate: Candidate
+    place: Place
+
+
+class Mirror:
+    """The newest ``window.kept_elements`` entries as arrays. One thread owns it.
+
+    Rows are contiguous and in the log's order, so a window is two binary searches and a scan is one matrix product.
+    The arrays have room for more rows than are kept; when they are full, the kept ones move to the front.
+    """
+
+    def __init__(self, window: Window, dimensions: int) -> None:
+        """Reserve room for the rows; memory is used only as they fill."""
+        self._window = window
+        capacity = window.kept_elements + max(1_024, window.kept_elements // 8)
+        self._vectors = np.empty((capacity, dimensions), np.float32)
+        self._times = np.empty(capacity, np.int64)
+        self._numbers = np.empty(capacity, np.int64)
+        self._contents = np.empty(capacity, np.uint64)
+        self._trace_ids: list[str] = []
+        self._cursor: Cursor | None = None
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """How far the log was read."""
+        return self._cursor
+
+    def __len__(self) -> int:
+        """How many rows are held."""
+        return len(self._trace_ids)
+
+    def apply(self, tail: Tail) -> None:
+        """Take in what is new in the log; start afresh if the log is not the one that was read before."""
+        if tail.restart:
+            self._trace_ids.clear()
+            self._cursor = None
+            return
+        for entry in tail.entries:
+            if len(self) == len(self._numbers):
+                self._drop_oldest(len(self) - self._window.kept_elements + 1)
+            row = len(self)
+            self._vectors[row] = entry.vector
+            self._times[row], self._numbers[row] = entry.place
+            self._contents[row] = _content_key(entry.content)
+            self._trace_ids.append(entry.trace_id)
+        if tail.entries:
+            last = tail.entries[-1]
+            self._cursor = Cursor(tail.epoch, last.place, last.trace_id)
+        elif self._cursor is None:
+            self._cursor = Cursor(tail.epoch, None, "")
+
+    def nearest(self, queries: Sequence[Query]) -> list[Nearest | None]:
+        """Find the most similar entry in each query's window; None where the window is empty.
+
+        Entries of the query's own trace never count. Content that is the very same is always nearest, with a similarity of
+        exactly 1: two embeddings of one text may differ in the last bit.
+        """
+        windows = [self._rows(query.place) for query in queries]
+        best = self._scan(queries, windows)
+        return [self._duplicate(query, rows) or found for query, rows, found in zip(queries, windows, best, strict=True)]
+
+    def _rows(self, place: Place) -> range:
+        """Rows of the window before ``place``: by number, and younger than the TTL at its time."""
+        size = len(self)
+        numbers, times = self._numbers[:size], self._times[:size]
+        by_number = int(np.searchsorted(numbers, place.number - self._window.max_elements, "left"))
+        by_age = int(np.searchsorted(times, place.time_ms - self._window.ttl_ms, "right"))
+        return range(max(by_number, by_age), int(np.searchsorted(numbers, place.number, "left")))
+
+    def _scan(self, queries: Sequence[Query], windows: Sequence[range]) -> list[Nearest | None]:
+        best: list[Nearest | None] = [None] * len(queries)
+        occupied = [rows for rows in windows if rows]
+        if not occupied:
+            return best
+        vectors = np.stack([query.candidate.vector for query in queries])
+        first, end = min(rows.start for rows in occupied), max(rows.stop for rows in occupied)
+        for start in range(first, end, _SCAN_ROWS):
+            stop = min(start + _SCAN_ROWS, end)
+            similarities = vectors @ self._vectors[start:stop].T
+            for index, rows in enumerate(windows):
+                low, high = max(rows.start, start), min(rows.stop, stop)
+                if low < high:
+                    found = self._best(queries[index].candidate.trace_id, low, similarities[index, low - start : high - start])
+                    best[index] = max(best[index], found, key=lambda nearest: nearest.similarity if nearest else -2.0)
+        return best
+
+    def _best(self, own_id: str, first_row: int, similarities: NDArray[np.float32]) -> Nearest | None:
+        for _ in range(len(similarities)):
+            offset = int(similarities.argmax())
+            trace_id = self._trace_ids[first_row + offset]
+            if trace_id != own_id:
+                similarity = float(np.clip(similarities[offset], -1.0, 1.0))
+                return Nearest(trace_id, similarity, is_duplicate=False)
+            # An earlier admission of this very trace, given up because it was redelivered too late.
+            similarities[offset] = -np.inf
+        return None
+
+    def _duplicate(self, query: Query, rows: range) -> Nearest | None:
+        same = np.flatnonzero(self._contents[rows.start : rows.stop] == _content_key(query.candidate.content))
+        for offset in same:
+            trace_id = self._trace_ids[rows.start + int(offset)]
+            if trace_id != query.candidate.trace_id:
+                return Nearest(trace_id, 1.0, is_duplicate=True)
+        return None
+
+    def _drop_oldest(self, count: int) -> None:
+        size = len(self)
+        for array in (self._vectors, self._times, self._numbers, self._contents):
+            # In steps of the distance moved: overlapping copies would make numpy take a second copy of everything.
+            for start in range(count, size, count):
+                stop = min(start + count, size)
+                array[start - count : stop - count] = array[start:stop]
+        del self._trace_ids[:count]
+
+
+def _content_key(content: bytes) -> np.uint64:
+    """Half of a content digest: enough to tell a window's contents apart, and comparable in one vector operation."""
+    return np.uint64(int.from_bytes(content[:8], "little"))

@@ -1,0 +1,1 @@
+"""Hand-written sample traces: ``traces.jsonl``, for the demo and for tests."""

@@ -1,0 +1,247 @@
+"""Settings: read once, at the top, from flags, then ``KP_…`` variables, then a TOML file, then these defaults."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from worker.decision import Dimensions
+from worker.errors import SettingsError
+from worker.scoring import PROFILES, Policy, check_weights
+from worker.trace import Limits
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
+
+
+def _has_scheme(*schemes: str) -> Callable[[str], str]:
+    def check(url: str) -> str:
+        if url and url.partition("://")[0] not in schemes:
+            raise ValueError(f"expected a URL that begins with one of {', '.join(schemes)}")
+        return url
+
+    return check
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class BrokerSettings(_Section):
+    """The queue that traces come from and decisions go to."""
+
+    url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "sentinel", "amqp", "amqps", "pyamqp"))] = ""
+    visibility_timeout_s: Annotated[int, Field(ge=10)] = 300
+    timeout_s: Seconds = 5.0
+
+
+class RedisSettings(_Section):
+    """Where the novelty log and the ledger live."""
+
+    url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "unix"))] = ""
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] = "kp"
+    timeout_s: Seconds = 5.0
+
+
+class QueueSettings(_Section):
+    """Names of the queues."""
+
+    traces: QueueName = "traces"
+    accepted: QueueName = "decisions.accepted"
+    rejected: QueueName = "decisions.rejected"
+
+
+class ScoringSettings(_Section):
+    """Thresholds and weights."""
+
+    threshold: Fraction = 0.75
+    thresholds: dict[str, Fraction] = {}
+    profiles: dict[str, Dimensions] = {}
+    cap_step_term: bool = False
+
+    @field_validator("profiles")
+    @classmethod
+    def _weights_sum_to_one(cls, profiles: dict[str, Dimensions]) -> dict[str, Dimensions]:
+        for name, weights in profiles.items():
+            try:
+                check_weights(weights)
+            except ValueError as error:
+                raise ValueError(f"profile {name!r}: {error}") from None
+        return profiles
+
+    def policy(self) -> Policy:
+        """The scoring policy these settings describe; profiles given here are added to, or replace, the built-in ones."""
+        return Policy(
+            profiles={**PROFILES, **self.profiles},
+            threshold=self.threshold,
+            thresholds=self.thresholds,
+            cap_step_term=self.cap_step_term,
+        )
+
+
+class NoveltySettings(_Section):
+    """The novelty log and its window."""
+
+    max_elements: Count = 1_000
+    ttl_s: Seconds = 86_400.0
+    slack_elements: Count = 10_000
+    slack_s: Seconds = 3_600.0
+
+
+class EmbeddingSettings(_Section):
+    """The embedder."""
+
+    embedder: Literal["auto", "none"] = "auto"
+    required: bool = False
+    model: str = ""
+    threads: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _required_means_one(self) -> Self:
+        if self.required and self.embedder == "none":
+            raise ValueError("required = true needs embedder = 'auto'")
+        return self
+
+
+class LedgerSettings(_Section):
+    """The record of every trace."""
+
+    ttl_s: Seconds = 86_400.0
+
+
+class LimitSettings(_Section):
+    """How large a submission may be."""
+
+    message_bytes: Count = 1_048_576
+    steps: Count = 2_000
+    field_chars: Count = 100_000
+    depth: Annotated[int, Field(ge=8, le=200)] = 32
+
+    def limits(self) -> Limits:
+        """The same figures, as the decoder takes them."""
+        return Limits(**self.model_dump())
+
+
+class WorkerSettings(_Section):
+    """One worker process."""
+
+    concurrency: Count = 32
+    batch_size: Count = 8
+    patience_s: Seconds = 30.0
+    decision_timeout_s: Seconds = 120.0
+
+
+class LogSettings(_Section):
+    """Logs, which go to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = "auto"
+
+
+class Settings(BaseSettings):
+    """All settings, frozen. A variable is named ``KP_<SECTION>_<NAME>``: ``KP_BROKER_URL``, ``KP_NOVELTY_MAX_ELEMENTS``."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        env_prefix="KP_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+    )
+
+    broker: BrokerSettings = BrokerSettings()
+    redis: RedisSettings = RedisSettings()
+    queues: QueueSettings = QueueSettings()
+    scoring: ScoringSettings = ScoringSettings()
+    novelty: NoveltySettings = NoveltySettings()
+    embedding: EmbeddingSettings = EmbeddingSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    limits: LimitSettings = LimitSettings()
+    worker: WorkerSettings = WorkerSettings()
+    log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _records_outlive_vectors(self) -> Self:
+        # A record that expired before its vector would let the same trace in again, to be compared with itself.
+        if self.ledger.ttl_s < self.novelty.ttl_s:
+            raise ValueError("ledger.ttl_s must be at least novelty.ttl_s")
+        return self
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
+    """Read the settings.
+
+    Args:
+        flags: values given on the command line, by dotted name: ``{"broker.url": ...}``. They win over everything.
+        config: the TOML file; without it the one that ``KP_CONFIG`` names, if any.
+
+    Raises:
+        SettingsError: a value that cannot be used, a name that is not a setting, or a file that cannot be read.
+    """
+    if config is None and os.environ.get("KP_CONFIG"):
+        config = Path(os.environ["KP_CONFIG"])
+    if config is not None and not config.is_file():
+        raise SettingsError(f"config: there is no file {config}")
+
+    class _Sources(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config)
+
+    _refuse_unknown_variables()
+    try:
+        return _Sources(**_nested(flags or {}))
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
+    except ValueError as error:
+        # Not TOML, or a variable that should be JSON and is not; both errors name the place.
+        raise SettingsError(f"{config or 'environment'}: {error}") from None
+
+
+def _explain(error: ErrorDetails) -> str:
+    name = ".".join(map(str, error["loc"])) or "settings"
+    if error["type"] == "extra_forbidden":
+        return f"{name}: no setting has this name"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The variables that make another process load exactly these settings."""
+    variables: dict[str, str] = {}
+    for section, values in settings.model_dump(mode="json").items():
+        for name, value in values.items():
+            variables[f"KP_{section}_{name}".upper()] = value if isinstance(value, str) else json.dumps(value)
+    return variables
+
+
+def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for dotted, value in flags.items():
+        section, _, name = dotted.partition(".")
+        if not name:
+            raise SettingsError(f"{dotted}: expected SECTION.NAME, such as novelty.max_elements")
+        nested.setdefault(section, {})[name] = value
+    return nested
+
+
+def _refuse_unknown_variables() -> None:
+    """A misspelt variable would otherwise be a setting that silently does nothing."""
+    known = {"KP_CONFIG"} | {f"KP_{section.upper()}_" for section in Settings.model_fields}
+    for variable in os.environ:
+        if variable.startswith("KP_") and not any(variable.startswith(prefix) for prefix in known):
+            raise SettingsError(f"{variable}: no setting has this name")
