@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -35,10 +36,12 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
-    """A connection to an empty Redis."""
+    """A connection to an empty Redis; whatever a test leaves there under our prefix must have a TTL."""
     with redis.Redis.from_url(redis_url) as connection:
-        connection.flushall()
+        connection.flushdb()
         yield connection
+        owned: Any = connection.keys("kp:*")
+        assert [key for key in owned if connection.pttl(key) < 0] == [], "keys with neither TTL nor bound"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,10 @@ from typing import Any, TypeVar
 from worker.settings import Settings, as_environment
 
 Found = TypeVar("Found")
+
+KP_SCORER_WORKER = ("worker.cli", "worker")
+FAST_WORKER = ("tests.fast_worker",)
+"""The same worker with an embedder that needs no model: ready in a second, so that many can be started and killed."""
 
 
 def wait_until(condition: Callable[[], Found], timeout_s: float = 60.0) -> Found:
@@ -40,28 +44,43 @@ class Worker:
         """Everything it wrote to stderr and stdout, so far."""
         return self._log.read_text("utf-8")
 
+    def wait_until_ready(self) -> None:
+        """Wait until it takes work; fail if it ends instead."""
+        wait_until(lambda: self.events("worker_ready") or self.process.poll() is not None)
+        assert self.process.poll() is None, self.text()
+
+    def stop(self) -> None:
+        """Ask it to end, and make sure that it does."""
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
 
 @contextmanager
-def start_worker(settings: Settings, log: Path, *, ready: bool = True) -> Iterator[Worker]:
+def start_worker(
+    settings: Settings, log: Path, *, ready: bool = True, command: Sequence[str] = KP_SCORER_WORKER
+) -> Iterator[Worker]:
     """Run ``kp-scorer worker`` with exactly these settings; wait until it is ready; stop it in the end."""
+    started = launch_worker(settings, log, command)
+    try:
+        if ready:
+            started.wait_until_ready()
+        yield started
+    finally:
+        started.stop()
+
+
+def launch_worker(settings: Settings, log: Path, command: Sequence[str] = KP_SCORER_WORKER) -> Worker:
+    """Run a worker with exactly these settings and do not wait for it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "worker.cli", "worker"],
+            [sys.executable, "-m", *command],
             env=inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    started = Worker(process, log)
-    try:
-        if ready:
-            wait_until(lambda: started.events("worker_ready") or process.poll() is not None)
-            assert process.poll() is None, started.text()
-        yield started
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    return Worker(process, log)

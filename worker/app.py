@@ -4,15 +4,16 @@ from celery import Celery
 
 from worker.broker import make_celery
 from worker.embedded import with_endpoints
-from worker.lifecycle import Lifecycle
+from worker.embedding import select_embedder
+from worker.lifecycle import Lifecycle, LoadEmbedder
 from worker.settings import Settings, load_settings
 from worker.tasks import register
 
 
-def create_app(settings: Settings) -> Celery:
-    """Make the app with its task and its lifecycle."""
+def create_app(settings: Settings, load_embedder: LoadEmbedder = select_embedder) -> Celery:
+    """Make the app with its task and its lifecycle; ``load_embedder`` is called once, when a worker starts."""
     app = make_celery(settings)
-    register(app, Lifecycle(app, settings), settings.worker)
+    register(app, Lifecycle(app, settings, load_embedder), settings.worker)
     return app
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
@@ -19,9 +20,20 @@ class MicroBatcher(Generic[Item, Result]):
     one, so that a poisonous one fails alone; only an outage fails them together.
     """
 
-    def __init__(self, work: Callable[[Sequence[Item]], Sequence[Result]], max_batch: int) -> None:
-        """Start the thread. ``work`` gives one result an item, in order; it runs in that thread alone."""
+    def __init__(
+        self,
+        work: Callable[[Sequence[Item]], Sequence[Result]],
+        max_batch: int,
+        idle: Callable[[], None] = lambda: None,
+        idle_s: float = 0.5,
+    ) -> None:
+        """Start the thread. ``work`` gives one result an item, in order; ``idle`` is called after ``idle_s`` without an item.
+
+        Both run in that thread alone. What ``idle`` raises because of an outage is left to the next call.
+        """
         self._work = work
+        self._idle = idle
+        self._idle_s = idle_s
         self._max_batch = max_batch
         self._waiting: SimpleQueue[tuple[Item, Future[Result]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
@@ -41,7 +53,12 @@ class MicroBatcher(Generic[Item, Result]):
     def _run(self) -> None:
         stopping = False
         while not stopping:
-            first = self._waiting.get()
+            try:
+                first = self._waiting.get(timeout=self._idle_s)
+            except Empty:
+                with suppress(ServiceUnavailable):
+                    self._idle()
+                continue
             batch = [first] if first else []
             stopping = first is None
             while batch and not stopping and len(batch) < self._max_batch:
@@ -60,6 +77,7 @@ class MicroBatcher(Generic[Item, Result]):
             return
         try:
             results = self._work([item for item, _ in batch])
+            settled = list(zip(batch, results, strict=True))
         except Exception as error:
             if len(batch) == 1 or isinstance(error, ServiceUnavailable):
                 for _, future in batch:
@@ -68,5 +86,5 @@ class MicroBatcher(Generic[Item, Result]):
                 for member in batch:
                     self._settle([member])
         else:
-            for (_, future), result in zip(batch, results, strict=True):
+            for (_, future), result in settled:
                 future.set_result(result)

@@ -78,6 +78,9 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         "socket_connect_timeout": broker.timeout_s,
         "socket_keepalive": True,
         "health_check_interval": 25,
+        # By default a worker looks for what the dead have left every 100 seconds, and gives back 10 messages at a time.
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
         # A worker that died while it restored messages must not keep the others from doing so for five minutes.
-        "unacked_mutex_expire": 30,
+        "unacked_mutex_expire": 10,
     }

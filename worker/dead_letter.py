@@ -40,7 +40,21 @@ class DeadLetters:
         }
         oldest_ms = max(0, time.time_ns() // 1_000_000 - KEPT_S * 1_000)
         with unavailable_if_down("dead letters"):
-            self._client.xadd(self._key, fields, minid=oldest_ms, approximate=True)
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.xadd(self._key, fields, minid=oldest_ms, approximate=True)
+            pipeline.expire(self._key, KEPT_S)
+            pipeline.execute()
+
+    def erase(self, trace_id: str) -> int:
+        """Remove the dead letters of a trace; return how many there were.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        with unavailable_if_down("dead letters"):
+            entries: Any = self._client.xrange(self._key)
+            found = [entry_id for entry_id, fields in entries if fields[b"trace_id"].decode() == trace_id]
+            return int(self._client.xdel(self._key, *found)) if found else 0
 
 
 def _bytes(payload: object) -> bytes:

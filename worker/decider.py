@@ -12,7 +12,7 @@ from worker.errors import TraceConflict
 from worker.ledger import Ledger, Verdict
 from worker.novelty import Candidate, NoveltyCache
 from worker.novelty.cache import Placed
-from worker.scoring import UNKNOWN_NOVELTY, Policy, score
+from worker.scoring import Policy, novelty_of, score
 from worker.trace import ReasoningTrace
 
 
@@ -62,23 +62,35 @@ class Decider:
                 standing[index] = decision
         return [known for known in standing if known is not None]
 
+    def refresh(self) -> None:
+        """Bring the mirror up to date while there is nothing to decide.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        if self._novelty:
+            self._novelty.cache.catch_up()
+
     def _decide_new(self, batch: Sequence[_Submission], look_up_ms: float) -> list[Decision | TraceConflict]:
         clock = _Stopwatch()
         vectors = self._embed(batch)
         embed_ms = clock.lap_ms()
         novelties = self._place(batch, vectors)
         timings = Timings(look_up_ms=look_up_ms, embed_ms=embed_ms, place_ms=clock.lap_ms(), batch_size=len(batch))
-        verdicts = [
-            Verdict(trace.id, content, self._judge(trace, novelty, timings).model_dump_json().encode())
-            for (trace, content), novelty in zip(batch, novelties, strict=True)
+        decided = {
+            index: self._judge(trace, novelty, timings)
+            for index, ((trace, _), novelty) in enumerate(zip(batch, novelties, strict=True))
             if novelty is not None
+        }
+        verdicts = [
+            Verdict(decision.trace_id, batch[index].content, decision.model_dump_json().encode())
+            for index, decision in decided.items()
         ]
-        committed = iter(self._ledger.commit(verdicts))
-        decisions: list[Decision | TraceConflict] = []
-        for (trace, _), novelty in zip(batch, novelties, strict=True):
-            stands = next(committed) if novelty is not None else None
-            decisions.append(Decision.model_validate_json(stands) if stands else TraceConflict(trace.id))
-        return decisions
+        results: list[Decision | TraceConflict] = [TraceConflict(trace.id) for trace, _ in batch]
+        for (index, own), verdict, stands in zip(decided.items(), verdicts, self._ledger.commit(verdicts), strict=True):
+            if stands is not None:
+                results[index] = own if stands is verdict.decision else Decision.model_validate_json(stands)
+        return results
 
     def _embed(self, batch: Sequence[_Submission]) -> Vectors | None:
         if self._novelty is None:
@@ -108,9 +120,7 @@ class Decider:
         )
 
     def _judge(self, trace: ReasoningTrace, novelty: Novelty, timings: Timings) -> Decision:
-        # Similarity below 0 would give a novelty above 1, which is no fraction.
-        value = min(1.0, 1.0 - novelty.nearest.similarity) if novelty.nearest else UNKNOWN_NOVELTY
-        scored = score(trace, value, self._policy)
+        scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)
         domain = trace.metadata.task_domain
         threshold, threshold_source = self._policy.threshold_for(domain)
         return Decision(

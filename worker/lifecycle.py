@@ -1,6 +1,7 @@
 """What a worker process owns: opened before it takes work, closed after its last task, in reverse order."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +12,7 @@ from worker.batcher import MicroBatcher
 from worker.dead_letter import DeadLetters
 from worker.decider import Decider, NoveltyStage
 from worker.decision import Decision
-from worker.embedding import select_embedder
+from worker.embedding import Embedder
 from worker.errors import ScorerError, ServiceUnavailable, SettingsError, TraceConflict
 from worker.keys import Keys
 from worker.ledger import RedisLedger
@@ -19,7 +20,7 @@ from worker.logs import configure_logs
 from worker.novelty import NoveltyCache, RedisLog, Window
 from worker.redis_client import connect, unavailable_if_down
 from worker.results import Publisher
-from worker.settings import Settings
+from worker.settings import EmbeddingSettings, Settings
 from worker.trace import ReasoningTrace
 
 EXIT_SETTINGS = 2
@@ -28,10 +29,13 @@ EXIT_UNAVAILABLE = 3
 log = structlog.get_logger("worker.lifecycle")
 
 
+LoadEmbedder = Callable[[EmbeddingSettings], Embedder | None]
+
+
 class Scorer:
     """Everything the tasks of one process share."""
 
-    def __init__(self, settings: Settings, app: Celery) -> None:
+    def __init__(self, settings: Settings, app: Celery, load_embedder: LoadEmbedder) -> None:
         """Connect to Redis, load the embedder, read the novelty log, start the batcher.
 
         Raises:
@@ -50,21 +54,21 @@ class Scorer:
         self.publisher = Publisher(app, settings.queues)
 
         started = time.perf_counter()
-        embedder = select_embedder(settings.embedding)
+        embedder = load_embedder(settings.embedding)
         novelty = None
         if embedder is None:
             log.warning("no_embedder", novelty=0.5)
         else:
-            window = Window.of(settings.novelty)
-            novelty_log = RedisLog(client, keys, embedder.space, window, ledger_ttl_ms)
-            cache = NoveltyCache(novelty_log, window, embedder.dimensions)
-            novelty = NoveltyStage(embedder, cache)
             loaded_ms = round((time.perf_counter() - started) * 1_000)
             log.info("embedder_loaded", embedder=embedder.name, space=embedder.space, duration_ms=loaded_ms)
-            log.info("novelty_log_read", entries=cache.catch_up())
+            window = Window.of(settings.novelty)
+            vector_type = settings.novelty.vector_dtype
+            novelty_log = RedisLog(client, keys, embedder.space, window, ledger_ttl_ms, vector_type)
+            novelty = NoveltyStage(embedder, NoveltyCache(novelty_log, window, embedder.dimensions))
+            log.info("novelty_log_read", entries=novelty.cache.catch_up())
         decider = Decider(self.ledger, settings.scoring.policy(), novelty)
         self.batcher: MicroBatcher[ReasoningTrace, Decision | TraceConflict] = MicroBatcher(
-            decider.decide, settings.worker.batch_size
+            decider.decide, settings.worker.batch_size, idle=decider.refresh
         )
         self._closing.callback(self.batcher.stop)
 
@@ -91,8 +95,9 @@ def _wait_for(client: Any, patience_s: float) -> None:
 class Lifecycle:
     """Ties a scorer to the Celery worker that runs the app."""
 
-    def __init__(self, app: Celery, settings: Settings) -> None:
+    def __init__(self, app: Celery, settings: Settings, load_embedder: LoadEmbedder) -> None:
         """Hook into the worker's signals; nothing is opened before a worker starts."""
+        self._load_embedder = load_embedder
         self._app = app
         self._settings = settings
         self._scorer: Scorer | None = None
@@ -116,7 +121,7 @@ class Lifecycle:
         try:
             if _pool_name(sender.pool_cls) not in ("threads", "solo"):
                 raise SettingsError("pool: expected threads, so that one process loads one model and batches its tasks")
-            self._scorer = Scorer(self._settings, self._app)
+            self._scorer = Scorer(self._settings, self._app, self._load_embedder)
         except ScorerError as error:
             log.error("worker_cannot_start", detail=str(error))
             raise SystemExit(EXIT_UNAVAILABLE if isinstance(error, ServiceUnavailable) else EXIT_SETTINGS) from error

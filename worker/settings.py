@@ -2,6 +2,7 @@
 
 import json
 import os
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsError as SourceError
 
 from worker.decision import Dimensions
 from worker.errors import SettingsError
@@ -31,7 +33,7 @@ def _has_scheme(*schemes: str) -> Callable[[str], str]:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
 class BrokerSettings(_Section):
@@ -91,8 +93,10 @@ class NoveltySettings(_Section):
 
     max_elements: Count = 1_000
     ttl_s: Seconds = 86_400.0
-    slack_elements: Count = 10_000
+    # Less than what a worker has in hand would leave no window for a batch's own first traces.
+    slack_elements: Annotated[int, Field(ge=1_000)] = 10_000
     slack_s: Seconds = 3_600.0
+    vector_dtype: Literal["float32", "float16"] = "float32"
 
 
 class EmbeddingSettings(_Section):
@@ -133,7 +137,7 @@ class WorkerSettings(_Section):
     """One worker process."""
 
     concurrency: Count = 32
-    batch_size: Count = 8
+    batch_size: Annotated[int, Field(ge=1, le=256)] = 8
     patience_s: Seconds = 30.0
     decision_timeout_s: Seconds = 120.0
 
@@ -145,17 +149,8 @@ class LogSettings(_Section):
     format: Literal["auto", "json", "console"] = "auto"
 
 
-class Settings(BaseSettings):
+class Settings(_Section):
     """All settings, frozen. A variable is named ``KP_<SECTION>_<NAME>``: ``KP_BROKER_URL``, ``KP_NOVELTY_MAX_ELEMENTS``."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        env_prefix="KP_",
-        env_nested_delimiter="_",
-        env_nested_max_split=1,
-    )
 
     broker: BrokerSettings = BrokerSettings()
     redis: RedisSettings = RedisSettings()
@@ -191,7 +186,9 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     if config is not None and not config.is_file():
         raise SettingsError(f"config: there is no file {config}")
 
-    class _Sources(Settings):
+    class _Sources(Settings, BaseSettings):
+        model_config = SettingsConfigDict(env_prefix="KP_", env_nested_delimiter="_", env_nested_max_split=1)
+
         @classmethod
         def settings_customise_sources(
             cls,
@@ -205,12 +202,13 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
 
     _refuse_unknown_variables()
     try:
-        return _Sources(**_nested(flags or {}))
+        return Settings(**dict(_Sources(**_nested(flags or {}))))
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
-    except ValueError as error:
-        # Not TOML, or a variable that should be JSON and is not; both errors name the place.
-        raise SettingsError(f"{config or 'environment'}: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{config}: {error}") from None
+    except SourceError as error:
+        raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
 
 
 def _explain(error: ErrorDetails) -> str:
@@ -241,7 +239,8 @@ def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unknown_variables() -> None:
     """A misspelt variable would otherwise be a setting that silently does nothing."""
-    known = {"KP_CONFIG"} | {f"KP_{section.upper()}_" for section in Settings.model_fields}
+    prefixes = tuple(f"KP_{section.upper()}_" for section in Settings.model_fields)
     for variable in os.environ:
-        if variable.startswith("KP_") and not any(variable.startswith(prefix) for prefix in known):
+        name = variable.upper()
+        if name.startswith("KP_") and name != "KP_CONFIG" and not name.startswith(prefixes):
             raise SettingsError(f"{variable}: no setting has this name")

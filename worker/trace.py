@@ -47,6 +47,10 @@ def _iso_datetime(text: str) -> str:
     return text
 
 
+# Python refuses to convert longer ones to text and back, because that takes quadratic time.
+_HUGE_NUMBER: Final = Problem("$", "expected numbers of at most 4300 digits")
+
+
 class _Part(BaseModel):
     """Strict, frozen, blind to unknown fields; the base of everything in a trace."""
 
@@ -179,6 +183,8 @@ def parse_json(raw: bytes, limits: Limits) -> object:
         raise InvalidTrace([Problem("$", f"expected JSON; {error.msg} at line {error.lineno} column {error.colno}")]) from None
     except RecursionError:
         raise InvalidTrace([Problem("$", f"expected nesting of at most {limits.depth}")]) from None
+    except ValueError:
+        raise InvalidTrace([_HUGE_NUMBER]) from None
 
 
 def decode_trace(payload: object, limits: Limits, *, size_bytes: int | None = None) -> ReasoningTrace:
@@ -195,15 +201,23 @@ def decode_trace(payload: object, limits: Limits, *, size_bytes: int | None = No
     try:
         trace = ReasoningTrace.model_validate(payload)
     except ValidationError as error:
-        raise InvalidTrace(
-            [
-                Problem(".".join(map(str, item["loc"])) or "$", item["msg"])
-                for item in error.errors(include_url=False, include_context=False, include_input=False)
-            ]
-        ) from None
+        raise InvalidTrace(_problems(error)) from None
     if problems := list(_over_limits(trace, limits)):
         raise InvalidTrace(problems)
     return trace
+
+
+def _problems(error: ValidationError) -> list[Problem]:
+    found = [
+        Problem(".".join(map(str, item["loc"])) or "$", _SAID_FOR_JSON.get(item["type"], item["msg"]))
+        for item in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+    # pydantic counts only valid items, so a list whose one item is invalid seems too short as well.
+    inner = {problem.field.partition(".")[0] for problem in found if "." in problem.field}
+    return [problem for problem in found if problem.field != "steps" or "steps" not in inner]
+
+
+_SAID_FOR_JSON: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
 
 
 def _size_on_the_wire(payload: dict[str, Any], limits: Limits) -> int:
@@ -211,6 +225,8 @@ def _size_on_the_wire(payload: dict[str, Any], limits: Limits) -> int:
         return len(json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
     except RecursionError:
         raise InvalidTrace([Problem("$", f"expected nesting of at most {limits.depth}")]) from None
+    except ValueError:
+        raise InvalidTrace([_HUGE_NUMBER]) from None
 
 
 def _check_size(size_bytes: int, limits: Limits) -> None:

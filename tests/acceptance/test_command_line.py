@@ -11,13 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 
 from tests.processes import Worker, start_worker, wait_until
 from tests.traces import fresh_samples
 from worker.settings import Settings, as_environment
 
 NOWHERE = "redis://127.0.0.1:1/0"
-COMMANDS = ["demo", "up", "worker", "submit", "decisions", "score", "schema"]
+COMMANDS = ["demo", "up", "worker", "submit", "decisions", "score", "audit", "forget", "cache info", "cache clear", "schema"]
 
 
 def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -50,7 +51,7 @@ def at_fleet(fleet: Worker, fleet_settings: Settings) -> dict[str, str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example(command: str) -> None:
-    assert "Example: " in run(command, "--help").stdout
+    assert "Example: " in run(*command.split(), "--help").stdout
 
 
 def test_submit_prints_one_line_a_trace_at_once(at_fleet: dict[str, str]) -> None:
@@ -160,6 +161,48 @@ def test_schema_prints_a_json_schema(message: str) -> None:
     printed = json.loads(run("schema", message).stdout)
     assert printed["type"] == "object"
     assert ("@context" if message == "trace" else "schema_version") in printed["properties"]
+
+
+def test_audit_agrees_and_exits_1_once_a_decision_is_altered(at_fleet: dict[str, str]) -> None:
+    (trace,) = fresh_samples(1)
+    run("submit", "-", "--wait", stdin=lines(trace), **at_fleet)
+    done = run("audit", **at_fleet)
+    assert done.returncode == 0, done.stdout
+    assert " 0 differ" in done.stderr
+    key = f"kp:trace:{trace['id']}"
+    with redis.Redis.from_url(at_fleet["KP_BROKER_URL"]) as store:
+        stored: Any = store.hget(key, "decision")
+        altered = json.loads(stored)
+        altered["dimensions"]["novelty"] = 0.987
+        store.hset(key, "decision", json.dumps(altered))
+        done = run("audit", **at_fleet)
+        store.hset(key, "decision", stored)
+    assert done.returncode == 1
+    (difference,) = rows(done.stdout)
+    assert (difference["trace_id"], difference["decided"]) == (trace["id"], 0.987)
+
+
+def test_forget_erases_vector_record_and_dead_letters(at_fleet: dict[str, str]) -> None:
+    (trace,) = fresh_samples(1)
+    run("submit", "-", "--wait", stdin=lines(trace), **at_fleet)
+    (erased,) = rows(run("forget", trace["id"], **at_fleet).stdout)
+    assert erased == {"trace_id": trace["id"], "vectors": 1, "records": 1, "dead_letters": 0}
+    (again,) = rows(run("forget", trace["id"], **at_fleet).stdout)
+    assert again == {"trace_id": trace["id"], "vectors": 0, "records": 0, "dead_letters": 0}
+
+
+def test_cache_is_shown_and_emptied_and_fills_again(at_fleet: dict[str, str]) -> None:
+    one, other = fresh_samples(2)
+    run("submit", "-", "--wait", stdin=lines(one), **at_fleet)
+    (shown,) = rows(run("cache", "info", **at_fleet).stdout)
+    assert shown["model"] == "all-MiniLM-L6-v2"
+    assert shown["entries"] >= 1
+    assert shown["bytes"] > 1_536
+    assert 0 <= shown["oldest_age_s"] < 600
+    assert run("cache", "clear", "--yes", **at_fleet).returncode == 0
+    assert rows(run("cache", "info", **at_fleet).stdout) == []
+    (decided,) = rows(run("submit", "-", "--wait", stdin=lines(other), **at_fleet).stdout)
+    assert decided["decision"]["novelty"]["source"] == "empty_cache"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from tests.novelty import MINUTE_MS, candidate
 from worker.keys import Keys
 from worker.novelty import MemoryLog, NoveltyCache, NoveltyLog, RedisLog, Window
 from worker.novelty.cache import Placed
+from worker.novelty.log import Cursor
 
 WINDOW = Window(max_elements=4, ttl_ms=10 * MINUTE_MS, slack_elements=6, slack_ms=MINUTE_MS)
 DIMENSIONS = 8
@@ -150,7 +151,7 @@ def test_a_log_that_lost_its_newest_entries_is_noticed(client: redis.Redis) -> N
     client.flushall()
     for key, value in saved.items():
         assert value
-        client.restore(key, 0, value)
+        client.restore(key, 60_000, value)
     _cache(log).place([candidate("other", 3)])
     placed = cache.place([candidate("like-the-lost", 2), candidate("like-a", 1)])
     assert placed[0]
@@ -175,3 +176,35 @@ def test_vectors_come_back_as_they_went_in(client: redis.Redis) -> None:
     sent = candidate("a", 1)
     _, tail = log.exchange([sent], None)
     assert np.array_equal(tail.entries[0].vector, sent.vector)
+
+
+def test_an_erased_trace_is_dropped_by_mirrors_that_have_read_it(client: redis.Redis) -> None:
+    log = RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+    cache = _cache(log)
+    cache.place([candidate("erased", 1), candidate("other", 2)])
+    assert log.erase("erased") == 1
+    assert cache.catch_up() == 2, "read on, not from the start: the row stays as a blank"
+    (placed,) = cache.place([candidate("again", 1)])
+    assert placed
+    assert placed.nearest
+    assert placed.nearest.trace_id == "other"
+    assert all(entry.trace_id != "erased" for entry in log.entries())
+
+
+def test_a_trace_whose_record_has_expired_can_still_be_erased(client: redis.Redis) -> None:
+    keys = Keys("kp")
+    log = RedisLog(client, keys, "space", WINDOW, record_ttl_ms=60_000)
+    _cache(log).place([candidate("erased", 1), candidate("other", 2)])
+    client.delete(keys.record("erased"))
+    assert log.erase("erased") == 1
+    assert log.erase("erased") == 0
+
+
+def test_erasing_the_newest_entry_does_not_make_mirrors_start_over(client: redis.Redis) -> None:
+    log = RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+    _, tail = log.exchange([candidate("a", 1), candidate("newest", 2)], None)
+    cursor = Cursor(tail.epoch, tail.entries[-1].place, "newest")
+    log.erase("newest")
+    _, after = log.exchange((), cursor)
+    assert not after.restart
+    assert [entry.erases for entry in after.entries] == [cursor.place]

@@ -67,6 +67,11 @@ def test_line_cut_off_within_a_text_is_invalid_alone() -> None:
     assert read(cut + b"\n" + TWO) == [(1, INVALID), (2, "kp:trace:2")]
 
 
+@pytest.mark.parametrize("broken", [TWO[:-1], b"[]", b"[" + TWO + b"]", b"{"])
+def test_only_the_first_line_can_open_a_document(broken: bytes) -> None:
+    assert read(b"\n".join([ONE, broken, TWO])) == [(1, "kp:trace:1"), (2, INVALID), (3, "kp:trace:2")]
+
+
 def test_last_line_may_be_cut_off() -> None:
     assert read(ONE + b"\n" + TWO[:-3]) == [(1, "kp:trace:1"), (2, INVALID)]
 

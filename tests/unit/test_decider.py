@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -51,9 +52,10 @@ def make_decider(
     policy: Policy | None = None,
     ledger: MemoryLedger | None = None,
     window: Window = WINDOW,
+    clock_ms: Callable[[], int] = lambda: 1_000,
 ) -> Decider:
     embedder = embedder or WordEmbedder()
-    cache = NoveltyCache(MemoryLog(window, clock_ms=lambda: 1_000), window, embedder.dimensions)
+    cache = NoveltyCache(MemoryLog(window, clock_ms), window, embedder.dimensions)
     return Decider(ledger or MemoryLedger(), policy or Policy(), NoveltyStage(embedder, cache))
 
 
@@ -198,6 +200,24 @@ def test_digest_but_not_time_stamp_makes_a_trace_the_same() -> None:
     payload = minimal_payload(trace_id="kp:trace:one", objective="invoice")
     payload["metadata"] |= {"created_at": "2031-01-01T00:00:00Z", "quality_score": 1.0}
     assert decide_one(decider, decode_trace(payload, LIMITS)) == first
+
+
+@pytest.mark.parametrize(("max_elements", "counts"), [(2, False), (3, True)])
+def test_only_so_many_newest_traces_count(max_elements: int, counts: bool) -> None:
+    decider = make_decider(window=replace(WINDOW, max_elements=max_elements))
+    for number, objective in enumerate(("invoice", "route", "dose")):
+        decide_one(decider, trace_about(objective, f"kp:trace:{number}"))
+    duplicate = decide_one(decider, trace_about("invoice", "kp:trace:late")).novelty.duplicate_of
+    assert duplicate == ("kp:trace:0" if counts else None)
+
+
+@pytest.mark.parametrize(("age_ms", "counts"), [(59_999, True), (60_000, False)])
+def test_only_traces_younger_than_the_ttl_count(age_ms: int, counts: bool) -> None:
+    times_ms = iter([1_000, 1_000 + age_ms])
+    decider = make_decider(clock_ms=lambda: next(times_ms))
+    decide_one(decider, trace_about("invoice"))
+    late = decide_one(decider, trace_about("invoice", "kp:trace:late"))
+    assert late.novelty.source == ("embedding" if counts else "empty_cache")
 
 
 def test_no_traces_get_no_decisions() -> None:

@@ -7,11 +7,12 @@ from typing import Any, Final
 import pytest
 
 from tests.unit.builders import LIMITS
-from worker.scoring import UNKNOWN_NOVELTY, Policy, score
+from worker.scoring import Policy, novelty_of, score
 from worker.trace import ReasoningTrace, decode_json, decode_trace
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"
 POLICY: Final = Policy()
+UNKNOWN: Final = novelty_of(None)
 
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces do not lie beside the repository")
 
@@ -39,7 +40,7 @@ def test_every_file_of_the_reference_is_there(name: str) -> None:
 
 @pytest.mark.parametrize(("trace", "expected"), cases())
 def test_conformance_case_scores_as_in_the_reference(trace: object, expected: float) -> None:
-    scored = score(decode_trace(trace, LIMITS), UNKNOWN_NOVELTY, POLICY)
+    scored = score(decode_trace(trace, LIMITS), UNKNOWN, POLICY)
     assert scored.value == pytest.approx(expected, abs=1e-9)
 
 
@@ -53,12 +54,12 @@ def test_every_real_trace_scores_as_in_the_reference_without_embedder(real_trace
     differing = {
         row["id"]: (scored.value, row["score_without_embedder"])
         for trace, row in zip(real_traces, rows, strict=True)
-        if (scored := score(trace, UNKNOWN_NOVELTY, POLICY)).value != pytest.approx(row["score_without_embedder"], abs=1e-9)
+        if (scored := score(trace, UNKNOWN, POLICY)).value != pytest.approx(row["score_without_embedder"], abs=1e-9)
     }
     assert differing == {}
 
 
 def test_real_traces_exercise_every_override_and_more_than_one_profile(real_traces: list[ReasoningTrace]) -> None:
-    scored = [score(trace, UNKNOWN_NOVELTY, POLICY) for trace in real_traces]
+    scored = [score(trace, UNKNOWN, POLICY) for trace in real_traces]
     assert len({item.profile for item in scored}) > 1
     assert {override.name for item in scored for override in item.overrides} >= {"recovered_from_errors", "single_tool"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import make_trace, step, steps, traces
 from worker.decision import Dimensions
-from worker.scoring import PROFILES, UNKNOWN_NOVELTY, Policy, check_weights, dimensions, score
+from worker.scoring import PROFILES, Policy, check_weights, dimensions, novelty_of, score
 from worker.trace import ReasoningTrace
 
 POLICY: Final = Policy()
@@ -103,8 +103,11 @@ def test_failure_leaves_three_tenths_of_the_confidence(confidence: float, succes
     assert dimensions(make_trace(confidence=confidence, success=success), 0.5).outcome_confidence == near(expected)
 
 
-def test_novelty_is_a_half_where_nothing_is_known() -> None:
-    assert UNKNOWN_NOVELTY == 0.5
+@pytest.mark.parametrize(
+    ("similarity", "novelty"), [(None, 0.5), (1.0, 0.0), (0.75, 0.25), (0.0, 1.0), (-0.5, 1.0), (1.0 + 1e-7, 0.0)]
+)
+def test_novelty_is_what_similarity_leaves_and_a_half_where_nothing_is_known(similarity: float | None, novelty: float) -> None:
+    assert novelty_of(similarity) == novelty
 
 
 @pytest.mark.parametrize(
@@ -225,6 +228,15 @@ def test_reward_and_penalty_apply_in_turn_so_that_the_cap_counts() -> None:
     weights = Dimensions(complexity=0.0, novelty=1.0, tool_diversity=0.0, outcome_confidence=0.0)
     scored = score(make_trace(steps=used), 0.95, Policy(profiles={"default": weights}))
     assert scored.value == near(0.9)
+
+
+def test_perfect_trace_scores_one_even_where_the_weights_round_up() -> None:
+    weights = Dimensions(complexity=0.05, novelty=0.55, tool_diversity=0.3, outcome_confidence=0.1)
+    assert 0.05 + 0.55 + 0.3 + 0.1 > 1.0
+    used = [step("tool_call", f"tool {number}") for number in range(20)]
+    trace = make_trace(steps=[*used, *steps("thought", "observation", "error_recovery")])
+    scored = score(trace, 1.0, Policy(profiles={"default": check_weights(weights)}))
+    assert (scored.composite, scored.value) == (1.0, 1.0)
 
 
 def test_threshold_is_the_domains_own_where_it_has_one() -> None:

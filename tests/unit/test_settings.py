@@ -27,7 +27,7 @@ def _no_variables_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "scorer.toml"
-    path.write_text("[novelty]\nmax_elements = 20\nslack_elements = 21\n[log]\nlevel = 'error'\n", "utf-8")
+    path.write_text("[novelty]\nmax_elements = 20\nslack_elements = 2100\n[log]\nlevel = 'error'\n", "utf-8")
     return path
 
 
@@ -55,14 +55,14 @@ def test_file_wins_over_the_defaults(config: Path) -> None:
 def test_variable_wins_over_the_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KP_NOVELTY_MAX_ELEMENTS", "30")
     settings = load_settings(config=config)
-    assert (settings.novelty.max_elements, settings.novelty.slack_elements, settings.log.level) == (30, 21, "error")
+    assert (settings.novelty.max_elements, settings.novelty.slack_elements, settings.log.level) == (30, 2100, "error")
 
 
 def test_flag_wins_over_variable_and_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KP_NOVELTY_MAX_ELEMENTS", "30")
     monkeypatch.setenv("KP_NOVELTY_TTL_S", "31")
     settings = load_settings({"novelty.max_elements": "40"}, config)
-    assert (settings.novelty.max_elements, settings.novelty.ttl_s, settings.novelty.slack_elements) == (40, 31.0, 21)
+    assert (settings.novelty.max_elements, settings.novelty.ttl_s, settings.novelty.slack_elements) == (40, 31.0, 2100)
 
 
 def test_file_may_be_named_by_a_variable(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,8 @@ def test_accepted_trace_is_explained_by_its_strengths(parts: dict[str, float], w
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"outcome_confidence": 0.27}, "failed"),
-        ({"outcome_confidence": 0.3}, "failed"),
+        ({"outcome_confidence": 0.27}, "failed or doubtful"),
+        ({"outcome_confidence": 0.3}, "failed or doubtful"),
         ({"outcome_confidence": 0.5}, "unsure outcome"),
         ({"complexity": 0.49}, "simple steps"),
         ({"tool_diversity": 0.0}, "no tools"),
@@ -119,7 +119,7 @@ def test_override_explains_any_outcome(name: Override, words: str, outcome: str)
 def test_overrides_come_first_and_three_reasons_are_enough() -> None:
     weak = {"outcome_confidence": 0.2, "complexity": 0.1, "tool_diversity": 0.0}
     explained = why(decision("rejected", weak, overrides=("recovered_from_errors", "single_tool")))
-    assert explained == "recovered from errors (+0.1), only one tool (-0.1), failed"
+    assert explained == "recovered from errors (+0.1), only one tool (-0.1), failed or doubtful"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_row_shows_figures_outcome_and_reason() -> None:
     ]
     assert rows == [
         ["01234567", "code", "0.60", "0.40", "0.50", "0.80", "0.525", "0.75", "accepted", "just enough of everything"],
-        ["01234567", "code", "0.60", "0.40", "0.50", "0.12", "0.525", "0.75", "rejected", "failed"],
+        ["01234567", "code", "0.60", "0.40", "0.50", "0.12", "0.525", "0.75", "rejected", "failed or doubtful"],
     ]
 
 

@@ -61,8 +61,8 @@ def refused_fields(payload: object, limits: Limits = LIMITS) -> list[str]:
     return [problem.field for problem in refusal(lambda: decode_trace(payload, limits)).problems]
 
 
-def nested(levels: int) -> list[Any]:
-    value: list[Any] = []
+def nested(levels: int, *innermost: object) -> list[Any]:
+    value: list[Any] = [*innermost]
     for _ in range(levels - 1):
         value = [value]
     return value
@@ -244,7 +244,7 @@ INVALID_AROUND: Final[dict[str, Callable[[str], Payload]]] = {
     "lone surrogate": lambda text: minimal_payload(objective=f"{text}\ud800"),
     "lone surrogate within": lambda text: minimal_payload(steps=[step("thought", input={text: f"{text}\ud800"})]),
     "NaN under a key": lambda text: minimal_payload(steps=[step("thought", input={text: math.nan})]),
-    "too deep under a key": lambda text: minimal_payload(steps=[step("thought", input={text: nested(40)})]),
+    "too deep under a key": lambda text: minimal_payload(steps=[step("thought", input={text: nested(40, text)})]),
     "too deep to count": lambda text: minimal_payload() | {text: nested(5_000)},
     "other object": lambda text: {text: text},
 }

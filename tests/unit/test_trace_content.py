@@ -118,7 +118,8 @@ def test_digest_tells_empty_content_from_none() -> None:
 
 
 def test_embedded_text_is_the_objective_and_every_content_single_spaced() -> None:
-    said = [step("thought", content="one"), step("tool_call", "sql"), step("observation", content="two  three ")]
+    silent = step("tool_call", "sql", input={"query": "x"}, output_summary="a row")
+    said = [step("thought", content="one"), silent, step("observation", content="two  three ")]
     assert make_trace(objective="do it", steps=said).embedding_text == "do it one  two  three "
 
 

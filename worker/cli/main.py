@@ -7,6 +7,7 @@ import click
 
 from worker.cli.decisions import decisions
 from worker.cli.demo import demo
+from worker.cli.log import audit, cache, forget
 from worker.cli.run import up, worker
 from worker.cli.schema import schema
 from worker.cli.score import score
@@ -31,7 +32,7 @@ def commands() -> None:
     """
 
 
-for command in (demo, up, worker, submit, decisions, score, schema):
+for command in (demo, up, worker, submit, decisions, score, audit, forget, cache, schema):
     commands.add_command(command)
 
 

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -7,7 +8,18 @@ from typing import Any
 
 import click
 
+from worker.errors import SettingsError
 from worker.settings import Settings, load_settings
+
+
+def _parsed(name: str, value: str) -> Any:
+    """Tables are written as JSON, as they are in variables; everything else as it is."""
+    if not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise SettingsError(f"{name}: expected a JSON object") from None
 
 
 def settings_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -31,7 +43,7 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
             name, equals, value = assignment.partition("=")
             if not equals:
                 raise click.BadParameter(f"expected SECTION.NAME=VALUE, got {assignment!r}", param_hint="--set")
-            flags[name] = value
+            flags[name] = _parsed(name, value)
         flags |= {name: url for name, url in (("broker.url", broker_url), ("redis.url", redis_url)) if url}
         settings: Settings = load_settings(flags, config)
         command(*args, settings=settings, **kwargs)

@@ -1,7 +1,7 @@
 """Traces from a file or standard input: JSON Lines, or one JSON document."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
@@ -33,23 +33,25 @@ def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
 
     Input whose first line is not a whole JSON value by itself is read as one document: a trace, or a list of traces.
     """
-    number = 0
-    for raw in stream:
-        number += 1
-        line = raw.strip()
-        if not line:
+    numbered = enumerate(stream, start=1)
+    for number, raw in numbered:
+        if not raw.strip():
             continue
-        if number == 1 and _opens_document(line):
-            yield from _read_document(line + b"\n" + stream.read(), limits)
+        if _opens_document(raw.strip()):
+            yield from _read_document(raw + stream.read(), number, limits)
             return
-        yield Line(number, _decoded(line, limits))
+        yield from _read_lines([(number, raw)], limits)
+        break
+    yield from _read_lines(numbered, limits)
 
 
-def _decoded(line: bytes, limits: Limits) -> ReasoningTrace | InvalidTrace:
-    try:
-        return decode_json(line, limits)
-    except InvalidTrace as error:
-        return error
+def _read_lines(numbered: Iterable[tuple[int, bytes]], limits: Limits) -> Iterator[Line]:
+    for number, raw in numbered:
+        if line := raw.strip():
+            try:
+                yield Line(number, decode_json(line, limits))
+            except InvalidTrace as error:
+                yield Line(number, error)
 
 
 def _opens_document(line: bytes) -> bool:
@@ -65,13 +67,18 @@ def _opens_document(line: bytes) -> bool:
     return False
 
 
-def _read_document(raw: bytes, limits: Limits) -> Iterator[Line]:
+def _read_document(raw: bytes, first: int, limits: Limits) -> Iterator[Line]:
     # The limit on bytes is one trace's; a list of traces may be longer.
     whole = Limits(max(limits.message_bytes, len(raw)), limits.steps, limits.field_chars, limits.depth)
     try:
         document = parse_json(raw, whole)
     except InvalidTrace as error:
-        yield Line(1, error)
+        lines = raw.splitlines()
+        if lines[0].startswith(b"{") and any(line.startswith(b"{") for line in lines[1:]):
+            # Lines after all, the first of which was cut off.
+            yield from _read_lines(enumerate(lines, start=first), limits)
+        else:
+            yield Line(first, error)
         return
     for number, item in enumerate(document if isinstance(document, list) else [document], start=1):
         try:

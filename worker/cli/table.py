@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from worker.decision import Decision
@@ -21,13 +22,13 @@ def decisions_table(decisions: Sequence[Decision]) -> Table:
         figures = (parts.complexity, parts.novelty, parts.tool_diversity, parts.outcome_confidence)
         accepted = decision.outcome == "accepted"
         table.add_row(
-            short_id(decision.trace_id),
-            decision.domain,
+            escape(short_id(decision.trace_id)),
+            escape(decision.domain),
             *(f"{figure:.2f}" for figure in figures),
             f"{decision.score:.3f}",
             f"{decision.threshold:.2f}",
             f"[{'green' if accepted else 'red'}]{decision.outcome}[/]",
-            why(decision),
+            escape(why(decision)),
         )
     return table
 
@@ -79,8 +80,8 @@ def _weaknesses(decision: Decision) -> list[str]:
         words
         for holds, words in (
             (bool(known), known),
-            # Confidence counts at 0.3 of itself after a failure, so nothing failed can have more.
-            (parts.outcome_confidence <= 0.3, "failed"),
+            # After a failure confidence counts at 0.3 of itself, so nothing that failed can have more.
+            (parts.outcome_confidence <= 0.3, "failed or doubtful"),
             (0.3 < parts.outcome_confidence < 0.75, "unsure outcome"),
             (parts.complexity < 0.5, "simple steps"),
             (parts.tool_diversity == 0.0, "no tools"),

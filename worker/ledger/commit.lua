@@ -2,7 +2,7 @@
 --
 -- KEYS  the records
 -- ARGV  record's ttl_ms, then for each its content digest and its decision
--- Reply for each the decision that stands, or an empty string if its id was taken by other content
+-- Reply for each 1 if it was stored, the earlier decision if that stands, or an empty string if its id was taken by other content
 
 local reply = {}
 for i = 1, #KEYS do
@@ -16,7 +16,7 @@ for i = 1, #KEYS do
         redis.call('HSET', KEYS[i], 'state', 'decided', 'content', content, 'decision', decision)
         redis.call('HDEL', KEYS[i], 'reason')
         redis.call('PEXPIRE', KEYS[i], ARGV[1])
-        reply[i] = decision
+        reply[i] = 1
     end
 end
 return reply

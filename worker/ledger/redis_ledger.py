@@ -66,7 +66,10 @@ class RedisLedger:
         for verdict in verdicts:
             arguments += [verdict.content, verdict.decision]
         standing = self._run(self._commit, [verdict.trace_id for verdict in verdicts], arguments)
-        return [decision or None for decision in standing]
+        return [
+            verdict.decision if stored == 1 else bytes(stored) or None
+            for verdict, stored in zip(verdicts, standing, strict=True)
+        ]
 
     def bury(self, trace_id: str, reason: str) -> None:
         """Mark a trace as dead unless it is decided.
@@ -76,6 +79,15 @@ class RedisLedger:
         """
         self._run(self._bury, [trace_id], [self._ttl_ms, reason.encode()])
 
-    def _run(self, script: Any, trace_ids: Sequence[str], arguments: Sequence[bytes | int]) -> list[bytes]:
+    def erase(self, trace_id: str) -> int:
+        """Remove a trace's record, its decision with it; return how many there were (0 or 1).
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
         with unavailable_if_down("ledger"):
-            return cast("list[bytes]", script(keys=[self._keys.record(trace_id) for trace_id in trace_ids], args=arguments))
+            return int(self._client.delete(self._keys.record(trace_id)))
+
+    def _run(self, script: Any, trace_ids: Sequence[str], arguments: Sequence[bytes | int]) -> list[Any]:
+        with unavailable_if_down("ledger"):
+            return cast("list[Any]", script(keys=[self._keys.record(trace_id) for trace_id in trace_ids], args=arguments))

@@ -1,14 +1,14 @@
 -- Admit traces to a novelty log, in order, once each.
 --
 -- KEYS  log, head, then the ledger record of each candidate
--- ARGV  epoch for a new log, window's max_elements, ttl_ms, slack_elements, slack_ms, record's ttl_ms, space,
+-- ARGV  epoch for a new log, window's max_elements, ttl_ms, slack_elements, slack_ms, record's ttl_ms,
 --       then for each candidate: trace id, content digest, vector bytes
--- Reply epoch, then for each candidate its entry id, or an empty string if its id was taken by other content
+-- Reply for each candidate its entry id, or an empty string if its id was taken by other content
 
 local log, head = KEYS[1], KEYS[2]
 local max_elements, ttl_ms = tonumber(ARGV[2]), tonumber(ARGV[3])
 local slack_elements, slack_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
-local record_ttl_ms, space = ARGV[6], ARGV[7]
+local record_ttl_ms = ARGV[6]
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -24,21 +24,30 @@ local function is_within_slack(entry)
     return tonumber(entry_place) > place - slack_elements and tonumber(entry_time) > time - slack_ms
 end
 
-local reply = { epoch }
+local function append(trace_id, content, vector)
+    place = place + 1
+    local entry = string.format('%.0f-%.0f', time, place)
+    redis.call('XADD', log, entry, 'i', trace_id, 'c', content, 'v', vector)
+    return entry
+end
+
+local reply = {}
 local appended = false
 for i = 3, #KEYS do
-    local argument = 8 + (i - 3) * 3
+    local record_key = KEYS[i]
+    local argument = 7 + (i - 3) * 3
     local trace_id, content, vector = ARGV[argument], ARGV[argument + 1], ARGV[argument + 2]
-    local record = redis.call('HMGET', KEYS[i], 'content', 'space', 'entry', 'state')
-    local entry = record[3]
+    local record = redis.call('HMGET', record_key, 'content', 'epoch', 'entry', 'given_up', 'state')
+    local entry = record[2] == epoch and record[3]
     if record[1] and record[1] ~= content then
         entry = ''
-    elseif not (entry and record[2] == space and is_within_slack(entry)) then
-        place = place + 1
-        entry = string.format('%.0f-%.0f', time, place)
-        redis.call('XADD', log, entry, 'i', trace_id, 'c', content, 'v', vector)
-        redis.call('HSET', KEYS[i], 'content', content, 'space', space, 'entry', entry, 'state', record[4] or 'pending')
-        redis.call('PEXPIRE', KEYS[i], record_ttl_ms)
+    elseif not (entry and is_within_slack(entry)) then
+        if entry then
+            redis.call('HSET', record_key, 'given_up', (record[4] or '') .. ' ' .. entry)
+        end
+        entry = append(trace_id, content, vector)
+        redis.call('HSET', record_key, 'content', content, 'epoch', epoch, 'entry', entry, 'state', record[5] or 'pending')
+        redis.call('PEXPIRE', record_key, record_ttl_ms)
         appended = true
     end
     reply[#reply + 1] = entry

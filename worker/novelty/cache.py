@@ -1,19 +1,18 @@
 """The shared cache: admit to the log, bring the mirror up to date, compare."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from worker.errors import ServiceUnavailable
 from worker.novelty.log import Candidate, NoveltyLog, Place, Window
-from worker.novelty.mirror import Mirror, Nearest, Query
+from worker.novelty.mirror import Mirror, Nearest
 
 
-class Placed:
+class Placed(NamedTuple):
     """A candidate's place in the log and its nearest earlier entry (None: its window is empty)."""
 
-    __slots__ = ("nearest", "place")
-
-    def __init__(self, place: Place, nearest: Nearest | None) -> None:
-        self.place = place
-        self.nearest = nearest
+    place: Place
+    nearest: Nearest | None
 
 
 class NoveltyCache:
@@ -36,15 +35,19 @@ class NoveltyCache:
     def place(self, candidates: Sequence[Candidate]) -> list[Placed | None]:
         """Append the candidates that are new and compare each with the entries before its own.
 
+        What is compared is what the log holds: a trace that has a place already is compared by its first vector.
+
         Returns:
             For each candidate its place and nearest entry; None if its id was taken by other content.
 
         Raises:
-            ServiceUnavailable: the log cannot be reached; placing again is safe.
+            ServiceUnavailable: the log cannot be reached, or was emptied meanwhile; placing again is safe.
         """
         places = self._exchange(candidates)
-        queries = [Query(candidate, place) for candidate, place in zip(candidates, places, strict=True) if place]
-        found = iter(self._mirror.nearest(queries))
+        try:
+            found = iter(self._mirror.nearest([place for place in places if place]))
+        except KeyError:
+            raise ServiceUnavailable("novelty log: it was emptied while traces were placed in it") from None
         return [Placed(place, next(found)) if place else None for place in places]
 
     def _exchange(self, candidates: Sequence[Candidate]) -> list[Place | None]:

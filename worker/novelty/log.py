@@ -1,7 +1,8 @@
 """What a novelty log is, wherever it lies: an append-only sequence of vectors with places in one total order.
 
 A trace's novelty is a function of the log alone: one minus the largest similarity to the entries before its own that belong
-to other traces, among the ``max_elements`` places before its own and younger than the TTL at its own time.
+to other traces, among the ``max_elements`` places before its own and younger than the TTL at its own time. An erased entry
+leaves its place empty, so that the windows of the others stay what they were.
 """
 
 from collections.abc import Sequence
@@ -71,12 +72,14 @@ class Cursor(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry as read from the log."""
+    """One entry as read from the log: a trace's, or the note that an earlier entry was erased."""
 
     place: Place
     trace_id: str
     content: bytes
     vector: NDArray[np.float32]
+    erases: Place | None = None
+    """The place that this entry erases; then it has no trace id, content or vector of its own."""
 
 
 @dataclass(frozen=True, slots=True)

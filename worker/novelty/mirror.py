@@ -6,10 +6,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.novelty.log import Candidate, Cursor, Place, Tail, Window
+from worker.novelty.log import Cursor, Entry, Place, Tail, Window
 
 _SCAN_ROWS: Final = 8_192
 """Rows compared at once: bounds the similarities of a batch to some megabytes, whatever the window."""
+
+_ERASED: Final = ""
+"""Stands for the trace id of a row whose entry was erased."""
 
 
 class Nearest(NamedTuple):
@@ -18,13 +21,6 @@ class Nearest(NamedTuple):
     trace_id: str
     similarity: float
     is_duplicate: bool
-
-
-class Query(NamedTuple):
-    """A candidate at its place."""
-
-    candidate: Candidate
-    place: Place
 
 
 class Mirror:
@@ -61,43 +57,68 @@ class Mirror:
             self._cursor = None
             return
         for entry in tail.entries:
-            if len(self) == len(self._numbers):
-                self._drop_oldest(len(self) - self._window.kept_elements + 1)
-            row = len(self)
-            self._vectors[row] = entry.vector
-            self._times[row], self._numbers[row] = entry.place
-            self._contents[row] = _content_key(entry.content)
-            self._trace_ids.append(entry.trace_id)
+            if entry.erases:
+                self._erase(entry.erases)
+            else:
+                self._append(entry)
         if tail.entries:
             last = tail.entries[-1]
             self._cursor = Cursor(tail.epoch, last.place, last.trace_id)
         elif self._cursor is None:
             self._cursor = Cursor(tail.epoch, None, "")
 
-    def nearest(self, queries: Sequence[Query]) -> list[Nearest | None]:
-        """Find the most similar entry in each query's window; None where the window is empty.
+    def nearest(self, places: Sequence[Place]) -> list[Nearest | None]:
+        """For each place find the most similar entry in its window; None where the window is empty.
 
-        Entries of the query's own trace never count. Content that is the very same is always nearest, with a similarity of
+        Entries of the place's own trace never count. Content that is the very same is always nearest, with a similarity of
         exactly 1: two embeddings of one text may differ in the last bit.
+
+        Raises:
+            KeyError: there is no entry at a place, because the log was emptied meanwhile.
         """
-        windows = [self._rows(query.place) for query in queries]
-        best = self._scan(queries, windows)
-        return [self._duplicate(query, rows) or found for query, rows, found in zip(queries, windows, best, strict=True)]
+        owns = [self._row(place) for place in places]
+        windows = [self._rows(place) for place in places]
+        best = self._scan(owns, windows)
+        return [self._duplicate(own, rows) or found for own, rows, found in zip(owns, windows, best, strict=True)]
+
+    def _append(self, entry: Entry) -> None:
+        if len(self) == len(self._numbers):
+            self._drop_oldest(len(self) - self._window.kept_elements + 1)
+        row = len(self)
+        self._vectors[row] = entry.vector
+        self._times[row], self._numbers[row] = entry.place
+        self._contents[row] = _content_key(entry.content)
+        self._trace_ids.append(entry.trace_id)
+
+    def _erase(self, place: Place) -> None:
+        """Blank a row; its number stays taken, so that no window changes otherwise."""
+        try:
+            row = self._row(place)
+        except KeyError:
+            return
+        self._vectors[row] = 0.0
+        self._contents[row] = 0
+        self._trace_ids[row] = _ERASED
+
+    def _row(self, place: Place) -> int:
+        row = int(np.searchsorted(self._numbers[: len(self)], place.number, "left"))
+        if row == len(self) or self._numbers[row] != place.number:
+            raise KeyError(place)
+        return row
 
     def _rows(self, place: Place) -> range:
         """Rows of the window before ``place``: by number, and younger than the TTL at its time."""
-        size = len(self)
-        numbers, times = self._numbers[:size], self._times[:size]
+        numbers, times = self._numbers[: len(self)], self._times[: len(self)]
         by_number = int(np.searchsorted(numbers, place.number - self._window.max_elements, "left"))
         by_age = int(np.searchsorted(times, place.time_ms - self._window.ttl_ms, "right"))
         return range(max(by_number, by_age), int(np.searchsorted(numbers, place.number, "left")))
 
-    def _scan(self, queries: Sequence[Query], windows: Sequence[range]) -> list[Nearest | None]:
-        best: list[Nearest | None] = [None] * len(queries)
+    def _scan(self, owns: Sequence[int], windows: Sequence[range]) -> list[Nearest | None]:
+        best: list[Nearest | None] = [None] * len(owns)
         occupied = [rows for rows in windows if rows]
         if not occupied:
             return best
-        vectors = np.stack([query.candidate.vector for query in queries])
+        vectors = self._vectors[list(owns)]
         first, end = min(rows.start for rows in occupied), max(rows.stop for rows in occupied)
         for start in range(first, end, _SCAN_ROWS):
             stop = min(start + _SCAN_ROWS, end)
@@ -105,28 +126,31 @@ class Mirror:
             for index, rows in enumerate(windows):
                 low, high = max(rows.start, start), min(rows.stop, stop)
                 if low < high:
-                    found = self._best(queries[index].candidate.trace_id, low, similarities[index, low - start : high - start])
+                    found = self._best(owns[index], low, similarities[index, low - start : high - start])
                     best[index] = max(best[index], found, key=lambda nearest: nearest.similarity if nearest else -2.0)
         return best
 
-    def _best(self, own_id: str, first_row: int, similarities: NDArray[np.float32]) -> Nearest | None:
+    def _best(self, own: int, first_row: int, similarities: NDArray[np.float32]) -> Nearest | None:
         for _ in range(len(similarities)):
             offset = int(similarities.argmax())
             trace_id = self._trace_ids[first_row + offset]
-            if trace_id != own_id:
+            if self._counts(trace_id, own):
                 similarity = float(np.clip(similarities[offset], -1.0, 1.0))
                 return Nearest(trace_id, similarity, is_duplicate=False)
-            # An earlier admission of this very trace, given up because it was redelivered too late.
             similarities[offset] = -np.inf
         return None
 
-    def _duplicate(self, query: Query, rows: range) -> Nearest | None:
-        same = np.flatnonzero(self._contents[rows.start : rows.stop] == _content_key(query.candidate.content))
+    def _duplicate(self, own: int, rows: range) -> Nearest | None:
+        same = np.flatnonzero(self._contents[rows.start : rows.stop] == self._contents[own])
         for offset in same:
             trace_id = self._trace_ids[rows.start + int(offset)]
-            if trace_id != query.candidate.trace_id:
+            if self._counts(trace_id, own):
                 return Nearest(trace_id, 1.0, is_duplicate=True)
         return None
+
+    def _counts(self, trace_id: str, own: int) -> bool:
+        """Neither an erased entry counts, nor an earlier one of the same trace, given up as it was redelivered too late."""
+        return trace_id not in (_ERASED, self._trace_ids[own])
 
     def _drop_oldest(self, count: int) -> None:
         size = len(self)

@@ -3,9 +3,9 @@
 The formulas are those of the KnowledgePulse reference SDK's ``evaluateValue``.
 """
 
-from worker.scoring.dimensions import UNKNOWN_NOVELTY, dimensions
+from worker.scoring.dimensions import dimensions, novelty_of
 from worker.scoring.policy import Policy
 from worker.scoring.profiles import DEFAULT_PROFILE, PROFILES, check_weights
 from worker.scoring.score import Score, score
 
-__all__ = ["DEFAULT_PROFILE", "PROFILES", "UNKNOWN_NOVELTY", "Policy", "Score", "check_weights", "dimensions", "score"]
+__all__ = ["DEFAULT_PROFILE", "PROFILES", "Policy", "Score", "check_weights", "dimensions", "novelty_of", "score"]

@@ -11,6 +11,11 @@ UNKNOWN_NOVELTY: Final = 0.5
 _STEPS_FOR_FULL_TERM: Final = 20
 
 
+def novelty_of(similarity: float | None) -> float:
+    """Novelty, 0..1, from the largest cosine similarity to an earlier trace; None if there is nothing to compare with."""
+    return UNKNOWN_NOVELTY if similarity is None else min(1.0, max(0.0, 1.0 - similarity))
+
+
 def dimensions(trace: ReasoningTrace, novelty: float, *, cap_step_term: bool = False) -> Dimensions:
     """Compute the dimensions of a trace whose novelty (0..1) is known.
 

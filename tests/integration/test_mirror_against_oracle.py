@@ -1,0 +1,139 @@
+"""Whatever happens to a log, every mirror gives what the definition of novelty gives, written out over the log itself."""
+
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.novelty import candidate
+from worker.keys import Keys
+from worker.novelty import NoveltyCache, RedisLog, Window
+from worker.novelty.cache import Placed
+from worker.novelty.log import Entry
+
+KEYS: Final = Keys("kp")
+WINDOW: Final = Window(max_elements=8, ttl_ms=40, slack_elements=5, slack_ms=60_000)
+CACHES: Final = 3
+
+
+def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
+    """The largest similarity in a place's window and the traces that have it (within rounding), by definition."""
+    similarities = {
+        entry.trace_id: 1.0 if entry.content == own.content else float(entry.vector @ own.vector)
+        for entry in entries
+        if entry.place.number < own.place.number
+        and entry.place.number >= own.place.number - WINDOW.max_elements
+        and entry.place.time_ms > own.place.time_ms - WINDOW.ttl_ms
+        and entry.trace_id != own.trace_id
+    }
+    if not similarities:
+        return None
+    largest = max(similarities.values())
+    return largest, {trace_id for trace_id, value in similarities.items() if value >= largest - 1e-5}
+
+
+class Fleet:
+    """Several caches on one log, and all that can happen to them."""
+
+    def __init__(self, client: redis.Redis, random: Random) -> None:
+        client.flushall()
+        self.client, self.random = client, random
+        self.log = RedisLog(client, KEYS, "space", WINDOW, record_ttl_ms=60_000)
+        self.caches = [NoveltyCache(self.log, WINDOW, 8) for _ in range(CACHES)]
+        self.saved: dict[bytes, bytes] = {}
+
+    def step(self) -> None:
+        """Do one thing, mostly placing traces, so that windows fill."""
+        doing = (self.place, self.read, self.let_time_pass, self.erase, self.save, self.fall_back, self.clear, self.restart)
+        self.random.choices(doing, weights=(30, 6, 6, 8, 2, 1, 1, 2))[0]()
+
+    def place(self) -> None:
+        ids = [f"trace-{self.random.randrange(40)}" for _ in range(self.random.randint(1, 4))]
+        candidates = [candidate(trace_id, self.random.randrange(7)) for trace_id in ids]
+        placed = self.random.choice(self.caches).place(candidates)
+        entries = self.entries()
+        at = {entry.place: entry for entry in entries}
+        for sent, found in zip(candidates, placed, strict=True):
+            if found is None:
+                assert self.client.hget(KEYS.record(sent.trace_id), "content") != sent.content
+                continue
+            own = at[found.place]
+            assert (own.trace_id, own.content) == (sent.trace_id, sent.content)
+            agree(found, oracle(entries, own))
+
+    def read(self) -> None:
+        self.random.choice(self.caches).catch_up()
+
+    def let_time_pass(self) -> None:
+        # The log's time never goes back, so a head in the future is a clock that stands still until it is moved.
+        time_ms: Any = self.client.hget(KEYS.head("space"), "time_ms")
+        if time_ms:
+            server: Any = self.client.time()
+            now = max(int(time_ms), server[0] * 1_000 + 3_600_000)
+            self.client.hset(KEYS.head("space"), "time_ms", now + self.random.choice([1, 5, WINDOW.ttl_ms // 2]))
+
+    def erase(self) -> None:
+        if entries := self.entries():
+            trace_id = self.random.choice(entries[-WINDOW.max_elements :]).trace_id
+            assert self.log.erase(trace_id) > 0
+            self.client.delete(KEYS.record(trace_id))
+            assert all(entry.trace_id != trace_id for entry in self.log.entries())
+
+    def save(self) -> None:
+        dumps: list[tuple[bytes, Any]] = [(key, self.client.dump(key)) for key in self.client.scan_iter()]
+        self.saved = dict(dumps)
+
+    def fall_back(self) -> None:
+        self.client.flushall()
+        for key, dump in self.saved.items():
+            self.client.restore(key, 60_000, dump)
+
+    def clear(self) -> None:
+        self.log.clear()
+
+    def restart(self) -> None:
+        self.caches[self.random.randrange(CACHES)] = NoveltyCache(self.log, WINDOW, 8)
+
+    def entries(self) -> list[Entry]:
+        return [entry for entry in self.log.entries() if not entry.erases]
+
+
+def agree(found: Placed, expected: tuple[float, set[str]] | None) -> None:
+    if expected is None:
+        assert found.nearest is None
+        return
+    similarity, nearest = expected
+    assert found.nearest is not None
+    assert found.nearest.similarity == pytest.approx(similarity, abs=1e-5)
+    assert found.nearest.trace_id in nearest
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_caches_agree_with_the_definition_whatever_happens_to_the_log(client: redis.Redis, seed: int) -> None:
+    fleet = Fleet(client, Random(seed))
+    for _ in range(120):
+        fleet.step()
+    places = [entry.place for entry in fleet.log.entries()]
+    assert places == sorted(places)
+    assert len({place.number for place in places}) == len(places)
+    assert all(client.pttl(key) > 0 for key in client.scan_iter())
+
+
+def test_a_mirror_that_is_full_moves_on_and_still_agrees(client: redis.Redis) -> None:
+    window = Window(max_elements=40, ttl_ms=60_000, slack_elements=10, slack_ms=60_000)
+    log = RedisLog(client, KEYS, "space", window, record_ttl_ms=60_000)
+    cache, rng = NoveltyCache(log, window, 8), np.random.default_rng(0)
+    kept: list[tuple[str, np.ndarray[Any, Any]]] = []
+    for batch in range(300):
+        sent = [candidate(f"{batch}-{index}", int(rng.integers(10**9))) for index in range(8)]
+        for each, placed in zip(sent, cache.place(sent), strict=True):
+            if kept:
+                assert placed
+                assert placed.nearest
+                assert placed.nearest.similarity == pytest.approx(max(float(v @ each.vector) for _, v in kept[-40:]), abs=1e-5)
+            kept.append((each.trace_id, each.vector))
