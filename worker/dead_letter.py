@@ -3,7 +3,8 @@
 import hashlib
 import json
 import time
-from typing import Any, Final, Literal
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import redis
 
@@ -11,9 +12,29 @@ from worker.keys import Keys
 from worker.redis_client import unavailable_if_down
 
 Reason = Literal["invalid", "conflict", "scoring_failed"]
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 
 KEPT_S: Final = 30 * 86_400
 """How long a dead letter is kept."""
+
+_READ_CHUNK: Final = 100
+"""Dead letters read in one round trip; each may hold megabytes."""
+
+
+class DeadLetter(NamedTuple):
+    """A dead letter as it is kept."""
+
+    letter_id: str
+    """``<Redis time in ms>-<number>``."""
+    reason: str
+    detail: str
+    """Field paths and figures, never content."""
+    trace_id: str
+    """Empty where the submission had none to speak of."""
+    digest: str
+    """BLAKE2b-128 of the payload, in hex."""
+    payload: bytes
+    """The submission as UTF-8 JSON."""
 
 
 class DeadLetters:
@@ -30,7 +51,7 @@ class DeadLetters:
         Raises:
             ServiceUnavailable: Redis cannot be reached; the submission must be given back, not acknowledged.
         """
-        raw = _bytes(payload)
+        raw = json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
         fields: dict[Any, Any] = {
             "reason": reason,
             "detail": detail,
@@ -45,17 +66,32 @@ class DeadLetters:
             pipeline.expire(self._key, KEPT_S)
             pipeline.execute()
 
-    def erase(self, trace_id: str) -> int:
-        """Remove the dead letters of a trace; return how many there were.
+    def read(self) -> Iterator[DeadLetter]:
+        """Give all dead letters, oldest first.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        start = "-"
+        while True:
+            with unavailable_if_down("dead letters"):
+                chunk: Any = self._client.xrange(self._key, start, "+", _READ_CHUNK)
+            for letter_id, fields in chunk:
+                yield _letter(letter_id, fields)
+            if len(chunk) < _READ_CHUNK:
+                return
+            start = f"({chunk[-1][0].decode()}"
+
+    def drop(self, letter_id: str) -> bool:
+        """Remove a dead letter for good; return whether there was one.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached.
         """
         with unavailable_if_down("dead letters"):
-            entries: Any = self._client.xrange(self._key)
-            found = [entry_id for entry_id, fields in entries if fields[b"trace_id"].decode() == trace_id]
-            return int(self._client.xdel(self._key, *found)) if found else 0
+            return bool(self._client.xdel(self._key, letter_id))
 
 
-def _bytes(payload: object) -> bytes:
-    return json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
+def _letter(letter_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
+    text = {name: fields[name.encode()].decode() for name in ("reason", "detail", "trace_id", "digest")}
+    return DeadLetter(letter_id.decode(), payload=fields[b"payload"], **text)

@@ -12,13 +12,15 @@ from typing import Any
 import psutil
 import pytest
 import redis
+from celery import Celery
 
 from tests.processes import Worker, start_worker, wait_until
 from tests.traces import fresh_samples
 from worker.settings import Settings, as_environment
 
 NOWHERE = "redis://127.0.0.1:1/0"
-COMMANDS = ["demo", "up", "worker", "submit", "decisions", "score", "audit", "forget", "cache info", "cache clear", "schema"]
+COMMANDS = ["demo", "up", "worker", "submit", "decisions", "score", "audit", "forget", "schema"]
+COMMANDS += ["cache info", "cache clear", "dead-letter list", "dead-letter show", "dead-letter replay", "dead-letter drop"]
 
 
 def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -110,6 +112,34 @@ def test_decisions_takes_each_decision_once(at_fleet: dict[str, str]) -> None:
     assert len(taken) == len(set(taken))
 
 
+def test_decisions_follow_prints_what_comes_in_until_ctrl_c(at_fleet: dict[str, str]) -> None:
+    run("decisions", **at_fleet)
+    (trace,) = fresh_samples(1)
+    arguments = [sys.executable, "-m", "worker.cli", "decisions", "--follow"]
+    with subprocess.Popen(arguments, env=os.environ | at_fleet, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as follow:
+        assert follow.stdout
+        run("submit", "-", stdin=lines(trace), **at_fleet)
+        assert json.loads(follow.stdout.readline())["trace_id"] == trace["id"]
+        follow.send_signal(signal.SIGINT)
+        assert follow.wait(10) == 0
+    assert rows(run("decisions", **at_fleet).stdout) == []
+
+
+def test_a_trace_over_the_limits_is_named_with_its_size(at_fleet: dict[str, str]) -> None:
+    huge, good = fresh_samples(2)
+    huge["task"]["objective"] = "x" * 10_000_000
+    done = run("submit", "-", stdin=lines(huge, good), **at_fleet)
+    assert done.returncode == 1
+    assert "line 1: $: expected at most 1048576 bytes, got 10" in done.stderr
+    assert len(rows(done.stdout)) == 2
+
+
+def test_a_missing_file_is_named() -> None:
+    done = run("score", "no-such-file.jsonl")
+    assert done.returncode == 2
+    assert "no-such-file.jsonl" in done.stderr
+
+
 def test_an_empty_file_is_said_to_be_empty(at_fleet: dict[str, str]) -> None:
     for command in ("submit", "score"):
         done = run(command, "-", **at_fleet)
@@ -180,6 +210,36 @@ def test_audit_agrees_and_exits_1_once_a_decision_is_altered(at_fleet: dict[str,
     assert done.returncode == 1
     (difference,) = rows(done.stdout)
     assert (difference["trace_id"], difference["decided"]) == (trace["id"], 0.987)
+
+
+def test_dead_letters_are_listed_shown_replayed_and_dropped(at_fleet: dict[str, str]) -> None:
+    bad, good = fresh_samples(2)
+    app = Celery("foreign", broker=at_fleet["KP_BROKER_URL"], set_as_current=False)
+    app.send_task("score_trace", args=[bad | {"steps": []}], queue="traces")
+    # Too large for the worker's limits and not for those of whoever replays it.
+    long = good | {"task": {"objective": "word " * 40_000}}
+    app.send_task("score_trace", args=[long], queue="traces")
+    app.close()
+
+    def listed(*arguments: str) -> list[dict[str, Any]]:
+        return rows(run("dead-letter", "list", *arguments, **at_fleet).stdout)
+
+    (letter,) = wait_until(lambda: listed("--trace-id", good["id"]))
+    (other,) = wait_until(lambda: listed("--trace-id", bad["id"]))
+    assert letter["reason"] == "invalid"
+    assert letter["bytes"] > 200_000
+    assert "payload" not in letter
+    (shown,) = rows(run("dead-letter", "show", letter["letter_id"], **at_fleet).stdout)
+    assert shown["payload"] == long
+    assert run("dead-letter", "replay", other["letter_id"], **at_fleet).returncode == 1
+    replay = ("dead-letter", "replay", letter["letter_id"], "--set", "limits.field_chars=1000000")
+    assert rows(run(*replay, "--dry-run", **at_fleet).stdout)[0]["state"] == "would be replayed"
+    assert rows(run(*replay, **at_fleet).stdout)[0]["state"] == "pending"
+    # The worker's own limit still holds, so it comes back as another letter.
+    assert wait_until(lambda: listed("--trace-id", good["id"]))[0]["letter_id"] != letter["letter_id"]
+    for trace_id in (bad["id"], good["id"]):
+        assert rows(run("dead-letter", "drop", "--trace-id", trace_id, **at_fleet).stdout)[0]["state"] == "dropped"
+        assert listed("--trace-id", trace_id) == []
 
 
 def test_forget_erases_vector_record_and_dead_letters(at_fleet: dict[str, str]) -> None:

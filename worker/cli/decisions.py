@@ -1,6 +1,7 @@
 """``kp-scorer decisions``: take decisions off the results queues."""
 
-import time
+import signal
+from threading import Event
 from typing import Final, cast
 
 import click
@@ -28,22 +29,22 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Se
     empty, unless told to --follow.
     """
     settings = with_endpoints(settings)
+    # Ctrl-C ends it between two decisions: one that is printed and not acknowledged would be printed again next time.
+    stopping = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
     taken = 0
     with open_results(make_celery(settings), settings.queues, cast("Outcome | None", outcome)) as results:
-        try:
-            while limit is None or taken < limit:
-                before = taken
-                for item in results.take():
-                    print_json(item.decision)
-                    item.acknowledge()
-                    taken += 1
-                    if taken == limit:
-                        break
-                if taken == before:
-                    if not follow:
-                        break
-                    time.sleep(_POLL_S)
-        except KeyboardInterrupt:
-            # The way to end --follow.
-            pass
+        while not stopping.is_set() and taken != limit:
+            before = taken
+            for item in results.take():
+                print_json(item.decision)
+                item.acknowledge()
+                taken += 1
+                if taken == limit or stopping.is_set():
+                    break
+            if taken == before:
+                if not follow:
+                    break
+                stopping.wait(_POLL_S)
     say(f"took {taken} decisions")

@@ -45,26 +45,30 @@ def demo(file: str | None, timeout_s: float, settings: Settings) -> None:
         (process,) = stack.enter_context(worker_processes(settings, url, 1))
         local = settings.model_copy(update={"redis": settings.redis.model_copy(update={"url": url})})
         client = stack.enter_context(Client(with_endpoints(local)))
-        trace_ids = _submit(client, file, settings)
+        trace_ids, refused = _submit(client, file, settings)
         settled = _watch(client, trace_ids, timeout_s, lambda: process.poll() is None)
-    _summarise(trace_ids, settled)
+    if not _summarise(trace_ids, settled) or refused:
+        sys.exit(1)
 
 
-def _submit(client: Client, file: str | None, settings: Settings) -> list[str]:
+def _submit(client: Client, file: str | None, settings: Settings) -> tuple[list[str], int]:
+    """Submit a file's traces, or the samples; return their ids and how many lines were refused."""
     with ExitStack() as stack:
         samples = resources.files("worker.samples").joinpath("traces.jsonl")
         name = file or str(stack.enter_context(resources.as_file(samples)))
         stream = stack.enter_context(open_input(name))
         trace_ids: list[str] = []
+        refused = 0
         for line in read_traces(stream, settings.limits.limits()):
             try:
                 if isinstance(line.trace, InvalidTrace):
                     raise line.trace
                 trace_ids.append(client.submit(line.trace))
             except (InvalidTrace, TraceConflict) as error:
+                refused += 1
                 say(f"line {line.number}: {error}")
     say(f"submitted {len(trace_ids)} traces" if trace_ids else f"no traces in {name}")
-    return list(dict.fromkeys(trace_ids))
+    return list(dict.fromkeys(trace_ids)), refused
 
 
 def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker_lives: Callable[[], bool]) -> dict[str, Status]:
@@ -84,7 +88,8 @@ def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker_li
     return settled
 
 
-def _summarise(trace_ids: Sequence[str], settled: dict[str, Status]) -> None:
+def _summarise(trace_ids: Sequence[str], settled: dict[str, Status]) -> bool:
+    """Show what became of the traces; return whether all were decided."""
     decisions: list[Decision] = [
         status.decision for trace_id in trace_ids if (status := settled.get(trace_id)) and status.decision
     ]
@@ -98,5 +103,4 @@ def _summarise(trace_ids: Sequence[str], settled: dict[str, Status]) -> None:
         + (f", {dead} dead" if dead else "")
         + (f", {pending} still pending" if pending else "")
     )
-    if dead or pending:
-        sys.exit(1)
+    return not dead and not pending

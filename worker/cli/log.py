@@ -81,7 +81,9 @@ def forget(trace_id: str, settings: Settings) -> None:
 
     def use(store: _Store) -> None:
         vectors = sum(log.erase(trace_id) for log in store.logs)
-        letters = store.dead_letters.erase(trace_id)
+        letters = sum(
+            store.dead_letters.drop(letter.letter_id) for letter in store.dead_letters.read() if letter.trace_id == trace_id
+        )
         # Last: it tells where the vectors are, should this be interrupted and have to be done again.
         records = store.ledger.erase(trace_id)
         print_json({"trace_id": trace_id, "vectors": vectors, "records": records, "dead_letters": letters})

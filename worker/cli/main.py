@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 import click
 
+from worker.cli.dead_letter import dead_letter
 from worker.cli.decisions import decisions
 from worker.cli.demo import demo
 from worker.cli.log import audit, cache, forget
@@ -32,7 +33,7 @@ def commands() -> None:
     """
 
 
-for command in (demo, up, worker, submit, decisions, score, audit, forget, cache, schema):
+for command in (demo, up, worker, submit, decisions, score, dead_letter, audit, forget, cache, schema):
     commands.add_command(command)
 
 

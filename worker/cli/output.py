@@ -43,8 +43,8 @@ def report_invalid(line: Line, error: InvalidTrace) -> None:
 class Advance(Protocol):
     """Moves a progress display."""
 
-    def __call__(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` are finished."""
+    def __call__(self, done: int, total: int | None) -> None:
+        """Show that ``done`` of ``total`` are finished; None: nobody knows how many there will be."""
         ...
 
 
@@ -66,8 +66,8 @@ class _PlainProgress:
         self._label = label
         self._last_s = time.monotonic()
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int | None) -> None:
         now = time.monotonic()
         if done == total or now - self._last_s >= _PLAIN_EVERY_S:
             self._last_s = now
-            say(f"{self._label}: {done} of {total}")
+            say(f"{self._label}: {done} of {total}" if total else f"{self._label}: {done}")

@@ -1,13 +1,13 @@
 """``kp-scorer submit``: put traces on the queue."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import click
 
 from worker.cli.options import settings_options
 from worker.cli.output import print_json, progress, report_invalid, say
-from worker.cli.reading import open_input, read_traces
+from worker.cli.reading import Line, open_input, read_traces
 from worker.client import Client, Status
 from worker.embedded import with_endpoints
 from worker.errors import InvalidTrace, TraceConflict
@@ -26,31 +26,35 @@ def submit(file: str, wait: bool, timeout_s: float, settings: Settings) -> None:
     Invalid lines are named by number and field; the others still go.
     """
     with Client(with_endpoints(settings)) as client, open_input(file) as stream:
-        submitted: list[str] = []
-        failed = seen = 0
-        for line in read_traces(stream, settings.limits.limits()):
+        submitted, seen = _submit(client, read_traces(stream, settings.limits.limits()), print_each=not wait)
+        say(f"submitted {len(submitted)} of {seen}" if seen else f"no traces in {file}")
+        unsettled = _wait(client, list(dict.fromkeys(submitted)), timeout_s) if wait else 0
+    if len(submitted) < seen or unsettled:
+        sys.exit(1)
+
+
+def _submit(client: Client, lines: Iterable[Line], *, print_each: bool) -> tuple[list[str], int]:
+    """Submit what can be submitted and report the rest; return the ids submitted and how many lines there were."""
+    submitted: list[str] = []
+    seen = 0
+    with progress("submitted") as advance:
+        for line in lines:
             seen += 1
             try:
                 if isinstance(line.trace, InvalidTrace):
                     raise line.trace
                 trace_id = client.submit(line.trace)
             except InvalidTrace as error:
-                failed += 1
                 report_invalid(line, error)
             except TraceConflict as error:
-                failed += 1
                 say(f"line {line.number}: {error}")
                 print_json({"trace_id": error.trace_id, "state": "conflict", "line": line.number})
             else:
                 submitted.append(trace_id)
-                if not wait:
+                if print_each:
                     print_json({"trace_id": trace_id, "state": "pending"})
-        if not seen:
-            say(f"no traces in {file}")
-        say(f"submitted {len(submitted)} of {seen}")
-        unsettled = _wait(client, list(dict.fromkeys(submitted)), timeout_s) if wait else 0
-    if failed or unsettled:
-        sys.exit(1)
+            advance(seen, None)
+    return submitted, seen
 
 
 def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:

@@ -1,0 +1,123 @@
+"""``kp-scorer dead-letter``: look at what could not be decided, and try it again or drop it."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any
+
+import click
+
+from worker.cli.options import settings_options
+from worker.cli.output import print_json, say
+from worker.client import Client
+from worker.dead_letter import REASONS, DeadLetter, DeadLetters
+from worker.embedded import with_endpoints
+from worker.errors import InvalidTrace, TraceConflict
+from worker.keys import Keys
+from worker.redis_client import connect
+from worker.settings import Settings
+
+
+@click.group("dead-letter")
+def dead_letter() -> None:
+    """Look at dead letters: submissions that could not be decided. Replay or drop them.
+
+    Example: kp-scorer dead-letter list --reason invalid
+    """
+
+
+def _chosen(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments that choose dead letters, and pass the command a ``wanted`` that tells which are meant."""
+
+    @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
+    @click.option("--reason", type=click.Choice(REASONS), help="Only those that are dead for this reason.")
+    @click.option("--trace-id", help="Only those of this trace.")
+    @settings_options
+    @wraps(command)
+    def with_choice(letter_ids: tuple[str, ...], reason: str | None, trace_id: str | None, **rest: Any) -> None:
+        def wanted(letter: DeadLetter) -> bool:
+            return (
+                (not letter_ids or letter.letter_id in letter_ids)
+                and reason in (None, letter.reason)
+                and trace_id in (None, letter.trace_id)
+            )
+
+        command(wanted=wanted, **rest)
+
+    return with_choice
+
+
+@dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
+@_chosen
+def list_letters(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
+    """Print a JSON line for each dead letter, oldest first, without its content."""
+    with _open(with_endpoints(settings)) as letters:
+        for letter in filter(wanted, letters.read()):
+            print_json(_described(letter))
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter show 1795271422435-0")
+@_chosen
+def show(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
+    """Print dead letters with their content, the submission as it came."""
+    with _open(with_endpoints(settings)) as letters:
+        for letter in filter(wanted, letters.read()):
+            print_json({**_described(letter), "payload": json.loads(letter.payload)})
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason invalid --dry-run")
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@_chosen
+def replay(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settings) -> None:
+    """Submit dead letters again, as their producers would; those accepted by the queue are dropped, the others stay."""
+    settings = with_endpoints(settings)
+    stayed = 0
+    with _open(settings) as letters, Client(settings) as client:
+        for letter in filter(wanted, list(letters.read())):
+            state = "would be replayed"
+            if not dry_run:
+                try:
+                    client.submit(json.loads(letter.payload))
+                    letters.drop(letter.letter_id)
+                    state = "pending"
+                except (InvalidTrace, TraceConflict) as error:
+                    stayed += 1
+                    state = "dead"
+                    say(f"{letter.letter_id}: {error}")
+            print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
+    if stayed:
+        sys.exit(1)
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter drop 1795271422435-0")
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@_chosen
+def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settings) -> None:
+    """Remove dead letters for good, their bytes with them."""
+    with _open(with_endpoints(settings)) as letters:
+        for letter in filter(wanted, list(letters.read())):
+            dropped = not dry_run and letters.drop(letter.letter_id)
+            state = "dropped" if dropped else "would be dropped"
+            print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
+
+
+@contextmanager
+def _open(settings: Settings) -> Iterator[DeadLetters]:
+    with connect(settings.redis) as client:
+        yield DeadLetters(client, Keys(settings.redis.prefix))
+
+
+def _described(letter: DeadLetter) -> dict[str, Any]:
+    at = datetime.fromtimestamp(int(letter.letter_id.partition("-")[0]) / 1_000, UTC)
+    return {
+        "letter_id": letter.letter_id,
+        "at": at.isoformat(timespec="milliseconds"),
+        "reason": letter.reason,
+        "detail": letter.detail,
+        "trace_id": letter.trace_id,
+        "digest": letter.digest,
+        "bytes": len(letter.payload),
+    }
