@@ -3,6 +3,7 @@
 from celery import Celery
 
 from worker.broker import make_celery
+from worker.consumer import keeping_consumer
 from worker.embedded import with_endpoints
 from worker.embedding import select_embedder
 from worker.lifecycle import Lifecycle, LoadEmbedder
@@ -13,7 +14,9 @@ from worker.tasks import register
 def create_app(settings: Settings, load_embedder: LoadEmbedder = select_embedder) -> Celery:
     """Make the app with its task and its lifecycle; ``load_embedder`` is called once, when a worker starts."""
     app = make_celery(settings)
-    register(app, Lifecycle(app, settings, load_embedder), settings.worker)
+    lifecycle = Lifecycle(app, settings, load_embedder)
+    app.conf.worker_consumer = keeping_consumer(lambda: lifecycle.scorer.dead_letters)
+    register(app, lifecycle, settings.worker)
     return app
 
 

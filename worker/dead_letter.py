@@ -1,7 +1,6 @@
 """Dead letters: submissions that will never be decided, kept with their reason and their bytes."""
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -11,7 +10,7 @@ import redis
 from worker.keys import Keys
 from worker.redis_client import unavailable_if_down
 
-Reason = Literal["invalid", "conflict", "scoring_failed"]
+Reason = Literal["malformed", "invalid", "conflict", "scoring_failed"]
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 
 KEPT_S: Final = 30 * 86_400
@@ -34,7 +33,7 @@ class DeadLetter(NamedTuple):
     digest: str
     """BLAKE2b-128 of the payload, in hex."""
     payload: bytes
-    """The submission as UTF-8 JSON."""
+    """The submission as UTF-8 JSON; if it is malformed, the body of the message as it came."""
 
 
 class DeadLetters:
@@ -45,19 +44,18 @@ class DeadLetters:
         self._client = client
         self._key = keys.dead_letters
 
-    def put(self, payload: object, reason: Reason, detail: str, trace_id: str = "") -> None:
+    def put(self, payload: bytes, reason: Reason, detail: str, trace_id: str = "") -> None:
         """Keep a submission's bytes and why it is dead. ``detail`` holds field paths and figures, never content.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached; the submission must be given back, not acknowledged.
         """
-        raw = json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
         fields: dict[Any, Any] = {
             "reason": reason,
             "detail": detail,
             "trace_id": trace_id,
-            "digest": hashlib.blake2b(raw, digest_size=16).hexdigest(),
-            "payload": raw,
+            "digest": hashlib.blake2b(payload, digest_size=16).hexdigest(),
+            "payload": payload,
         }
         oldest_ms = max(0, time.time_ns() // 1_000_000 - KEPT_S * 1_000)
         with unavailable_if_down("dead letters"):

@@ -11,8 +11,8 @@ from worker.settings import LogSettings
 
 # These say for every message what our own line says once, or repeat task results.
 _CHATTY: Final = ("celery.app.trace", "celery.worker.strategy", "kombu", "amqp", "sentence_transformers", "transformers")
-# On a message it cannot take, Celery logs the whole body behind the first line.
-_TELLS_BODIES: Final = "celery.worker.consumer.consumer"
+# What it says of a message that it cannot take includes the body, or headers with a printed copy of the arguments.
+_TELLS_CONTENT: Final = "celery.worker.consumer.consumer"
 
 
 def configure_logs(settings: LogSettings) -> None:
@@ -22,7 +22,7 @@ def configure_logs(settings: LogSettings) -> None:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _first_line_only,
+        _without_content,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -50,8 +50,10 @@ def configure_logs(settings: LogSettings) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _first_line_only(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    if event.get("logger") == _TELLS_BODIES:
-        event["event"] = str(event["event"]).partition("\n")[0]
+def _without_content(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    if event.get("logger") == _TELLS_CONTENT:
+        # The text before the first argument: "Received unregistered task of type".
+        template = str(event["_record"].msg).partition("%")[0]
+        event["event"] = template.partition("\n")[0].rstrip(" :")
         event.pop("exc_info", None)
     return event

@@ -1,6 +1,8 @@
 """The Celery task: one message in; a decision published, or a dead letter kept; then the ack."""
 
+import json
 import time
+import traceback
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
@@ -54,8 +56,9 @@ def _score(scorer: Scorer, settings: WorkerSettings, args: tuple[Any, ...], kwar
         except ServiceUnavailable:
             raise
         except Exception as error:
-            # One trace that cannot be scored must neither stop the worker nor come back for ever.
-            log.exception("scoring_failed")
+            # One trace that cannot be scored must neither stop the worker nor come back for ever. The error's own words
+            # are not logged: they may quote the trace.
+            log.error("scoring_failed", error=type(error).__name__, where=_where(error))
             return _bury(scorer, payload, "scoring_failed", type(error).__name__)
         scorer.publisher.publish(decision)
         log.info(
@@ -91,11 +94,18 @@ def _only_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _bury(scorer: Scorer, payload: Any, reason: Reason, detail: str) -> dict[str, Any]:
     """Keep a submission as a dead letter and tell whoever waits for its trace; the first decision of an id stands."""
     trace_id = _trace_id(payload)
-    scorer.dead_letters.put(payload, reason, detail, trace_id)
+    raw = json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    scorer.dead_letters.put(raw, reason, detail, trace_id)
     if trace_id and reason != "conflict":
         scorer.ledger.bury(trace_id, f"{reason}: {detail}")
     log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
     return {"trace_id": trace_id, "state": "dead", "reason": reason, "detail": detail}
+
+
+def _where(error: Exception) -> str:
+    """Module and line that raised an error."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.name} in {frame.filename}:{frame.lineno}"
 
 
 def _trace_id(payload: Any) -> str:

@@ -133,6 +133,35 @@ def test_an_erased_trace_is_forgotten_by_every_worker_within_a_second(
     assert audited(small, client).differences == []
 
 
+def test_workers_survive_that_the_store_is_emptied_and_compare_with_nothing_that_is_gone(
+    small: Settings, client: redis.Redis, tmp_path: Path
+) -> None:
+    # The queues stay; only the log and the ledger go.
+    store_url = small.redis.url.removesuffix("/0") + "/2"
+    apart = small.model_copy(update={"redis": small.redis.model_copy(update={"url": store_url})})
+    before, after = short_traces(60, seed=11), short_traces(60, seed=12)
+    with (
+        redis.Redis.from_url(store_url) as store,
+        start_fleet(apart, tmp_path, WORKERS, FAST_WORKER) as fleet,
+        Client(apart) as submitter,
+    ):
+        store.flushdb()
+        for trace in before:
+            submitter.submit(trace)
+        assert len(list(submitter.as_settled([trace["id"] for trace in before], timeout_s=60))) == 60
+        store.flushdb()
+        for trace in after:
+            submitter.submit(trace)
+        ids = [trace["id"] for trace in after]
+        decisions = [status.decision for status in submitter.as_settled(ids, timeout_s=60) if status.decision]
+        assert all(worker.process.poll() is None for worker in fleet)
+        report = audited(apart, store)
+    assert len(decisions) == 60
+    nearest = {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
+    assert nearest <= set(ids)
+    assert (report.agreeing, report.differences) == (60, [])
+
+
 def test_idle_workers_keep_up_with_the_log(small: Settings, client: redis.Redis, tmp_path: Path) -> None:
     with start_fleet(small, tmp_path, 1, FAST_WORKER):
         reads: Any = client.info("commandstats")

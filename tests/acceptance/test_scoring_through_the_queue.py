@@ -7,6 +7,7 @@ import pytest
 import redis
 from celery import Celery
 
+from tests.fleet import novelty_logs
 from tests.processes import Worker, wait_until
 from tests.traces import fresh_samples, new_id
 from worker.broker import make_celery
@@ -40,8 +41,11 @@ def foreign(fleet_settings: Settings) -> Iterator[Celery]:
 
 
 def test_samples_get_the_scores_that_an_offline_scorer_gives_in_the_logs_order(
-    submitter: Client, fleet_settings: Settings
+    submitter: Client, fleet_settings: Settings, store: redis.Redis
 ) -> None:
+    # Whatever other tests had scored before would be compared with.
+    for log in novelty_logs(fleet_settings, store):
+        log.clear()
     payloads = {str(trace["id"]): trace for trace in fresh_samples(48)}
     for payload in payloads.values():
         submitter.submit(payload)
@@ -156,6 +160,40 @@ def test_a_malformed_submission_becomes_a_dead_letter_with_its_reason_and_bytes(
     assert letters[0]["reason"] == "invalid"
     assert detail in letters[0]["detail"]
     assert len(letters[0]["payload"]) > 10_000_000 or case != "a 10 MB trace"
+    assert SECRET not in fleet.text()
+    assert fleet.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "detail"),
+    [
+        ("score_trace", SECRET, "DecodeError"),
+        ("score_trace", "[" * 100_000, "DecodeError"),
+        ("score_trace", "[]", "valid Celery task message"),
+        ("score_trace", "7", "valid Celery task message"),
+        ("score_trace", '[[], "kwargs", {}]', "valid Celery task message"),
+        ("score_trace", "[{}, [], null]", "valid Celery task message"),
+        ("other_task", f'[["{SECRET}"], {{}}, {{}}]', "expected score_trace"),
+        (None, f'{{"{SECRET}": 1}}', "expected a Celery task message"),
+    ],
+)
+def test_a_message_that_is_no_submission_becomes_a_dead_letter_with_its_bytes(
+    fleet: Worker, fleet_settings: Settings, foreign: Celery, store: redis.Redis, task: str | None, body: str, detail: str
+) -> None:
+    before = len(_dead_letters(store, fleet_settings))
+    headers = {"task": task, "id": new_id(), "argsrepr": SECRET} if task else {}
+    with foreign.producer_pool.acquire() as producer:
+        producer.publish(
+            body,
+            routing_key="traces",
+            headers=headers,
+            content_type="application/json",
+            content_encoding="utf-8",
+        )
+    (letter,) = wait_until(lambda: _dead_letters(store, fleet_settings)[before:])
+    assert letter["reason"] == "malformed"
+    assert detail in letter["detail"]
+    assert letter["payload"] == body
     assert SECRET not in fleet.text()
     assert fleet.process.poll() is None
 

@@ -79,7 +79,7 @@ def _use_everything(client: redis.Redis) -> None:
     assert ledger.open([Opening(one.id, one.content_digest())]) == ["pending"]
     assert all(isinstance(decided, Decision) for decided in decider.decide([one, other]))
     assert ledger.open([Opening(one.id, one.content_digest())]) == ["decided"]
-    letters.put({"id": "kp:trace:bad"}, "invalid", "$: expected more", "kp:trace:bad")
+    letters.put(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
     ledger.bury("kp:trace:bad", "invalid")
     (found,) = RedisLog.of_all_spaces(client, KEYS, WINDOW, record_ttl_ms=60_000)
     assert found.info().entries == 2

@@ -19,6 +19,7 @@ from worker.errors import InvalidTrace, TraceConflict
 from worker.keys import Keys
 from worker.redis_client import connect
 from worker.settings import Settings
+from worker.trace import decode_json
 
 
 @click.group("dead-letter")
@@ -65,7 +66,7 @@ def show(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
     """Print dead letters with their content, the submission as it came."""
     with _open(with_endpoints(settings)) as letters:
         for letter in filter(wanted, letters.read()):
-            print_json({**_described(letter), "payload": json.loads(letter.payload)})
+            print_json({**_described(letter), "payload": _readable(letter.payload)})
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason invalid --dry-run")
@@ -80,7 +81,7 @@ def replay(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settin
             state = "would be replayed"
             if not dry_run:
                 try:
-                    client.submit(json.loads(letter.payload))
+                    client.submit(decode_json(letter.payload, settings.limits.limits()))
                     letters.drop(letter.letter_id)
                     state = "pending"
                 except (InvalidTrace, TraceConflict) as error:
@@ -108,6 +109,14 @@ def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settings
 def _open(settings: Settings) -> Iterator[DeadLetters]:
     with connect(settings.redis) as client:
         yield DeadLetters(client, Keys(settings.redis.prefix))
+
+
+def _readable(payload: bytes) -> Any:
+    """The payload as JSON if it is, else as text that shows every byte."""
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError):
+        return payload.decode("utf-8", "backslashreplace")
 
 
 def _described(letter: DeadLetter) -> dict[str, Any]:

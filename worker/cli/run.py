@@ -54,7 +54,6 @@ def up(workers: int, data_dir: Path | None, settings: Settings) -> None:
         raise SettingsError("broker.url, redis.url: `up` brings its own Redis; leave them unset, or run `kp-scorer worker`")
     if running_url():
         raise SettingsError("up: an embedded Redis is running already for this user; the other commands use it")
-    signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
         url = stack.enter_context(embedded_redis(data_dir or state_dir() / "data"))
         stack.enter_context(noted(url))
@@ -68,7 +67,11 @@ def up(workers: int, data_dir: Path | None, settings: Settings) -> None:
 
 @contextmanager
 def worker_processes(settings: Settings, url: str, count: int) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Run workers against the Redis at ``url``; on leaving, each finishes its batch and ends."""
+    """Run workers against the Redis at ``url``; on leaving, each finishes its batch and ends.
+
+    From now on SIGTERM is a KeyboardInterrupt in this process, so that it too leaves no worker behind.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
     processes = [_start_worker(settings, url, count) for _ in range(count)]
     try:
         yield processes
