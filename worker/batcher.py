@@ -29,7 +29,7 @@ class MicroBatcher(Generic[Item, Result]):
     ) -> None:
         """Start the thread. ``work`` gives one result an item, in order; ``idle`` is called after ``idle_s`` without an item.
 
-        Both run in that thread alone. What ``idle`` raises because of an outage is left to the next call.
+        Both run in that thread alone. What ``idle`` raises is ignored.
         """
         self._work = work
         self._idle = idle
@@ -56,7 +56,8 @@ class MicroBatcher(Generic[Item, Result]):
             try:
                 first = self._waiting.get(timeout=self._idle_s)
             except Empty:
-                with suppress(ServiceUnavailable):
+                # Whatever is wrong, the next item will meet it too and tell; here it would only end the thread.
+                with suppress(Exception):
                     self._idle()
                 continue
             batch = [first] if first else []

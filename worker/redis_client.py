@@ -10,12 +10,6 @@ from redis.retry import Retry
 from worker.errors import ServiceUnavailable, SettingsError
 from worker.settings import RedisSettings
 
-_OUTAGES = (
-    redis.exceptions.ConnectionError,
-    redis.exceptions.TimeoutError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.OutOfMemoryError,
-)
 # Broken connections are tried again at once a few times; longer patience is the caller's to choose.
 _RETRIES = 3
 
@@ -41,8 +35,14 @@ def connect(settings: RedisSettings) -> redis.Redis:
 
 @contextmanager
 def unavailable_if_down(what: str) -> Iterator[None]:
-    """Turn redis-py's connection trouble, loading, read-only and out-of-memory answers into ServiceUnavailable."""
+    """Turn whatever redis-py raises into ServiceUnavailable.
+
+    Not only broken connections: a server that is full, read-only, loading or refuses a command is no fault of the trace.
+    """
     try:
         yield
-    except _OUTAGES as error:
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
         raise ServiceUnavailable(f"{what}: {type(error).__name__}: {error}") from error
+    except redis.exceptions.RedisError as error:
+        # Its message quotes the command, and with it what the trace says.
+        raise ServiceUnavailable(f"{what}: {type(error).__name__}") from None

@@ -4,7 +4,7 @@ import json
 import time
 import traceback
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from celery import Celery
@@ -17,6 +17,8 @@ from worker.errors import InvalidTrace, Problem, ServiceUnavailable, TraceConfli
 from worker.lifecycle import Lifecycle, Scorer
 from worker.settings import WorkerSettings
 from worker.trace import TRACE_ID_PREFIX, ReasoningTrace, decode_trace
+
+_PAUSE_S: Final = 1.0
 
 log = structlog.get_logger("worker.tasks")
 
@@ -33,9 +35,19 @@ def register(app: Celery, lifecycle: Lifecycle, settings: WorkerSettings) -> Non
         try:
             return _score(lifecycle.scorer, settings, args, kwargs)
         except ServiceUnavailable as error:
-            # Late acks acknowledge a failed task too, so an outage must give the message back explicitly.
             log.warning("trace_given_back", detail=str(error))
-            raise Reject(str(error), requeue=True) from error
+            raise _given_back() from error
+        except Exception as error:
+            # Neither decided nor kept as a dead letter, so it must not be lost, whatever this is.
+            log.error("trace_given_back", detail=type(error).__name__, where=_where(error))
+            raise _given_back() from None
+
+
+def _given_back() -> Reject:
+    """What a task raises to return its message to the queue: late acks would acknowledge a task that merely failed."""
+    # The queue gives it out again at once; without a pause an outage would spin.
+    time.sleep(_PAUSE_S)
+    return Reject("given back", requeue=True)
 
 
 def _score(scorer: Scorer, settings: WorkerSettings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -162,6 +162,31 @@ def test_workers_survive_that_the_store_is_emptied_and_compare_with_nothing_that
     assert (report.agreeing, report.differences) == (60, [])
 
 
+def test_traces_that_meet_a_store_that_refuses_them_go_back_to_the_queue_until_it_takes_them(
+    small: Settings, client: redis.Redis, tmp_path: Path
+) -> None:
+    store_url = small.redis.url.removesuffix("/0") + "/2"
+    apart = small.model_copy(update={"redis": small.redis.model_copy(update={"url": store_url})})
+    traces = short_traces(12, seed=13)
+    ids = [trace["id"] for trace in traces]
+    with (
+        redis.Redis.from_url(store_url) as store,
+        start_fleet(apart, tmp_path, 1, FAST_WORKER) as (worker,),
+        Client(apart) as submitter,
+    ):
+        store.flushdb()
+        # A key of the wrong type: the log can neither be read nor written.
+        store.set("kp:log:word-hash-1", "in the way", px=60_000)
+        for trace in traces:
+            submitter.submit(trace)
+        wait_until(lambda: len(worker.events("trace_given_back")) >= len(traces))
+        assert not any(status and status.state != "pending" for status in submitter.look_up(ids))
+        store.delete("kp:log:word-hash-1")
+        settled = list(submitter.as_settled(ids, timeout_s=60))
+        assert worker.process.poll() is None
+    assert [status.state for status in settled] == ["decided"] * len(traces)
+
+
 def test_idle_workers_keep_up_with_the_log(small: Settings, client: redis.Redis, tmp_path: Path) -> None:
     with start_fleet(small, tmp_path, 1, FAST_WORKER):
         reads: Any = client.info("commandstats")
