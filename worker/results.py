@@ -56,10 +56,19 @@ class Results:
             queue.declare()
 
     def take(self) -> Iterator["Taken"]:
-        """Give what is on the queues now, each message once; it returns to its queue unless acknowledged."""
+        """Give what is on the queues now, each message once; it returns to its queue unless acknowledged.
+
+        Raises:
+            ServiceUnavailable: the broker cannot be reached.
+        """
         for queue in self._queues:
-            while (message := queue.get()) is not None:
+            while (message := self._next(queue)) is not None:
                 yield Taken(message)
+
+    @staticmethod
+    def _next(queue: Any) -> Any:
+        with unavailable_if_down("results"):
+            return queue.get()
 
 
 class Taken:
@@ -70,8 +79,13 @@ class Taken:
         self.decision: dict[str, Any] = message.decode()
 
     def acknowledge(self) -> None:
-        """Remove it from its queue for good."""
-        self._message.ack()
+        """Remove it from its queue for good.
+
+        Raises:
+            ServiceUnavailable: the broker cannot be reached; the decision stays on its queue.
+        """
+        with unavailable_if_down("results"):
+            self._message.ack()
 
 
 @contextmanager
@@ -81,6 +95,8 @@ def open_results(app: Celery, queues: QueueSettings, outcome: Outcome | None = N
     Raises:
         ServiceUnavailable: the broker cannot be reached.
     """
-    with unavailable_if_down("results"), app.connection_for_read() as connection:
-        connection.ensure_connection(max_retries=2, interval_start=0.1, interval_step=0.2)
-        yield Results(connection, queues, outcome)
+    with app.connection_for_read() as connection:
+        with unavailable_if_down("results"):
+            connection.ensure_connection(max_retries=2, interval_start=0.1, interval_step=0.2)
+            results = Results(connection, queues, outcome)
+        yield results

@@ -125,6 +125,25 @@ def test_decisions_follow_prints_what_comes_in_until_ctrl_c(at_fleet: dict[str, 
     assert rows(run("decisions", **at_fleet).stdout) == []
 
 
+def test_decisions_that_nobody_reads_stay_on_the_queue(at_fleet: dict[str, str]) -> None:
+    run("decisions", **at_fleet)
+    traces = fresh_samples(6)
+    run("submit", "-", "--wait", stdin=lines(*traces), **at_fleet)
+    first = subprocess.run(
+        f"{sys.executable} -m worker.cli decisions | head -n 1",
+        shell=True,
+        env=os.environ | at_fleet,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "broker" not in first.stderr
+    rest = run("decisions", **at_fleet)
+    seen = {row["trace_id"] for row in rows(first.stdout) + rows(rest.stdout)}
+    assert seen == {trace["id"] for trace in traces}
+
+
 def test_a_trace_over_the_limits_is_named_with_its_size(at_fleet: dict[str, str]) -> None:
     huge, good = fresh_samples(2)
     huge["task"]["objective"] = "x" * 10_000_000
