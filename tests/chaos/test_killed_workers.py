@@ -28,6 +28,7 @@ def impatient(settings: Settings) -> Settings:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_random_kills_every_second_leave_one_decision_and_one_entry_a_trace(
     impatient: Settings, client: redis.Redis, tmp_path: Path
 ) -> None:
