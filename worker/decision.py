@@ -51,7 +51,7 @@ class Novelty(_Part):
     embedder: str | None = None
     """Name of the model that embedded the trace."""
     space: str | None = None
-    """Fingerprint of what makes vectors comparable; names the novelty log."""
+    """Fingerprint of what makes vectors comparable; the name of the novelty log begins with it."""
     entry: str | None = None
     """Place in the novelty log: ``<Redis time in ms>-<place in the order, from 1>``."""
 

@@ -12,15 +12,20 @@ No message ever holds trace content: only field paths, ids, names of settings, a
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 class ScorerError(Exception):
     """Base of every error of the scorer."""
 
+    exit_code: ClassVar[int] = 1
+    """What a process that ends because of it exits with."""
+
 
 class SettingsError(ScorerError):
     """A setting has a value that cannot be used, or something it asks for is not installed."""
+
+    exit_code = 2
 
 
 class Problem(NamedTuple):
@@ -68,4 +73,6 @@ class DecisionTimeout(ScorerError):
 
 
 class ServiceUnavailable(ScorerError):
-    """Redis or the broker cannot be reached, or did not answer in time."""
+    """Redis or the broker cannot be reached, refuses, or did not answer in time."""
+
+    exit_code = 3

@@ -23,9 +23,6 @@ from worker.results import Publisher
 from worker.settings import EmbeddingSettings, Settings
 from worker.trace import ReasoningTrace
 
-EXIT_SETTINGS = 2
-EXIT_UNAVAILABLE = 3
-
 log = structlog.get_logger("worker.lifecycle")
 
 
@@ -124,7 +121,7 @@ class Lifecycle:
             self._scorer = Scorer(self._settings, self._app, self._load_embedder)
         except ScorerError as error:
             log.error("worker_cannot_start", detail=str(error))
-            raise SystemExit(EXIT_UNAVAILABLE if isinstance(error, ServiceUnavailable) else EXIT_SETTINGS) from error
+            raise SystemExit(error.exit_code) from error
 
     def _ready(self, **_: Any) -> None:
         log.info("worker_ready", queue=self._settings.queues.traces, concurrency=self._settings.worker.concurrency)

@@ -20,6 +20,7 @@ from worker.trace import Limits
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+VectorType = Literal["float32", "float16"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
@@ -96,7 +97,7 @@ class NoveltySettings(_Section):
     # Less than what a worker has in hand would leave no window for a batch's own first traces.
     slack_elements: Annotated[int, Field(ge=1_000)] = 10_000
     slack_s: Seconds = 3_600.0
-    vector_dtype: Literal["float32", "float16"] = "float32"
+    vector_dtype: VectorType = "float32"
 
 
 class EmbeddingSettings(_Section):

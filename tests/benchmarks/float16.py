@@ -24,9 +24,8 @@ from worker.embedding.embedder import Vectors
 from worker.keys import Keys
 from worker.ledger import RedisLedger
 from worker.novelty import NoveltyCache, RedisLog, Window
-from worker.novelty.redis_log import VectorType
 from worker.scoring import Policy
-from worker.settings import LedgerSettings, NoveltySettings
+from worker.settings import LedgerSettings, NoveltySettings, VectorType
 from worker.trace import ReasoningTrace
 
 _BATCH: Final = 8

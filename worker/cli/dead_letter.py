@@ -95,13 +95,18 @@ def replay(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settin
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter drop 1795271422435-0")
 @click.option("--dry-run", is_flag=True, help="Only say which.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @_chosen
-def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settings) -> None:
-    """Remove dead letters for good, their bytes with them."""
+def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, yes: bool, settings: Settings) -> None:
+    """Remove dead letters for good, their bytes with them; all that there are, unless told which."""
     with _open(with_endpoints(settings)) as letters:
-        for letter in filter(wanted, list(letters.read())):
-            dropped = not dry_run and letters.drop(letter.letter_id)
-            state = "dropped" if dropped else "would be dropped"
+        chosen = list(filter(wanted, letters.read()))
+        if chosen and not (dry_run or yes):
+            click.confirm(f"Remove {len(chosen)} dead letters for good?", abort=True, err=True)
+        for letter in chosen:
+            if not dry_run:
+                letters.drop(letter.letter_id)
+            state = "would be dropped" if dry_run else "dropped"
             print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
 
 

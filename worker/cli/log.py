@@ -74,7 +74,9 @@ def audit(settings: Settings) -> None:
 @click.argument("trace_id")
 @settings_options
 def forget(trace_id: str, settings: Settings) -> None:
-    """Erase a trace: its vector, its record with the decision, its dead letters; workers drop it within a second.
+    """Erase a trace: its vector, its record with the decision, its dead letters.
+
+    Workers drop it with their next batch, idle ones within a second.
 
     What is on a queue is not touched: a trace still waiting there is scored when its turn comes.
     """

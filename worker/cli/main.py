@@ -13,11 +13,7 @@ from worker.cli.run import up, worker
 from worker.cli.schema import schema
 from worker.cli.score import score
 from worker.cli.submit import submit
-from worker.errors import ScorerError, ServiceUnavailable, SettingsError
-
-_EXIT_FAILED = 1
-_EXIT_SETTINGS = 2
-_EXIT_UNAVAILABLE = 3
+from worker.errors import ScorerError
 
 
 @click.group(
@@ -43,6 +39,4 @@ def main() -> None:
         commands(prog_name="kp-scorer")
     except ScorerError as error:
         click.echo(f"kp-scorer: {error}", err=True)
-        if isinstance(error, SettingsError):
-            sys.exit(_EXIT_SETTINGS)
-        sys.exit(_EXIT_UNAVAILABLE if isinstance(error, ServiceUnavailable) else _EXIT_FAILED)
+        sys.exit(error.exit_code)

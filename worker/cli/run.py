@@ -24,7 +24,6 @@ from worker.settings import Settings, as_environment
 
 _STOP_TIMEOUT_S: Final = 60.0
 _RESTART_PAUSE_S: Final = 2.0
-_EXIT_SETTINGS: Final = 2
 
 
 @click.command(epilog="Example: KP_BROKER_URL=redis://queue:6379/0 kp-scorer worker")
@@ -94,7 +93,7 @@ def _supervise(processes: list["subprocess.Popen[bytes]"], start: Callable[[], "
     while True:
         for index, process in enumerate(processes):
             code = process.poll()
-            if code == _EXIT_SETTINGS:
+            if code == SettingsError.exit_code:
                 raise SettingsError("a worker could not start; its log says why")
             if code is not None:
                 say(f"worker {process.pid} ended with {code}; starting another")

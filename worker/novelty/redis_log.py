@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import redis
@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from worker.keys import Keys
 from worker.novelty.log import Candidate, Cursor, Entry, Place, Tail, Window
 from worker.redis_client import unavailable_if_down
+from worker.settings import VectorType
 
 READ_CHUNK: Final = 1_000
 """Entries read in one round trip (1.6 MB of 384 float32 each): a late worker catches up without stalling Redis."""
-
-VectorType = Literal["float32", "float16"]
 
 _NO_VECTOR: Final = np.empty(0, np.float32)
 
