@@ -22,6 +22,7 @@ class WordHashEmbedder:
     """Bags of hashed words as unit vectors."""
 
     name = "word-hash"
+    engine = "python"
     space = "word-hash-1"
     dimensions = _DIMENSIONS
 

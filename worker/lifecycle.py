@@ -57,7 +57,9 @@ class Scorer:
             log.warning("no_embedder", novelty=0.5)
         else:
             loaded_ms = round((time.perf_counter() - started) * 1_000)
-            log.info("embedder_loaded", embedder=embedder.name, space=embedder.space, duration_ms=loaded_ms)
+            log.info(
+                "embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms
+            )
             window = Window.of(settings.novelty)
             vector_type = settings.novelty.vector_dtype
             novelty_log = RedisLog(client, keys, embedder.space, window, ledger_ttl_ms, vector_type)

@@ -103,7 +103,7 @@ class NoveltySettings(_Section):
 class EmbeddingSettings(_Section):
     """The embedder."""
 
-    embedder: Literal["auto", "none"] = "auto"
+    embedder: Literal["auto", "openvino", "torch", "none"] = "auto"
     required: bool = False
     model: str = ""
     threads: Annotated[int, Field(ge=0)] = 0
@@ -111,7 +111,7 @@ class EmbeddingSettings(_Section):
     @model_validator(mode="after")
     def _required_means_one(self) -> Self:
         if self.required and self.embedder == "none":
-            raise ValueError("required = true needs embedder = 'auto'")
+            raise ValueError("required = true needs an embedder other than 'none'")
         return self
 
 

@@ -342,7 +342,7 @@ def test_celerys_own_command_runs_the_worker(settings: Settings) -> None:
 
 
 def test_a_required_embedder_that_is_missing_stops_the_worker_at_start(settings: Settings, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['sentence_transformers'] = None")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['tokenizers'] = None")
     required = {"KP_EMBEDDING_REQUIRED": "true", "KP_BROKER_URL": settings.broker.url, "PYTHONPATH": str(tmp_path)}
     done = run("worker", **required)
     assert done.returncode == 2
@@ -351,7 +351,7 @@ def test_a_required_embedder_that_is_missing_stops_the_worker_at_start(settings:
 
 
 def test_a_missing_embedder_that_is_not_required_scores_with_unknown_novelty(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['sentence_transformers'] = None")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['tokenizers'] = None")
     done = run("score", "-", stdin=lines(*fresh_samples(1)), PYTHONPATH=str(tmp_path))
     (decision,) = rows(done.stdout)
     assert decision["novelty"]["source"] == "no_embedder"

@@ -59,7 +59,8 @@ def test_samples_get_the_scores_that_an_offline_scorer_gives_in_the_logs_order(
     for decision in sorted(decisions, key=_place):
         (again,) = offline.decide([decode_trace(payloads[decision.trace_id], Limits())])
         assert isinstance(again, Decision)
-        assert again.score == pytest.approx(decision.score, abs=1e-5)
+        # In half precision sums depend on what else is in the batch.
+        assert again.score == pytest.approx(decision.score, abs=0.001)
         assert again.outcome == decision.outcome
 
 

@@ -50,6 +50,7 @@ class Embedded:
     """An embedder that embeds each text once, ahead of time, so that both logs get the very same vectors."""
 
     name = "embedded ahead"
+    engine = "none"
     space = "benchmark"
 
     def __init__(self, traces: Sequence[ReasoningTrace]) -> None:

@@ -57,6 +57,7 @@ class HashEmbedder:
     """A unit vector that follows from the text alone."""
 
     name = "hash"
+    engine = "python"
     space = "benchmark"
     dimensions = 384
 

@@ -30,6 +30,7 @@ class WordEmbedder:
     """Each dimension is the sign of a vote by the words' hashes, so that every similarity is exact in float32."""
 
     name = "words"
+    engine = "python"
     space = "words-1"
     dimensions = 64
 

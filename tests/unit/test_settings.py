@@ -205,7 +205,7 @@ def test_records_that_would_expire_before_their_vectors_are_refused() -> None:
 
 
 def test_required_embedder_cannot_be_none() -> None:
-    with pytest.raises(SettingsError, match=r"^embedding: .*needs embedder = 'auto'"):
+    with pytest.raises(SettingsError, match=r"^embedding: .*needs an embedder other than 'none'"):
         load_settings({"embedding.required": "true", "embedding.embedder": "none"})
 
 

@@ -1,4 +1,4 @@
-"""Text to unit vectors: the embedder's interface, the sentence-transformers one, and the choice by settings."""
+"""Text to unit vectors: the embedder's interface, tokens, the engines that run the model, and the choice by settings."""
 
 from worker.embedding.embedder import MAX_TOKENS, Embedder
 from worker.embedding.select import select_embedder

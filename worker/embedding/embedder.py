@@ -21,8 +21,16 @@ class Embedder(Protocol):
         ...
 
     @property
+    def engine(self) -> str:
+        """What computes the vectors, for people."""
+        ...
+
+    @property
     def space(self) -> str:
-        """Fingerprint of model, weights, truncation, pooling and text recipe: equal if and only if vectors are comparable."""
+        """Fingerprint of model, weights, truncation, pooling and text recipe: equal if and only if vectors are comparable.
+
+        The engine is not part of it: all engines give the same vectors, to within a cosine of 1e-4.
+        """
         ...
 
     @property

@@ -1,0 +1,13 @@
+"""What a worker takes: the memory it holds once it is ready."""
+
+import psutil
+
+from tests.processes import Worker
+
+
+def test_a_ready_worker_holds_no_torch_and_less_than_450_mb(worker: Worker) -> None:
+    process = psutil.Process(worker.process.pid)
+    (loaded,) = worker.events("embedder_loaded")
+    assert loaded["engine"].startswith("openvino")
+    assert not [mapped.path for mapped in process.memory_maps() if "torch" in mapped.path]
+    assert process.memory_info().rss < 450e6

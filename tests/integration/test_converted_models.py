@@ -1,0 +1,107 @@
+"""The cache of converted models: made once, whole or not at all, and all that a worker needs of torch."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from worker.embedding import Embedder, select_embedder
+from worker.settings import EmbeddingSettings
+
+TEXTS = ["refund a double charge", "tree " * 600]
+HEAVY = ("torch", "transformers", "sentence_transformers")
+LOAD_AND_TELL = """
+import json, sys
+from worker.embedding import select_embedder
+from worker.settings import EmbeddingSettings
+embedder = select_embedder(EmbeddingSettings())
+print(json.dumps({"engine": embedder and embedder.engine, "imported": list(sys.modules)}))
+"""
+
+Start = Callable[[], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Start:
+    """Load the embedder in a process of its own, which tells what it found."""
+    return lambda: subprocess.Popen([sys.executable, "-c", LOAD_AND_TELL], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    return openvino().embed(TEXTS)
+
+
+@pytest.fixture
+def own_cache(expected: np.ndarray, model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the session's cache, to be damaged; the directory of its one model."""
+    shutil.copytree(model_cache, tmp_path / "kp-scorer")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (place,) = models(tmp_path / "kp-scorer")
+    return place
+
+
+def openvino() -> Embedder:
+    found = select_embedder(EmbeddingSettings(embedder="openvino"))
+    assert found
+    return found
+
+
+def models(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.is_dir()]
+
+
+def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    output, _ = process.communicate(timeout=120)
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+@pytest.mark.slow
+def test_several_that_start_at_once_convert_once_and_none_imports_torch(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for found in [told(process) for process in [start(), start(), start()]]:
+        assert found["engine"].startswith("openvino")
+        assert not set(HEAVY) & set(found["imported"])
+    (place,) = models(tmp_path / "kp-scorer")
+    assert {file.name for file in place.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+
+
+def test_a_model_in_the_cache_needs_no_torch(
+    own_cache: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
+    (tmp_path / "sitecustomize.py").write_text(blocked)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert told(start())["engine"].startswith("openvino")
+    # Nor does it write anything, so the cache may be part of a read-only image.
+    assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+    shutil.rmtree(own_cache)
+    assert told(start())["engine"] is None
+
+
+@pytest.mark.slow
+def test_a_damaged_model_is_converted_again(own_cache: Path, expected: np.ndarray) -> None:
+    weights = own_cache / "model.bin"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 64
+    weights.write_bytes(content)
+    assert np.array_equal(openvino().embed(TEXTS), expected)
+
+
+@pytest.mark.slow
+def test_without_a_place_to_write_the_model_is_converted_all_the_same(
+    expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    not_a_directory = tmp_path / "file"
+    not_a_directory.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(not_a_directory))
+    assert np.abs(openvino().embed(TEXTS) - expected).max() < 1e-6
