@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import redis
+from kombu import Connection
 
 from tests.processes import Worker, start_worker
+from tests.rabbitmq import RabbitMQ, own_virtual_host
 from worker.embedded import embedded_redis
 from worker.keys import Keys
 from worker.settings import Settings, load_settings
 
+RABBITMQ_URL = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
 REPOSITORY = Path(__file__).parent.parent
 SHARED_TRACES = REPOSITORY.parent / "shared" / "traces"
 
@@ -57,6 +60,27 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 def settings(redis_url: str, client: redis.Redis) -> Settings:
     """Default settings on the session's Redis, emptied."""
     return load_settings({"broker.url": redis_url, "redis.url": redis_url})
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> Iterator[str]:
+    """A virtual host of the RabbitMQ on this machine, of its own where we may make one; CI must have a RabbitMQ."""
+    try:
+        with Connection(RABBITMQ_URL, connect_timeout=5) as connection:
+            connection.connect()
+    except OSError as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"no RabbitMQ at TEST_RABBITMQ_URL, or on its default port: {error}")
+        pytest.skip("no RabbitMQ runs here; name one with TEST_RABBITMQ_URL")
+    with own_virtual_host(RABBITMQ_URL) as url:
+        yield url
+
+
+@pytest.fixture
+def rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[RabbitMQ]:
+    """RabbitMQ with queues of this test's own, and settings that name them."""
+    with RabbitMQ(rabbitmq_url, settings.redis.url) as server:
+        yield server
 
 
 @pytest.fixture

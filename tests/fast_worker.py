@@ -13,6 +13,7 @@ from celery.platforms import SecurityWarning
 
 from worker.app import create_app
 from worker.embedding.embedder import Vectors
+from worker.lifecycle import LoadEmbedder
 from worker.settings import EmbeddingSettings, load_settings
 
 _DIMENSIONS = 128
@@ -39,12 +40,12 @@ class WordHashEmbedder:
         return unit
 
 
-def main() -> None:
+def run(load_embedder: LoadEmbedder = WordHashEmbedder) -> None:
     """Run the worker until it is told to stop."""
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    app = create_app(load_settings(), WordHashEmbedder)
+    app = create_app(load_settings(), load_embedder)
     app.worker_main(["--quiet", "worker", "--without-gossip", "--without-mingle", "--hostname", f"fast-{os.getpid()}@%h"])
 
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -70,7 +70,7 @@ def audited(settings: Settings, client: redis.Redis) -> Report:
 def published(settings: Settings) -> list[dict[str, Any]]:
     """Take every decision off the results queues."""
     taken = []
-    with open_results(make_celery(settings), settings.queues) as results:
+    with open_results(make_celery(settings), settings) as results:
         for item in results.take():
             item.acknowledge()
             taken.append(item.decision)

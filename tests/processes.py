@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,10 +61,15 @@ class Worker:
 
 @contextmanager
 def start_worker(
-    settings: Settings, log: Path, *, ready: bool = True, command: Sequence[str] = KP_SCORER_WORKER
+    settings: Settings,
+    log: Path,
+    *,
+    ready: bool = True,
+    command: Sequence[str] = KP_SCORER_WORKER,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Worker]:
     """Run ``kp-scorer worker`` with exactly these settings; wait until it is ready; stop it in the end."""
-    started = launch_worker(settings, log, command)
+    started = launch_worker(settings, log, command, variables)
     try:
         if ready:
             started.wait_until_ready()
@@ -73,13 +78,15 @@ def start_worker(
         started.stop()
 
 
-def launch_worker(settings: Settings, log: Path, command: Sequence[str] = KP_SCORER_WORKER) -> Worker:
-    """Run a worker with exactly these settings and do not wait for it."""
+def launch_worker(
+    settings: Settings, log: Path, command: Sequence[str] = KP_SCORER_WORKER, variables: Mapping[str, str] | None = None
+) -> Worker:
+    """Run a worker with exactly these settings, and with variables beside them, and do not wait for it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
-            env=inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"},
+            env=inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"} | dict(variables or {}),
             stdout=output,
             stderr=subprocess.STDOUT,
         )

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from worker.decision import Decision
-from worker.ledger import Ledger
+from worker.ledger import RedisLedger
 from worker.novelty import RedisLog, Window
 from worker.novelty.log import Entry
 from worker.scoring import novelty_of
@@ -40,7 +40,7 @@ class Report:
     """Decided, but entries of their window have left the log or were erased since, so nobody can tell any more."""
 
 
-def audit(log: RedisLog, ledger: Ledger, window: Window, advance: Callable[[int, int], None]) -> Report:
+def audit(log: RedisLog, ledger: RedisLedger, window: Window, advance: Callable[[int, int], None]) -> Report:
     """Replay a log against the stored decisions; ``advance`` is told how many entries of how many are done.
 
     This does not use the mirror: it is the definition of novelty, written out, one entry at a time.
@@ -73,7 +73,7 @@ def audit(log: RedisLog, ledger: Ledger, window: Window, advance: Callable[[int,
     return report
 
 
-def _decisions(entries: Sequence[Entry], ledger: Ledger) -> Iterator[Decision | None]:
+def _decisions(entries: Sequence[Entry], ledger: RedisLedger) -> Iterator[Decision | None]:
     for start in range(0, len(entries), _LOOK_UP):
         for record in ledger.look_up([entry.trace_id for entry in entries[start : start + _LOOK_UP]]):
             yield Decision.model_validate_json(record.decision) if record and record.decision else None

@@ -5,19 +5,20 @@ trace_id = client.submit(trace)
 decision = client.wait(trace_id, timeout_s=30)
 """
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from celery import Celery
 
-from worker.broker import TASK_NAME, make_celery, unavailable_if_down
+from worker.broker import make_celery, submission_queues
 from worker.decision import Decision
 from worker.embedded import with_endpoints
 from worker.errors import DecisionTimeout, TraceConflict, TraceDead
 from worker.keys import Keys
-from worker.ledger import Record, RedisLedger, State
-from worker.ledger.redis_ledger import Opening
+from worker.ledger import Record, RedisLedger, State, Submission
+from worker.publishing import send_trace
 from worker.redis_client import connect
 from worker.settings import Settings, load_settings
 from worker.trace import ReasoningTrace, decode_trace
@@ -41,10 +42,10 @@ class Client:
     def __init__(self, settings: Settings) -> None:
         """Use the broker and the Redis of ``settings``, whose URLs must be filled in. Connects on first use."""
         self._limits = settings.limits.limits()
-        self._queue = settings.queues.traces
+        self._queues = submission_queues(settings)
         self._app: Celery = make_celery(settings)
         self._redis = connect(settings.redis)
-        self._ledger = RedisLedger(self._redis, Keys(settings.redis.prefix), int(settings.ledger.ttl_s * 1_000))
+        self._ledger = RedisLedger(self._redis, Keys(settings.redis.prefix), settings.ledger.ttl_ms)
 
     @classmethod
     def connect(cls, broker_url: str = "", redis_url: str = "") -> Self:
@@ -62,18 +63,21 @@ class Client:
         Raises:
             InvalidTrace: it is not a ReasoningTrace, or over a limit; nothing was sent.
             TraceConflict: its id was submitted before with other content; nothing was sent.
-            ServiceUnavailable: the broker or Redis cannot be reached; submit it again later.
+            SettingsError: RabbitMQ has the queue with other arguments.
+            ServiceUnavailable: the broker or Redis cannot be reached, or is full; submit it again, which is always safe.
         """
         if isinstance(trace, ReasoningTrace):
             payload, checked = trace.model_dump(mode="json", exclude_none=True), trace
         else:
-            payload, checked = dict(trace), decode_trace(dict(trace), self._limits)
+            payload = dict(trace) if isinstance(trace, Mapping) else trace
+            checked = decode_trace(payload, self._limits)
         # Noted before it is sent: a message lost on the way leaves a trace that is visibly pending.
-        state = self._ledger.open([Opening(checked.id, checked.content_digest())])[0]
+        noted = Submission(checked.id, checked.content_digest(), json.dumps(payload, ensure_ascii=False).encode())
+        state = self._ledger.open([noted])[0]
         if isinstance(state, TraceConflict):
             raise state
         if state == "pending":
-            self._send(payload)
+            send_trace(self._app, self._queues, checked.id, payload)
         return checked.id
 
     def look_up(self, trace_ids: Sequence[str]) -> list[Status | None]:
@@ -132,19 +136,6 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _send(self, payload: dict[str, Any]) -> None:
-        with unavailable_if_down("submit"):
-            self._app.send_task(
-                TASK_NAME,
-                args=[payload],
-                queue=self._queue,
-                # Celery would otherwise put a printed copy of the arguments into the headers.
-                argsrepr="(trace,)",
-                kwargsrepr="{}",
-                retry=True,
-                retry_policy={"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5},
-            )
 
 
 def _status(trace_id: str, record: Record) -> Status:

@@ -1,19 +1,23 @@
 """Decide one batch of traces: the only place where scoring, embedding, novelty and the ledger meet."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from worker.decision import Decision, Nearest, Novelty, Timings
 from worker.embedding import Embedder
 from worker.embedding.embedder import Vectors
-from worker.errors import TraceConflict
-from worker.ledger import Ledger, Verdict
+from worker.errors import ServiceUnavailable, TraceConflict, TraceDead
+from worker.ledger import Ledger, Opening, Record, Verdict
 from worker.novelty import Candidate, NoveltyCache
 from worker.novelty.cache import Placed
 from worker.scoring import Policy, novelty_of, score
 from worker.trace import ReasoningTrace
+
+Settled = Decision | TraceConflict | TraceDead
+"""What becomes of a trace: a decision, or why there will be none."""
 
 
 class NoveltyStage(NamedTuple):
@@ -25,42 +29,113 @@ class NoveltyStage(NamedTuple):
 
 class _Submission(NamedTuple):
     trace: ReasoningTrace
-    content: bytes
+    opening: Opening
+
+
+class Prepared(NamedTuple):
+    """A batch between the two stages of deciding it."""
+
+    batch: list[_Submission]
+    settled: dict[int, Settled]
+    """What became, by its place in the batch, of each trace that needs no deciding."""
+    new: list[int]
+    """The places of those to be decided."""
+    vectors: Vectors | None
+    """Their vectors, in the same order; None without an embedder."""
+    look_up_ms: float
+    embed_ms: float
 
 
 class Decider:
-    """Turns traces into decisions, a batch at a time and three round trips a batch. One thread owns it."""
+    """Turns traces into decisions, a batch at a time and three round trips a batch.
 
-    def __init__(self, ledger: Ledger, policy: Policy, novelty: NoveltyStage | None) -> None:
-        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown."""
+    One thread owns the first stage, and the embedder with it; one, which may be another, the second, and the cache with it.
+    """
+
+    def __init__(self, ledger: Ledger, policy: Policy, novelty: NoveltyStage | None, max_attempts: int = 5) -> None:
+        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
+
+        A trace that was begun ``max_attempts`` times and never came to an end is dead: it must have ended its workers.
+        """
         self._ledger = ledger
         self._policy = policy
         self._novelty = novelty
+        self._max_attempts = max_attempts
 
-    def decide(self, traces: Sequence[ReasoningTrace]) -> list[Decision | TraceConflict]:
+    def decide(self, traces: Sequence[ReasoningTrace]) -> list[Settled]:
         """Decide the traces, in order. Deciding again is safe: a decided trace keeps its decision.
 
         Returns:
-            For each trace the decision that stands, or the conflict if its id was taken by other content.
+            For each trace the decision that stands; or the conflict if its id was taken by other content; or that it is dead,
+            because it is so in the ledger or because of too many attempts.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
         """
-        submissions = [_Submission(trace, trace.content_digest()) for trace in traces]
-        standing: list[Decision | TraceConflict | None] = []
+        settled = self.finish(self.prepare(traces))
+        for index, trace in enumerate(traces):
+            if settled[index] is None:
+                (settled[index],) = self.finish(self.prepare([trace], alone=True))
+        return [one for one in settled if one is not None]
+
+    def prepare(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> Prepared:
+        """Look traces up and embed those that are new: the first stage of deciding them.
+
+        A trace that a worker began before and did not end is left out, unless it is prepared ``alone``: if it is what ended
+        the worker, it takes no other trace along.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached; nothing was lost.
+        """
+        batch = [_Submission(trace, Opening(trace.id, trace.content_digest())) for trace in traces]
         clock = _Stopwatch()
-        for submission, record in zip(submissions, self._ledger.look_up([trace.id for trace in traces]), strict=True):
-            if record and record.content and record.content != submission.content:
-                standing.append(TraceConflict(submission.trace.id))
-            else:
-                standing.append(Decision.model_validate_json(record.decision) if record and record.decision else None)
+        records = self._ledger.begin([submission.opening for submission in batch], alone=alone)
         look_up_ms = clock.lap_ms()
-        undecided = [index for index, known in enumerate(standing) if known is None]
-        if undecided:
-            fresh = self._decide_new([submissions[index] for index in undecided], look_up_ms)
-            for index, decision in zip(undecided, fresh, strict=True):
-                standing[index] = decision
-        return [known for known in standing if known is not None]
+        settled = {
+            index: known
+            for index, (submission, record) in enumerate(zip(batch, records, strict=True))
+            if (known := self._known(submission, record)) is not None
+        }
+        new = [index for index, record in enumerate(records) if index not in settled and (alone or not record.attempts)]
+        with self._absolving(batch, new):
+            vectors = self._embed([batch[index] for index in new]) if new else None
+        return Prepared(batch, settled, new, vectors, look_up_ms, embed_ms=clock.lap_ms())
+
+    def finish(self, prepared: Prepared) -> list[Settled | None]:
+        """Place, judge and commit what was prepared: the second stage. None for a trace that was left out.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached; nothing was lost.
+        """
+        settled = dict(prepared.settled)
+        if prepared.new:
+            with self._absolving(prepared.batch, prepared.new):
+                settled |= zip(prepared.new, self._decide_new(prepared), strict=True)
+        return [settled.get(index) for index in range(len(prepared.batch))]
+
+    @contextmanager
+    def _absolving(self, batch: Sequence[_Submission], new: Sequence[int]) -> Iterator[None]:
+        """Take back the attempts of traces if they end in an error: no worker died of them."""
+        try:
+            yield
+        except Exception:
+            # If this cannot be noted, they are charged an attempt too many.
+            with suppress(ServiceUnavailable):
+                self._ledger.absolve([batch[index].trace.id for index in new])
+            raise
+
+    def _known(self, submission: _Submission, record: Record) -> Settled | None:
+        """What a trace's record settles; None if it is to be decided."""
+        trace_id, content = submission.opening
+        if record.content != content:
+            return TraceConflict(trace_id)
+        if record.state == "dead":
+            return TraceDead(trace_id, record.reason)
+        if record.decision:
+            return Decision.model_validate_json(record.decision)
+        if record.attempts >= self._max_attempts:
+            return TraceDead(trace_id, f"poison: {record.attempts} attempts to decide it came to no end")
+        return None
 
     def refresh(self) -> None:
         """Bring the mirror up to date while there is nothing to decide.
@@ -71,22 +146,20 @@ class Decider:
         if self._novelty:
             self._novelty.cache.catch_up()
 
-    def _decide_new(self, batch: Sequence[_Submission], look_up_ms: float) -> list[Decision | TraceConflict]:
+    def _decide_new(self, prepared: Prepared) -> list[Settled]:
         clock = _Stopwatch()
-        vectors = self._embed(batch)
-        embed_ms = clock.lap_ms()
-        novelties = self._place(batch, vectors)
-        timings = Timings(look_up_ms=look_up_ms, embed_ms=embed_ms, place_ms=clock.lap_ms(), batch_size=len(batch))
+        batch = [prepared.batch[index] for index in prepared.new]
+        novelties = self._place(batch, prepared.vectors)
+        timings = Timings(
+            look_up_ms=prepared.look_up_ms, embed_ms=prepared.embed_ms, place_ms=clock.lap_ms(), batch_size=len(batch)
+        )
         decided = {
             index: self._judge(trace, novelty, timings)
             for index, ((trace, _), novelty) in enumerate(zip(batch, novelties, strict=True))
             if novelty is not None
         }
-        verdicts = [
-            Verdict(decision.trace_id, batch[index].content, decision.model_dump_json().encode())
-            for index, decision in decided.items()
-        ]
-        results: list[Decision | TraceConflict] = [TraceConflict(trace.id) for trace, _ in batch]
+        verdicts = [Verdict(*batch[index].opening, decision.model_dump_json().encode()) for index, decision in decided.items()]
+        results: list[Settled] = [TraceConflict(trace.id) for trace, _ in batch]
         for (index, own), verdict, stands in zip(decided.items(), verdicts, self._ledger.commit(verdicts), strict=True):
             if stands is not None:
                 results[index] = own if stands is verdict.decision else Decision.model_validate_json(stands)
@@ -103,7 +176,7 @@ class Decider:
     def _place(self, batch: Sequence[_Submission], vectors: Vectors | None) -> list[Novelty | None]:
         if self._novelty is None or vectors is None:
             return [Novelty(source="no_embedder") for _ in batch]
-        candidates = [Candidate(trace.id, content, vector) for (trace, content), vector in zip(batch, vectors, strict=True)]
+        candidates = [Candidate(*opening, vector) for (_, opening), vector in zip(batch, vectors, strict=True)]
         embedder, cache = self._novelty
         return [self._explain(placed, embedder) if placed else None for placed in cache.place(candidates)]
 

@@ -43,6 +43,15 @@ def unavailable_if_down(what: str) -> Iterator[None]:
         yield
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
         raise ServiceUnavailable(f"{what}: {type(error).__name__}: {error}") from error
+    except redis.exceptions.ResponseError as error:
+        # The message quotes the command, and with it what the trace says.
+        said = "Redis is full, its maxmemory is reached" if is_full(error) else type(error).__name__
+        raise ServiceUnavailable(f"{what}: {said}") from None
     except redis.exceptions.RedisError as error:
-        # Its message quotes the command, and with it what the trace says.
         raise ServiceUnavailable(f"{what}: {type(error).__name__}") from None
+
+
+def is_full(error: redis.exceptions.ResponseError) -> bool:
+    """Whether Redis refused a command because its memory limit is reached."""
+    # Redis 7 names the error; 6.2 quotes it within that of the script.
+    return isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM " in str(error)

@@ -1,59 +1,114 @@
 """Decisions on their way out, and taken off again: the results queues."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, get_args
 
+import structlog
+from amqp.exceptions import MessageNacked
 from celery import Celery
-from kombu import Connection
+from kombu import Producer, Queue
 
-from worker.broker import plain_queue, unavailable_if_down
+from worker.broker import results_queue
 from worker.decision import Decision, Outcome
-from worker.settings import QueueSettings
+from worker.errors import ServiceUnavailable
+from worker.publishing import declare_queues, publish_options, reliably, unavailable_if_broker_fails, waiting
+from worker.settings import Settings
+
+_LOOK_EVERY_S: Final = 1.0
+"""How often a queue is looked at: others publish to it too, and others read it."""
+
+log = structlog.get_logger("worker.results")
 
 
 class Publisher:
     """Publishes decisions. Safe to share between threads."""
 
-    def __init__(self, app: Celery, queues: QueueSettings) -> None:
+    def __init__(self, app: Celery, settings: Settings) -> None:
         """Publish through the app's connection pool."""
-        self._app = app
-        self._queues: dict[Outcome, Any] = {
-            "accepted": plain_queue(queues.accepted),
-            "rejected": plain_queue(queues.rejected),
-        }
+        queues = {outcome: results_queue(settings, outcome) for outcome in get_args(Outcome)}
+        # One outbox a queue, as both outcomes may go to the same.
+        outboxes = {queue.name: _Outbox(app, queue, settings.queues.results_limit) for queue in queues.values()}
+        self._outboxes: dict[Outcome, _Outbox] = {outcome: outboxes[queue.name] for outcome, queue in queues.items()}
 
     def publish(self, decision: Decision) -> None:
         """Put a decision on its outcome's queue, as a persistent JSON message whose id is the trace's.
 
+        Returns once the broker has it.
+
         Raises:
-            ServiceUnavailable: the broker cannot be reached; publishing again is safe, consumers go by the trace id.
+            SettingsError: RabbitMQ has a queue of this name with other arguments.
+            ServiceUnavailable: the broker cannot be reached, or the queue is full of unread decisions. Publish again,
+                which is safe, as consumers go by the trace id.
         """
-        queue = self._queues[decision.outcome]
-        with unavailable_if_down("results"), self._app.producer_pool.acquire(block=True) as producer:
+        self._outboxes[decision.outcome].put(decision)
+
+
+class _Outbox:
+    """One queue of decisions, and whether it has room."""
+
+    def __init__(self, app: Celery, queue: Queue, limit: int) -> None:
+        self._app = app
+        self._queue = queue
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._full = False
+        self._room = 0
+        self._look_again_at = 0.0
+
+    def put(self, decision: Decision) -> None:
+        def publish(producer: Producer) -> None:
             producer.publish(
-                decision.model_dump(mode="json"),
+                decision.model_dump_json(),
                 exchange="",
-                routing_key=queue.name,
-                serializer="json",
+                routing_key=self._queue.name,
+                content_type="application/json",
+                content_encoding="utf-8",
                 message_id=decision.trace_id,
-                declare=[queue],
-                retry=True,
-                retry_policy={"max_retries": 3, "interval_start": 0.1, "interval_step": 0.3, "interval_max": 1.0},
+                declare=[self._queue],
+                **publish_options(self._app),
             )
+
+        has_room = not self._limit or self._has_room()
+        if has_room:
+            try:
+                reliably(self._app, "results", publish)
+            except MessageNacked:
+                # Others have filled it since.
+                has_room = False
+        if not has_room:
+            raise ServiceUnavailable(f"results: the queue {self._queue.name} is full of unread decisions")
+
+    def _has_room(self) -> bool:
+        """Whether the queue has room for one more: one thread looks for all of them, and as rarely as it can."""
+        with self._lock:
+            used_up = self._room <= 0 and not self._full
+            if used_up or time.monotonic() >= self._look_again_at:
+                self._look_again_at = time.monotonic() + _LOOK_EVERY_S
+                self._look()
+            if self._full:
+                return False
+            self._room -= 1
+            return True
+
+    def _look(self) -> None:
+        unread = waiting(self._app, self._queue)
+        self._room = self._limit - unread
+        was_full, self._full = self._full, self._room <= 0
+        if self._full and not was_full:
+            log.warning("results_full", queue=self._queue.name, unread=unread)
+        elif was_full and not self._full:
+            log.info("results_drained", queue=self._queue.name, unread=unread)
 
 
 class Results:
     """Takes decisions off the results queues."""
 
-    def __init__(self, connection: Connection, queues: QueueSettings, outcome: Outcome | None = None) -> None:
-        """Take those of one outcome, or of both."""
-        names = {"accepted": queues.accepted, "rejected": queues.rejected}
-        wanted = [names[outcome]] if outcome else list(names.values())
-        channel = connection.default_channel
-        self._queues = [plain_queue(name)(channel) for name in dict.fromkeys(wanted)]
-        for queue in self._queues:
-            queue.declare()
+    def __init__(self, queues: Sequence[Queue]) -> None:
+        """Take from these queues, which are bound to a channel."""
+        self._queues = queues
 
     def take(self) -> Iterator["Taken"]:
         """Give what is on the queues now, each message once; it returns to its queue unless acknowledged.
@@ -67,7 +122,7 @@ class Results:
 
     @staticmethod
     def _next(queue: Any) -> Any:
-        with unavailable_if_down("results"):
+        with unavailable_if_broker_fails("results"):
             return queue.get()
 
 
@@ -84,19 +139,22 @@ class Taken:
         Raises:
             ServiceUnavailable: the broker cannot be reached; the decision stays on its queue.
         """
-        with unavailable_if_down("results"):
+        with unavailable_if_broker_fails("results"):
             self._message.ack()
 
 
 @contextmanager
-def open_results(app: Celery, queues: QueueSettings, outcome: Outcome | None = None) -> Iterator[Results]:
-    """Connect to the results queues.
+def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None) -> Iterator[Results]:
+    """Connect to the queue of one outcome, or to those of both.
 
     Raises:
+        SettingsError: RabbitMQ has a queue of this name with other arguments.
         ServiceUnavailable: the broker cannot be reached.
     """
+    wanted = [outcome] if outcome else get_args(Outcome)
+    queues = {queue.name: queue for queue in (results_queue(settings, each) for each in wanted)}
+    declare_queues(app, list(queues.values()))
     with app.connection_for_read() as connection:
-        with unavailable_if_down("results"):
-            connection.ensure_connection(max_retries=2, interval_start=0.1, interval_step=0.2)
-            results = Results(connection, queues, outcome)
-        yield results
+        with unavailable_if_broker_fails("results"):
+            channel = connection.default_channel
+        yield Results([queue(channel) for queue in queues.values()])

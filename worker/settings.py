@@ -40,9 +40,15 @@ class _Section(BaseModel):
 class BrokerSettings(_Section):
     """The queue that traces come from and decisions go to."""
 
-    url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "sentinel", "amqp", "amqps", "pyamqp"))] = ""
-    visibility_timeout_s: Annotated[int, Field(ge=10)] = 300
+    url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "amqp", "amqps", "pyamqp"))] = ""
+    visibility_timeout_s: Annotated[int, Field(ge=3)] = 60
+    delivery_limit: Count = 20
     timeout_s: Seconds = 5.0
+
+    @property
+    def is_redis(self) -> bool:
+        """Whether the queues are in Redis, or else on a broker that speaks AMQP."""
+        return self.url.startswith("redis")
 
 
 class RedisSettings(_Section):
@@ -59,6 +65,15 @@ class QueueSettings(_Section):
     traces: QueueName = "traces"
     accepted: QueueName = "decisions.accepted"
     rejected: QueueName = "decisions.rejected"
+    dead: QueueName = "traces.dead"
+    results_limit: Annotated[int, Field(ge=0)] = 100_000
+
+    @model_validator(mode="after")
+    def _queues_of_different_kinds_differ(self) -> Self:
+        # Whatever is published to the queue of traces is taken for a submission.
+        if len({self.traces, self.dead, self.accepted}) < 3 or self.rejected in (self.traces, self.dead):
+            raise ValueError("traces, dead and the queues of decisions need names of their own")
+        return self
 
 
 class ScoringSettings(_Section):
@@ -119,6 +134,13 @@ class LedgerSettings(_Section):
     """The record of every trace."""
 
     ttl_s: Seconds = 86_400.0
+    resend_after_s: Seconds = 600.0
+    max_resends: Annotated[int, Field(ge=0)] = 3
+
+    @property
+    def ttl_ms(self) -> int:
+        """``ttl_s`` as Redis takes it."""
+        return int(self.ttl_s * 1_000)
 
 
 class LimitSettings(_Section):
@@ -137,10 +159,12 @@ class LimitSettings(_Section):
 class WorkerSettings(_Section):
     """One worker process."""
 
-    concurrency: Count = 32
-    batch_size: Annotated[int, Field(ge=1, le=256)] = 8
+    concurrency: Count = 96
+    batch_size: Annotated[int, Field(ge=1, le=256)] = 32
+    max_attempts: Count = 5
     patience_s: Seconds = 30.0
     decision_timeout_s: Seconds = 120.0
+    grace_s: Seconds = 25.0
 
 
 class LogSettings(_Section):

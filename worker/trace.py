@@ -222,11 +222,17 @@ _SAID_FOR_JSON: Final = {"tuple_type": "Input should be a valid array", "model_t
 
 def _size_on_the_wire(payload: dict[str, Any], limits: Limits) -> int:
     try:
-        return len(json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+        # A list that holds itself is nested without end, like any other that is too deep.
+        text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), check_circular=False)
     except RecursionError:
         raise InvalidTrace([Problem("$", f"expected nesting of at most {limits.depth}")]) from None
+    except TypeError:
+        raise InvalidTrace(
+            [Problem("$", "expected only what JSON has: objects, arrays, strings, numbers, booleans, null")]
+        ) from None
     except ValueError:
         raise InvalidTrace([_HUGE_NUMBER]) from None
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _check_size(size_bytes: int, limits: Limits) -> None:

@@ -162,7 +162,7 @@ def test_workers_survive_that_the_store_is_emptied_and_compare_with_nothing_that
     assert (report.agreeing, report.differences) == (60, [])
 
 
-def test_traces_that_meet_a_store_that_refuses_them_go_back_to_the_queue_until_it_takes_them(
+def test_traces_that_meet_a_store_that_refuses_them_wait_until_it_takes_them(
     small: Settings, client: redis.Redis, tmp_path: Path
 ) -> None:
     store_url = small.redis.url.removesuffix("/0") + "/2"
@@ -179,7 +179,7 @@ def test_traces_that_meet_a_store_that_refuses_them_go_back_to_the_queue_until_i
         store.set("kp:log:word-hash-1", "in the way", px=60_000)
         for trace in traces:
             submitter.submit(trace)
-        wait_until(lambda: len(worker.events("trace_given_back")) >= len(traces))
+        wait_until(lambda: len(worker.events("trace_waits")) == apart.worker.concurrency)
         assert not any(status and status.state != "pending" for status in submitter.look_up(ids))
         store.delete("kp:log:word-hash-1")
         settled = list(submitter.as_settled(ids, timeout_s=60))

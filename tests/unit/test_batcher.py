@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from tests.processes import wait_until
 from worker.batcher import MicroBatcher
 from worker.errors import ServiceUnavailable
 
@@ -14,7 +15,10 @@ PATIENCE_S: Final = 10.0
 
 
 class GatedWork:
-    """Doubles numbers, one batch at a time, each only once its gate is open; remembers the batches it was given."""
+    """Doubles numbers, one batch at a time, each only once its gate is open; remembers the batches it was given.
+
+    It does so in the first stage; the second hands over.
+    """
 
     def __init__(self, fail: Callable[[Sequence[int]], None] = lambda batch: None) -> None:
         self.batches: list[list[int]] = []
@@ -23,7 +27,8 @@ class GatedWork:
         self.gate = threading.Event()
         self._fail = fail
 
-    def __call__(self, batch: Sequence[int]) -> list[int]:
+    def prepare(self, batch: Sequence[int], *, alone: bool) -> list[int]:
+        assert len(batch) == 1 or not alone
         self.batches.append(list(batch))
         self.threads.add(threading.get_ident())
         self.begun.set()
@@ -31,16 +36,23 @@ class GatedWork:
         self._fail(batch)
         return [item * 2 for item in batch]
 
+    def finish(self, work: list[int]) -> list[int | None]:
+        return list(work)
 
-Start = Callable[[GatedWork, int], MicroBatcher[int, int]]
+    def refresh(self) -> None:
+        pass
+
+
+Batcher = MicroBatcher[int, list[int], int]
+Start = Callable[[GatedWork, int], Batcher]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts batchers, and opens their gates and stops them in the end."""
-    started: list[tuple[GatedWork, MicroBatcher[int, int]]] = []
+    started: list[tuple[GatedWork, Batcher]] = []
 
-    def begin(work: GatedWork, max_batch: int) -> MicroBatcher[int, int]:
+    def begin(work: GatedWork, max_batch: int) -> Batcher:
         started.append((work, MicroBatcher(work, max_batch)))
         return started[-1][1]
 
@@ -50,7 +62,7 @@ def start() -> Iterator[Start]:
         batcher.stop()
 
 
-def hand_over(batcher: MicroBatcher[int, int], work: GatedWork, items: Sequence[int]) -> list["Future[int]"]:
+def hand_over(batcher: Batcher, work: GatedWork, items: Sequence[int]) -> list["Future[int]"]:
     """Submit the first item, wait until it is being worked on, submit the others behind it, then let work go on."""
     first = batcher.submit(items[0])
     assert work.begun.wait(PATIENCE_S)
@@ -188,3 +200,75 @@ def test_many_threads_may_submit_at_once(start: Start) -> None:
     assert found == {number: number * 2 for number in range(30)}
     assert sorted(item for batch in work.batches for item in batch) == list(range(30))
     assert max(map(len, work.batches)) <= 5
+
+
+class TwoStages(GatedWork):
+    """Doubles numbers in the second stage, behind a gate of its own, and wants some numbers alone."""
+
+    def __init__(self, wants_alone: Sequence[int] = (), fails_late: int | None = None) -> None:
+        super().__init__()
+        self.gate.set()
+        self.finished: list[list[int]] = []
+        self.finishing = threading.Event()
+        self.finish_gate = threading.Event()
+        self.in_hand_when_alone: list[int] = []
+        self._wants_alone = wants_alone
+        self._fails_late = fails_late
+        self._in_hand = 0
+
+    def prepare(self, batch: Sequence[int], *, alone: bool) -> list[int]:
+        self.batches.append(list(batch))
+        if alone:
+            self.in_hand_when_alone.append(self._in_hand)
+        self._in_hand += 1
+        return [item if alone or item not in self._wants_alone else -1 for item in batch]
+
+    def finish(self, work: list[int]) -> list[int | None]:
+        self.finishing.set()
+        assert self.finish_gate.wait(PATIENCE_S)
+        self.finished.append(work)
+        self._in_hand -= 1
+        if self._fails_late in work:
+            raise ValueError(f"poisoned by {self._fails_late}")
+        return [None if item < 0 else item * 2 for item in work]
+
+
+def test_the_next_batch_is_prepared_while_one_is_finished(start: Start) -> None:
+    work = TwoStages()
+    batcher = start(work, 2)
+    futures = [batcher.submit(1)]
+    assert work.finishing.wait(PATIENCE_S)
+    futures += [batcher.submit(item) for item in (2, 3)]
+    wait_until(lambda: len(work.batches) == 2, PATIENCE_S)
+    assert work.finished == []
+    work.finish_gate.set()
+    assert results(futures) == [2, 4, 6]
+
+
+def test_what_wants_to_be_alone_is_prepared_when_nothing_is_in_hand(start: Start) -> None:
+    work = TwoStages(wants_alone=[2, 5])
+    batcher = start(work, 3)
+    work.finish_gate.set()
+    assert results([batcher.submit(item) for item in range(12)]) == [item * 2 for item in range(12)]
+    assert [2] in work.batches
+    assert [5] in work.batches
+    assert work.in_hand_when_alone == [0, 0]
+
+
+def test_a_batch_that_fails_in_the_second_stage_is_tried_one_by_one(start: Start) -> None:
+    work = TwoStages(fails_late=3)
+    batcher = start(work, 4)
+    first = batcher.submit(0)
+    assert work.finishing.wait(PATIENCE_S)
+    futures = [first, *(batcher.submit(item) for item in (1, 2, 3, 4))]
+    work.finish_gate.set()
+    assert failures(futures) == [None, None, None, "poisoned by 3", None]
+
+
+def test_stop_waits_for_what_has_to_be_tried_alone() -> None:
+    work = TwoStages(wants_alone=[1, 2, 3])
+    batcher: Batcher = MicroBatcher(work, 4)
+    futures = [batcher.submit(item) for item in range(5)]
+    work.finish_gate.set()
+    batcher.stop()
+    assert results(futures) == [0, 2, 4, 6, 8]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import LIMITS, make_trace, minimal_payload, step, steps
-from worker.decider import Decider, NoveltyStage
+from worker.decider import Decider, NoveltyStage, Settled
 from worker.decision import Decision
 from worker.embedding.embedder import Vectors
 from worker.errors import TraceConflict
@@ -23,7 +23,6 @@ from worker.trace import ReasoningTrace, decode_trace
 
 WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
 WORDS: Final = ("invoice", "ledger", "route", "parcel", "dose", "ticket")
-Decided = Decision | TraceConflict
 
 
 class WordEmbedder:
@@ -70,9 +69,9 @@ def trace_about(objective: str, trace_id: str = "kp:trace:one", **overrides: Any
     return make_trace(objective=objective, trace_id=trace_id, **overrides)
 
 
-def without_timings(decided: Sequence[Decided]) -> list[object]:
+def without_timings(decided: Sequence[Settled]) -> list[object]:
     return [
-        item.model_dump(exclude={"timings", "decided_at"}) if isinstance(item, Decision) else ("conflict", item.trace_id)
+        item.model_dump(exclude={"timings", "decided_at"}) if isinstance(item, Decision) else (type(item), item.trace_id)
         for item in decided
     ]
 
@@ -288,7 +287,7 @@ def test_batches_decide_as_one_by_one(traces: list[ReasoningTrace], sizes: list[
     window = Window(max_elements, ttl_ms=60_000, slack_elements=50, slack_ms=60_000)
     alone, batching = make_decider(window=window), make_decider(window=window)
     one_by_one = [decided for trace in traces for decided in alone.decide([trace])]
-    batched: list[Decided] = []
+    batched: list[Settled] = []
     for size in sizes:
         batched += batching.decide(traces[len(batched) : len(batched) + size])
     assert without_timings(batched) == without_timings(one_by_one)

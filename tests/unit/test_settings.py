@@ -120,7 +120,9 @@ def test_variable_may_hold_thresholds_as_json(monkeypatch: pytest.MonkeyPatch) -
         ("queues.traces", ""),
         ("redis.prefix", "{kp}"),
         ("redis.prefix", "x" * 65),
-        ("broker.visibility_timeout_s", "9"),
+        ("broker.visibility_timeout_s", "2"),
+        ("broker.delivery_limit", "0"),
+        ("queues.results_limit", "-1"),
         ("broker.url", "localhost:6379"),
         ("broker.url", "http://localhost"),
         ("redis.url", "amqp://localhost"),
@@ -132,6 +134,12 @@ def test_wrong_value_is_refused_by_name_wherever_it_is_given(name: str, value: s
     monkeypatch.setenv("KP_" + name.replace(".", "_").upper(), value)
     with pytest.raises(SettingsError, match=rf"^{name}: "):
         load_settings()
+
+
+@pytest.mark.parametrize(("name", "value"), [("dead", "traces"), ("accepted", "traces"), ("rejected", "traces.dead")])
+def test_a_queue_serves_one_purpose(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=r"^queues: .*names of their own"):
+        load_settings({f"queues.{name}": value})
 
 
 def test_refusal_does_not_repeat_the_value() -> None:

@@ -34,7 +34,7 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Se
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     taken = 0
-    with open_results(make_celery(settings), settings.queues, cast("Outcome | None", outcome)) as results:
+    with open_results(make_celery(settings), settings, cast("Outcome | None", outcome)) as results:
         while not stopping.is_set() and taken != limit:
             before = taken
             for item in results.take():

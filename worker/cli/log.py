@@ -12,7 +12,7 @@ import redis
 from worker.audit import audit as audit_log
 from worker.cli.options import settings_options
 from worker.cli.output import print_json, progress, say
-from worker.dead_letter import DeadLetters
+from worker.dead_letters import DeadLetters
 from worker.embedded import with_endpoints
 from worker.keys import Keys
 from worker.ledger import RedisLedger
@@ -33,11 +33,11 @@ class _Store(NamedTuple):
 def _with_store(settings: Settings, use: Callable[[_Store], None]) -> None:
     settings = with_endpoints(settings)
     keys, window = Keys(settings.redis.prefix), Window.of(settings.novelty)
-    record_ttl_ms = int(settings.ledger.ttl_s * 1_000)
+    record_ttl_ms = settings.ledger.ttl_ms
     with ExitStack() as closing:
         client: redis.Redis = closing.enter_context(connect(settings.redis))
         logs = RedisLog.of_all_spaces(client, keys, window, record_ttl_ms)
-        use(_Store(logs, RedisLedger(client, keys, record_ttl_ms), DeadLetters(client, keys), window))
+        use(_Store(logs, RedisLedger(client, keys, record_ttl_ms), DeadLetters(client, keys, record_ttl_ms), window))
 
 
 @click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")

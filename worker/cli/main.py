@@ -12,6 +12,7 @@ from worker.cli.log import audit, cache, forget
 from worker.cli.run import up, worker
 from worker.cli.schema import schema
 from worker.cli.score import score
+from worker.cli.state import stats, status
 from worker.cli.submit import submit
 from worker.errors import ScorerError
 
@@ -19,7 +20,8 @@ from worker.errors import ScorerError
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 all well; 1 some traces were invalid, dead or still pending; 2 wrong usage or settings; "
-    "3 Redis or the broker cannot be reached. Output for programs is JSON Lines on stdout, everything else goes to stderr.",
+    "3 Redis or the broker cannot be reached; 4 a worker came to a standstill. "
+    "Output for programs is JSON Lines on stdout, everything else goes to stderr.",
 )
 @click.version_option(version("kp-scorer"))
 def commands() -> None:
@@ -29,7 +31,7 @@ def commands() -> None:
     """
 
 
-for command in (demo, up, worker, submit, decisions, score, dead_letter, audit, forget, cache, schema):
+for command in (demo, up, worker, submit, decisions, status, stats, score, dead_letter, audit, forget, cache, schema):
     commands.add_command(command)
 
 

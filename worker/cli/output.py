@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from worker.cli.reading import Line
+from worker.client import Status
 from worker.errors import InvalidTrace
 
 _PLAIN_EVERY_S: Final = 2.0
@@ -38,6 +39,16 @@ def report_invalid(line: Line, error: InvalidTrace) -> None:
     """Name an invalid line: for people on stderr, for programs on stdout."""
     say(f"line {line.number}: {error}")
     print_json({"line": line.number, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]})
+
+
+def print_status(status: Status) -> None:
+    """Print what is known of a trace, as one JSON line."""
+    row: dict[str, object] = {"trace_id": status.trace_id, "state": status.state}
+    if status.decision:
+        row["decision"] = status.decision.model_dump(mode="json")
+    if status.reason:
+        row["reason"] = status.reason
+    print_json(row)
 
 
 class Advance(Protocol):

@@ -18,6 +18,7 @@ from celery.platforms import SecurityWarning
 from worker.app import create_app
 from worker.cli.options import settings_options
 from worker.cli.output import say
+from worker.cores import usable_cores
 from worker.embedded import embedded_redis, noted, running_url, state_dir, with_endpoints
 from worker.errors import SettingsError
 from worker.settings import Settings, as_environment
@@ -83,7 +84,7 @@ def _start_worker(settings: Settings, url: str, count: int) -> "subprocess.Popen
     environment = inherited | as_environment(settings) | {"KP_BROKER_URL": url, "KP_REDIS_URL": url}
     if not settings.embedding.threads:
         # Each worker would take all cores for itself, and they would get in each other's way.
-        environment["KP_EMBEDDING_THREADS"] = str(max(1, (os.cpu_count() or 1) // count))
+        environment["KP_EMBEDDING_THREADS"] = str(max(1, usable_cores() // count))
     # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in hand.
     return subprocess.Popen([sys.executable, "-m", "worker.cli", "worker"], env=environment, start_new_session=True)
 

@@ -8,8 +8,9 @@ from worker.cli.options import settings_options
 from worker.cli.output import print_json, progress, report_invalid, say
 from worker.cli.reading import open_input, read_traces
 from worker.decider import Decider, NoveltyStage
+from worker.decision import Decision
 from worker.embedding import select_embedder
-from worker.errors import InvalidTrace, TraceConflict
+from worker.errors import InvalidTrace
 from worker.ledger import MemoryLedger
 from worker.novelty import MemoryLog, NoveltyCache, Window
 from worker.settings import EmbeddingSettings, Settings
@@ -41,12 +42,12 @@ def score(file: str, embedder: str | None, settings: Settings) -> None:
             else:
                 assert decider is not None
                 (decided,) = decider.decide([line.trace])
-                if isinstance(decided, TraceConflict):
+                if isinstance(decided, Decision):
+                    print_json(decided.model_dump(mode="json"))
+                else:
                     failed += 1
                     say(f"line {line.number}: {decided}")
                     print_json({"trace_id": decided.trace_id, "state": "conflict", "line": line.number})
-                else:
-                    print_json(decided.model_dump(mode="json"))
             advance(done, len(lines))
     if not lines:
         say(f"no traces in {file}")

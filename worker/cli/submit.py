@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from worker.cli.options import settings_options
-from worker.cli.output import print_json, progress, report_invalid, say
+from worker.cli.output import print_json, print_status, progress, report_invalid, say
 from worker.cli.reading import Line, open_input, read_traces
 from worker.client import Client, Status
 from worker.embedded import with_endpoints
@@ -65,19 +65,10 @@ def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
         for status in client.as_settled(trace_ids, timeout_s):
             del left[status.trace_id]
             dead += status.state == "dead"
-            _print_status(status)
+            print_status(status)
             advance(len(trace_ids) - len(left), len(trace_ids))
     for trace_id in left:
-        _print_status(Status(trace_id, "pending"))
+        print_status(Status(trace_id, "pending"))
     if left:
         say(f"{len(left)} still pending after {timeout_s:g} s")
     return dead + len(left)
-
-
-def _print_status(status: Status) -> None:
-    row: dict[str, object] = {"trace_id": status.trace_id, "state": status.state}
-    if status.decision:
-        row["decision"] = status.decision.model_dump(mode="json")
-    if status.reason:
-        row["reason"] = status.reason
-    print_json(row)

@@ -1,38 +1,64 @@
-"""The ledger in Redis: one hash a trace, changed only by scripts, so that no two processes see it half changed."""
+"""The ledger in Redis: one hash a trace, changed only by scripts, so that no two processes see it half changed.
+
+Every submission is counted once, as submitted, when it is first heard of, and once more, as decided or dead, when it has ended;
+until then it is in the index of pending ones. So submitted = pending + decided + dead at every moment.
+"""
 
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import redis
 
 from worker.errors import TraceConflict
-from worker.keys import Keys
-from worker.ledger.ledger import Record, State, Verdict
+from worker.keys import KEPT_S, Keys
+from worker.ledger.ledger import Opening, Record, State, Verdict
 from worker.redis_client import unavailable_if_down
 
+_CLAIMED_AT_ONCE: Final = 100
 
-class Opening(NamedTuple):
-    """A submission about to be sent: its trace id and 16-byte content digest."""
+
+class Submission(NamedTuple):
+    """A submission about to be sent: its trace's id, its 16-byte content digest, and itself as UTF-8 JSON."""
 
     trace_id: str
     content: bytes
+    payload: bytes
+
+
+class Claim(NamedTuple):
+    """A submission to be sent again."""
+
+    trace_id: str
+    payload: bytes
+    resends: int
+    """How often it has been sent again, this time included."""
+
+
+class Counts(NamedTuple):
+    """How many submissions there have been, and what became of them: submitted = pending + decided + dead."""
+
+    submitted: int
+    pending: int
+    decided: int
+    dead: int
 
 
 class RedisLedger:
-    """Records of traces, each kept for ``ttl_ms`` after its last change."""
+    """Records of traces, each kept for ``ttl_ms`` after its last change, or for 30 days while it is pending."""
 
     def __init__(self, client: redis.Redis, keys: Keys, ttl_ms: int) -> None:
         """Use the ledger under the prefix of ``keys``."""
         self._client = client
         self._keys = keys
         self._ttl_ms = ttl_ms
-        self._open, self._commit, self._bury = (
+        self._pending_ttl_ms = max(ttl_ms, KEPT_S * 1_000)
+        self._open, self._begin, self._commit, self._claim, self._counts, self._erase = (
             client.register_script(resources.files(__package__).joinpath(f"{name}.lua").read_text("utf-8"))
-            for name in ("open", "commit", "bury")
+            for name in ("open", "begin", "commit", "claim", "counts", "erase")
         )
 
-    def open(self, openings: Sequence[Opening]) -> list[State | TraceConflict]:
+    def open(self, submissions: Sequence[Submission]) -> list[State | TraceConflict]:
         """Note submissions as pending before they are sent, in one round trip.
 
         Returns:
@@ -41,43 +67,70 @@ class RedisLedger:
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
-        arguments: list[bytes | int] = [self._ttl_ms, *(opening.content for opening in openings)]
-        states = self._run(self._open, [opening.trace_id for opening in openings], arguments)
+        arguments = [self._pending_ttl_ms, *(part for submission in submissions for part in submission)]
+        states = self._run(self._open, [submission.trace_id for submission in submissions], arguments)
         return [
-            cast("State", state.decode()) if state else TraceConflict(opening.trace_id)
-            for opening, state in zip(openings, states, strict=True)
+            cast("State", state.decode()) if state else TraceConflict(submission.trace_id)
+            for submission, state in zip(submissions, states, strict=True)
         ]
 
     def look_up(self, trace_ids: Sequence[str]) -> list[Record | None]:
-        """Read the records in one round trip; see :class:`~worker.ledger.ledger.Ledger`."""
+        """Read records in one round trip, in order; None where nothing is known.
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
         with unavailable_if_down("ledger"):
             pipeline = self._client.pipeline(transaction=False)
             for trace_id in trace_ids:
-                pipeline.hmget(self._keys.record(trace_id), "state", "content", "decision", "reason")
+                pipeline.hmget(self._keys.record(trace_id), "state", "content", "decision", "reason", "attempts")
             rows = pipeline.execute()
-        return [
-            Record(cast("State", state.decode()), content or b"", decision or b"", (reason or b"").decode()) if state else None
-            for state, content, decision, reason in rows
-        ]
+        return [_record(row) if row[0] else None for row in rows]
+
+    def begin(self, openings: Sequence[Opening], *, alone: bool = False) -> list[Record]:
+        """Begin to decide traces, in one round trip; see :class:`~worker.ledger.ledger.Ledger`."""
+        arguments = [self._pending_ttl_ms, int(alone), *(part for opening in openings for part in opening)]
+        return [_record(row) for row in self._run(self._begin, [opening.trace_id for opening in openings], arguments)]
+
+    def absolve(self, trace_ids: Sequence[str]) -> None:
+        """Forget attempts, in one round trip; see :class:`~worker.ledger.ledger.Ledger`."""
+        with unavailable_if_down("ledger"):
+            # No transaction: Redis would refuse it while it is full, which is when this is needed.
+            pipeline = self._client.pipeline(transaction=False)
+            for trace_id in trace_ids:
+                pipeline.hdel(self._keys.record(trace_id), "attempts")
+            pipeline.execute()
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bytes | None]:
         """Store decisions in one round trip, the first wins; see :class:`~worker.ledger.ledger.Ledger`."""
-        arguments: list[bytes | int] = [self._ttl_ms]
-        for verdict in verdicts:
-            arguments += [verdict.content, verdict.decision]
+        arguments = [self._ttl_ms, self._pending_ttl_ms, *(part for verdict in verdicts for part in verdict)]
         standing = self._run(self._commit, [verdict.trace_id for verdict in verdicts], arguments)
         return [
             verdict.decision if stored == 1 else bytes(stored) or None
             for verdict, stored in zip(verdicts, standing, strict=True)
         ]
 
-    def bury(self, trace_id: str, reason: str) -> None:
-        """Mark a trace as dead unless it is decided.
+    def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[Claim]:
+        """Claim pending submissions that nothing will bring back, to send them again; each is claimed by one caller.
+
+        They were last sent more than ``resend_after_ms`` ago, and the queue has been seen empty since.
 
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
-        self._run(self._bury, [trace_id], [self._ttl_ms, reason.encode()])
+        keys = [self._keys.pending, self._keys.counts, self._keys.drained]
+        arguments: list[str | int] = [self._keys.record(""), resend_after_ms, int(queue_is_empty), _CLAIMED_AT_ONCE]
+        with unavailable_if_down("ledger"):
+            rows: Any = self._claim(keys=keys, args=[*arguments, self._pending_ttl_ms])
+        return [Claim(trace_id.decode(), payload, resends) for trace_id, payload, resends in rows]
+
+    def counts(self) -> Counts:
+        """Count the submissions, as of one moment.
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
+        return Counts(*self._run(self._counts, [], []))
 
     def erase(self, trace_id: str) -> int:
         """Remove a trace's record, its decision with it; return how many there were (0 or 1).
@@ -86,8 +139,15 @@ class RedisLedger:
             ServiceUnavailable: the ledger cannot be reached.
         """
         with unavailable_if_down("ledger"):
-            return int(self._client.delete(self._keys.record(trace_id)))
+            keys = [self._keys.pending, self._keys.counts, self._keys.record(trace_id)]
+            return cast("int", self._erase(keys=keys, args=[trace_id]))
 
-    def _run(self, script: Any, trace_ids: Sequence[str], arguments: Sequence[bytes | int]) -> list[Any]:
+    def _run(self, script: Any, trace_ids: Sequence[str], arguments: Sequence[bytes | str | int]) -> list[Any]:
+        keys = [self._keys.pending, self._keys.counts, *map(self._keys.record, trace_ids)]
         with unavailable_if_down("ledger"):
-            return cast("list[Any]", script(keys=[self._keys.record(trace_id) for trace_id in trace_ids], args=arguments))
+            return cast("list[Any]", script(keys=keys, args=arguments))
+
+
+def _record(row: Sequence[Any]) -> Record:
+    state, content, decision, reason, attempts = row
+    return Record(state.decode(), content or b"", decision or b"", (reason or b"").decode(), int(attempts or 0))

@@ -37,7 +37,7 @@ for i = 3, #KEYS do
     local record_key = KEYS[i]
     local argument = 7 + (i - 3) * 3
     local trace_id, content, vector = ARGV[argument], ARGV[argument + 1], ARGV[argument + 2]
-    local record = redis.call('HMGET', record_key, 'content', 'epoch', 'entry', 'given_up', 'state')
+    local record = redis.call('HMGET', record_key, 'content', 'epoch', 'entry', 'given_up')
     local entry = record[2] == epoch and record[3]
     if record[1] and record[1] ~= content then
         entry = ''
@@ -46,7 +46,8 @@ for i = 3, #KEYS do
             redis.call('HSET', record_key, 'given_up', (record[4] or '') .. ' ' .. entry)
         end
         entry = append(trace_id, content, vector)
-        redis.call('HSET', record_key, 'content', content, 'epoch', epoch, 'entry', entry, 'state', record[5] or 'pending')
+        -- No state: if Redis came back without the record, the ledger must open and count it when it meets it next.
+        redis.call('HSET', record_key, 'content', content, 'epoch', epoch, 'entry', entry)
         redis.call('PEXPIRE', record_key, record_ttl_ms)
         appended = true
     end

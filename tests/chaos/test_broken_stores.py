@@ -1,0 +1,78 @@
+"""Redis that dies, comes back, comes back without its last second, or is full: it shows, work waits, and nothing is lost."""
+
+import pytest
+
+from tests.chaos.arena import TRACES, Arena, decided_of, settle, slowly, submit, traces
+from tests.chaos.fleet import Fleet
+from tests.processes import wait_until
+from worker.client import Client
+from worker.errors import ServiceUnavailable
+
+HALF = TRACES // 2
+
+
+@pytest.mark.slow
+def test_redis_killed_and_started_again_in_mid_load(arena: Arena) -> None:
+    load = traces()
+    with Client(arena.settings()) as client, Fleet(arena.settings(), arena.directory, 2, slowly) as fleet:
+        submitted = submit(client, load[:HALF])
+        fleet.wait_until_ready()
+        wait_until(lambda: fleet.logged("trace_decided"))
+        arena.redis.kill()
+        with pytest.raises(ServiceUnavailable):
+            client.submit(load[HALF])
+        wait_until(lambda: fleet.logged("trace_waits"))
+        arena.redis.start()
+        submitted += submit(client, load[HALF:])
+        arena.finish(fleet, submitted)
+        assert fleet.ends == [], "workers must outlive a restart"
+
+
+@pytest.mark.slow
+def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
+    load = traces()
+    settings = arena.settings_behind_proxies()
+    with Client(arena.settings()) as client, Fleet(settings, arena.directory, 2, slowly) as fleet:
+        submitted = submit(client, load[:HALF])
+        fleet.wait_until_ready()
+        wait_until(lambda: fleet.logged("trace_decided") > 20)
+        length = arena.redis.file_bytes()
+        decided = fleet.logged("trace_decided")
+        submitted += submit(client, load[HALF : HALF + HALF // 2])
+        wait_until(lambda: fleet.logged("trace_decided") > decided + 20)
+        arena.redis.kill()
+        arena.redis.cut_file(length)
+        # The workers see it only after the test has.
+        arena.store_proxy.refuse()
+        arena.redis.start()
+        # What was acknowledged in the lost second is unknown now, which a submitter who looks can see.
+        known = [status is not None for status in client.look_up(submitted)]
+        assert not all(known), "the cut has cost nothing, so it tests nothing"
+        undecided = set(submitted) - decided_of(client, submitted)
+        arena.store_proxy.accept()
+        submit(client, [trace for trace, is_known in zip(load, known, strict=False) if not is_known])
+        submitted += submit(client, load[HALF + HALF // 2 :])
+        # A decision of the lost second may have left for its queue, and is then made, and published, again.
+        arena.finish(fleet, submitted, decided_twice=undecided, store_lost_writes=True)
+
+
+@pytest.mark.slow
+def test_redis_full_in_mid_load(arena: Arena) -> None:
+    load = traces()
+    with Client(arena.settings()) as client, Fleet(arena.settings(), arena.directory, 2, slowly) as fleet:
+        submitted = submit(client, load[:HALF])
+        fleet.wait_until_ready()
+        wait_until(lambda: fleet.logged("trace_decided"))
+        arena.redis.limit_memory(1)
+        with pytest.raises(ServiceUnavailable):
+            client.submit(load[HALF])
+        wait_until(lambda: fleet.logged("trace_waits"))
+        decided = decided_of(client, submitted)
+        assert len(decided) < HALF
+        wait_until(lambda: fleet.logged("trace_waits") > 20)
+        assert decided_of(client, submitted) == decided, "decided while nothing could be written"
+        arena.redis.limit_memory(0)
+        settle(arena.settings(), submitted)
+        submitted += submit(client, load[HALF:])
+        arena.finish(fleet, submitted)
+        assert fleet.ends == [], "workers must outlive a full store"

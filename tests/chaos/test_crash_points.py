@@ -1,0 +1,44 @@
+"""A worker that dies at any one step between taking a message and acknowledging it loses nothing and decides nothing twice."""
+
+import random
+from collections.abc import Mapping
+from typing import Final
+
+import pytest
+
+from tests.chaos.arena import SEED, SETTLE_S, Arena, submit, traces
+from tests.chaos.fleet import Fleet
+from tests.processes import wait_until
+from worker.client import Client
+
+POINTS: Final = ("taken", "embedding", "placed", "committed", "published")
+WORKERS: Final = 2
+DEADLY_LIVES: Final = 5
+
+
+def crash_plan(place: int, life: int) -> Mapping[str, str]:
+    """Each place meets each point in its first lives, in an order of its own; later lives are let live."""
+    if life >= DEADLY_LIVES:
+        return {}
+    points = random.Random(f"{SEED}:{place}").sample(POINTS, len(POINTS))
+    return {"CRASH_AT": points[life], "CRASH_AFTER": str(random.Random(f"{SEED}:{place}:{life}").randint(1, 6))}
+
+
+@pytest.mark.slow
+def test_workers_that_die_at_every_step(arena: Arena) -> None:
+    waiting = traces()
+    submitted: list[str] = []
+    planned = WORKERS * DEADLY_LIVES
+    with Fleet(arena.settings(), arena.directory, WORKERS, crash_plan) as fleet, Client(arena.settings()) as client:
+
+        def all_died() -> bool:
+            # Always some work, until the last has died at it.
+            chunk = [waiting.pop() for _ in range(min(20, len(waiting)))]
+            submitted.extend(submit(client, chunk))
+            list(client.as_settled(submitted[-20:], timeout_s=0.3))
+            return len(fleet.ends) >= planned
+
+        wait_until(all_died, SETTLE_S)
+        submitted += submit(client, waiting)
+        arena.finish(fleet, submitted)
+        assert fleet.ends == [-9] * planned

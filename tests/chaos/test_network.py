@@ -1,0 +1,71 @@
+"""A network that loses packets, connections or the broker for a while."""
+
+import threading
+from typing import Final
+
+import pytest
+
+from tests.chaos.arena import TRACES, Arena, slowly, submit, traces
+from tests.chaos.fleet import Fleet
+from tests.processes import wait_until
+from worker.client import Client
+from worker.errors import ServiceUnavailable
+
+THIRD = TRACES // 3
+SILENCE_S: Final = 4.0
+"""Longer than every timeout and the visibility timeout of the arena; all of them are shorter here than in production."""
+
+
+@pytest.mark.slow
+def test_silent_connections(arena: Arena) -> None:
+    load = traces()
+    proxies = {arena.broker_proxy, arena.store_proxy}
+    with Client(arena.settings()) as client, Fleet(arena.settings_behind_proxies(), arena.directory, 2, slowly) as fleet:
+        submitted = submit(client, load[:THIRD])
+        fleet.wait_until_ready()
+        wait_until(lambda: fleet.logged("trace_decided"))
+        for proxy in proxies:
+            proxy.hold()
+        submitted += submit(client, load[THIRD : 2 * THIRD])
+        endure(SILENCE_S)
+        # What was held arrives after all, as packets do that are sent again.
+        for proxy in proxies:
+            proxy.deliver()
+        decided = fleet.logged("trace_decided")
+        wait_until(lambda: fleet.logged("trace_decided") > decided)
+        for proxy in proxies:
+            proxy.hold()
+        endure(SILENCE_S)
+        # The network is back, and has forgotten the connections there were.
+        for proxy in proxies:
+            proxy.forget()
+        submitted += submit(client, load[2 * THIRD :])
+        arena.finish(fleet, submitted)
+        assert fleet.ends == [], "workers must outlive a bad network"
+
+
+@pytest.mark.slow
+def test_broker_gone_for_a_while(arena: Arena) -> None:
+    load = traces()
+    settings = arena.settings_behind_proxies()
+    with Client(settings) as client, Fleet(settings, arena.directory, 2, slowly) as fleet:
+        submitted = submit(client, load[:THIRD])
+        fleet.wait_until_ready()
+        wait_until(lambda: fleet.logged("trace_decided"))
+        # First a short interruption, then one that lasts.
+        arena.broker_proxy.cut()
+        decided = fleet.logged("trace_decided")
+        wait_until(lambda: fleet.logged("trace_decided") > decided + 20)
+        arena.broker_proxy.refuse()
+        with pytest.raises(ServiceUnavailable):
+            client.submit(load[THIRD])
+        wait_until(lambda: fleet.logged("trace_waits"))
+        arena.broker_proxy.accept()
+        submitted += submit(client, load[THIRD:])
+        arena.finish(fleet, submitted)
+        assert fleet.ends == [], "workers must outlive an absent broker"
+
+
+def endure(seconds: float) -> None:
+    """Let the disaster last: there is nothing to wait for."""
+    threading.Event().wait(seconds)

@@ -1,0 +1,71 @@
+"""Messages that break what touches them, among innocent ones."""
+
+from collections import Counter
+from typing import Final
+
+import pytest
+from kombu import Connection, Producer
+
+from tests.chaos.arena import TRACES, Arena, submit, traces
+from tests.chaos.crashing_worker import BREAKS, KILLS
+from tests.chaos.fleet import Fleet
+from worker.broker import make_celery
+from worker.client import Client
+from worker.dead_letters import DeadLetters
+from worker.keys import Keys
+
+UNREADABLE: Final = {
+    "not JSON": b"hello",
+    "wrong encoding": '[["caf\u00e9"], {}, {}]'.encode("utf-16"),
+    "no task": b"[]",
+    "an object": b'{"trace": {}}',
+    "deep nesting": b"[" * 100_000 + b"]" * 100_000,
+    "tens of megabytes": b"\0" * 20_000_000,
+}
+
+
+@pytest.mark.slow
+def test_poison_among_innocent_traces(arena: Arena) -> None:
+    settings = arena.settings(worker__max_attempts=2)
+    breaking, killing, innocent = traces(3, BREAKS), traces(2, KILLS), traces(TRACES)
+    load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
+    with Fleet(settings, arena.directory, 2) as fleet, Client(settings) as client:
+        put(arena, UNREADABLE["not JSON"])
+        submitted = submit(client, load)
+        for body in UNREADABLE.values():
+            put(arena, body)
+        put_unknown_task(arena)
+        arena.finish(fleet, submitted, dead=[str(trace["id"]) for trace in (*breaking, *killing)])
+        assert set(fleet.ends) == {-9}
+        assert len(fleet.ends) >= settings.worker.max_attempts
+    with arena.redis.connect() as store:
+        letters = DeadLetters(store, Keys(settings.redis.prefix), record_ttl_ms=60_000)
+        found = list(letters.read())
+        kept = Counter(letters.payload(letter.letter_id) for letter in found if letter.reason == "malformed")
+        aside = set(store.lrange(f"{settings.queues.traces}.oversized", 0, -1))
+    reasons = {letter.trace_id: letter.reason for letter in found if letter.trace_id}
+    assert {reasons[str(trace["id"])] for trace in breaking} == {"scoring_failed"}
+    assert {reasons[str(trace["id"])] for trace in killing} == {"poison"}
+    # On Redis a message too large to be read is put aside, and its beginning becomes the dead letter.
+    assert aside == ({UNREADABLE["tens of megabytes"]} if arena.broker == "redis" else set())
+    expected = {body[:65_536] if body in aside else body for body in UNREADABLE.values()}
+    assert {body: kept[body] for body in expected} == dict.fromkeys(expected, 1)
+    assert len(kept) == len(UNREADABLE) + 1
+
+
+def put(arena: Arena, body: bytes) -> None:
+    """Put bytes where messages are: on the list itself, or as a body that claims to be JSON."""
+    queue = arena.settings().queues.traces
+    if arena.broker == "redis":
+        with arena.redis.connect() as store:
+            store.lpush(queue, body)
+        return
+    with Connection(arena.settings().broker.url) as connection, Producer(connection) as producer:
+        producer.publish(body, exchange="", routing_key=queue, content_type="application/json", content_encoding="utf-8")
+
+
+def put_unknown_task(arena: Arena) -> None:
+    """Put a good message that names a task of someone else."""
+    settings = arena.settings()
+    with make_celery(settings) as foreign:
+        foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.traces)

@@ -1,0 +1,51 @@
+"""Results queues that nobody reads, or that somebody has deleted."""
+
+import pytest
+from kombu import Connection
+
+from tests.chaos.arena import TRACES, Arena, decided_of, settle, submit, traces
+from tests.chaos.fleet import Fleet
+from tests.fleet import published
+from tests.processes import wait_until
+from worker.client import Client
+
+HALF = TRACES // 2
+
+
+@pytest.mark.slow
+def test_results_that_nobody_reads(arena: Arena) -> None:
+    limit = TRACES // 5
+    settings = arena.settings(queues__results_limit=limit)
+    with Fleet(settings, arena.directory, 2) as fleet, Client(settings) as client:
+        submitted = submit(client, traces())
+        wait_until(lambda: fleet.logged("results_full") and len(decided_of(client, submitted)) >= limit)
+        # Each worker finishes what it has in hand, and takes no more.
+        assert not arena.is_idle()
+        assert len(decided_of(client, submitted)) < TRACES
+        taken = published(settings)
+        assert len(taken) >= limit
+
+        def all_taken() -> bool:
+            taken.extend(published(settings))
+            return len({decision["trace_id"] for decision in taken}) == TRACES
+
+        wait_until(all_taken)
+        arena.finish(fleet, submitted, taken=taken)
+        assert fleet.ends == []
+
+
+@pytest.mark.slow
+def test_results_queues_deleted_in_mid_load(arena: Arena) -> None:
+    settings = arena.settings()
+    load = traces()
+    with Fleet(settings, arena.directory, 2) as fleet, Client(settings) as client:
+        submitted = submit(client, load[:HALF])
+        settle(settings, submitted)
+        wait_until(arena.is_idle)
+        taken = published(settings)
+        with Connection(settings.broker.url) as connection, connection.channel() as channel:
+            for queue in (settings.queues.accepted, settings.queues.rejected):
+                channel.queue_delete(queue)
+        submitted += submit(client, load[HALF:])
+        arena.finish(fleet, submitted, taken=taken)
+        assert fleet.ends == []

@@ -1,0 +1,30 @@
+"""SIGTERM with full hands: the worker finishes or gives back what it holds, and ends in time."""
+
+import time
+
+import pytest
+
+from tests.chaos.arena import Arena, submit, traces
+from tests.chaos.fleet import Fleet
+from tests.processes import wait_until
+from worker.client import Client
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("embed_s", "grace_s"),
+    [pytest.param("0.1", 20.0, id="time to finish"), pytest.param("1.5", 4.0, id="no time to finish")],
+)
+def test_sigterm_with_full_hands(arena: Arena, embed_s: str, grace_s: float) -> None:
+    settings = arena.settings(worker__grace_s=grace_s)
+    with Client(settings) as client:
+        with Fleet(settings, arena.directory, 2, lambda place, life: {"EMBED_S": embed_s}) as fleet:
+            fleet.wait_until_ready()
+            submitted = submit(client, traces())
+            wait_until(lambda: fleet.logged("trace_decided"))
+            started = time.monotonic()
+            assert fleet.stop() == [0, 0]
+            assert time.monotonic() - started < grace_s + 2
+        assert not all(status and status.decision for status in client.look_up(submitted)), "nothing was left to do"
+        with Fleet(settings, arena.directory / "second", 2) as fleet:
+            arena.finish(fleet, submitted)

@@ -1,0 +1,103 @@
+"""Whatever is submitted, decoding it gives a trace that can be scored, or the one decode error, which quotes nothing of it."""
+
+import json
+import math
+import os
+import random
+from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Final
+
+import pytest
+
+from tests.fuzz.damage import damaged
+from tests.fuzz.mutations import NUMBER_MARK, TEXT_MARK, base_texts, mutated_payload
+from tests.unit.builders import maximal_payload
+from worker.errors import InvalidTrace
+from worker.scoring import Policy, score
+from worker.trace import Limits, ReasoningTrace, decode_json, decode_trace
+
+SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
+LIMITS: Final = Limits()
+POLICY: Final = Policy()
+
+
+@pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_mutated_submissions_are_scored_or_refused_by_the_decode_error(count: int) -> None:
+    bases = base_texts()
+    outcomes: Counter[str] = Counter()
+    for number in range(count):
+        chance = random.Random(f"{SEED}:{number}")
+        try:
+            outcomes[_submit(chance, chance.choice(bases))] += 1
+        except Exception as error:
+            raise AssertionError(f"FUZZ_SEED={SEED}, submission {number}: {type(error).__name__}") from error
+    # If nothing were valid, or nothing invalid, this would test nothing.
+    assert outcomes["scored"] > count / 10
+    assert sum(outcomes.values()) == count
+    assert len(outcomes) > 100
+
+
+@pytest.mark.parametrize(
+    "value",
+    [datetime.now(UTC), Decimal("1.5"), b"bytes", {1, 2}, 1j, object(), {(1, 2): 3}, {b"key": 1}],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_that_json_does_not_have_are_refused_by_the_decode_error(value: object) -> None:
+    payload = maximal_payload()
+    payload["steps"][0]["input"]["odd"] = value
+    with pytest.raises(InvalidTrace, match=r"^\$: expected only what JSON has"):
+        decode_trace(payload, LIMITS)
+
+
+def test_a_list_that_holds_itself_is_too_deep() -> None:
+    payload = maximal_payload()
+    itself: list[object] = []
+    itself.append(itself)
+    payload["steps"][0]["input"]["odd"] = itself
+    with pytest.raises(InvalidTrace, match=r"^\$: expected nesting of at most 32$"):
+        decode_trace(payload, LIMITS)
+
+
+def _submit(chance: random.Random, base: str) -> str:
+    """Submit one mutated trace, as bytes or parsed, and say what came of it."""
+    novelty = chance.choice((0.0, 0.5, 1.0, chance.random()))
+    try:
+        trace = _decode(chance, base)
+    except InvalidTrace as error:
+        message = str(error)
+        assert message
+        for said in (message, *(f"{problem.field}: {problem.expected}" for problem in error.problems)):
+            assert TEXT_MARK not in said
+            assert NUMBER_MARK not in said
+            assert len(said) < 1_000
+        return message
+    _check_that_it_can_be_scored(trace, novelty)
+    return "scored"
+
+
+def _decode(chance: random.Random, base: str) -> ReasoningTrace:
+    if chance.random() < 0.2:
+        return decode_json(damaged(chance, base.encode()), LIMITS)
+    payload = mutated_payload(chance, base)
+    if chance.random() < 0.5:
+        return decode_trace(payload, LIMITS)
+    try:
+        raw = json.dumps(payload, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
+    except (ValueError, RecursionError):
+        # JSON cannot be made of it, so it can only have come parsed.
+        return decode_trace(payload, LIMITS)
+    return decode_json(damaged(chance, raw) if chance.random() < 0.3 else raw, LIMITS)
+
+
+def _check_that_it_can_be_scored(trace: ReasoningTrace, novelty: float) -> None:
+    scored = score(trace, novelty, POLICY)
+    parts = scored.dimensions
+    for figure in (scored.value, scored.composite, *parts.model_dump().values()):
+        assert math.isfinite(figure)
+        assert 0 <= figure <= 1
+    # What else the way to a decision makes of a trace.
+    trace.embedding_text.encode()
+    assert len(trace.content_digest()) == 16
+    assert decode_json(trace.model_dump_json(exclude_none=True).encode(), LIMITS) == trace

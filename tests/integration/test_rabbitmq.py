@@ -1,0 +1,276 @@
+"""RabbitMQ as the broker: quorum queues, confirms, and nothing lost when a queue, a worker or Redis fails."""
+
+import json
+import re
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from amqp.exceptions import MessageNacked
+from celery import Celery
+from kombu import Connection
+
+from tests.chaos.crashing_worker import KILLS
+from tests.chaos.fleet import CRASHING_WORKER
+from tests.conftest import REPOSITORY
+from tests.fleet import published, short_traces
+from tests.processes import FAST_WORKER, launch_worker, start_worker, wait_until
+from tests.rabbitmq import RabbitMQ
+from tests.traces import fresh_samples
+from worker.broker import DELIVERY_COUNT, deliveries, make_celery, results_queue, submission_queues
+from worker.client import Client
+from worker.dead_letters import DeadLetters
+from worker.dead_queue import DeadQueue
+from worker.errors import ServiceUnavailable, SettingsError, TraceDead
+from worker.keys import Keys
+from worker.publishing import declare_queues, publish_options, reliably
+from worker.settings import Settings
+
+SLOW = {"EMBED_S": "0.5"}
+"""A batch takes half a second to embed."""
+
+
+def test_decisions_go_to_the_queues_of_their_outcomes(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings()
+    payloads = fresh_samples(48)
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
+        outcomes = Counter(decision["outcome"] for decision in _decided(client, payloads))
+    # A worker that has ended has published what it decided.
+    assert {outcome: rabbitmq.waiting(outcome) for outcome in outcomes} == outcomes
+    with Client(settings) as client:
+        _published_as_decided(settings, client, payloads)
+
+
+def test_a_refused_message_raises(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings(queues__results_limit=3)
+    app = make_celery(settings)
+    queue = results_queue(settings, "accepted")
+    declare_queues(app, [queue])
+
+    for _ in range(3):
+        _publish(app, queue.name, b"7")
+    # RabbitMQ may take one or two more than the limit.
+    with pytest.raises(MessageNacked):
+        wait_until(lambda: _publish(app, queue.name, b"7"))
+    app.close()
+    wait_until(lambda: 3 <= rabbitmq.waiting("accepted") < 10)
+
+
+def test_a_message_without_a_queue_raises(rabbitmq: RabbitMQ) -> None:
+    app = make_celery(rabbitmq.settings())
+    with pytest.raises(ServiceUnavailable, match="NO_ROUTE"):
+        _publish(app, rabbitmq.name("accepted"), b"7")
+    app.close()
+
+
+def test_deliveries_are_counted(rabbitmq: RabbitMQ) -> None:
+    with Client(rabbitmq.settings()) as client:
+        client.submit(*fresh_samples(1))
+    counts = []
+    with Connection(rabbitmq.settings().broker.url) as connection:
+        for _ in range(3):
+            found = wait_until(partial(connection.default_channel.basic_get, rabbitmq.name("traces")))
+            message = connection.default_channel.message_to_python(found)
+            counts.append(deliveries(message.headers.get(DELIVERY_COUNT)))
+            message.requeue()
+    assert counts == [1, 2, 3]
+
+
+def test_a_submission_to_a_queue_that_has_gone_makes_it_anew(rabbitmq: RabbitMQ) -> None:
+    with Client(rabbitmq.settings()) as client:
+        one, other = fresh_samples(2)
+        client.submit(one)
+        rabbitmq.delete("traces")
+        client.submit(other)
+        wait_until(lambda: rabbitmq.waiting("traces") == 1)
+
+
+def test_a_results_queue_deleted_under_load_is_made_anew_and_nothing_is_dropped(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    # Without a limit nothing but publishing itself tells that the queue has gone.
+    settings = rabbitmq.settings(worker__concurrency=4, queues__results_limit=0)
+    traces = short_traces(600, seed=1)
+    with Client(settings) as client:
+        for trace in traces:
+            client.submit(trace)
+        with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER, ready=False) as worker:
+            wait_until(lambda: rabbitmq.waiting("rejected") > 50)
+            rabbitmq.delete("rejected")
+            went_with_it = {line["trace_id"] for line in worker.events("trace_decided")}
+            assert len(went_with_it) < 500, "too late to tell anything"
+            assert len(_decided(client, traces)) == 600
+            wait_until(lambda: rabbitmq.waiting("traces") == 0)
+    found = {decision["trace_id"] for decision in published(settings)}
+    missing = {trace["id"] for trace in traces} - found
+    # Those in hand may have been published and not yet logged when the queue went.
+    assert len(missing - went_with_it) <= 4
+
+
+def test_a_worker_has_no_more_in_hand_than_it_works_on(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__concurrency=4)
+    traces = short_traces(30, seed=2)
+    with Client(settings) as client:
+        ids = [client.submit(trace) for trace in traces]
+        with start_worker(settings, tmp_path / "worker.log", command=CRASHING_WORKER, variables=SLOW):
+            finished = 0
+            while finished < 30:
+                waiting = rabbitmq.waiting("traces")
+                finished = sum(status is not None and status.state == "decided" for status in client.look_up(ids))
+                assert waiting + 4 + finished >= 30
+
+
+def test_a_trace_that_kills_its_worker_becomes_a_dead_letter(
+    rabbitmq: RabbitMQ, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    settings = rabbitmq.settings(broker__delivery_limit=2)
+    (deadly,) = short_traces(1, seed=3)
+    deadly["task"] = {"objective": KILLS}
+    with Client(settings) as submitter:
+        trace_id = submitter.submit(deadly)
+        for life in range(2):
+            worker = launch_worker(settings, tmp_path / f"worker-{life}.log", CRASHING_WORKER)
+            assert worker.process.wait(60) == -signal.SIGKILL
+        wait_until(lambda: rabbitmq.waiting("dead") == 1)
+        with start_worker(settings, tmp_path / "worker.log", command=CRASHING_WORKER):
+            with pytest.raises(TraceDead, match="given out 2 times"):
+                submitter.wait(trace_id, timeout_s=30)
+            assert _decided(submitter, fresh_samples(3))
+        letters = DeadLetters(client, keys, record_ttl_ms=60_000)
+        (letter,) = letters.read()
+        assert (letter.reason, letter.trace_id, letter.attempts) == ("poison", trace_id, 2)
+        assert json.loads(letters.payload(letter.letter_id)) == deadly
+        assert rabbitmq.waiting("dead") == 0
+
+
+def test_what_is_no_submission_keeps_its_body_as_a_dead_letter(rabbitmq: RabbitMQ, client: redis.Redis, keys: Keys) -> None:
+    settings = rabbitmq.settings()
+    app, letters = make_celery(settings), DeadLetters(client, keys, record_ttl_ms=60_000)
+    declare_queues(app, submission_queues(settings))
+    bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}']
+    for body in bodies:
+        _publish(app, rabbitmq.name("dead"), body)
+    DeadQueue(app, settings, letters).drain()
+    assert {letters.payload(letter.letter_id) for letter in letters.read()} == set(bodies)
+    app.close()
+
+
+def test_killed_workers_lose_nothing(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings()
+    traces = short_traces(600, seed=4)
+    with Client(settings) as client:
+        for trace in traces:
+            client.submit(trace)
+        for life in range(3):
+            with start_worker(settings, tmp_path / f"worker-{life}.log", command=FAST_WORKER, ready=False) as worker:
+                wait_until(lambda: len(worker.events("trace_decided")) > 50)
+                worker.process.kill()
+        assert rabbitmq.waiting("traces"), "killed too late to tell anything"
+        with start_worker(settings, tmp_path / "last.log", command=FAST_WORKER):
+            assert len(_decided(client, traces)) == 600
+            wait_until(lambda: rabbitmq.waiting("traces") == 0)
+        _published_as_decided(settings, client, traces)
+    assert rabbitmq.waiting("dead") == 0
+
+
+def test_a_worker_told_to_stop_gives_back_what_it_has_not_begun(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__concurrency=8)
+    traces = short_traces(60, seed=5)
+    with Client(settings) as client:
+        ids = [client.submit(trace) for trace in traces]
+        with start_worker(settings, tmp_path / "worker.log", command=CRASHING_WORKER, variables=SLOW) as worker:
+            wait_until(lambda: worker.events("trace_decided"))
+            worker.process.terminate()
+            assert worker.process.wait(30) == 0
+        decided = sum(status is not None and status.state == "decided" for status in client.look_up(ids))
+        assert 0 < decided < 60
+        # What it finished last may not have been acknowledged.
+        wait_until(lambda: rabbitmq.waiting("traces") >= 60 - decided)
+        with start_worker(settings, tmp_path / "next.log", command=FAST_WORKER):
+            assert len(_decided(client, traces)) == 60
+            wait_until(lambda: rabbitmq.waiting("traces") == 0)
+        _published_as_decided(settings, client, traces)
+
+
+def test_an_outage_of_redis_makes_no_dead_letters(rabbitmq: RabbitMQ, client: redis.Redis, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(broker__delivery_limit=1)
+    traces = fresh_samples(3)
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as submitter:
+        foreign = make_celery(settings)
+        client.config_set("maxmemory", 1)
+        try:
+            for trace in traces:
+                foreign.send_task("score_trace", args=[trace], queue=rabbitmq.name("traces"))
+            wait_until(lambda: len(worker.events("trace_waits")) >= len(traces))
+        finally:
+            client.config_set("maxmemory", 0)
+            foreign.close()
+        assert len(_decided(submitter, traces)) == 3
+        # Theirs and ours, which repeat them.
+        wait_until(lambda: len(worker.events("trace_decided")) == 6)
+    assert rabbitmq.waiting("dead") == 0
+
+
+def test_a_worker_refuses_a_queue_with_other_arguments(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    app = make_celery(rabbitmq.settings())
+    declare_queues(app, submission_queues(rabbitmq.settings()))
+    app.close()
+    changed = rabbitmq.settings(broker__delivery_limit=7)
+    worker = launch_worker(changed, tmp_path / "worker.log", FAST_WORKER)
+    assert worker.process.wait(60) == SettingsError.exit_code
+    (line,) = worker.events("worker_cannot_start")
+    assert "x-delivery-limit" in line["detail"]
+
+
+def test_any_celery_app_can_submit_as_the_readme_says(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings()
+    ours = make_celery(settings)
+    declare_queues(ours, submission_queues(settings))
+    ours.close()
+    (example,) = re.findall(
+        r"\n\n((?:    .*\n)*.*no_declare=True.*\n(?:    .*\n)*)", (REPOSITORY / "README.md").read_text("utf-8")
+    )
+    app = Celery("foreign", broker=settings.broker.url, set_as_current=False)
+    (trace,) = fresh_samples(1)
+    code = re.sub("^    ", "", example, flags=re.MULTILINE).replace('"traces"', repr(rabbitmq.name("traces")))
+    exec(code, {"app": app, "trace": trace})
+    app.close()
+    wait_until(lambda: rabbitmq.waiting("traces") == 1)
+
+
+def _publish(app: Celery, queue: str, body: bytes) -> None:
+    def publish(producer: Any) -> None:
+        producer.publish(
+            body,
+            routing_key=queue,
+            content_type="application/json",
+            content_encoding="utf-8",
+            # Which it is not: decompressing it fails.
+            headers={"compression": "application/x-gzip"},
+            **publish_options(app),
+        )
+
+    reliably(app, "test", publish)
+
+
+def _decided(client: Client, payloads: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Submit what was not yet submitted, and wait for the decisions of all."""
+    ids = [str(payload["id"]) for payload in payloads]
+    for payload, known in zip(payloads, client.look_up(ids), strict=True):
+        if known is None:
+            client.submit(payload)
+    statuses = list(client.as_settled(ids, timeout_s=120))
+    assert len(statuses) == len(ids), f"{len(ids) - len(statuses)} still pending"
+    return [status.decision.model_dump(mode="json") for status in statuses if status.decision]
+
+
+def _published_as_decided(settings: Settings, client: Client, payloads: Sequence[dict[str, Any]]) -> None:
+    standing = {decision["trace_id"]: decision for decision in _decided(client, payloads)}
+    found: dict[str, dict[str, Any]] = {}
+    for decision in published(settings):
+        assert decision == standing[decision["trace_id"]]
+        found[decision["trace_id"]] = decision
+    assert found.keys() == standing.keys()

@@ -1,0 +1,29 @@
+-- Take one message off a queue and note that it is in hand, in one step.
+--
+-- KEYS  queue, taking, in hand, index of in hand, deliveries, oversized (see channel.py)
+-- ARGV  a message that was moved to `taking` already, or an empty string to take the next one; largest size in bytes, bytes to
+--       give of a larger one, seconds to keep that
+-- Reply the message, its digest, how often it has been given out; or nothing if the queue is empty
+
+local queue, taking, in_hand, index, deliveries, oversized = unpack(KEYS)
+local message = ARGV[1]
+if message == '' then
+    -- Refused while Redis is full, before anything has changed: so nothing is taken that could not be decided.
+    message = redis.call('LMOVE', queue, taking, 'RIGHT', 'LEFT')
+    if not message then return false end
+end
+-- Removing comes first. Redis when full lets a script add only after that script has changed something.
+redis.call('LREM', taking, 1, message)
+if #message > tonumber(ARGV[2]) then
+    -- It could end every worker that reads it. Kept here, it is its beginning that goes on.
+    redis.call('RPUSH', oversized, message)
+    redis.call('EXPIRE', oversized, ARGV[4])
+    message = string.sub(message, 1, ARGV[3])
+end
+local digest = redis.sha1hex(message)
+local time = redis.call('TIME')
+redis.call('HSET', in_hand, digest, message)
+redis.call('ZADD', index, time[1] * 1000 + math.floor(time[2] / 1000), digest)
+local count = redis.call('HINCRBY', deliveries, digest, 1)
+redis.call('EXPIRE', deliveries, 86400)
+return {message, digest, count}
