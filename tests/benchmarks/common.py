@@ -14,6 +14,8 @@ import redis
 from tests.traces import sample_traces
 from worker.embedded import embedded_redis
 from worker.embedding import Embedder, select_embedder
+from worker.embedding.model import find_model
+from worker.embedding.tokens import Tokens
 from worker.redis_client import connect
 from worker.settings import RedisSettings, load_settings
 from worker.trace import TRACE_ID_PREFIX, Limits, ReasoningTrace, decode_trace
@@ -43,6 +45,33 @@ def real(limit: int | None = None) -> Workload | None:
         return None
     lines = REAL_TRACES.read_text("utf-8").splitlines()[:limit]
     return Workload("real", [decode_trace(json.loads(line), Limits()) for line in lines])
+
+
+class Texts(NamedTuple):
+    """Texts of about one length, and the tokens of each that count."""
+
+    name: str
+    texts: list[str]
+    lengths: list[int]
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a text, on average."""
+        return round(sum(self.lengths) / len(self.lengths), 1)
+
+
+def texts_of_every_length(limit: int) -> list[Texts]:
+    """Short, medium and long texts, ``limit`` of each: a trace's objective, its first 1,000 characters, and all of it."""
+    model = find_model("")
+    assert model, "the package with the default weights is not installed"
+    tokens = Tokens(model.tokenizer)
+    traces = (real(limit) or samples(limit)).traces
+    cuts = {
+        "short": [trace.task.objective for trace in traces],
+        "medium": [trace.embedding_text[:1_000] for trace in traces],
+        "long": [trace.embedding_text for trace in traces],
+    }
+    return [Texts(name, texts, [len(ids) for ids in tokens.of(texts)]) for name, texts in cuts.items()]
 
 
 def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:

@@ -1,0 +1,107 @@
+"""A worker under load: what the benchmarks of whole submissions share."""
+
+import json
+import signal
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import redis
+
+from tests.benchmarks.common import as_new, client_of, own_redis, real, samples
+from tests.processes import Worker, start_worker
+from worker.client import Client
+from worker.settings import Settings, load_settings
+from worker.trace import ReasoningTrace
+
+
+class Bench(NamedTuple):
+    """A worker on a Redis of its own, a client to submit to it, and a watcher of the results queues."""
+
+    worker: Worker
+    process: psutil.Process
+    client: Client
+    published: "Published"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Stop the worker while submitting, so that it does not share the processor with the client; then let it go on."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def cpu_s(self) -> float:
+        """Processor time that the worker has used."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+class Published:
+    """Takes decisions off the results queues and notes when each came."""
+
+    def __init__(self, client: redis.Redis, settings: Settings) -> None:
+        self._client = client
+        self._queues = [settings.queues.accepted, settings.queues.rejected]
+        self._came = threading.Condition()
+        self.at: dict[str, float] = {}
+        """When each decision came off its queue, by trace id; seconds of ``time.time``."""
+        self._messages: dict[str, dict[str, Any]] = {}
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def wait_for(self, count: int, timeout_s: float = 300.0) -> None:
+        """Wait until so many decisions came in all."""
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.at) >= count, timeout_s), f"{len(self.at)} of {count} decisions"
+
+    def body(self, trace_id: str) -> bytes:
+        """The JSON of a decision that came."""
+        return b64decode(self._messages[trace_id]["body"])
+
+    def _take(self) -> None:
+        while True:
+            try:
+                found: Any = self._client.blpop(self._queues, timeout=1)
+            except (redis.ConnectionError, ValueError):
+                return
+            if found is None:
+                continue
+            now = time.time()
+            message = json.loads(found[1])
+            trace_id = message["properties"]["message_id"]
+            with self._came:
+                self.at[trace_id] = now
+                self._messages[trace_id] = message
+                self._came.notify_all()
+
+
+@contextmanager
+def bench(directory: Path) -> Iterator[Bench]:
+    """Start Redis and one worker with default settings, and warm it up with texts of every length."""
+    with own_redis() as url, client_of(url) as store:
+        settings = load_settings({"broker.url": url, "redis.url": url, "embedding.required": True})
+        with start_worker(settings, directory / "worker.log") as worker, Client(settings) as client:
+            found = Bench(worker, psutil.Process(worker.process.pid), client, Published(store, settings))
+            warm = traces(96)
+            submit(found, warm)
+            found.published.wait_for(len(warm))
+            yield found
+
+
+def traces(count: int) -> list[ReasoningTrace]:
+    """So many traces with the texts of the real ones, or of the samples where those do not lie beside the checkout."""
+    return as_new(list(islice(cycle((real() or samples()).traces), count)))
+
+
+def submit(found: Bench, items: Sequence[ReasoningTrace]) -> None:
+    """Submit traces while the worker is held."""
+    with found.held():
+        for trace in items:
+            found.client.submit(trace)

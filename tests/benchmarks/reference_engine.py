@@ -1,0 +1,109 @@
+"""The reference SDK's engine in a process of its own: transformers.js from npm, on the same weights exported to ONNX."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from tests.benchmarks.common import say
+from worker.embedding.embedder import Vectors
+from worker.embedding.model import ModelFiles, find_model
+
+_PACKAGE: Final = Path(__file__).parent / "reference"
+_NAME: Final = "model"
+_FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+class Embedded(NamedTuple):
+    """Vectors, and the seconds that the engine took for them; handing them over between processes is not counted."""
+
+    vectors: Vectors
+    seconds: float
+
+
+class ReferenceEngine:
+    """Embeds texts one at a time, as the reference does."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def embed(self, texts: Sequence[str]) -> Embedded:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(list(texts)) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return Embedded(np.array(answer["vectors"], np.float32), answer["ms"] / 1_000)
+
+
+def node_is_there() -> bool:
+    """Whether the engine can be installed and run here."""
+    return bool(shutil.which("node") and shutil.which("npm"))
+
+
+@contextmanager
+def reference_engine() -> Iterator[ReferenceEngine]:
+    """Install the engine from npm beside its package.json if it is not there, export the model, and start it."""
+    if not (_PACKAGE / "node_modules").is_dir():
+        say("installing transformers.js")
+        # Without the variable an install script would fetch CUDA.
+        environment = os.environ | {"ONNXRUNTIME_NODE_INSTALL_CUDA": "skip"}
+        command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
+        subprocess.run(command, cwd=_PACKAGE, env=environment, check=True, stdout=sys.stderr)
+    model = find_model("")
+    assert model, "the package with the default weights is not installed"
+    with tempfile.TemporaryDirectory(prefix="kp-benchmark-") as models:
+        _write_model(model, Path(models) / _NAME)
+        command = ["node", str(_PACKAGE / "embed.mjs"), models, _NAME]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            yield ReferenceEngine(process)
+            assert process.stdin
+            process.stdin.close()
+
+
+def _write_model(model: ModelFiles, directory: Path) -> None:
+    (directory / "onnx").mkdir(parents=True)
+    for name in _FILES:
+        shutil.copy(model.path / name, directory)
+    say("exporting the model to ONNX")
+    # In a process of its own: torch would share this one's cores and memory with what is measured.
+    code = "import sys; from tests.benchmarks.reference_engine import export; export(*sys.argv[1:])"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, model.path, directory / "onnx" / "model.onnx"], check=True)
+
+
+def export(model_path: str, target: str) -> None:
+    """Export the transformer, without pooling, to ONNX with float32 weights."""
+    import torch
+
+    from worker.embedding.torch_engine import load_model
+
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    ids = torch.arange(16).reshape(2, 8)
+    transformer = load_model(Path(model_path), "cpu")[0]
+
+    class Transformer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.transformer = transformer
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.transformer(dict(zip(names, inputs, strict=True)))["token_embeddings"]
+            return output
+
+    torch.onnx.export(
+        Transformer(),
+        (ids, torch.ones_like(ids), torch.zeros_like(ids)),
+        target,
+        input_names=names,
+        output_names=["last_hidden_state"],
+        dynamic_axes={name: {0: "texts", 1: "tokens"} for name in [*names, "last_hidden_state"]},
+        dynamo=False,
+    )
