@@ -41,7 +41,7 @@ class _UnitVectors(torch.nn.Module):
 
 
 def convert(model_path: Path, target: Path) -> None:
-    """Write the converted model, with float32 weights, to ``target`` and to the file beside it that ends in ``.bin``.
+    """Write the converted model, with float16 weights, to ``target`` and to the file beside it that ends in ``.bin``.
 
     Raises:
         SettingsError: the directory holds no model that sentence-transformers can load.
@@ -58,7 +58,7 @@ def convert(model_path: Path, target: Path) -> None:
             found = torch.from_numpy(compiled([ids.numpy(), mask.numpy()])[0])
             if not torch.allclose(found, expected, atol=_TOLERANCE):
                 raise ValueError("the converted model gives other vectors")
-    openvino.save_model(converted, target, compress_to_fp16=False)
+    openvino.save_model(converted, target, compress_to_fp16=True)
 
 
 def _example(texts: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,7 @@ from typing import Final
 from worker.embedding.engine import EngineUnavailable
 from worker.embedding.model import ModelFiles, is_installed
 
-_CONVERSION: Final = 2
+_CONVERSION: Final = 3
 """Change it when a model is converted differently, so that what older versions left on disk is not used."""
 
 _CONVERT: Final = "import gc; gc.disable(); from worker.embedding.convert import main; main()"
