@@ -1,5 +1,6 @@
 """What a worker process owns: opened before it takes work, closed after its last task, in reverse order."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -191,6 +192,9 @@ class Lifecycle:
             hurry.start()
 
     def _ready(self, **_: Any) -> None:
+        # What is there now stays for good. Looking through it for garbage would stop all threads for 60 to 90 ms each time.
+        gc.collect()
+        gc.freeze()
         log.info("worker_ready", queue=self._settings.queues.traces, concurrency=self._settings.worker.concurrency)
 
     def _close(self, sender: Any, **_: Any) -> None:
