@@ -27,7 +27,8 @@ log = structlog.get_logger("worker.tasks")
 def register(app: Celery, lifecycle: Lifecycle, settings: WorkerSettings) -> None:
     """Add ``score_trace`` to the app."""
 
-    @app.task(name=TASK_NAME, bind=True, acks_late=True, ignore_result=True, typing=False)
+    # Celery prints each result for a line of its log, which it does not write, up to that many characters.
+    @app.task(name=TASK_NAME, bind=True, acks_late=True, ignore_result=True, typing=False, resultrepr_maxsize=1)
     def score_trace(task: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Score one trace, given as the only argument: a JSON object.
 

@@ -250,25 +250,28 @@ def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
     while pending:
         path, depth, value = pending.pop()
         match value:
-            case str() if len(value) > limits.field_chars:
-                yield Problem(path, f"expected at most {limits.field_chars} characters, got {len(value)}")
-            case str() if not _is_unicode(value):
-                yield Problem(path, "expected Unicode text, got a lone surrogate")
-            case float() if not math.isfinite(value):
-                yield Problem(path, "expected a finite number")
-            case BaseModel() | dict() | list() | tuple() if depth > limits.depth:
+            case str():
+                if len(value) > limits.field_chars:
+                    yield Problem(path, f"expected at most {limits.field_chars} characters, got {len(value)}")
+                elif not _is_unicode(value):
+                    yield Problem(path, "expected Unicode text, got a lone surrogate")
+            case float():
+                if not math.isfinite(value):
+                    yield Problem(path, "expected a finite number")
+            case None | int():
+                pass
+            case _ if depth > limits.depth:
                 yield Problem(path, f"expected nesting of at most {limits.depth}")
-            case BaseModel():
-                for name, field in type(value).model_fields.items():
-                    pending.append((f"{path}.{field.alias or name}".lstrip("."), depth + 1, getattr(value, name)))
-            case tuple():
-                pending.extend((f"{path}.{index}", depth + 1, item) for index, item in enumerate(value))
             # Inside free-form values the path stops growing: their keys are content.
             case dict():
                 pending.extend((path, depth + 1, key) for key in value)
                 pending.extend((path, depth + 1, item) for item in value.values())
             case list():
                 pending.extend((path, depth + 1, item) for item in value)
+            case tuple():
+                pending.extend((f"{path}.{index}", depth + 1, item) for index, item in enumerate(value))
+            case BaseModel():
+                pending.extend((f"{path}.{name}".lstrip("."), depth + 1, item) for name, item in value)
 
 
 def _is_unicode(text: str) -> bool:
