@@ -6,6 +6,8 @@ each other). The clock runs from before ``submit`` is called until the decision 
 taking and the worker share the machine.
 
 - ``p50_ms``, ``p95_ms``, ``p99_ms``: of the whole way.
+- ``reference_ms``: what the reference engine takes to embed one text, the median of some before and some after (where node is
+  installed); ``p50_of_reference``, ``p99_of_reference``: the whole way's share of that.
 - Medians of its parts: ``submit_ms``, the client's call; ``queue_ms``, from there until the batch is begun, in the broker and
   in the worker; ``embed_ms``; ``redis_ms``, looking up records and placing vectors in the log; ``publish_ms``, from the
   decision being made until it is off its queue: committing and publishing it. Parts are those of the trace's batch.
@@ -17,6 +19,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from statistics import median, quantiles
@@ -24,9 +27,11 @@ from typing import Any, Final
 
 from tests.benchmarks.common import Row, emit, say, show_table
 from tests.benchmarks.load import Bench, bench, submit, traces
+from tests.benchmarks.reference_engine import ReferenceEngine, node_is_there, reference_engine
 from worker.trace import ReasoningTrace
 
 _PORTION: Final = 200
+_REFERENCE_TEXTS: Final = 60
 
 _COLUMNS: Final = {
     "arrivals": "arrivals",
@@ -35,6 +40,9 @@ _COLUMNS: Final = {
     "p50_ms": "p50 ms",
     "p95_ms": "p95",
     "p99_ms": "p99",
+    "reference_ms": "reference ms",
+    "p50_of_reference": "p50 of it",
+    "p99_of_reference": "p99 of it",
     "submit_ms": "submit",
     "queue_ms": "queue",
     "embed_ms": "embed",
@@ -50,14 +58,16 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.5, metavar="X", help="share of what the worker can bear (default: 0.5)")
     options = parser.parse_args()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as directory, bench(Path(directory)) as found:
+    with ExitStack() as stack:
+        reference = stack.enter_context(reference_engine()) if node_is_there() else None
+        found = stack.enter_context(bench(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
         rate = capacity(found) * options.load
         say(f"submitting {rate:.1f} a second")
         shuffle = random.Random(1)
         for arrivals in ("even", "random"):
             gaps = [1 / rate if arrivals == "even" else shuffle.expovariate(rate) for _ in range(options.traces)]
             row: Row = {"benchmark": "latency", "arrivals": arrivals, "load": options.load, "traces_per_s": round(rate, 2)}
-            rows.append(row | measure(found, traces(options.traces), gaps))
+            rows.append(row | measure(found, reference, traces(options.traces), gaps))
             emit(rows[-1])
     show_table(rows, _COLUMNS)
 
@@ -72,8 +82,9 @@ def capacity(found: Bench) -> float:
     return len(items) / (time.perf_counter() - started)
 
 
-def measure(found: Bench, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> Row:
+def measure(found: Bench, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> Row:
     """Submit traces at the given gaps in seconds and see what each one's way took."""
+    reference_ms = milliseconds_of(reference, items)
     before = len(found.published.at)
     begun: dict[str, float] = {}
     sent: dict[str, float] = {}
@@ -85,6 +96,7 @@ def measure(found: Bench, items: Sequence[ReasoningTrace], gaps: Sequence[float]
         found.client.submit(trace)
         sent[trace.id] = time.time()
     found.published.wait_for(before + len(items))
+    reference_ms += milliseconds_of(reference, items)
     ways = [parts(found, trace.id, begun[trace.id], sent[trace.id]) for trace in items]
     total = quantiles((way["total_ms"] for way in ways), n=100, method="inclusive")
     row: Row = {
@@ -93,9 +105,20 @@ def measure(found: Bench, items: Sequence[ReasoningTrace], gaps: Sequence[float]
         "p95_ms": round(total[94], 2),
         "p99_ms": round(total[98], 2),
     }
+    if reference_ms:
+        row["reference_ms"] = round(median(reference_ms), 2)
+        row["p50_of_reference"] = round(total[49] / median(reference_ms), 3)
+        row["p99_of_reference"] = round(total[98] / median(reference_ms), 3)
     for name in ("submit_ms", "queue_ms", "embed_ms", "redis_ms", "publish_ms"):
         row[name] = round(median(way[name] for way in ways), 2)
     return row
+
+
+def milliseconds_of(reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> list[float]:
+    """What the reference takes to embed some of the traces, each by itself; nothing without it."""
+    if reference is None:
+        return []
+    return [reference.embed([trace.embedding_text]).seconds * 1_000 for trace in items[:_REFERENCE_TEXTS]]
 
 
 def parts(found: Bench, trace_id: str, begun: float, sent: float) -> dict[str, float]:
