@@ -33,7 +33,11 @@ class Engine(Protocol):
         ...
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of texts; each gives float32 unit vectors of shape (len(group), dimensions)."""
+        """Run a forward pass for each group of texts, those of the shortest texts first.
+
+        Returns:
+            For each group float32 unit vectors of shape (len(group), dimensions).
+        """
         ...
 
 

@@ -86,7 +86,8 @@ class _Threads:
 
     def __init__(self, core: openvino.Core, model: openvino.Model, threads: int) -> None:
         self._threads = threads
-        self._together, self._side_by_side = _Streams(core, model, 1), _Streams(core, model, threads)
+        self._together = _Streams(core, model, 1)
+        self._side_by_side = _Streams(core, model, threads) if threads > 1 else self._together
 
     def run(self, inputs: Sequence[Sequence[Int64s]]) -> list[Vectors]:
         """Run a forward pass for each of the inputs; those that take longest come last."""

@@ -43,7 +43,7 @@ class TorchEngine:
         self.dimensions = int(dimensions)
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of texts; each gives float32 unit vectors of shape (len(group), dimensions)."""
+        """Run a forward pass for each group of texts; see :class:`~worker.embedding.engine.Engine`."""
         return [self._forward(group) for group in groups]
 
     def _forward(self, rows: Sequence[Ids]) -> Vectors:
