@@ -97,11 +97,10 @@ def test_the_same_trace_again_keeps_its_decision_and_the_same_content_under_anot
 
 
 @pytest.mark.parametrize("kind", ["uuid", "unheard of"])
-def test_free_form_values_may_look_like_what_kombu_reads_as_types(submitter: Client, foreign: Celery, kind: str) -> None:
+def test_free_form_values_may_look_like_what_kombu_reads_as_types(submitter: Client, kind: str) -> None:
     (payload,) = fresh_samples(1)
     payload["task"]["input_schema"] = {"__type__": kind, "__value__": "one"}
-    foreign.send_task("score_trace", args=[payload], queue="traces")
-    decision = submitter.wait(submitter.submit(payload), timeout_s=60)
+    decision = submitter.wait(submitter.submit(payload), timeout_s=30)
     assert decision.trace_id == payload["id"]
 
 

@@ -43,7 +43,7 @@ class OpenVinoEngine:
         self.name = f"openvino {precision} on {threads} threads"
         self.dimensions = int(model.output(0).get_partial_shape()[1].get_length())
         # The largest shape first: memory that grew from shape to shape would leave 40 MB of holes behind.
-        for count in (1, threads):
+        for count in {1, threads}:
             self.run([[[0] * (MAX_TOKENS - 1)]] * count)
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
