@@ -122,7 +122,6 @@ class _KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             log.warning("message_waits", detail=str(error))
             self.hub.call_later(_RETRY_S, self._keep, message, reason, detail)
         else:
-            log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
             message.ack()
 
 

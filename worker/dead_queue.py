@@ -2,7 +2,6 @@
 
 from typing import Any, Final
 
-import structlog
 from celery import Celery
 from kombu import Producer
 
@@ -13,8 +12,6 @@ from worker.settings import Settings
 from worker.submission import checked_id, raw_body, submission_in
 
 _AT_MOST: Final = 100
-
-log = structlog.get_logger("worker.dead_queue")
 
 
 class DeadQueue:
@@ -56,4 +53,3 @@ class DeadQueue:
         trace_id = checked_id(message.headers.get("id"))
         payload = submission_in(raw_body(message), self._largest_bytes)
         self._dead_letters.bury(payload, "poison", detail, trace_id, self._delivery_limit)
-        log.warning("trace_dead", trace_id=trace_id, reason="poison", detail=detail)

@@ -31,8 +31,8 @@ from worker.watchdog import Stopwatch, Watchdog
 
 _RECONCILE_AT_MOST_EVERY_S: Final = 10.0
 _DRAIN_EVERY_S: Final = 2.0
-log = structlog.get_logger("worker.lifecycle")
 
+log = structlog.get_logger("worker.lifecycle")
 
 Found = TypeVar("Found")
 LoadEmbedder = Callable[[EmbeddingSettings], Embedder | None]

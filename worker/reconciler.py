@@ -42,7 +42,6 @@ class Reconciler:
             if resends > self._settings.max_resends:
                 detail = f"sent {resends} times, never decided"
                 self._dead_letters.bury(payload, "lost", detail, trace_id, attempts=resends)
-                log.warning("trace_dead", trace_id=trace_id, reason="lost", detail=detail)
             else:
                 send_trace(self._app, self._queues, trace_id, json.loads(payload))
                 log.warning("trace_sent_again", trace_id=trace_id, resends=resends)

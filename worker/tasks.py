@@ -109,7 +109,6 @@ def _bury(scorer: Scorer, payload: Any, reason: Reason, detail: str, attempts: i
     """Keep a submission as a dead letter and tell whoever waits for its trace; the first decision of an id stands."""
     trace_id = trace_id_of(payload)
     scorer.dead_letters.bury(as_bytes(payload), reason, detail, trace_id, attempts)
-    log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
     return {"trace_id": trace_id, "state": "dead", "reason": reason, "detail": detail}
 
 

@@ -6,6 +6,7 @@ from importlib import resources
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import redis
+import structlog
 
 from worker.keys import KEPT_S, Keys
 from worker.redis_client import unavailable_if_down
@@ -14,6 +15,8 @@ Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison",
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 
 _READ_CHUNK: Final = 500
+
+log = structlog.get_logger("worker.dead_letters")
 
 
 class DeadLetter(NamedTuple):
@@ -48,7 +51,7 @@ class DeadLetters:
         self._bury = client.register_script(script)
 
     def bury(self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", attempts: int = 1) -> None:
-        """Keep a submission's bytes and why it is dead, and mark its trace as dead unless that is decided.
+        """Keep a submission's bytes and why it is dead, log it, and mark its trace as dead unless that is decided.
 
         Args:
             payload: the submission as UTF-8 JSON; if it is malformed, the body of the message as it came.
@@ -76,6 +79,7 @@ class DeadLetters:
         ]
         with unavailable_if_down("dead letters"):
             self._bury(keys=keys, args=arguments)
+        log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
 
     def read(self) -> Iterator[DeadLetter]:
         """Give all dead letters, the one longest not heard of first.
