@@ -3,15 +3,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check install clean
+.PHONY: demo test quick check fix lock install clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kp-scorer needs Python 3.11 or later; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[embedding,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[embedding,dev]'
 	touch $@
 
 demo: install
@@ -22,8 +23,28 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+fix: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+quick: check
+	$(BIN)/python -m pytest -m "not slow"
+
 test: check
 	$(BIN)/python -m pytest
 
+# Resolves everything anew, in an environment of its own, and writes down what came of it. Only torch keeps its version, which is
+# changed by hand: by itself pip would take the newest, with gigabytes of CUDA. The pin admits local builds such as +cpu.
+lock: LOCK := $(shell mktemp -d)
+lock:
+	grep '^torch==' constraints.txt > $(LOCK)/torch.txt
+	$(PYTHON) -m venv $(LOCK)/venv
+	$(LOCK)/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(LOCK)/torch.txt '.[embedding,dev]'
+	sed -n '/^#/p' constraints.txt > $(LOCK)/constraints.txt
+	$(LOCK)/venv/bin/python -m pip --disable-pip-version-check freeze --all --exclude kp-scorer --exclude pip \
+		| sed 's/+[a-z0-9.]*$$//' >> $(LOCK)/constraints.txt
+	mv $(LOCK)/constraints.txt constraints.txt
+	rm -rf $(LOCK)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info worker/*.egg-info

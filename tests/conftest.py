@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 from kombu import Connection
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.local_redis import embedded_redis
 
-from tests.processes import Worker, start_worker
-from tests.rabbitmq import RabbitMQ, own_virtual_host
-from worker.embedded import embedded_redis
-from worker.keys import Keys
-from worker.settings import Settings, load_settings
+from tests.support.paths import REFERENCE_TRACES
+from tests.support.processes import Worker, start_worker
+from tests.support.rabbitmq import RabbitMQ, own_virtual_host
 
 RABBITMQ_URL = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
-REPOSITORY = Path(__file__).parent.parent
-SHARED_TRACES = REPOSITORY.parent / "shared" / "traces"
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
     """A connection to an empty Redis; whatever a test leaves there under our prefix must have a TTL."""
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushdb()
@@ -57,7 +57,7 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def settings(redis_url: str, client: redis.Redis) -> Settings:
+def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
     """Default settings on the session's Redis, emptied."""
     return load_settings({"broker.url": redis_url, "redis.url": redis_url})
 
@@ -84,6 +84,13 @@ def rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[RabbitMQ]:
 
 
 @pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    """What the scorer keeps in that Redis."""
+    with Store.open(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
 def keys(settings: Settings) -> Keys:
     """Names of the keys that the settings lead to."""
     return Keys(settings.redis.prefix)
@@ -98,18 +105,18 @@ def worker(settings: Settings, tmp_path: Path) -> Iterator[Worker]:
 
 @pytest.fixture(scope="session")
 def real_traces() -> list[dict[str, object]]:
-    """The real traces, where they lie beside the checkout."""
-    return [dict(row) for row in _shared_rows("traces.jsonl")]
+    """The real traces, where they can be read."""
+    return [dict(row) for row in _reference_rows("traces.jsonl")]
 
 
 @pytest.fixture(scope="session")
 def expected_scores() -> dict[str, float]:
     """The score that each real trace must get when all are scored in order."""
-    return {str(row["id"]): float(row["score"]) for row in _shared_rows("expected.jsonl")}
+    return {str(row["id"]): float(row["score"]) for row in _reference_rows("expected.jsonl")}
 
 
-def _shared_rows(name: str) -> "list[dict[str, str]]":
-    path = SHARED_TRACES / name
+def _reference_rows(name: str) -> "list[dict[str, str]]":
+    path = REFERENCE_TRACES / name
     if not path.is_file():
-        pytest.skip("the real traces do not lie beside this checkout")
+        pytest.skip(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

@@ -13,20 +13,21 @@ import psutil
 import pytest
 import redis
 from celery import Celery
+from kp_scorer.settings import Settings, as_environment
 
-from tests.processes import Worker, start_worker, wait_until
-from tests.traces import fresh_samples, new_id
-from worker.settings import Settings, as_environment
+from tests.support.paths import REPOSITORY
+from tests.support.processes import Worker, start_worker, wait_until
+from tests.support.traces import fresh_samples, new_id
 
 NOWHERE = "redis://127.0.0.1:1/0"
-COMMANDS = ["demo", "up", "worker", "submit", "decisions", "score", "audit", "forget", "schema"]
+COMMANDS = ["demo", "up", "worker", "submit", "decisions", "status", "stats", "score", "audit", "forget", "schema", "reference"]
 COMMANDS += ["cache info", "cache clear", "dead-letter list", "dead-letter show", "dead-letter replay", "dead-letter drop"]
 
 
 def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "worker.cli", *arguments],
+        [sys.executable, "-m", "kp_scorer.cli", *arguments],
         input=stdin,
         env=os.environ | variables,
         capture_output=True,
@@ -45,10 +46,10 @@ def lines(*traces: object) -> str:
 
 
 @pytest.fixture
-def at_fleet(fleet: Worker, fleet_settings: Settings) -> dict[str, str]:
+def at_worker(shared_worker: Worker, shared_settings: Settings) -> dict[str, str]:
     """Variables that point a command to the running worker."""
-    assert fleet.process.poll() is None
-    return {"KP_BROKER_URL": fleet_settings.broker.url}
+    assert shared_worker.process.poll() is None
+    return {"KP_BROKER_URL": shared_settings.broker.url}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -56,28 +57,28 @@ def test_help_shows_an_example(command: str) -> None:
     assert "Example: " in run(*command.split(), "--help").stdout
 
 
-def test_submit_prints_one_line_a_trace_at_once(at_fleet: dict[str, str]) -> None:
+def test_submit_prints_one_line_a_trace_at_once(at_worker: dict[str, str]) -> None:
     traces = fresh_samples(3)
-    done = run("submit", "-", stdin=lines(*traces), **at_fleet)
+    done = run("submit", "-", stdin=lines(*traces), **at_worker)
     assert done.returncode == 0, done.stderr
     assert rows(done.stdout) == [{"trace_id": trace["id"], "state": "pending"} for trace in traces]
 
 
-def test_submit_wait_prints_the_decisions(at_fleet: dict[str, str], tmp_path: Path) -> None:
+def test_submit_wait_prints_the_decisions(at_worker: dict[str, str], tmp_path: Path) -> None:
     traces = fresh_samples(3)
     document = tmp_path / "traces.json"
     document.write_text(json.dumps(traces, indent=2))
-    done = run("submit", str(document), "--wait", **at_fleet)
+    done = run("submit", str(document), "--wait", **at_worker)
     assert done.returncode == 0, done.stderr
     decided = {row["trace_id"]: row["decision"] for row in rows(done.stdout)}
     assert decided.keys() == {trace["id"] for trace in traces}
     assert all(decision["outcome"] in ("accepted", "rejected") for decision in decided.values())
 
 
-def test_submit_names_invalid_lines_and_sends_the_rest(at_fleet: dict[str, str]) -> None:
+def test_submit_names_invalid_lines_and_sends_the_rest(at_worker: dict[str, str]) -> None:
     good, bad = fresh_samples(2)
     bad["steps"][1]["type"] = "daydream"
-    done = run("submit", "-", "--wait", stdin="{broken\n" + lines(bad, good), **at_fleet)
+    done = run("submit", "-", "--wait", stdin="{broken\n" + lines(bad, good), **at_worker)
     assert done.returncode == 1
     assert "line 1: $: expected JSON" in done.stderr
     assert "line 2: steps.1.type: " in done.stderr
@@ -94,17 +95,17 @@ def test_submit_stops_waiting_in_time(settings: Settings) -> None:
     assert "still pending" in done.stderr
 
 
-def test_decisions_takes_each_decision_once(at_fleet: dict[str, str]) -> None:
+def test_decisions_takes_each_decision_once(at_worker: dict[str, str]) -> None:
     traces = fresh_samples(4)
-    run("submit", "-", "--wait", stdin=lines(*traces), **at_fleet)
+    run("submit", "-", "--wait", stdin=lines(*traces), **at_worker)
     wanted = {trace["id"] for trace in traces}
     taken: list[str] = []
 
     def all_taken() -> bool:
-        one = run("decisions", "--limit", "1", **at_fleet)
+        one = run("decisions", "--limit", "1", **at_worker)
         assert one.returncode == 0
         assert len(rows(one.stdout)) <= 1
-        rest = run("decisions", **at_fleet)
+        rest = run("decisions", **at_worker)
         taken.extend(row["trace_id"] for row in rows(one.stdout) + rows(rest.stdout))
         return wanted <= set(taken)
 
@@ -112,42 +113,42 @@ def test_decisions_takes_each_decision_once(at_fleet: dict[str, str]) -> None:
     assert len(taken) == len(set(taken))
 
 
-def test_decisions_follow_prints_what_comes_in_until_ctrl_c(at_fleet: dict[str, str]) -> None:
-    run("decisions", **at_fleet)
+def test_decisions_follow_prints_what_comes_in_until_ctrl_c(at_worker: dict[str, str]) -> None:
+    run("decisions", **at_worker)
     (trace,) = fresh_samples(1)
-    arguments = [sys.executable, "-m", "worker.cli", "decisions", "--follow"]
-    with subprocess.Popen(arguments, env=os.environ | at_fleet, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as follow:
+    arguments = [sys.executable, "-m", "kp_scorer.cli", "decisions", "--follow"]
+    with subprocess.Popen(arguments, env=os.environ | at_worker, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as follow:
         assert follow.stdout
-        run("submit", "-", stdin=lines(trace), **at_fleet)
+        run("submit", "-", stdin=lines(trace), **at_worker)
         assert json.loads(follow.stdout.readline())["trace_id"] == trace["id"]
         follow.send_signal(signal.SIGINT)
         assert follow.wait(10) == 0
-    assert rows(run("decisions", **at_fleet).stdout) == []
+    assert rows(run("decisions", **at_worker).stdout) == []
 
 
-def test_decisions_that_nobody_reads_stay_on_the_queue(at_fleet: dict[str, str]) -> None:
-    run("decisions", **at_fleet)
+def test_decisions_that_nobody_reads_stay_on_the_queue(at_worker: dict[str, str]) -> None:
+    run("decisions", **at_worker)
     traces = fresh_samples(6)
-    run("submit", "-", "--wait", stdin=lines(*traces), **at_fleet)
+    run("submit", "-", "--wait", stdin=lines(*traces), **at_worker)
     first = subprocess.run(
         # Gone long before the first decision is printed.
-        f"{sys.executable} -m worker.cli decisions | true",
+        f"{sys.executable} -m kp_scorer.cli decisions | true",
         shell=True,
-        env=os.environ | at_fleet,
+        env=os.environ | at_worker,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert "broker" not in first.stderr
-    rest = run("decisions", **at_fleet)
+    rest = run("decisions", **at_worker)
     assert {row["trace_id"] for row in rows(rest.stdout)} == {trace["id"] for trace in traces}
 
 
-def test_a_trace_over_the_limits_is_named_with_its_size(at_fleet: dict[str, str]) -> None:
+def test_a_trace_over_the_limits_is_named_with_its_size(at_worker: dict[str, str]) -> None:
     huge, good = fresh_samples(2)
     huge["task"]["objective"] = "x" * 10_000_000
-    done = run("submit", "-", stdin=lines(huge, good), **at_fleet)
+    done = run("submit", "-", stdin=lines(huge, good), **at_worker)
     assert done.returncode == 1
     assert "line 1: $: expected at most 1048576 bytes, got 10" in done.stderr
     assert len(rows(done.stdout)) == 2
@@ -159,9 +160,9 @@ def test_a_missing_file_is_named() -> None:
     assert "no-such-file.jsonl" in done.stderr
 
 
-def test_an_empty_file_is_said_to_be_empty(at_fleet: dict[str, str]) -> None:
+def test_an_empty_file_is_said_to_be_empty(at_worker: dict[str, str]) -> None:
     for command in ("submit", "score"):
-        done = run(command, "-", **at_fleet)
+        done = run(command, "-", **at_worker)
         assert (done.returncode, done.stdout) == (0, "")
         assert "no traces in -" in done.stderr
 
@@ -205,6 +206,32 @@ def test_score_prints_decisions_in_input_order() -> None:
     assert {decision["novelty"]["source"] for decision in decisions} == {"no_embedder"}
 
 
+def test_status_tells_what_became_of_each_trace_and_exits_0_only_if_all_are_decided(at_worker: dict[str, str]) -> None:
+    (trace,) = fresh_samples(1)
+    run("submit", "-", "--wait", stdin=lines(trace), **at_worker)
+    done = run("status", trace["id"], **at_worker)
+    (decided,) = rows(done.stdout)
+    assert (done.returncode, decided["state"], decided["decision"]["trace_id"]) == (0, "decided", trace["id"])
+    stranger = new_id()
+    done = run("status", stranger, trace["id"], **at_worker)
+    assert done.returncode == 1
+    assert rows(done.stdout) == [{"trace_id": stranger, "state": "unknown"}, decided]
+
+
+def test_stats_shows_books_that_balance_and_what_the_queues_hold(settings: Settings) -> None:
+    # Nobody consumes this database's queue.
+    run("submit", "-", stdin=lines(*fresh_samples(3)), KP_BROKER_URL=settings.broker.url)
+    (found,) = rows(run("stats", KP_BROKER_URL=settings.broker.url).stdout)
+    waiting = found.pop("waiting")
+    assert found == {"submitted": 3, "pending": 3, "decided": 0, "dead": 0}
+    assert waiting == {settings.queues.traces: 3, settings.queues.accepted: 0, settings.queues.rejected: 0}
+
+
+@pytest.mark.parametrize("file", ["config/kp-scorer.toml", "deploy/redis.conf"])
+def test_reference_prints_the_configuration_that_the_repository_has(file: str) -> None:
+    assert run("reference", Path(file).name).stdout == (REPOSITORY / file).read_text("utf-8")
+
+
 @pytest.mark.parametrize("message", ["trace", "decision"])
 def test_schema_prints_a_json_schema(message: str) -> None:
     printed = json.loads(run("schema", message).stdout)
@@ -212,28 +239,28 @@ def test_schema_prints_a_json_schema(message: str) -> None:
     assert ("@context" if message == "trace" else "schema_version") in printed["properties"]
 
 
-def test_audit_agrees_and_exits_1_once_a_decision_is_altered(at_fleet: dict[str, str]) -> None:
+def test_audit_agrees_and_exits_1_once_a_decision_is_altered(at_worker: dict[str, str]) -> None:
     (trace,) = fresh_samples(1)
-    run("submit", "-", "--wait", stdin=lines(trace), **at_fleet)
-    done = run("audit", **at_fleet)
+    run("submit", "-", "--wait", stdin=lines(trace), **at_worker)
+    done = run("audit", **at_worker)
     assert done.returncode == 0, done.stdout
     assert " 0 differ" in done.stderr
     key = f"kp:trace:{trace['id']}"
-    with redis.Redis.from_url(at_fleet["KP_BROKER_URL"]) as store:
+    with redis.Redis.from_url(at_worker["KP_BROKER_URL"]) as store:
         stored: Any = store.hget(key, "decision")
         altered = json.loads(stored)
         altered["dimensions"]["novelty"] = 0.987
         store.hset(key, "decision", json.dumps(altered))
-        done = run("audit", **at_fleet)
+        done = run("audit", **at_worker)
         store.hset(key, "decision", stored)
     assert done.returncode == 1
     (difference,) = rows(done.stdout)
     assert (difference["trace_id"], difference["decided"]) == (trace["id"], 0.987)
 
 
-def test_dead_letters_are_listed_shown_replayed_and_dropped(at_fleet: dict[str, str]) -> None:
+def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str, str]) -> None:
     bad, good = fresh_samples(2)
-    app = Celery("foreign", broker=at_fleet["KP_BROKER_URL"], set_as_current=False)
+    app = Celery("foreign", broker=at_worker["KP_BROKER_URL"], set_as_current=False)
     app.send_task("score_trace", args=[bad | {"steps": []}], queue="traces")
     # Too large for the worker's limits and not for those of whoever replays it.
     long = good | {"task": {"objective": "word " * 40_000}}
@@ -241,51 +268,51 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(at_fleet: dict[str, 
     app.close()
 
     def listed(*arguments: str) -> list[dict[str, Any]]:
-        return rows(run("dead-letter", "list", *arguments, **at_fleet).stdout)
+        return rows(run("dead-letter", "list", *arguments, **at_worker).stdout)
 
     (letter,) = wait_until(lambda: listed("--trace-id", good["id"]))
     (other,) = wait_until(lambda: listed("--trace-id", bad["id"]))
     assert letter["reason"] == "invalid"
     assert letter["size_bytes"] > 200_000
     assert "payload" not in letter
-    (shown,) = rows(run("dead-letter", "show", letter["letter_id"], **at_fleet).stdout)
+    (shown,) = rows(run("dead-letter", "show", letter["letter_id"], **at_worker).stdout)
     assert shown["payload"] == long
-    assert run("dead-letter", "replay", other["letter_id"], **at_fleet).returncode == 1
+    assert run("dead-letter", "replay", other["letter_id"], **at_worker).returncode == 1
     replay = ("dead-letter", "replay", letter["letter_id"], "--set", "limits.field_chars=1000000")
-    assert rows(run(*replay, "--dry-run", **at_fleet).stdout)[0]["state"] == "would be replayed"
-    assert rows(run(*replay, **at_fleet).stdout)[0]["state"] == "pending"
+    assert rows(run(*replay, "--dry-run", **at_worker).stdout)[0]["state"] == "would be replayed"
+    assert rows(run(*replay, **at_worker).stdout)[0]["state"] == "pending"
     # The worker's own limit still holds, so it dies again.
     (again,) = wait_until(lambda: listed("--trace-id", good["id"]))
     assert again["letter_id"] == letter["letter_id"]
     assert again["last_at"] > letter["last_at"]
     for trace_id in (bad["id"], good["id"]):
         drop = ("dead-letter", "drop", "--trace-id", trace_id)
-        assert run(*drop, stdin="n\n", **at_fleet).returncode == 1
-        assert rows(run(*drop, "--dry-run", **at_fleet).stdout)[0]["state"] == "would be dropped"
-        assert rows(run(*drop, "--yes", **at_fleet).stdout)[0]["state"] == "dropped"
+        assert run(*drop, stdin="n\n", **at_worker).returncode == 1
+        assert rows(run(*drop, "--dry-run", **at_worker).stdout)[0]["state"] == "would be dropped"
+        assert rows(run(*drop, "--yes", **at_worker).stdout)[0]["state"] == "dropped"
         assert listed("--trace-id", trace_id) == []
 
 
-def test_forget_erases_vector_record_and_dead_letters(at_fleet: dict[str, str]) -> None:
+def test_forget_erases_vector_record_and_dead_letters(at_worker: dict[str, str]) -> None:
     (trace,) = fresh_samples(1)
-    run("submit", "-", "--wait", stdin=lines(trace), **at_fleet)
-    (erased,) = rows(run("forget", trace["id"], **at_fleet).stdout)
+    run("submit", "-", "--wait", stdin=lines(trace), **at_worker)
+    (erased,) = rows(run("forget", trace["id"], **at_worker).stdout)
     assert erased == {"trace_id": trace["id"], "vectors": 1, "records": 1, "dead_letters": 0}
-    (again,) = rows(run("forget", trace["id"], **at_fleet).stdout)
+    (again,) = rows(run("forget", trace["id"], **at_worker).stdout)
     assert again == {"trace_id": trace["id"], "vectors": 0, "records": 0, "dead_letters": 0}
 
 
-def test_cache_is_shown_and_emptied_and_fills_again(at_fleet: dict[str, str]) -> None:
+def test_cache_is_shown_and_emptied_and_fills_again(at_worker: dict[str, str]) -> None:
     one, other = fresh_samples(2)
-    run("submit", "-", "--wait", stdin=lines(one), **at_fleet)
-    (shown,) = rows(run("cache", "info", **at_fleet).stdout)
+    run("submit", "-", "--wait", stdin=lines(one), **at_worker)
+    (shown,) = rows(run("cache", "info", **at_worker).stdout)
     assert shown["model"] == "all-MiniLM-L6-v2"
     assert shown["entries"] >= 1
     assert shown["bytes"] > 1_536
     assert 0 <= shown["oldest_age_s"] < 600
-    assert run("cache", "clear", "--yes", **at_fleet).returncode == 0
-    assert rows(run("cache", "info", **at_fleet).stdout) == []
-    (decided,) = rows(run("submit", "-", "--wait", stdin=lines(other), **at_fleet).stdout)
+    assert run("cache", "clear", "--yes", **at_worker).returncode == 0
+    assert rows(run("cache", "info", **at_worker).stdout) == []
+    (decided,) = rows(run("submit", "-", "--wait", stdin=lines(other), **at_worker).stdout)
     assert decided["decision"]["novelty"]["source"] == "empty_cache"
 
 
@@ -302,7 +329,7 @@ def test_demo_shows_decisions_and_leaves_nothing_behind() -> None:
 
 @pytest.mark.slow
 def test_up_serves_the_other_commands_and_stops_on_ctrl_c(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "worker.cli", "up", "--workers", "2", "--data-dir", str(tmp_path / "data")]
+    arguments = [sys.executable, "-m", "kp_scorer.cli", "up", "--workers", "2", "--data-dir", str(tmp_path / "data")]
     without_embedder = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     traces = fresh_samples(10)
     with subprocess.Popen(arguments, env=without_embedder, stderr=subprocess.DEVNULL) as up:
@@ -323,7 +350,7 @@ def test_up_serves_the_other_commands_and_stops_on_ctrl_c(tmp_path: Path) -> Non
 
 def _celery(settings: Settings) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "worker.app", "worker"],
+        [sys.executable, "-m", "celery", "-A", "kp_scorer.app", "worker"],
         env=os.environ | as_environment(settings) | {"KP_EMBEDDING_EMBEDDER": "none", "KP_LOG_FORMAT": "json"},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

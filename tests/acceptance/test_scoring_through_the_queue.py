@@ -6,57 +6,43 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.results import open_results
+from kp_scorer.client import Client
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.errors import DecisionTimeout, InvalidTrace, TraceConflict, TraceDead
+from kp_scorer.offline import offline_decider
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
 
-from tests.fleet import novelty_logs
-from tests.processes import Worker, wait_until
-from tests.traces import fresh_samples, new_id
-from worker.broker import make_celery
-from worker.client import Client
-from worker.dead_letters import DeadLetters
-from worker.decider import Decider, NoveltyStage
-from worker.decision import Decision
-from worker.embedding import select_embedder
-from worker.errors import DecisionTimeout, InvalidTrace, TraceConflict, TraceDead
-from worker.keys import Keys
-from worker.ledger import MemoryLedger
-from worker.novelty import MemoryLog, NoveltyCache, Window
-from worker.results import open_results
-from worker.settings import Settings
-from worker.trace import Limits, decode_trace
+from tests.support.processes import Worker, wait_until
+from tests.support.traces import fresh_samples, new_id
 
 SECRET = "the patient is called Xylophonia"
 
 
 @pytest.fixture
-def store(fleet_settings: Settings) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(fleet_settings.redis.url) as connection:
-        yield connection
-
-
-@pytest.fixture
-def foreign(fleet_settings: Settings) -> Iterator[Celery]:
+def foreign(shared_settings: Settings) -> Iterator[Celery]:
     """A Celery app that knows nothing of ours but the URL and the names."""
-    app = Celery("foreign", broker=fleet_settings.broker.url, backend=fleet_settings.broker.url, set_as_current=False)
+    app = Celery("foreign", broker=shared_settings.broker.url, backend=shared_settings.broker.url, set_as_current=False)
     yield app
     app.close()
 
 
 def test_samples_get_the_scores_that_an_offline_scorer_gives_in_the_logs_order(
-    submitter: Client, fleet_settings: Settings, store: redis.Redis
+    client: Client, shared_settings: Settings, shared_store: Store
 ) -> None:
     # Whatever other tests had scored before would be compared with.
-    for log in novelty_logs(fleet_settings, store):
+    for log in shared_store.novelty_logs():
         log.clear()
     payloads = {str(trace["id"]): trace for trace in fresh_samples(48)}
     for payload in payloads.values():
-        submitter.submit(payload)
-    decisions = [status.decision for status in submitter.as_settled(payloads, timeout_s=60) if status.decision]
+        client.submit(payload)
+    decisions = [status.decision for status in client.as_settled(payloads, timeout_s=60) if status.decision]
     assert len(decisions) == 48
-    embedder = select_embedder(fleet_settings.embedding)
-    assert embedder
-    window = Window.of(fleet_settings.novelty)
-    cache = NoveltyCache(MemoryLog(window), window, embedder.dimensions)
-    offline = Decider(MemoryLedger(), fleet_settings.scoring.policy(), NoveltyStage(embedder, cache))
+    offline = offline_decider(shared_settings)
     for decision in sorted(decisions, key=_place):
         (again,) = offline.decide([decode_trace(payloads[decision.trace_id], Limits())])
         assert isinstance(again, Decision)
@@ -65,15 +51,15 @@ def test_samples_get_the_scores_that_an_offline_scorer_gives_in_the_logs_order(
         assert again.outcome == decision.outcome
 
 
-def test_a_decision_is_published_to_the_queue_of_its_outcome(submitter: Client, fleet_settings: Settings) -> None:
+def test_a_decision_is_published_to_the_queue_of_its_outcome(client: Client, shared_settings: Settings) -> None:
     payloads = fresh_samples(6)
-    waiting = {submitter.submit(payload) for payload in payloads}
-    decided = {status.trace_id: status.decision for status in submitter.as_settled(waiting, timeout_s=60)}
+    waiting = {client.submit(payload) for payload in payloads}
+    decided = {status.trace_id: status.decision for status in client.as_settled(waiting, timeout_s=60)}
     found: dict[str, dict[str, Any]] = {}
 
     def taken() -> bool:
         for outcome in ("accepted", "rejected"):
-            with open_results(make_celery(fleet_settings), fleet_settings, outcome) as results:
+            with open_results(make_celery(shared_settings), shared_settings, outcome) as results:
                 for item in results.take():
                     item.acknowledge()
                     assert item.decision["outcome"] == outcome
@@ -86,43 +72,43 @@ def test_a_decision_is_published_to_the_queue_of_its_outcome(submitter: Client, 
 
 
 def test_the_same_trace_again_keeps_its_decision_and_the_same_content_under_another_id_is_a_duplicate(
-    submitter: Client,
+    client: Client,
 ) -> None:
     (payload,) = fresh_samples(1)
-    first = submitter.wait(submitter.submit(payload), timeout_s=60)
-    assert submitter.wait(submitter.submit(payload), timeout_s=60) == first
-    copy = submitter.wait(submitter.submit(payload | {"id": new_id()}), timeout_s=60)
+    first = client.wait(client.submit(payload), timeout_s=60)
+    assert client.wait(client.submit(payload), timeout_s=60) == first
+    copy = client.wait(client.submit(payload | {"id": new_id()}), timeout_s=60)
     assert copy.dimensions.novelty == 0.0
     assert copy.novelty.duplicate_of
 
 
 @pytest.mark.parametrize("kind", ["uuid", "unheard of"])
-def test_free_form_values_may_look_like_what_kombu_reads_as_types(submitter: Client, kind: str) -> None:
+def test_free_form_values_may_look_like_what_kombu_reads_as_types(client: Client, kind: str) -> None:
     (payload,) = fresh_samples(1)
     payload["task"]["input_schema"] = {"__type__": kind, "__value__": "one"}
-    decision = submitter.wait(submitter.submit(payload), timeout_s=30)
+    decision = client.wait(client.submit(payload), timeout_s=30)
     assert decision.trace_id == payload["id"]
 
 
-def test_other_content_under_a_taken_id_is_refused_at_once(submitter: Client) -> None:
+def test_other_content_under_a_taken_id_is_refused_at_once(client: Client) -> None:
     one, other = fresh_samples(2)
-    submitter.submit(one)
+    client.submit(one)
     with pytest.raises(TraceConflict):
-        submitter.submit(other | {"id": one["id"]})
+        client.submit(other | {"id": one["id"]})
 
 
-def test_an_invalid_trace_is_refused_at_once_and_names_the_field(submitter: Client) -> None:
+def test_an_invalid_trace_is_refused_at_once_and_names_the_field(client: Client) -> None:
     (payload,) = fresh_samples(1)
     with pytest.raises(InvalidTrace, match=r"outcome\.confidence"):
-        submitter.submit(payload | {"outcome": {"result_summary": "", "confidence": 2}})
+        client.submit(payload | {"outcome": {"result_summary": "", "confidence": 2}})
 
 
-def test_waiting_for_what_was_never_submitted_times_out(submitter: Client) -> None:
+def test_waiting_for_what_was_never_submitted_times_out(client: Client) -> None:
     with pytest.raises(DecisionTimeout):
-        submitter.wait(new_id(), timeout_s=0.1)
+        client.wait(new_id(), timeout_s=0.1)
 
 
-@pytest.mark.usefixtures("fleet")
+@pytest.mark.usefixtures("shared_worker")
 def test_any_celery_app_can_call_the_task_by_name_and_ask_for_the_result(foreign: Celery) -> None:
     (payload,) = fresh_samples(1)
     result = foreign.send_task("score_trace", args=[payload], queue="traces", ignore_result=False)
@@ -132,12 +118,14 @@ def test_any_celery_app_can_call_the_task_by_name_and_ask_for_the_result(foreign
     assert Decision.model_validate(again.get(timeout=60)) == decision
 
 
-@pytest.mark.usefixtures("fleet")
-def test_nothing_is_kept_in_the_result_backend_unless_asked_for(foreign: Celery, submitter: Client, store: redis.Redis) -> None:
+@pytest.mark.usefixtures("shared_worker")
+def test_nothing_is_kept_in_the_result_backend_unless_asked_for(
+    foreign: Celery, client: Client, shared_redis: redis.Redis
+) -> None:
     (payload,) = fresh_samples(1)
     sent = foreign.send_task("score_trace", args=[payload], queue="traces", ignore_result=True)
-    submitter.wait(payload["id"], timeout_s=60)
-    assert not store.exists(f"celery-task-meta-{sent.id}")
+    client.wait(payload["id"], timeout_s=60)
+    assert not shared_redis.exists(f"celery-task-meta-{sent.id}")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +140,7 @@ def test_nothing_is_kept_in_the_result_backend_unless_asked_for(foreign: Celery,
     ],
 )
 def test_a_malformed_submission_becomes_a_dead_letter_with_its_reason_and_bytes(
-    fleet: Worker, fleet_settings: Settings, foreign: Celery, store: redis.Redis, case: str, args: Any, detail: str
+    shared_worker: Worker, shared_settings: Settings, foreign: Celery, shared_store: Store, case: str, args: Any, detail: str
 ) -> None:
     (payload,) = fresh_samples(1)
     deep: dict[str, Any] = {}
@@ -164,14 +152,14 @@ def test_a_malformed_submission_becomes_a_dead_letter_with_its_reason_and_bytes(
         "deep": payload | {"steps": [{"step_id": 0, "type": "thought", "input": {SECRET: deep}}]},
     }
     sent = [malformed[args]] if isinstance(args, str) else args
-    before = len(_dead_letters(store, fleet_settings))
+    before = len(_dead_letters(shared_store))
     foreign.send_task("score_trace", args=sent, queue="traces")
-    letters = wait_until(lambda: _dead_letters(store, fleet_settings)[before:])
+    letters = wait_until(lambda: _dead_letters(shared_store)[before:])
     assert letters[0]["reason"] == "invalid"
     assert detail in letters[0]["detail"]
     assert len(letters[0]["payload"]) > 10_000_000 or case != "a 10 MB trace"
-    assert SECRET not in fleet.text()
-    assert fleet.process.poll() is None
+    assert SECRET not in shared_worker.text()
+    assert shared_worker.process.poll() is None
 
 
 @pytest.mark.parametrize(
@@ -188,9 +176,15 @@ def test_a_malformed_submission_becomes_a_dead_letter_with_its_reason_and_bytes(
     ],
 )
 def test_a_message_that_is_no_submission_becomes_a_dead_letter_with_its_bytes(
-    fleet: Worker, fleet_settings: Settings, foreign: Celery, store: redis.Redis, task: str | None, body: str, detail: str
+    shared_worker: Worker,
+    shared_settings: Settings,
+    foreign: Celery,
+    shared_store: Store,
+    task: str | None,
+    body: str,
+    detail: str,
 ) -> None:
-    before = len(_dead_letters(store, fleet_settings))
+    before = len(_dead_letters(shared_store))
     headers = {"task": task, "id": new_id(), "argsrepr": SECRET} if task else {}
     with foreign.producer_pool.acquire() as producer:
         producer.publish(
@@ -200,64 +194,64 @@ def test_a_message_that_is_no_submission_becomes_a_dead_letter_with_its_bytes(
             content_type="application/json",
             content_encoding="utf-8",
         )
-    (letter,) = wait_until(lambda: _dead_letters(store, fleet_settings)[before:])
+    (letter,) = wait_until(lambda: _dead_letters(shared_store)[before:])
     assert letter["reason"] == "malformed"
     assert detail in letter["detail"]
     assert letter["payload"] == body
-    assert SECRET not in fleet.text()
-    assert fleet.process.poll() is None
+    assert SECRET not in shared_worker.text()
+    assert shared_worker.process.poll() is None
 
 
-def test_whoever_waits_for_a_dead_trace_is_told(submitter: Client, foreign: Celery) -> None:
+def test_whoever_waits_for_a_dead_trace_is_told(client: Client, foreign: Celery) -> None:
     (payload,) = fresh_samples(1)
     foreign.send_task("score_trace", args=[payload | {"steps": []}], queue="traces")
     with pytest.raises(TraceDead, match="steps"):
-        submitter.wait(payload["id"], timeout_s=30)
+        client.wait(payload["id"], timeout_s=30)
 
 
 def test_a_conflict_that_reaches_the_worker_is_dead_lettered_and_the_first_decision_stands(
-    submitter: Client, foreign: Celery, store: redis.Redis, fleet_settings: Settings
+    client: Client, foreign: Celery, shared_store: Store, shared_settings: Settings
 ) -> None:
     one, other = fresh_samples(2)
-    first = submitter.wait(submitter.submit(one), timeout_s=60)
+    first = client.wait(client.submit(one), timeout_s=60)
     foreign.send_task("score_trace", args=[other | {"id": one["id"]}], queue="traces")
 
     def conflicts() -> list[dict[str, str]]:
-        return [letter for letter in _dead_letters(store, fleet_settings) if letter["trace_id"] == one["id"]]
+        return [letter for letter in _dead_letters(shared_store) if letter["trace_id"] == one["id"]]
 
     assert wait_until(conflicts)[0]["reason"] == "conflict"
-    assert submitter.wait(one["id"], timeout_s=1) == first
+    assert client.wait(one["id"], timeout_s=1) == first
 
 
-def test_unknown_fields_are_ignored(submitter: Client) -> None:
+def test_unknown_fields_are_ignored(client: Client) -> None:
     (payload,) = fresh_samples(1)
     extended = payload | {"mood": {"deeply": ["nested", float("inf")]}, "outcome": payload["outcome"] | {"stars": 5}}
-    assert submitter.wait(submitter.submit(extended), timeout_s=60).trace_id == payload["id"]
+    assert client.wait(client.submit(extended), timeout_s=60).trace_id == payload["id"]
 
 
-def test_one_log_line_a_decision_and_no_content_in_any(fleet: Worker, submitter: Client) -> None:
+def test_one_log_line_a_decision_and_no_content_in_any(shared_worker: Worker, client: Client) -> None:
     (payload,) = fresh_samples(1)
     payload["steps"] = [*payload["steps"], {"step_id": 99, "type": "thought", "content": SECRET}]
-    decision = submitter.wait(submitter.submit(payload), timeout_s=60)
+    decision = client.wait(client.submit(payload), timeout_s=60)
 
     def lines() -> list[dict[str, Any]]:
-        return [event for event in fleet.events("trace_decided") if event["trace_id"] == payload["id"]]
+        return [event for event in shared_worker.events("trace_decided") if event["trace_id"] == payload["id"]]
 
     (line,) = wait_until(lines)
     assert line["domain"] == payload["metadata"]["task_domain"]
     assert line["outcome"] == decision.outcome
     assert line["score"] == pytest.approx(decision.score, abs=1e-6)
     assert line["duration_ms"] > 0
-    assert SECRET not in fleet.text()
+    assert SECRET not in shared_worker.text()
 
 
-def test_every_key_has_a_ttl_or_a_bound(submitter: Client, store: redis.Redis, fleet_settings: Settings) -> None:
-    waiting = [submitter.submit(payload) for payload in fresh_samples(3)]
-    assert all(status.state == "decided" for status in submitter.as_settled(waiting, timeout_s=60))
-    prefix = fleet_settings.redis.prefix
-    owned = [key for key in store.scan_iter(f"{prefix}:*") if key.decode() != Keys(prefix).dead_letters]
+def test_every_key_has_a_ttl_or_a_bound(client: Client, shared_redis: redis.Redis, shared_settings: Settings) -> None:
+    waiting = [client.submit(payload) for payload in fresh_samples(3)]
+    assert all(status.state == "decided" for status in client.as_settled(waiting, timeout_s=60))
+    prefix = shared_settings.redis.prefix
+    owned = [key for key in shared_redis.scan_iter(f"{prefix}:*") if key.decode() != Keys(prefix).dead_letters]
     assert len(owned) >= 5
-    assert [key for key in owned if store.pttl(key) < 0] == []
+    assert [key for key in owned if shared_redis.pttl(key) < 0] == []
 
 
 def _place(decision: Decision) -> int:
@@ -265,14 +259,13 @@ def _place(decision: Decision) -> int:
     return int(decision.novelty.entry.partition("-")[2])
 
 
-def _dead_letters(store: redis.Redis, settings: Settings) -> list[dict[str, str]]:
-    letters = DeadLetters(store, Keys(settings.redis.prefix), record_ttl_ms=60_000)
+def _dead_letters(store: Store) -> list[dict[str, str]]:
     return [
         {
             "reason": letter.reason,
             "detail": letter.detail,
             "trace_id": letter.trace_id,
-            "payload": letters.payload(letter.letter_id).decode(),
+            "payload": store.dead_letters.payload(letter.letter_id).decode(),
         }
-        for letter in letters.read()
+        for letter in store.dead_letters.read()
     ]

@@ -2,7 +2,7 @@
 
 import psutil
 
-from tests.processes import Worker
+from tests.support.processes import Worker
 
 
 def test_a_ready_worker_holds_no_torch_and_less_than_450_mb(worker: Worker) -> None:

@@ -7,20 +7,20 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import redis
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.embedding.model import find_model
+from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.settings import RedisSettings, load_settings
+from kp_scorer.store.connection import connect
+from kp_scorer.store.local_redis import embedded_redis
+from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
 
-from tests.traces import sample_traces
-from worker.embedded import embedded_redis
-from worker.embedding import Embedder, select_embedder
-from worker.embedding.model import find_model
-from worker.embedding.tokens import Tokens
-from worker.redis_client import connect
-from worker.settings import RedisSettings, load_settings
-from worker.trace import TRACE_ID_PREFIX, Limits, ReasoningTrace, decode_trace
-
-REAL_TRACES: Final = Path(__file__).parents[3] / "shared" / "traces" / "traces.jsonl"
+from tests.support.paths import REFERENCE_TRACES
+from tests.support.traces import sample_traces
 
 Item = TypeVar("Item")
 Cell = str | int | float | bool
@@ -40,10 +40,11 @@ def samples(limit: int | None = None) -> Workload:
 
 
 def real(limit: int | None = None) -> Workload | None:
-    """The real traces, long texts, where they lie beside the checkout."""
-    if not REAL_TRACES.is_file():
+    """The real traces, long texts, where ``REFERENCE_TRACES`` has them."""
+    file = REFERENCE_TRACES / "traces.jsonl"
+    if not file.is_file():
         return None
-    lines = REAL_TRACES.read_text("utf-8").splitlines()[:limit]
+    lines = file.read_text("utf-8").splitlines()[:limit]
     return Workload("real", [decode_trace(json.loads(line), Limits()) for line in lines])
 
 
@@ -107,8 +108,8 @@ def own_redis() -> Iterator[str]:
         yield url
 
 
-def client_of(url: str) -> redis.Redis:
-    """A client as a worker makes it, but patient: sizing up a large log takes Redis seconds."""
+def redis_of(url: str) -> redis.Redis:
+    """A connection as a worker makes it, but patient: sizing up a large log takes Redis seconds."""
     return connect(RedisSettings(url=url, timeout_s=120.0))
 
 

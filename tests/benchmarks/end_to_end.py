@@ -21,13 +21,13 @@ from statistics import median
 from typing import Final, NamedTuple
 
 import psutil
+from kp_scorer.embedding import Embedder
+from kp_scorer.settings import WorkerSettings
+from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, batches, emit, real_embedder, say, show_table
 from tests.benchmarks.load import Bench, bench, submit, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, node_is_there, reference_engine
-from worker.embedding import Embedder
-from worker.settings import WorkerSettings
-from worker.trace import ReasoningTrace
 
 _BATCH: Final = WorkerSettings().batch_size
 _REFERENCE_SHARE: Final = 5

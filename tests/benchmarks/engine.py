@@ -20,11 +20,11 @@ from statistics import median
 from typing import Final
 
 import torch
+from kp_scorer.embedding import MAX_TOKENS, Embedder, select_embedder
+from kp_scorer.embedding.model import find_model
+from kp_scorer.settings import WorkerSettings, load_settings
 
 from tests.benchmarks.common import Row, Texts, batches, emit, say, show_table, texts_of_every_length
-from worker.embedding import MAX_TOKENS, Embedder, select_embedder
-from worker.embedding.model import find_model
-from worker.settings import WorkerSettings, load_settings
 
 _BATCH: Final = WorkerSettings().batch_size
 _PRODUCTS: Final = 60

@@ -16,17 +16,17 @@ from typing import Final
 
 import numpy as np
 import redis
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decision import Decision
+from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.novelty import NoveltyCache
+from kp_scorer.scoring import Policy
+from kp_scorer.settings import LedgerSettings, NoveltySettings, VectorType
+from kp_scorer.store import RedisLedger, RedisLog
+from kp_scorer.store.keys import Keys
+from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, batches, client_of, emit, own_redis, real, real_embedder, samples, say, show_table
-from worker.decider import Decider, NoveltyStage
-from worker.decision import Decision
-from worker.embedding.embedder import Vectors
-from worker.keys import Keys
-from worker.ledger import RedisLedger
-from worker.novelty import NoveltyCache, RedisLog, Window
-from worker.scoring import Policy
-from worker.settings import LedgerSettings, NoveltySettings, VectorType
-from worker.trace import ReasoningTrace
+from tests.benchmarks.common import Row, batches, emit, own_redis, real, real_embedder, redis_of, samples, say, show_table
 
 _BATCH: Final = 8
 _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
@@ -76,9 +76,9 @@ def main() -> None:
     workload = real(options.traces) or samples(options.traces)
     embedder = Embedded(workload.traces)
     policy = Policy(threshold=options.threshold)
-    with own_redis() as url, client_of(url) as client:
-        exact, exact_bytes = decide_all(client, workload.traces, embedder, policy, "float32")
-        rounded, rounded_bytes = decide_all(client, workload.traces, embedder, policy, "float16")
+    with own_redis() as url, redis_of(url) as redis_client:
+        exact, exact_bytes = decide_all(redis_client, workload.traces, embedder, policy, "float32")
+        rounded, rounded_bytes = decide_all(redis_client, workload.traces, embedder, policy, "float16")
     row: Row = {
         "benchmark": "float16",
         "workload": workload.name,
@@ -93,15 +93,15 @@ def main() -> None:
 
 
 def decide_all(
-    client: redis.Redis, traces: Sequence[ReasoningTrace], embedder: Embedded, policy: Policy, vector_type: VectorType
+    redis_client: redis.Redis, traces: Sequence[ReasoningTrace], embedder: Embedded, policy: Policy, vector_type: VectorType
 ) -> tuple[list[Decision], int]:
     """Decide the traces in order from an empty log; return the decisions, and the log's bytes for 1,000 entries."""
     # Its own prefix, so that the second log's traces are not redeliveries of the first's.
     keys = Keys(f"kp-{vector_type}")
-    window = Window.of(NoveltySettings())
-    log = RedisLog(client, keys, embedder.space, window, _RECORD_TTL_MS, vector_type)
-    stage = NoveltyStage(embedder, NoveltyCache(log, window, embedder.dimensions))
-    decider = Decider(RedisLedger(client, keys, _RECORD_TTL_MS), policy, stage)
+    window = NoveltySettings().window()
+    log = RedisLog(redis_client, keys, embedder.space, window, _RECORD_TTL_MS, vector_type)
+    meter = NoveltyMeter(embedder, NoveltyCache(log, window, embedder.dimensions))
+    decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS), policy, meter, max_attempts=5)
     decisions = []
     for batch in batches(traces, _BATCH):
         for decided in decider.decide(batch):

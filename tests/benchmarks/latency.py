@@ -25,10 +25,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
+from kp_scorer.trace import ReasoningTrace
+
 from tests.benchmarks.common import Row, emit, say, show_table
 from tests.benchmarks.load import Bench, bench, submit, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, node_is_there, reference_engine
-from worker.trace import ReasoningTrace
 
 _PORTION: Final = 200
 _REFERENCE_TEXTS: Final = 60

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import psutil
 import redis
+from kp_scorer.client import Client
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import as_new, client_of, own_redis, real, samples
-from tests.processes import Worker, start_worker
-from worker.client import Client
-from worker.settings import Settings, load_settings
-from worker.trace import ReasoningTrace
+from tests.benchmarks.common import as_new, own_redis, real, redis_of, samples
+from tests.support.processes import Worker, start_worker
 
 
 class Bench(NamedTuple):
@@ -48,8 +48,8 @@ class Bench(NamedTuple):
 class Published:
     """Takes decisions off the results queues and notes when each came."""
 
-    def __init__(self, client: redis.Redis, settings: Settings) -> None:
-        self._client = client
+    def __init__(self, redis_client: redis.Redis, settings: Settings) -> None:
+        self._redis_client = redis_client
         self._queues = [settings.queues.accepted, settings.queues.rejected]
         self._came = threading.Condition()
         self.at: dict[str, float] = {}
@@ -69,7 +69,7 @@ class Published:
     def _take(self) -> None:
         while True:
             try:
-                found: Any = self._client.blpop(self._queues, timeout=1)
+                found: Any = self._redis_client.blpop(self._queues, timeout=1)
             except (redis.ConnectionError, ValueError):
                 return
             if found is None:
@@ -86,10 +86,10 @@ class Published:
 @contextmanager
 def bench(directory: Path) -> Iterator[Bench]:
     """Start Redis and one worker with default settings, and warm it up with texts of every length."""
-    with own_redis() as url, client_of(url) as store:
+    with own_redis() as url, redis_of(url) as redis_client:
         settings = load_settings({"broker.url": url, "redis.url": url, "embedding.required": True})
         with start_worker(settings, directory / "worker.log") as worker, Client(settings) as client:
-            found = Bench(worker, psutil.Process(worker.process.pid), client, Published(store, settings))
+            found = Bench(worker, psutil.Process(worker.process.pid), client, Published(redis_client, settings))
             warm = traces(96)
             submit(found, warm)
             found.published.wait_for(len(warm))

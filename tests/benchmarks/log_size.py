@@ -32,6 +32,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import psutil
 import redis
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decision import Decision
+from kp_scorer.embedding import Embedder
+from kp_scorer.novelty import NoveltyCache
+from kp_scorer.scoring import Policy
+from kp_scorer.settings import LedgerSettings, NoveltySettings
+from kp_scorer.store import RedisLedger, RedisLog
+from kp_scorer.store.keys import Keys
+from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
 
 from tests.benchmarks.common import (
     Cell,
@@ -39,24 +48,16 @@ from tests.benchmarks.common import (
     Workload,
     as_new,
     batches,
-    client_of,
     emit,
     own_redis,
     real,
     real_embedder,
+    redis_of,
     samples,
     say,
     show_table,
 )
-from worker.decider import Decider, NoveltyStage
-from worker.decision import Decision
-from worker.embedding import Embedder
-from worker.keys import Keys
-from worker.ledger import RedisLedger
-from worker.novelty import NoveltyCache, RedisLog, Window
-from worker.scoring import Policy
-from worker.settings import LedgerSettings, NoveltySettings
-from worker.trace import TRACE_ID_PREFIX, ReasoningTrace
+from tests.support.processes import wait_until
 
 BASELINE: Final = 1_000
 BATCH: Final = 8
@@ -111,9 +112,9 @@ def main() -> None:
     rows: list[Row] = []
     for size in options.sizes:
         with own_redis() as url:
-            with client_of(url) as client:
-                prefill(client, _space(BASELINE, baseline=True), BASELINE)
-                prefill(client, _space(size), size)
+            with redis_of(url) as redis_client:
+                prefill(redis_client, _space(BASELINE, baseline=True), BASELINE)
+                prefill(redis_client, _space(size), size)
             # A process of its own, so that its memory is that of a worker with this log and no other.
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 for row in pool.submit(measure, url, size, options.traces, options.repeats).result():
@@ -126,54 +127,51 @@ def _space(size: int, *, baseline: bool = False) -> str:
     return f"baseline-{size}" if baseline else f"own-{size}"
 
 
-def prefill(client: redis.Redis, space: str, size: int) -> None:
+def prefill(redis_client: redis.Redis, space: str, size: int) -> None:
     """Write a log of random unit vectors, one a millisecond until now, as the admission script would have left it."""
     # No rewriting of the append-only file in the background: it would take a core while others are measured.
-    client.config_set("auto-aof-rewrite-percentage", 0)
+    redis_client.config_set("auto-aof-rewrite-percentage", 0)
     keys = Keys("kp")
     random = np.random.default_rng(size)
-    seconds, microseconds = client.time()
+    seconds, microseconds = redis_client.time()
     first_ms = seconds * 1_000 + microseconds // 1_000 - size
     say(f"log of {size:,}: filling")
     for start in range(0, size, _PREFILL_CHUNK):
         count = min(_PREFILL_CHUNK, size - start)
         vectors = random.standard_normal((count, DIMENSIONS), np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        pipeline = client.pipeline(transaction=False)
+        pipeline = redis_client.pipeline(transaction=False)
         for number, vector in enumerate(vectors, start=start + 1):
             trace_id = f"{TRACE_ID_PREFIX}00000000-0000-4000-8000-{number:012}"
-            fields = {"i": trace_id, "c": random.bytes(16), "v": vector.astype("<f4").tobytes()}
+            fields = {"i": trace_id, "d": random.bytes(16), "v": vector.astype("<f4").tobytes()}
             pipeline.xadd(keys.log(space), fields, id=f"{first_ms + number}-{number}")  # type: ignore[arg-type]
         pipeline.execute()
     head = {"epoch": "prefilled", "time_ms": first_ms + size, "place": size}
-    client.hset(keys.head(space), mapping=head)  # type: ignore[arg-type]
-    _settle(client)
+    redis_client.hset(keys.head(space), mapping=head)  # type: ignore[arg-type]
+    _settle(redis_client)
 
 
-def _settle(client: redis.Redis) -> None:
+def _settle(redis_client: redis.Redis) -> None:
     """Wait until Redis has nothing left to write to disk of what it was given."""
-    deadline = time.monotonic() + _SETTLE_S
-    while _is_writing(client):
-        assert time.monotonic() < deadline, f"Redis still writes to disk after {_SETTLE_S:g} s"
-        time.sleep(0.1)
+    wait_until(lambda: not _is_writing(redis_client), _SETTLE_S)
 
 
-def _is_writing(client: redis.Redis) -> bool:
-    state: Any = client.info("persistence")
+def _is_writing(redis_client: redis.Redis) -> bool:
+    state: Any = redis_client.info("persistence")
     return bool(state["aof_pending_bio_fsync"] or state["aof_buffer_length"] or state["aof_rewrite_in_progress"])
 
 
 def measure(url: str, size: int, limit: int, repeats: int) -> list[Row]:
     """Measure one size against the baseline; runs in a process of its own."""
-    client = client_of(url)
+    redis_client = redis_of(url)
     embedder = real_embedder()
     assert embedder.dimensions == DIMENSIONS
     workloads = [workload for workload in (samples(limit), real(limit)) if workload]
     # The buffers of the largest forward pass are the model's, not the log's.
     embedder.embed(sorted((trace.embedding_text for _, traces in workloads for trace in traces), key=len)[-BATCH:])
-    baseline = open_log(client, embedder, _space(BASELINE, baseline=True), BASELINE)
+    baseline = open_log(redis_client, embedder, _space(BASELINE, baseline=True), BASELINE)
     rss_before = psutil.Process().memory_info().rss
-    own = open_log(client, embedder, _space(size), size)
+    own = open_log(redis_client, embedder, _space(size), size)
     facts: dict[str, Cell] = {
         "catch_up_s": round(own.catch_up_s, 4),
         "rss_before_mb": round(rss_before / _MB, 1),
@@ -183,17 +181,17 @@ def measure(url: str, size: int, limit: int, repeats: int) -> list[Row]:
     return [compare(workload, size, baseline, own, repeats) | facts for workload in workloads]
 
 
-def open_log(client: redis.Redis, embedder: Embedder, space: str, size: int) -> Subject:
+def open_log(redis_client: redis.Redis, embedder: Embedder, space: str, size: int) -> Subject:
     """A decider whose window is the whole log, with its mirror full."""
     keys = Keys("kp")
-    window = Window.of(NoveltySettings(max_elements=size))
-    log = RedisLog(client, keys, space, window, _RECORD_TTL_MS)
+    window = NoveltySettings(max_elements=size).window()
+    log = RedisLog(redis_client, keys, space, window, _RECORD_TTL_MS)
     cache = NoveltyCache(log, window, embedder.dimensions)
     started = time.perf_counter()
     held = cache.catch_up()
     catch_up_s = time.perf_counter() - started
     assert held == size, "the log is not what was written"
-    decider = Decider(RedisLedger(client, keys, _RECORD_TTL_MS), Policy(), NoveltyStage(embedder, cache))
+    decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS), Policy(), NoveltyMeter(embedder, cache), max_attempts=5)
     return Subject(decider, log, catch_up_s)
 
 

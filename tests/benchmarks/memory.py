@@ -18,11 +18,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import psutil
+from kp_scorer.settings import Settings, load_settings
 
 from tests.benchmarks.common import Row, batches, emit, own_redis, say, show_table
 from tests.benchmarks.load import bench, traces
-from tests.processes import launch_worker
-from worker.settings import Settings, load_settings
+from tests.support.processes import launch_worker
 
 _MB: Final = 1_000_000
 _PORTION: Final = 100

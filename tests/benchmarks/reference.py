@@ -15,11 +15,11 @@ from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
+from kp_scorer.embedding import Embedder
+from kp_scorer.settings import WorkerSettings
 
 from tests.benchmarks.common import Row, Texts, batches, emit, real_embedder, say, show_table, texts_of_every_length
 from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
-from worker.embedding import Embedder
-from worker.settings import WorkerSettings
 
 _BATCH: Final = WorkerSettings().batch_size
 

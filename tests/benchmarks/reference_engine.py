@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding.model import ModelFiles, find_model
 
 from tests.benchmarks.common import say
-from worker.embedding.embedder import Vectors
-from worker.embedding.model import ModelFiles, find_model
 
 _PACKAGE: Final = Path(__file__).parent / "reference"
 _NAME: Final = "model"
@@ -82,8 +82,7 @@ def _write_model(model: ModelFiles, directory: Path) -> None:
 def export(model_path: str, target: str) -> None:
     """Export the transformer, without pooling, to ONNX with float32 weights."""
     import torch
-
-    from worker.embedding.torch_engine import load_model
+    from kp_scorer.embedding.torch_engine import load_model
 
     names = ["input_ids", "attention_mask", "token_type_ids"]
     ids = torch.arange(16).reshape(2, 8)

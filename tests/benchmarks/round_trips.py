@@ -24,16 +24,16 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import redis
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.novelty import Candidate, NoveltyCache
+from kp_scorer.scoring import Policy
+from kp_scorer.settings import LedgerSettings, NoveltySettings
+from kp_scorer.store import RedisLedger, RedisLog
+from kp_scorer.store.keys import Keys
+from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, as_new, batches, client_of, emit, own_redis, samples, say, show_table
-from worker.decider import Decider, NoveltyStage
-from worker.embedding.embedder import Vectors
-from worker.keys import Keys
-from worker.ledger import RedisLedger
-from worker.novelty import Candidate, NoveltyCache, RedisLog, Window
-from worker.scoring import Policy
-from worker.settings import LedgerSettings, NoveltySettings
-from worker.trace import ReasoningTrace
+from tests.benchmarks.common import Row, as_new, batches, emit, own_redis, redis_of, samples, say, show_table
 
 Case = Literal["new", "redelivered", "no_embedder"]
 
@@ -99,8 +99,8 @@ class CountingConnection(redis.Connection):
 class Traffic:
     """Redis' count of the bytes that came in and went out since the meter was set up, its own questions left out."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
+    def __init__(self, redis_client: redis.Redis) -> None:
+        self._redis_client = redis_client
         self._read()
         start = self._read()
         # Asking once more: one question in and, as Redis counts a reply after writing it, the previous one's reply out.
@@ -108,7 +108,7 @@ class Traffic:
         self._idle = [now - before for now, before in zip(self._start, start, strict=True)]
 
     def _read(self) -> tuple[int, int]:
-        stats: Any = self._client.info("stats")
+        stats: Any = self._redis_client.info("stats")
         return stats["total_net_input_bytes"], stats["total_net_output_bytes"]
 
     def per(self, count: int) -> dict[str, float]:
@@ -119,13 +119,13 @@ class Traffic:
 
 @contextmanager
 def counting_client(url: str) -> Iterator[tuple[redis.Redis, Tally]]:
-    """A worker's client, with its round trips counted."""
+    """A worker's redis_client, with its round trips counted."""
     tally = Tally()
-    with client_of(url) as client:
-        pool = client.connection_pool
+    with redis_of(url) as redis_client:
+        pool = redis_client.connection_pool
         pool.connection_class = CountingConnection
         pool.connection_kwargs["tally"] = tally
-        yield client, tally
+        yield redis_client, tally
 
 
 def main() -> None:
@@ -160,9 +160,9 @@ def count_decisions(url: str, case: Case, batch_size: int, count: int) -> Row:
     """Decide ``count`` traces in batches, with a worker that has just started."""
     keys = Keys(f"kp-{case}-{batch_size}")
     traces = _traces(count)
-    with counting_client(url) as (client, tally), client_of(url) as control:
-        novelty = None if case == "no_embedder" else NoveltyStage(HashEmbedder(), _cache(client, keys))
-        decider = Decider(RedisLedger(client, keys, _RECORD_TTL_MS), Policy(), novelty)
+    with counting_client(url) as (redis_client, tally), redis_of(url) as control:
+        novelty = None if case == "no_embedder" else NoveltyMeter(HashEmbedder(), _cache(redis_client, keys))
+        decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS), Policy(), novelty, max_attempts=5)
         # Connects, loads the scripts and gives the log its first entry.
         decider.decide(_traces(1))
         if case == "redelivered":
@@ -191,9 +191,9 @@ def count_fleet(url: str, workers: int, count: int) -> Row:
     keys = Keys(f"kp-fleet-{workers}")
     first, *candidates = _candidates(count + 1)
     with ExitStack() as closing:
-        control = closing.enter_context(client_of(url))
+        control = closing.enter_context(redis_of(url))
         opened = [closing.enter_context(counting_client(url)) for _ in range(workers)]
-        caches = [_cache(client, keys) for client, _ in opened]
+        caches = [_cache(redis_client, keys) for redis_client, _ in opened]
         # Connects them all, and gives the log its first entry.
         caches[0].place([first])
         for cache in caches:
@@ -228,12 +228,12 @@ def _traces(count: int) -> list[ReasoningTrace]:
 def _candidates(count: int) -> list[Candidate]:
     traces = _traces(count)
     vectors = HashEmbedder().embed([trace.embedding_text for trace in traces])
-    return [Candidate(trace.id, trace.content_digest(), vector) for trace, vector in zip(traces, vectors, strict=True)]
+    return [Candidate(trace.id, trace.digest(), vector) for trace, vector in zip(traces, vectors, strict=True)]
 
 
-def _cache(client: redis.Redis, keys: Keys) -> NoveltyCache:
-    window = Window.of(NoveltySettings())
-    log = RedisLog(client, keys, HashEmbedder.space, window, _RECORD_TTL_MS)
+def _cache(redis_client: redis.Redis, keys: Keys) -> NoveltyCache:
+    window = NoveltySettings().window()
+    log = RedisLog(redis_client, keys, HashEmbedder.space, window, _RECORD_TTL_MS)
     return NoveltyCache(log, window, HashEmbedder.dimensions)
 
 

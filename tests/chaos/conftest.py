@@ -1,12 +1,12 @@
 """The arena of each case, on both brokers."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.arena import Arena, BrokerName
+from tests.support.arena import Arena, BrokerName
+from tests.support.rabbitmq import own_queues
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -20,7 +20,5 @@ def broker(request: pytest.FixtureRequest) -> BrokerName:
 def arena(broker: BrokerName, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
     """A store and a broker of the test's own."""
     url = str(request.getfixturevalue("rabbitmq_url")) if broker == "rabbitmq" else ""
-    suffix = uuid.uuid4().hex
-    names = {f"queues.{kind}": f"{kind}-{suffix}" for kind in ("traces", "accepted", "rejected", "dead")}
-    with Arena(broker, url, tmp_path, names) as opened:
+    with Arena(broker, url, tmp_path, own_queues()) as opened:
         yield opened

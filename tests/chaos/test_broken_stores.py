@@ -1,12 +1,11 @@
 """Redis that dies, comes back, comes back without its last second, or is full: it shows, work waits, and nothing is lost."""
 
 import pytest
+from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable
 
-from tests.chaos.arena import TRACES, Arena, decided_of, settle, slowly, submit, traces
-from tests.chaos.fleet import Fleet
-from tests.processes import wait_until
-from worker.client import Client
-from worker.errors import ServiceUnavailable
+from tests.support.arena import TRACES, Arena, decided_of, settle, slowly, submit, supervised, traces
+from tests.support.processes import wait_until
 
 HALF = TRACES // 2
 
@@ -14,7 +13,7 @@ HALF = TRACES // 2
 @pytest.mark.slow
 def test_redis_killed_and_started_again_in_mid_load(arena: Arena) -> None:
     load = traces()
-    with Client(arena.settings()) as client, Fleet(arena.settings(), arena.directory, 2, slowly) as fleet:
+    with Client(arena.settings()) as client, supervised(arena.settings(), arena.directory, 2, slowly) as fleet:
         submitted = submit(client, load[:HALF])
         fleet.wait_until_ready()
         wait_until(lambda: fleet.logged("trace_decided"))
@@ -32,7 +31,7 @@ def test_redis_killed_and_started_again_in_mid_load(arena: Arena) -> None:
 def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
     load = traces()
     settings = arena.settings_behind_proxies()
-    with Client(arena.settings()) as client, Fleet(settings, arena.directory, 2, slowly) as fleet:
+    with Client(arena.settings()) as client, supervised(settings, arena.directory, 2, slowly) as fleet:
         submitted = submit(client, load[:HALF])
         fleet.wait_until_ready()
         wait_until(lambda: fleet.logged("trace_decided") > 20)
@@ -59,7 +58,7 @@ def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
 @pytest.mark.slow
 def test_redis_full_in_mid_load(arena: Arena) -> None:
     load = traces()
-    with Client(arena.settings()) as client, Fleet(arena.settings(), arena.directory, 2, slowly) as fleet:
+    with Client(arena.settings()) as client, supervised(arena.settings(), arena.directory, 2, slowly) as fleet:
         submitted = submit(client, load[:HALF])
         fleet.wait_until_ready()
         wait_until(lambda: fleet.logged("trace_decided"))

@@ -5,29 +5,30 @@ from typing import NamedTuple
 
 import pytest
 import redis
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.results import Publisher
+from kp_scorer.client import Client
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.novelty import NoveltyCache
+from kp_scorer.scoring import Policy
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
 
-from tests.chaos.checker import check
-from tests.fast_worker import WordHashEmbedder
-from tests.fleet import novelty_logs, published, short_traces
-from worker.broker import make_celery
-from worker.client import Client
-from worker.dead_letters import DeadLetters
-from worker.decider import Decider, NoveltyStage
-from worker.decision import Decision
-from worker.keys import Keys
-from worker.ledger import RedisLedger
-from worker.novelty import NoveltyCache, RedisLog, Window
-from worker.results import Publisher
-from worker.scoring import Policy
-from worker.settings import Settings
-from worker.trace import Limits, decode_trace
+from tests.support.checker import check
+from tests.support.fast_worker import WordHashEmbedder
+from tests.support.outcomes import only_log, published
+from tests.support.traces import short_traces
 
 
 class Scene(NamedTuple):
     """Five decided and published traces, and where they lie."""
 
     settings: Settings
-    store: redis.Redis
+    store: Store
+    redis_client: redis.Redis
     keys: Keys
     publisher: Publisher
     decisions: list[Decision]
@@ -38,30 +39,29 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture
-def scene(settings: Settings, client: redis.Redis, keys: Keys) -> Iterator[Scene]:
-    window = Window.of(settings.novelty)
+def scene(settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys) -> Iterator[Scene]:
+    window = settings.novelty.window()
     embedder = WordHashEmbedder(settings.embedding)
-    log = RedisLog(client, keys, embedder.space, window, record_ttl_ms=60_000)
-    stage = NoveltyStage(embedder, NoveltyCache(log, window, embedder.dimensions))
-    decider = Decider(RedisLedger(client, keys, ttl_ms=60_000), Policy(), stage)
+    meter = NoveltyMeter(embedder, NoveltyCache(store.novelty_log(embedder.space), window, embedder.dimensions))
+    decider = Decider(store.ledger, Policy(), meter, settings.worker.max_attempts)
     payloads = short_traces(5, seed=1)
-    with Client(settings) as submitter, make_celery(settings) as app:
+    with Client(settings) as client, make_celery(settings) as app:
         for payload in payloads:
-            submitter.submit(payload)
+            client.submit(payload)
         decided = decider.decide([decode_trace(payload, Limits()) for payload in payloads])
         decisions = [decision for decision in decided if isinstance(decision, Decision)]
         publisher = Publisher(app, settings)
         for decision in decisions:
             publisher.publish(decision)
-        yield Scene(settings, client, keys, publisher, decisions)
+        yield Scene(settings, store, redis_client, keys, publisher, decisions)
 
 
 def _forget_a_trace(scene: Scene) -> None:
-    scene.store.delete(scene.keys.record(scene.trace_ids[0]))
+    scene.redis_client.delete(scene.keys.record(scene.trace_ids[0]))
 
 
 def _bury_a_decided_trace(scene: Scene) -> None:
-    DeadLetters(scene.store, scene.keys, record_ttl_ms=60_000).bury(b"{}", "invalid", "", scene.trace_ids[0])
+    scene.store.dead_letters.bury(b"{}", "invalid", "", scene.trace_ids[0])
 
 
 def _lose_a_published_decision(scene: Scene) -> None:
@@ -78,18 +78,19 @@ def _publish_a_decision_on_nothing(scene: Scene) -> None:
 
 
 def _place_a_trace_twice(scene: Scene) -> None:
-    (log,) = novelty_logs(scene.settings, scene.store)
+    log = only_log(scene.store)
     first = next(log.entries())
-    scene.store.xadd(log._log, {"i": first.trace_id, "c": first.content, "v": first.vector.tobytes()}, id="*")
+    fields = {"i": first.trace_id, "d": first.digest, "v": first.vector.tobytes()}
+    scene.redis_client.xadd(scene.keys.log(log.space), fields, id="*")  # type: ignore[arg-type]
 
 
 def _lose_a_place(scene: Scene) -> None:
-    (log,) = novelty_logs(scene.settings, scene.store)
-    scene.store.xdel(log._log, str(next(log.entries()).place))
+    log = only_log(scene.store)
+    scene.redis_client.xdel(scene.keys.log(log.space), str(next(log.entries()).place))
 
 
 def _count_one_too_many(scene: Scene) -> None:
-    scene.store.hincrby(scene.keys.counts, "submitted", 1)
+    scene.redis_client.hincrby(scene.keys.counts, "submitted", 1)
 
 
 def test_all_is_well(scene: Scene) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Final
 
 import pytest
+from kp_scorer.client import Client
 
-from tests.chaos.arena import SEED, SETTLE_S, Arena, submit, traces
-from tests.chaos.fleet import Fleet
-from tests.processes import wait_until
-from worker.client import Client
+from tests.support.arena import SEED, SETTLE_S, Arena, submit, supervised, traces
+from tests.support.processes import wait_until
 
 POINTS: Final = ("taken", "embedding", "placed", "committed", "published")
 WORKERS: Final = 2
@@ -29,7 +28,7 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
     waiting = traces()
     submitted: list[str] = []
     planned = WORKERS * DEADLY_LIVES
-    with Fleet(arena.settings(), arena.directory, WORKERS, crash_plan) as fleet, Client(arena.settings()) as client:
+    with supervised(arena.settings(), arena.directory, WORKERS, crash_plan) as fleet, Client(arena.settings()) as client:
 
         def all_died() -> bool:
             # Always some work, until the last has died at it.

@@ -4,12 +4,11 @@ import threading
 from typing import Final
 
 import pytest
+from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable
 
-from tests.chaos.arena import TRACES, Arena, slowly, submit, traces
-from tests.chaos.fleet import Fleet
-from tests.processes import wait_until
-from worker.client import Client
-from worker.errors import ServiceUnavailable
+from tests.support.arena import TRACES, Arena, slowly, submit, supervised, traces
+from tests.support.processes import wait_until
 
 THIRD = TRACES // 3
 SILENCE_S: Final = 4.0
@@ -20,7 +19,7 @@ SILENCE_S: Final = 4.0
 def test_silent_connections(arena: Arena) -> None:
     load = traces()
     proxies = {arena.broker_proxy, arena.store_proxy}
-    with Client(arena.settings()) as client, Fleet(arena.settings_behind_proxies(), arena.directory, 2, slowly) as fleet:
+    with Client(arena.settings()) as client, supervised(arena.settings_behind_proxies(), arena.directory, 2, slowly) as fleet:
         submitted = submit(client, load[:THIRD])
         fleet.wait_until_ready()
         wait_until(lambda: fleet.logged("trace_decided"))
@@ -48,7 +47,7 @@ def test_silent_connections(arena: Arena) -> None:
 def test_broker_gone_for_a_while(arena: Arena) -> None:
     load = traces()
     settings = arena.settings_behind_proxies()
-    with Client(settings) as client, Fleet(settings, arena.directory, 2, slowly) as fleet:
+    with Client(settings) as client, supervised(settings, arena.directory, 2, slowly) as fleet:
         submitted = submit(client, load[:THIRD])
         fleet.wait_until_ready()
         wait_until(lambda: fleet.logged("trace_decided"))

@@ -5,14 +5,12 @@ from typing import Final
 
 import pytest
 from kombu import Connection, Producer
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.client import Client
+from kp_scorer.store import Store
 
-from tests.chaos.arena import TRACES, Arena, submit, traces
-from tests.chaos.crashing_worker import BREAKS, KILLS
-from tests.chaos.fleet import Fleet
-from worker.broker import make_celery
-from worker.client import Client
-from worker.dead_letters import DeadLetters
-from worker.keys import Keys
+from tests.support.arena import TRACES, Arena, submit, supervised, traces
+from tests.support.crashing_worker import BREAKS, KILLS
 
 UNREADABLE: Final = {
     "not JSON": b"hello",
@@ -29,7 +27,7 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     settings = arena.settings(worker__max_attempts=2)
     breaking, killing, innocent = traces(3, BREAKS), traces(2, KILLS), traces(TRACES)
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
-    with Fleet(settings, arena.directory, 2) as fleet, Client(settings) as client:
+    with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
         put(arena, UNREADABLE["not JSON"])
         submitted = submit(client, load)
         for body in UNREADABLE.values():
@@ -38,11 +36,11 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
         arena.finish(fleet, submitted, dead=[str(trace["id"]) for trace in (*breaking, *killing)])
         assert set(fleet.ends) == {-9}
         assert len(fleet.ends) >= settings.worker.max_attempts
-    with arena.redis.connect() as store:
-        letters = DeadLetters(store, Keys(settings.redis.prefix), record_ttl_ms=60_000)
+    with Store.open(settings) as store, arena.redis.connect() as redis_client:
+        letters = store.dead_letters
         found = list(letters.read())
         kept = Counter(letters.payload(letter.letter_id) for letter in found if letter.reason == "malformed")
-        aside = set(store.lrange(f"{settings.queues.traces}.oversized", 0, -1))
+        aside = set(redis_client.lrange(f"{settings.queues.traces}.oversized", 0, -1))
     reasons = {letter.trace_id: letter.reason for letter in found if letter.trace_id}
     assert {reasons[str(trace["id"])] for trace in breaking} == {"scoring_failed"}
     assert {reasons[str(trace["id"])] for trace in killing} == {"poison"}
@@ -57,8 +55,8 @@ def put(arena: Arena, body: bytes) -> None:
     """Put bytes where messages are: on the list itself, or as a body that claims to be JSON."""
     queue = arena.settings().queues.traces
     if arena.broker == "redis":
-        with arena.redis.connect() as store:
-            store.lpush(queue, body)
+        with arena.redis.connect() as redis_client:
+            redis_client.lpush(queue, body)
         return
     with Connection(arena.settings().broker.url) as connection, Producer(connection) as producer:
         producer.publish(body, exchange="", routing_key=queue, content_type="application/json", content_encoding="utf-8")

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 import pytest
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.client import Client
 
-from tests.chaos.arena import TRACES, Arena, settle, submit, traces
-from tests.chaos.crashing_worker import STALLS
-from tests.chaos.fleet import Fleet
-from tests.processes import wait_until
-from worker.broker import TASK_NAME, make_celery
-from worker.client import Client
+from tests.support.arena import TRACES, Arena, settle, submit, supervised, traces
+from tests.support.crashing_worker import STALLS
+from tests.support.processes import wait_until
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_same_trace_to_two_workers_at_once(arena: Arena) -> None:
         for trace in load:
             for _ in range(2):
                 foreign.send_task(TASK_NAME, args=[trace], queue=settings.queues.traces)
-    with Fleet(settings, arena.directory, 2) as fleet:
+    with supervised(settings, arena.directory, 2) as fleet:
         arena.finish(fleet, [str(trace["id"]) for trace in load])
         assert fleet.logged("trace_decided") == 2 * len(load)
 
@@ -31,7 +31,7 @@ def test_visibility_timeout_shorter_than_a_stalled_batch(arena: Arena) -> None:
         return {"STALL_S": "7" if place == 0 else "0"}
 
     load = [*traces(TRACES - 10), *traces(10, STALLS)]
-    with Fleet(arena.settings(), arena.directory, 2, stall) as fleet, Client(arena.settings()) as client:
+    with supervised(arena.settings(), arena.directory, 2, stall) as fleet, Client(arena.settings()) as client:
         fleet.wait_until_ready()
         arena.finish(fleet, submit(client, load))
         assert fleet.ends == [], "a worker ended that was only slow"
@@ -44,7 +44,7 @@ def test_stalled_worker_ends_and_another_decides(arena: Arena) -> None:
 
     load = [*traces(10, STALLS), *traces(TRACES - 10)]
     settings = arena.settings(worker__decision_timeout_s=2.0)
-    with Fleet(settings, arena.directory, 1, stall) as fleet, Client(settings) as client:
+    with supervised(settings, arena.directory, 1, stall) as fleet, Client(settings) as client:
         submitted = submit(client, load)
         wait_until(lambda: fleet.ends)
         arena.finish(fleet, submitted)
@@ -59,7 +59,7 @@ def test_clocks_that_are_an_hour_off(arena: Arena) -> None:
 
     load = traces()
     half = TRACES // 2
-    with Client(arena.settings()) as client, Fleet(arena.settings(), arena.directory, 3, clock) as fleet:
+    with Client(arena.settings()) as client, supervised(arena.settings(), arena.directory, 3, clock) as fleet:
         submitted = submit(client, load[:half])
         fleet.wait_until_ready()
         wait_until(lambda: fleet[0].events("trace_decided") and fleet[1].events("trace_decided"))

@@ -2,12 +2,11 @@
 
 import pytest
 from kombu import Connection
+from kp_scorer.client import Client
 
-from tests.chaos.arena import TRACES, Arena, decided_of, settle, submit, traces
-from tests.chaos.fleet import Fleet
-from tests.fleet import published
-from tests.processes import wait_until
-from worker.client import Client
+from tests.support.arena import TRACES, Arena, decided_of, settle, submit, supervised, traces
+from tests.support.outcomes import published
+from tests.support.processes import wait_until
 
 HALF = TRACES // 2
 
@@ -16,7 +15,7 @@ HALF = TRACES // 2
 def test_results_that_nobody_reads(arena: Arena) -> None:
     limit = TRACES // 5
     settings = arena.settings(queues__results_limit=limit)
-    with Fleet(settings, arena.directory, 2) as fleet, Client(settings) as client:
+    with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
         submitted = submit(client, traces())
         wait_until(lambda: fleet.logged("results_full") and len(decided_of(client, submitted)) >= limit)
         # Each worker finishes what it has in hand, and takes no more.
@@ -38,7 +37,7 @@ def test_results_that_nobody_reads(arena: Arena) -> None:
 def test_results_queues_deleted_in_mid_load(arena: Arena) -> None:
     settings = arena.settings()
     load = traces()
-    with Fleet(settings, arena.directory, 2) as fleet, Client(settings) as client:
+    with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
         submitted = submit(client, load[:HALF])
         settle(settings, submitted)
         wait_until(arena.is_idle)

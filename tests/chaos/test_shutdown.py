@@ -3,11 +3,10 @@
 import time
 
 import pytest
+from kp_scorer.client import Client
 
-from tests.chaos.arena import Arena, submit, traces
-from tests.chaos.fleet import Fleet
-from tests.processes import wait_until
-from worker.client import Client
+from tests.support.arena import Arena, submit, supervised, traces
+from tests.support.processes import wait_until
 
 
 @pytest.mark.slow
@@ -18,7 +17,7 @@ from worker.client import Client
 def test_sigterm_with_full_hands(arena: Arena, embed_s: str, grace_s: float) -> None:
     settings = arena.settings(worker__grace_s=grace_s)
     with Client(settings) as client:
-        with Fleet(settings, arena.directory, 2, lambda place, life: {"EMBED_S": embed_s}) as fleet:
+        with supervised(settings, arena.directory, 2, lambda place, life: {"EMBED_S": embed_s}) as fleet:
             fleet.wait_until_ready()
             submitted = submit(client, traces())
             wait_until(lambda: fleet.logged("trace_decided"))
@@ -26,5 +25,5 @@ def test_sigterm_with_full_hands(arena: Arena, embed_s: str, grace_s: float) -> 
             assert fleet.stop() == [0, 0]
             assert time.monotonic() - started < grace_s + 2
         assert not all(status and status.decision for status in client.look_up(submitted)), "nothing was left to do"
-        with Fleet(settings, arena.directory / "second", 2) as fleet:
+        with supervised(settings, arena.directory / "second", 2) as fleet:
             arena.finish(fleet, submitted)

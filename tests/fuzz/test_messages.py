@@ -8,14 +8,13 @@ from typing import Final
 
 import pytest
 import redis
+from kp_scorer.client import Client
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
-from tests.fuzz.accounting import Kept
-from tests.fuzz.messages import Raw, bodies, garbage
-from tests.processes import FAST_WORKER, Worker, start_worker, wait_until
-from worker.client import Client
-from worker.dead_letters import DeadLetters
-from worker.keys import Keys
-from worker.settings import Settings
+from tests.support.accounting import Kept
+from tests.support.messages import Raw, bodies, garbage
+from tests.support.processes import FAST_WORKER, Worker, start_worker, wait_until
 
 SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
 COUNT: Final = 1_000
@@ -25,17 +24,17 @@ COUNT: Final = 1_000
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("make", [bodies, garbage])
 def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
-    make: Callable[[int, int], Iterator[Raw]], settings: Settings, client: redis.Redis, tmp_path: Path
+    make: Callable[[int, int], Iterator[Raw]], settings: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     items = {raw.item: raw.trace_id for raw in make(COUNT, SEED)}
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as submitter:
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
         for item in items:
-            client.lpush(settings.queues.traces, item)
-        wait_until(lambda: _has_ended(worker) or _is_quiet(client, settings), timeout_s=60)
+            redis_client.lpush(settings.queues.traces, item)
+        wait_until(lambda: _has_ended(worker) or _is_quiet(redis_client, settings), timeout_s=60)
         assert not _has_ended(worker), f"FUZZ_SEED={SEED}: {worker.process.poll()}\n{worker.text()[-3_000:]}"
-        letters = DeadLetters(client, Keys(settings.redis.prefix), record_ttl_ms=60_000)
+        letters = store.dead_letters
         payloads = {letter.letter_id: letters.payload(letter.letter_id) for letter in letters.read()}
-        statuses = submitter.look_up(list(items.values()))
+        statuses = client.look_up(list(items.values()))
     decided = {status.trace_id for status in statuses if status and status.state == "decided"}
     assert len(decided) > COUNT / 10
     kept = Kept(payloads)
@@ -54,6 +53,6 @@ def _has_ended(worker: Worker) -> bool:
     return worker.process.poll() is not None or len(worker.events("trace_given_back")) > 10
 
 
-def _is_quiet(client: redis.Redis, settings: Settings) -> bool:
+def _is_quiet(redis_client: redis.Redis, settings: Settings) -> bool:
     queue = settings.queues.traces
-    return not any((client.llen(queue), client.llen(f"{queue}.taking"), client.hlen(f"{queue}.in_hand")))
+    return not any((redis_client.llen(queue), redis_client.llen(f"{queue}.taking"), redis_client.hlen(f"{queue}.in_hand")))

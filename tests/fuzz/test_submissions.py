@@ -10,13 +10,14 @@ from decimal import Decimal
 from typing import Final
 
 import pytest
+from kp_scorer.decoding import Limits, decode_json, decode_trace
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.scoring import Policy, score
+from kp_scorer.trace import ReasoningTrace
 
-from tests.fuzz.damage import damaged
-from tests.fuzz.mutations import NUMBER_MARK, TEXT_MARK, base_texts, mutated_payload
-from tests.unit.builders import maximal_payload
-from worker.errors import InvalidTrace
-from worker.scoring import Policy, score
-from worker.trace import Limits, ReasoningTrace, decode_json, decode_trace
+from tests.support.builders import maximal_payload
+from tests.support.damage import damaged
+from tests.support.mutations import NUMBER_MARK, TEXT_MARK, base_texts, mutated_payload
 
 SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
 LIMITS: Final = Limits()
@@ -99,5 +100,5 @@ def _check_that_it_can_be_scored(trace: ReasoningTrace, novelty: float) -> None:
         assert 0 <= figure <= 1
     # What else the way to a decision makes of a trace.
     trace.embedding_text.encode()
-    assert len(trace.content_digest()) == 16
+    assert len(trace.digest()) == 16
     assert decode_json(trace.model_dump_json(exclude_none=True).encode(), LIMITS) == trace

@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from worker.embedding import Embedder, select_embedder
-from worker.settings import EmbeddingSettings
+from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.settings import EmbeddingSettings
 
 TEXTS = ["refund a double charge", "tree " * 600]
 HEAVY = ("torch", "transformers", "sentence_transformers")
 LOAD_AND_TELL = """
 import json, sys
-from worker.embedding import select_embedder
-from worker.settings import EmbeddingSettings
+from kp_scorer.embedding import select_embedder
+from kp_scorer.settings import EmbeddingSettings
 embedder = select_embedder(EmbeddingSettings())
 print(json.dumps({"engine": embedder and embedder.engine, "imported": list(sys.modules)}))
 """
@@ -59,7 +58,8 @@ def models(cache: Path) -> list[Path]:
 
 def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
     output, _ = process.communicate(timeout=120)
-    found: dict[str, Any] = json.loads(output)
+    # Without a logging set-up, warnings go to the same stream.
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
 

@@ -8,37 +8,36 @@ import redis
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from kp_scorer.errors import TraceConflict
+from kp_scorer.store import Counts, DeadLetters, Identity, RedisLedger, Submission, Verdict
+from kp_scorer.store.keys import KEPT_S, Keys
 
-from tests.processes import wait_until
-from worker.dead_letters import DeadLetters
-from worker.errors import TraceConflict
-from worker.keys import KEPT_S, Keys
-from worker.ledger import Counts, Opening, RedisLedger, Submission, Verdict
+from tests.support.processes import wait_until
 
 TTL_MS = 60_000
 ONE = "kp:trace:one"
 
 
 @pytest.fixture
-def ledger(client: redis.Redis, keys: Keys) -> RedisLedger:
-    return RedisLedger(client, keys, TTL_MS)
+def ledger(redis_client: redis.Redis, keys: Keys) -> RedisLedger:
+    return RedisLedger(redis_client, keys, TTL_MS)
 
 
 @pytest.fixture
-def letters(client: redis.Redis, keys: Keys) -> DeadLetters:
-    return DeadLetters(client, keys, TTL_MS)
+def letters(redis_client: redis.Redis, keys: Keys) -> DeadLetters:
+    return DeadLetters(redis_client, keys, TTL_MS)
 
 
-def submission(trace_id: str = ONE, content: bytes = b"a" * 16) -> Submission:
-    return Submission(trace_id, content, b'{"id": "' + trace_id.encode() + b'"}')
+def submission(trace_id: str = ONE, digest: bytes = b"a" * 16) -> Submission:
+    return Submission(trace_id, digest, b'{"id": "' + trace_id.encode() + b'"}')
 
 
-OPENING = Opening(*submission()[:2])
-VERDICT = Verdict(*OPENING, b'{"score": 1}')
+IDENTITY = Identity(*submission()[:2])
+VERDICT = Verdict(*IDENTITY, b'{"score": 1}')
 
 
 def begin(ledger: RedisLedger, alone: bool = False) -> tuple[str, int]:
-    (record,) = ledger.begin([OPENING], alone=alone)
+    (record,) = ledger.begin([IDENTITY], alone=alone)
     return record.state, record.attempts
 
 
@@ -47,40 +46,42 @@ def test_first_attempt_is_charged_and_later_ones_only_alone(ledger: RedisLedger)
     assert [begin(ledger), begin(ledger)] == [("pending", 1)] * 2
     assert [begin(ledger, alone=True), begin(ledger, alone=True)] == [("pending", 1), ("pending", 2)]
     assert begin(ledger) == ("pending", 3)
-    ledger.absolve([ONE])
+    ledger.refund([ONE])
     assert begin(ledger) == ("pending", 0)
 
 
-def test_other_content_is_not_charged(ledger: RedisLedger) -> None:
+def test_another_digest_is_not_charged(ledger: RedisLedger) -> None:
     begin(ledger)
-    (record,) = ledger.begin([Opening(ONE, b"b" * 16)], alone=True)
-    assert (record.content, record.attempts) == (OPENING.content, 1)
+    (record,) = ledger.begin([Identity(ONE, b"b" * 16)], alone=True)
+    assert (record.digest, record.attempts) == (IDENTITY.digest, 1)
     assert begin(ledger) == ("pending", 1)
 
 
-def test_a_decided_trace_keeps_no_copy_of_what_was_submitted(ledger: RedisLedger, client: redis.Redis, keys: Keys) -> None:
+def test_a_decided_trace_keeps_no_copy_of_what_was_submitted(
+    ledger: RedisLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
     ledger.open([submission()])
-    assert client.hget(keys.record(ONE), "submission") == submission().payload
+    assert redis_client.hget(keys.record(ONE), "submission") == submission().payload
     begin(ledger)
     ledger.commit([VERDICT])
-    stored: Any = client.hkeys(keys.record(ONE))
-    assert set(stored) == {b"state", b"content", b"decision"}
-    assert client.zcard(keys.pending) == 0
+    stored: Any = redis_client.hkeys(keys.record(ONE))
+    assert set(stored) == {b"state", b"digest", b"decision"}
+    assert redis_client.zcard(keys.pending) == 0
 
 
-def test_pending_traces_are_kept_longer_than_decided_ones(ledger: RedisLedger, client: redis.Redis, keys: Keys) -> None:
+def test_pending_traces_are_kept_longer_than_decided_ones(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
     ledger.open([submission()])
-    assert client.pttl(keys.record(ONE)) > KEPT_S * 1_000 - 10_000
+    assert redis_client.pttl(keys.record(ONE)) > KEPT_S * 1_000 - 10_000
     begin(ledger)
     ledger.commit([VERDICT])
-    assert 0 < client.pttl(keys.record(ONE)) <= TTL_MS
+    assert 0 < redis_client.pttl(keys.record(ONE)) <= TTL_MS
 
 
 def test_dead_trace_stays_dead_until_it_is_submitted_again(ledger: RedisLedger, letters: DeadLetters) -> None:
     ledger.open([submission()])
     letters.bury(b"{}", "poison", "5 attempts", ONE, attempts=5)
-    (record,) = ledger.begin([OPENING])
-    assert (record.state, record.reason) == ("dead", "poison: 5 attempts")
+    (record,) = ledger.begin([IDENTITY])
+    assert (record.state, record.reason, record.detail) == ("dead", "poison", "5 attempts")
     assert ledger.open([submission()]) == ["pending"]
     assert begin(ledger) == ("pending", 0)
     assert ledger.counts() == Counts(submitted=2, pending=1, decided=0, dead=1)
@@ -131,24 +132,24 @@ STEPS = st.lists(
 @hypothesis_settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_the_books_balance_whatever_happens(
-    client: redis.Redis, keys: Keys, ledger: RedisLedger, letters: DeadLetters, steps: list[tuple[str, str, bytes]]
+    redis_client: redis.Redis, keys: Keys, ledger: RedisLedger, letters: DeadLetters, steps: list[tuple[str, str, bytes]]
 ) -> None:
-    client.flushdb()
-    for step, trace_id, content in steps:
-        payload = trace_id.encode() + content
+    redis_client.flushdb()
+    for step, trace_id, digest in steps:
+        payload = trace_id.encode() + digest
         match step:
             case "open":
-                ledger.open([Submission(trace_id, content, payload)])
+                ledger.open([Submission(trace_id, digest, payload)])
             case "begin":
-                ledger.begin([Opening(trace_id, content)])
+                ledger.begin([Identity(trace_id, digest)])
             case "commit":
-                ledger.commit([Verdict(trace_id, content, payload)])
+                ledger.commit([Verdict(trace_id, digest, payload)])
             case "bury":
                 letters.bury(payload, "invalid", "$", trace_id)
             case "conflict":
                 letters.bury(payload, "conflict", "id", trace_id)
             case "malformed":
-                letters.bury(content, "malformed", "body")
+                letters.bury(digest, "malformed", "body")
             case "claim":
                 ledger.claim_lost(0, queue_is_empty=True)
             case "erase":
@@ -162,7 +163,7 @@ def test_the_books_balance_whatever_happens(
 
 def test_conflicts_do_no_harm_to_the_trace_they_name(ledger: RedisLedger, letters: DeadLetters) -> None:
     ledger.open([submission()])
-    assert isinstance(ledger.open([submission(content=b"b" * 16)])[0], TraceConflict)
+    assert isinstance(ledger.open([submission(digest=b"b" * 16)])[0], TraceConflict)
     letters.bury(b"{}", "conflict", "id", ONE)
     assert begin(ledger) == ("pending", 0)
     assert ledger.counts() == Counts(submitted=2, pending=1, decided=0, dead=1)

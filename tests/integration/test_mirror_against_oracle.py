@@ -8,12 +8,13 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kp_scorer.novelty import NoveltyCache, Window
+from kp_scorer.novelty.cache import Placed
+from kp_scorer.novelty.log import Entry
+from kp_scorer.store import RedisLog
+from kp_scorer.store.keys import Keys
 
-from tests.novelty import candidate
-from worker.keys import Keys
-from worker.novelty import NoveltyCache, RedisLog, Window
-from worker.novelty.cache import Placed
-from worker.novelty.log import Entry
+from tests.support.candidates import candidate
 
 KEYS: Final = Keys("kp")
 WINDOW: Final = Window(max_elements=8, ttl_ms=40, slack_elements=5, slack_ms=60_000)
@@ -23,7 +24,7 @@ CACHES: Final = 3
 def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
     """The largest similarity in a place's window and the traces that have it (within rounding), by definition."""
     similarities = {
-        entry.trace_id: 1.0 if entry.content == own.content else float(entry.vector @ own.vector)
+        entry.trace_id: 1.0 if entry.digest == own.digest else float(entry.vector @ own.vector)
         for entry in entries
         if entry.place.number < own.place.number
         and entry.place.number >= own.place.number - WINDOW.max_elements
@@ -36,13 +37,13 @@ def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
     return largest, {trace_id for trace_id, value in similarities.items() if value >= largest - 1e-5}
 
 
-class Fleet:
+class Scene:
     """Several caches on one log, and all that can happen to them."""
 
-    def __init__(self, client: redis.Redis, random: Random) -> None:
-        client.flushdb()
-        self.client, self.random = client, random
-        self.log = RedisLog(client, KEYS, "space", WINDOW, record_ttl_ms=60_000)
+    def __init__(self, redis_client: redis.Redis, random: Random) -> None:
+        redis_client.flushdb()
+        self.redis_client, self.random = redis_client, random
+        self.log = RedisLog(redis_client, KEYS, "space", WINDOW, record_ttl_ms=60_000)
         self.caches = [NoveltyCache(self.log, WINDOW, 8) for _ in range(CACHES)]
         self.saved: dict[bytes, bytes] = {}
 
@@ -59,10 +60,10 @@ class Fleet:
         at = {entry.place: entry for entry in entries}
         for sent, found in zip(candidates, placed, strict=True):
             if found is None:
-                assert self.client.hget(KEYS.record(sent.trace_id), "content") != sent.content
+                assert self.redis_client.hget(KEYS.record(sent.trace_id), "digest") != sent.digest
                 continue
             own = at[found.place]
-            assert (own.trace_id, own.content) == (sent.trace_id, sent.content)
+            assert (own.trace_id, own.digest) == (sent.trace_id, sent.digest)
             agree(found, oracle(entries, own))
 
     def read(self) -> None:
@@ -71,29 +72,29 @@ class Fleet:
     def let_time_pass(self) -> None:
         # The log's time never goes back, so a head in the future is a clock that stands still until it is moved.
         if self.time_ms():
-            server: Any = self.client.time()
+            server: Any = self.redis_client.time()
             now = max(self.time_ms(), server[0] * 1_000 + 3_600_000)
-            self.client.hset(KEYS.head("space"), "time_ms", now + self.random.choice([1, 5, WINDOW.ttl_ms // 2]))
+            self.redis_client.hset(KEYS.head("space"), "time_ms", now + self.random.choice([1, 5, WINDOW.ttl_ms // 2]))
 
     def erase(self) -> None:
         if entries := self.entries():
             trace_id = self.random.choice(entries[-WINDOW.max_elements :]).trace_id
             assert self.log.erase(trace_id) > 0
-            self.client.delete(KEYS.record(trace_id))
+            self.redis_client.delete(KEYS.record(trace_id))
             assert all(entry.trace_id != trace_id for entry in self.log.entries())
 
     def save(self) -> None:
-        dumps: list[tuple[bytes, Any]] = [(key, self.client.dump(key)) for key in self.client.scan_iter()]
+        dumps: list[tuple[bytes, Any]] = [(key, self.redis_client.dump(key)) for key in self.redis_client.scan_iter()]
         self.saved = dict(dumps)
 
     def fall_back(self) -> None:
         lost_ms = self.time_ms()
-        self.client.flushdb()
+        self.redis_client.flushdb()
         for key, dump in self.saved.items():
-            self.client.restore(key, 60_000, dump)
+            self.redis_client.restore(key, 60_000, dump)
         # A server comes back later than it went, so what is appended then never has the entry ids of what was lost.
         if self.time_ms():
-            self.client.hset(KEYS.head("space"), "time_ms", max(lost_ms, self.time_ms()) + 1)
+            self.redis_client.hset(KEYS.head("space"), "time_ms", max(lost_ms, self.time_ms()) + 1)
 
     def clear(self) -> None:
         self.log.clear()
@@ -103,7 +104,7 @@ class Fleet:
 
     def time_ms(self) -> int:
         """The log's time; 0 if there is no log."""
-        found: Any = self.client.hget(KEYS.head("space"), "time_ms")
+        found: Any = self.redis_client.hget(KEYS.head("space"), "time_ms")
         return int(found or 0)
 
     def entries(self) -> list[Entry]:
@@ -122,22 +123,22 @@ def agree(found: Placed, expected: tuple[float, set[str]] | None) -> None:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
-def test_caches_agree_with_the_definition_whatever_happens_to_the_log(client: redis.Redis, seed: int) -> None:
-    fleet = Fleet(client, Random(seed))
+def test_caches_agree_with_the_definition_whatever_happens_to_the_log(redis_client: redis.Redis, seed: int) -> None:
+    scene = Scene(redis_client, Random(seed))
     # Small chunks, so that most reads take several.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.novelty.redis_log.READ_CHUNK", 3)
+        patch.setattr("kp_scorer.store.redis_log.READ_CHUNK", 3)
         for _ in range(120):
-            fleet.step()
-    places = [entry.place for entry in fleet.log.entries()]
+            scene.step()
+    places = [entry.place for entry in scene.log.entries()]
     assert places == sorted(places)
     assert len({place.number for place in places}) == len(places)
-    assert all(client.pttl(key) > 0 for key in client.scan_iter())
+    assert all(redis_client.pttl(key) > 0 for key in redis_client.scan_iter())
 
 
-def test_a_mirror_that_is_full_moves_on_and_still_agrees(client: redis.Redis) -> None:
+def test_a_mirror_that_is_full_moves_on_and_still_agrees(redis_client: redis.Redis) -> None:
     window = Window(max_elements=40, ttl_ms=60_000, slack_elements=10, slack_ms=60_000)
-    log = RedisLog(client, KEYS, "space", window, record_ttl_ms=60_000)
+    log = RedisLog(redis_client, KEYS, "space", window, record_ttl_ms=60_000)
     cache, rng = NoveltyCache(log, window, 8), np.random.default_rng(0)
     kept: list[tuple[str, np.ndarray[Any, Any]]] = []
     for batch in range(300):

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import redis
+from kp_scorer.novelty import MemoryLog, NoveltyCache, NoveltyLog, Window
+from kp_scorer.novelty.cache import Placed
+from kp_scorer.novelty.log import Cursor
+from kp_scorer.store import RedisLog
+from kp_scorer.store.keys import Keys
 
-from tests.novelty import MINUTE_MS, candidate
-from worker.keys import Keys
-from worker.novelty import MemoryLog, NoveltyCache, NoveltyLog, RedisLog, Window
-from worker.novelty.cache import Placed
-from worker.novelty.log import Cursor
+from tests.support.candidates import MINUTE_MS, candidate
 
 WINDOW = Window(max_elements=4, ttl_ms=10 * MINUTE_MS, slack_elements=6, slack_ms=MINUTE_MS)
 DIMENSIONS = 8
@@ -19,11 +20,11 @@ MakeLog = Callable[[Window], NoveltyLog]
 
 
 @pytest.fixture(params=["redis", "memory"])
-def make_log(request: pytest.FixtureRequest, client: redis.Redis) -> MakeLog:
+def make_log(request: pytest.FixtureRequest, redis_client: redis.Redis) -> MakeLog:
     """Both kinds of log."""
     if request.param == "memory":
         return MemoryLog
-    return lambda window: RedisLog(client, Keys("kp"), "space", window, record_ttl_ms=60_000)
+    return lambda window: RedisLog(redis_client, Keys("kp"), "space", window, record_ttl_ms=60_000)
 
 
 def _cache(log: NoveltyLog, window: Window = WINDOW) -> NoveltyCache:
@@ -111,9 +112,9 @@ def test_a_redelivery_beyond_the_slack_is_placed_anew_and_still_never_meets_itse
     assert after.nearest.trace_id != "late"
 
 
-def test_a_late_mirror_reads_in_chunks_and_misses_nothing(client: redis.Redis) -> None:
+def test_a_late_mirror_reads_in_chunks_and_misses_nothing(redis_client: redis.Redis) -> None:
     window = Window(max_elements=3_000, ttl_ms=10 * MINUTE_MS, slack_elements=10, slack_ms=MINUTE_MS)
-    log = RedisLog(client, Keys("kp"), "space", window, record_ttl_ms=60_000)
+    log = RedisLog(redis_client, Keys("kp"), "space", window, record_ttl_ms=60_000)
     writer = _cache(log, window)
     writer.place([candidate("needle", 1)])
     for start in range(0, 2_500, 500):
@@ -123,35 +124,35 @@ def test_a_late_mirror_reads_in_chunks_and_misses_nothing(client: redis.Redis) -
 
 
 @pytest.mark.parametrize("space", ["space", "other"])
-def test_spaces_never_meet(client: redis.Redis, space: str) -> None:
-    here = RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
-    there = RedisLog(client, Keys("kp"), space, WINDOW, record_ttl_ms=60_000)
+def test_spaces_never_meet(redis_client: redis.Redis, space: str) -> None:
+    here = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+    there = RedisLog(redis_client, Keys("kp"), space, WINDOW, record_ttl_ms=60_000)
     _cache(here).place([candidate("a", 1)])
     (placed,) = _cache(there).place([candidate("b", 1)])
     assert (_nearest(placed) == ("a", 1.0)) == (space == "space")
 
 
-def test_an_emptied_log_is_noticed_and_nothing_gone_is_compared_with(client: redis.Redis) -> None:
-    cache = _cache(RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000))
+def test_an_emptied_log_is_noticed_and_nothing_gone_is_compared_with(redis_client: redis.Redis) -> None:
+    cache = _cache(RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000))
     cache.place([candidate("a", 1)])
-    client.flushall()
+    redis_client.flushall()
     (placed,) = cache.place([candidate("b", 1)])
     assert _nearest(placed) is None
     assert placed
     assert placed.place.number == 1
 
 
-def test_a_log_that_lost_its_newest_entries_is_noticed(client: redis.Redis) -> None:
+def test_a_log_that_lost_its_newest_entries_is_noticed(redis_client: redis.Redis) -> None:
     keys = Keys("kp")
-    log = RedisLog(client, keys, "space", WINDOW, record_ttl_ms=60_000)
+    log = RedisLog(redis_client, keys, "space", WINDOW, record_ttl_ms=60_000)
     cache = _cache(log)
     cache.place([candidate("a", 1)])
-    saved = {key: client.dump(key) for key in client.scan_iter()}
+    saved = {key: redis_client.dump(key) for key in redis_client.scan_iter()}
     cache.place([candidate("lost", 2)])
-    client.flushall()
+    redis_client.flushall()
     for key, value in saved.items():
         assert value
-        client.restore(key, 60_000, value)
+        redis_client.restore(key, 60_000, value)
     _cache(log).place([candidate("other", 3)])
     placed = cache.place([candidate("like-the-lost", 2), candidate("like-a", 1)])
     assert placed[0]
@@ -160,26 +161,26 @@ def test_a_log_that_lost_its_newest_entries_is_noticed(client: redis.Redis) -> N
     assert _nearest(placed[1]) == ("a", 1.0)
 
 
-def test_the_log_keeps_no_more_than_window_and_slack(client: redis.Redis) -> None:
+def test_the_log_keeps_no_more_than_window_and_slack(redis_client: redis.Redis) -> None:
     keys = Keys("kp")
     window = Window(max_elements=100, ttl_ms=10 * MINUTE_MS, slack_elements=50, slack_ms=MINUTE_MS)
-    cache = _cache(RedisLog(client, keys, "space", window, record_ttl_ms=60_000), window)
+    cache = _cache(RedisLog(redis_client, keys, "space", window, record_ttl_ms=60_000), window)
     for start in range(0, 1_000, 50):
         cache.place([candidate(f"t{index}", index) for index in range(start, start + 50)])
     # Redis trims whole nodes of the stream, of at most 100 entries.
-    assert window.kept_elements <= client.xlen(keys.log("space")) <= window.kept_elements + 100
-    assert all(client.pttl(key) > 0 for key in client.scan_iter())
+    assert window.kept_elements <= redis_client.xlen(keys.log("space")) <= window.kept_elements + 100
+    assert all(redis_client.pttl(key) > 0 for key in redis_client.scan_iter())
 
 
-def test_vectors_come_back_as_they_went_in(client: redis.Redis) -> None:
-    log = RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+def test_vectors_come_back_as_they_went_in(redis_client: redis.Redis) -> None:
+    log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
     sent = candidate("a", 1)
     _, tail = log.exchange([sent], None)
     assert np.array_equal(tail.entries[0].vector, sent.vector)
 
 
-def test_an_erased_trace_is_dropped_by_mirrors_that_have_read_it(client: redis.Redis) -> None:
-    log = RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+def test_an_erased_trace_is_dropped_by_mirrors_that_have_read_it(redis_client: redis.Redis) -> None:
+    log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
     cache = _cache(log)
     cache.place([candidate("erased", 1), candidate("other", 2)])
     assert log.erase("erased") == 1
@@ -191,17 +192,17 @@ def test_an_erased_trace_is_dropped_by_mirrors_that_have_read_it(client: redis.R
     assert all(entry.trace_id != "erased" for entry in log.entries())
 
 
-def test_a_trace_whose_record_has_expired_can_still_be_erased(client: redis.Redis) -> None:
+def test_a_trace_whose_record_has_expired_can_still_be_erased(redis_client: redis.Redis) -> None:
     keys = Keys("kp")
-    log = RedisLog(client, keys, "space", WINDOW, record_ttl_ms=60_000)
+    log = RedisLog(redis_client, keys, "space", WINDOW, record_ttl_ms=60_000)
     _cache(log).place([candidate("erased", 1), candidate("other", 2)])
-    client.delete(keys.record("erased"))
+    redis_client.delete(keys.record("erased"))
     assert log.erase("erased") == 1
     assert log.erase("erased") == 0
 
 
-def test_erasing_the_newest_entry_does_not_make_mirrors_start_over(client: redis.Redis) -> None:
-    log = RedisLog(client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+def test_erasing_the_newest_entry_does_not_make_mirrors_start_over(redis_client: redis.Redis) -> None:
+    log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
     _, tail = log.exchange([candidate("a", 1), candidate("newest", 2)], None)
     cursor = Cursor(tail.epoch, tail.entries[-1].place, "newest")
     log.erase("newest")

@@ -1,7 +1,6 @@
 """RabbitMQ as the broker: quorum queues, confirms, and nothing lost when a queue, a worker or Redis fails."""
 
 import json
-import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -14,22 +13,22 @@ import redis
 from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu import Connection
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.dead_queue import DeadQueue
+from kp_scorer.broker.publishing import declare_queues, publish_options, with_producer
+from kp_scorer.broker.queues import results_queue, submission_queues
+from kp_scorer.broker.task_message import deliveries_by
+from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceDead
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
-from tests.chaos.crashing_worker import KILLS
-from tests.chaos.fleet import CRASHING_WORKER
-from tests.conftest import REPOSITORY
-from tests.fleet import published, short_traces
-from tests.processes import FAST_WORKER, launch_worker, start_worker, wait_until
-from tests.rabbitmq import RabbitMQ
-from tests.traces import fresh_samples
-from worker.broker import DELIVERY_COUNT, deliveries, make_celery, results_queue, submission_queues
-from worker.client import Client
-from worker.dead_letters import DeadLetters
-from worker.dead_queue import DeadQueue
-from worker.errors import ServiceUnavailable, SettingsError, TraceDead
-from worker.keys import Keys
-from worker.publishing import declare_queues, publish_options, reliably
-from worker.settings import Settings
+from tests.support.crashing_worker import KILLS
+from tests.support.documents import code_with
+from tests.support.outcomes import published
+from tests.support.processes import CRASHING_WORKER, FAST_WORKER, launch_worker, start_worker, wait_until
+from tests.support.rabbitmq import RabbitMQ
+from tests.support.traces import fresh_samples, short_traces
 
 SLOW = {"EMBED_S": "0.5"}
 """A batch takes half a second to embed."""
@@ -76,7 +75,7 @@ def test_deliveries_are_counted(rabbitmq: RabbitMQ) -> None:
         for _ in range(3):
             found = wait_until(partial(connection.default_channel.basic_get, rabbitmq.name("traces")))
             message = connection.default_channel.message_to_python(found)
-            counts.append(deliveries(message.headers.get(DELIVERY_COUNT)))
+            counts.append(deliveries_by(message.headers))
             message.requeue()
     assert counts == [1, 2, 3]
 
@@ -123,37 +122,36 @@ def test_a_worker_has_no_more_in_hand_than_it_works_on(rabbitmq: RabbitMQ, tmp_p
                 assert waiting + 4 + finished >= 30
 
 
-def test_a_trace_that_kills_its_worker_becomes_a_dead_letter(
-    rabbitmq: RabbitMQ, client: redis.Redis, keys: Keys, tmp_path: Path
-) -> None:
+def test_a_trace_that_kills_its_worker_becomes_a_dead_letter(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
     settings = rabbitmq.settings(broker__delivery_limit=2)
     (deadly,) = short_traces(1, seed=3)
     deadly["task"] = {"objective": KILLS}
-    with Client(settings) as submitter:
-        trace_id = submitter.submit(deadly)
+    with Client(settings) as client:
+        trace_id = client.submit(deadly)
         for life in range(2):
             worker = launch_worker(settings, tmp_path / f"worker-{life}.log", CRASHING_WORKER)
             assert worker.process.wait(60) == -signal.SIGKILL
         wait_until(lambda: rabbitmq.waiting("dead") == 1)
         with start_worker(settings, tmp_path / "worker.log", command=CRASHING_WORKER):
-            with pytest.raises(TraceDead, match="given out 2 times"):
-                submitter.wait(trace_id, timeout_s=30)
-            assert _decided(submitter, fresh_samples(3))
-        letters = DeadLetters(client, keys, record_ttl_ms=60_000)
+            with pytest.raises(TraceDead, match="delivered 2 times"):
+                client.wait(trace_id, timeout_s=30)
+            assert _decided(client, fresh_samples(3))
+        letters = store.dead_letters
         (letter,) = letters.read()
         assert (letter.reason, letter.trace_id, letter.attempts) == ("poison", trace_id, 2)
         assert json.loads(letters.payload(letter.letter_id)) == deadly
         assert rabbitmq.waiting("dead") == 0
 
 
-def test_what_is_no_submission_keeps_its_body_as_a_dead_letter(rabbitmq: RabbitMQ, client: redis.Redis, keys: Keys) -> None:
+def test_what_is_no_submission_keeps_its_body_as_a_dead_letter(rabbitmq: RabbitMQ, store: Store) -> None:
     settings = rabbitmq.settings()
-    app, letters = make_celery(settings), DeadLetters(client, keys, record_ttl_ms=60_000)
-    declare_queues(app, submission_queues(settings))
+    app, letters, queues = make_celery(settings), store.dead_letters, submission_queues(settings)
+    assert queues.dead
+    declare_queues(app, queues.in_order)
     bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}']
     for body in bodies:
         _publish(app, rabbitmq.name("dead"), body)
-    DeadQueue(app, settings, letters).drain()
+    DeadQueue(app, queues.dead, letters, settings).drain()
     assert {letters.payload(letter.letter_id) for letter in letters.read()} == set(bodies)
     app.close()
 
@@ -195,20 +193,20 @@ def test_a_worker_told_to_stop_gives_back_what_it_has_not_begun(rabbitmq: Rabbit
         _published_as_decided(settings, client, traces)
 
 
-def test_an_outage_of_redis_makes_no_dead_letters(rabbitmq: RabbitMQ, client: redis.Redis, tmp_path: Path) -> None:
+def test_an_outage_of_redis_makes_no_dead_letters(rabbitmq: RabbitMQ, redis_client: redis.Redis, tmp_path: Path) -> None:
     settings = rabbitmq.settings(broker__delivery_limit=1)
     traces = fresh_samples(3)
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as submitter:
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
         foreign = make_celery(settings)
-        client.config_set("maxmemory", 1)
+        redis_client.config_set("maxmemory", 1)
         try:
             for trace in traces:
                 foreign.send_task("score_trace", args=[trace], queue=rabbitmq.name("traces"))
             wait_until(lambda: len(worker.events("trace_waits")) >= len(traces))
         finally:
-            client.config_set("maxmemory", 0)
+            redis_client.config_set("maxmemory", 0)
             foreign.close()
-        assert len(_decided(submitter, traces)) == 3
+        assert len(_decided(client, traces)) == 3
         # Theirs and ours, which repeat them.
         wait_until(lambda: len(worker.events("trace_decided")) == 6)
     assert rabbitmq.waiting("dead") == 0
@@ -216,7 +214,7 @@ def test_an_outage_of_redis_makes_no_dead_letters(rabbitmq: RabbitMQ, client: re
 
 def test_a_worker_refuses_a_queue_with_other_arguments(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     app = make_celery(rabbitmq.settings())
-    declare_queues(app, submission_queues(rabbitmq.settings()))
+    declare_queues(app, submission_queues(rabbitmq.settings()).in_order)
     app.close()
     changed = rabbitmq.settings(broker__delivery_limit=7)
     worker = launch_worker(changed, tmp_path / "worker.log", FAST_WORKER)
@@ -225,17 +223,14 @@ def test_a_worker_refuses_a_queue_with_other_arguments(rabbitmq: RabbitMQ, tmp_p
     assert "x-delivery-limit" in line["detail"]
 
 
-def test_any_celery_app_can_submit_as_the_readme_says(rabbitmq: RabbitMQ) -> None:
+def test_any_celery_app_can_submit_as_the_documents_say(rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
     ours = make_celery(settings)
-    declare_queues(ours, submission_queues(settings))
+    declare_queues(ours, submission_queues(settings).in_order)
     ours.close()
-    (example,) = re.findall(
-        r"\n\n((?:    .*\n)*.*no_declare=True.*\n(?:    .*\n)*)", (REPOSITORY / "README.md").read_text("utf-8")
-    )
     app = Celery("foreign", broker=settings.broker.url, set_as_current=False)
     (trace,) = fresh_samples(1)
-    code = re.sub("^    ", "", example, flags=re.MULTILINE).replace('"traces"', repr(rabbitmq.name("traces")))
+    code = code_with("no_declare=True").replace('"traces"', repr(rabbitmq.name("traces")))
     exec(code, {"app": app, "trace": trace})
     app.close()
     wait_until(lambda: rabbitmq.waiting("traces") == 1)
@@ -253,7 +248,7 @@ def _publish(app: Celery, queue: str, body: bytes) -> None:
             **publish_options(app),
         )
 
-    reliably(app, "test", publish)
+    with_producer(app, "test", publish)
 
 
 def _decided(client: Client, payloads: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

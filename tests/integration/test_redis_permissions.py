@@ -1,6 +1,7 @@
-"""The commands that the scorer needs on its store, and no others: what the README lists is enough."""
+"""The commands that the scorer needs on its store, and no others: what the documents list is enough."""
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -8,32 +9,25 @@ from pathlib import Path
 
 import pytest
 import redis
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.novelty import NoveltyCache
+from kp_scorer.novelty.audit import audit
+from kp_scorer.scoring import Policy
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store, Submission
 
-from tests.conftest import REPOSITORY
-from tests.fast_worker import WordHashEmbedder
-from tests.processes import wait_until
-from tests.traces import fresh_samples
-from worker.audit import audit
-from worker.dead_letters import DeadLetters
-from worker.decider import Decider, NoveltyStage
-from worker.decision import Decision
-from worker.keys import Keys
-from worker.ledger import RedisLedger, Submission
-from worker.novelty import NoveltyCache, RedisLog, Window
-from worker.scoring import Policy
-from worker.settings import EmbeddingSettings
-from worker.trace import Limits, decode_trace
-
-WINDOW = Window(max_elements=100, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
-KEYS = Keys("kp")
+from tests.support.documents import code_with
+from tests.support.fast_worker import WordHashEmbedder
+from tests.support.processes import wait_until
+from tests.support.traces import fresh_samples
 
 
 def _documented_rules() -> list[str]:
-    """The rule in the README, as an operator would copy it."""
-    readme = (REPOSITORY / "README.md").read_text("utf-8")
-    found = re.search(r"ACL SETUSER scorer (.*?)\n\n", readme, re.DOTALL)
-    assert found
-    return found.group(1).replace("\\\n", " ").split()
+    """The rule in the documents, as an operator would copy it."""
+    _, _, rule = code_with("ACL SETUSER scorer").partition("ACL SETUSER scorer ")
+    return shlex.split(rule.replace("\\\n", " ").partition("\n")[0])
 
 
 @pytest.fixture(params=["embedded", "redis-server on the PATH"])
@@ -60,31 +54,31 @@ def test_the_documented_permissions_are_enough_for_everything(server: str) -> No
         admin.script_flush()
         admin.execute_command("ACL", "SETUSER", "scorer", "reset", *_documented_rules())
     with redis.Redis.from_url(re.sub(r"//(.*@)?", "//scorer:secret@", server, count=1)) as client:
-        _use_everything(client)
+        _use_everything(Store(client, Settings()), Settings())
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.set("other:key", "1")
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.keys("*")
 
 
-def _use_everything(client: redis.Redis) -> None:
-    assert client.ping()
-    ledger, letters = RedisLedger(client, KEYS, ttl_ms=60_000), DeadLetters(client, KEYS, record_ttl_ms=60_000)
-    embedder = WordHashEmbedder(EmbeddingSettings())
-    log = RedisLog(client, KEYS, embedder.space, WINDOW, record_ttl_ms=60_000)
-    decider = Decider(ledger, Policy(), NoveltyStage(embedder, NoveltyCache(log, WINDOW, embedder.dimensions)))
+def _use_everything(store: Store, settings: Settings) -> None:
+    store.ping()
+    ledger, letters, window = store.ledger, store.dead_letters, settings.novelty.window()
+    embedder = WordHashEmbedder(settings.embedding)
+    cache = NoveltyCache(store.novelty_log(embedder.space), window, embedder.dimensions)
+    decider = Decider(ledger, Policy(), NoveltyMeter(embedder, cache), settings.worker.max_attempts)
     decider.refresh()
     one, other = (decode_trace(payload, Limits()) for payload in fresh_samples(2))
-    submission = Submission(one.id, one.content_digest(), b"{}")
+    submission = Submission(one.id, one.digest(), b"{}")
     assert ledger.open([submission]) == ["pending"]
     assert len(ledger.claim_lost(0, queue_is_empty=True)) <= 1
-    ledger.absolve([one.id])
+    ledger.refund([one.id])
     assert all(isinstance(decided, Decision) for decided in decider.decide([one, other]))
     assert ledger.open([submission]) == ["decided"]
     letters.bury(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
-    (found,) = RedisLog.of_all_spaces(client, KEYS, WINDOW, record_ttl_ms=60_000)
+    (found,) = store.novelty_logs()
     assert found.info().entries == 2
-    assert audit(found, ledger, WINDOW, lambda done, total: None).agreeing == 2
+    assert audit(list(found.entries()), ledger.decisions, window, lambda done, total: None).agreeing == 2
     assert (found.erase(one.id), ledger.erase(one.id)) == (1, 1)
     (letter,) = letters.read()
     assert letters.payload(letter.letter_id) == b'{"id": "kp:trace:bad"}'

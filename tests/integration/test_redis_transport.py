@@ -10,11 +10,12 @@ import pytest
 import redis
 from celery import Celery
 from kombu import Connection, Queue
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.redis_transport import Channel
+from kp_scorer.settings import Settings, load_settings
 
-from tests.processes import wait_until
-from worker.broker import make_celery, submission_queues
-from worker.redis_transport import Channel
-from worker.settings import Settings, load_settings
+from tests.support.processes import wait_until
 
 QUEUE = "traces"
 VISIBILITY_S = 3
@@ -48,7 +49,7 @@ def other(app: Celery) -> Iterator[Channel]:
 
 
 def queue_of_traces() -> Queue:
-    return submission_queues(load_settings({"broker.url": "redis://localhost"}))[-1]
+    return submission_queues(load_settings({"broker.url": "redis://localhost"})).traces
 
 
 def publish(connection: Connection, body: Any) -> None:
@@ -59,36 +60,36 @@ def take(channel: Channel) -> Any:
     return queue_of_traces()(channel).get()
 
 
-def everything(client: redis.Redis) -> list[Any]:
-    return [key for key in client.keys("traces*") if key != b"traces.deliveries"]
+def everything(redis_client: redis.Redis) -> list[Any]:
+    return [key for key in redis_client.keys("traces*") if key != b"traces.deliveries"]
 
 
 def test_a_message_is_in_hand_as_soon_as_it_is_off_the_queue(
-    connection: Connection, channel: Channel, client: redis.Redis
+    connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
-    (item,) = client.lrange(QUEUE, 0, -1)
+    (item,) = redis_client.lrange(QUEUE, 0, -1)
     message = take(channel)
     assert message.decode() == {"a": 1}
-    assert client.llen(QUEUE) == 0
-    assert client.hvals("traces.in_hand") == [item]
+    assert redis_client.llen(QUEUE) == 0
+    assert redis_client.hvals("traces.in_hand") == [item]
     message.ack()
-    assert everything(client) == []
-    assert not client.exists("traces.deliveries")
+    assert everything(redis_client) == []
+    assert not redis_client.exists("traces.deliveries")
 
 
 def test_a_rejected_message_returns_byte_for_byte_and_counts_its_deliveries(
-    connection: Connection, channel: Channel, client: redis.Redis
+    connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
-    before = client.lrange(QUEUE, 0, -1)
+    before = redis_client.lrange(QUEUE, 0, -1)
     for delivery in (1, 2, 3):
         message = take(channel)
         assert message.headers["x-delivery-count"] == delivery - 1
         assert message.delivery_info["redelivered"] == (delivery > 1)
         message.reject(requeue=True)
-        assert client.lrange(QUEUE, 0, -1) == before
-        assert everything(client) == [b"traces"]
+        assert redis_client.lrange(QUEUE, 0, -1) == before
+        assert everything(redis_client) == [b"traces"]
 
 
 def test_what_a_dead_consumer_held_comes_back_after_the_visibility_timeout(
@@ -102,7 +103,7 @@ def test_what_a_dead_consumer_held_comes_back_after_the_visibility_timeout(
     assert again.headers["x-delivery-count"] == 1
 
 
-def test_what_a_living_consumer_holds_stays_with_it(connection: Connection, other: Channel, client: redis.Redis) -> None:
+def test_what_a_living_consumer_holds_stays_with_it(connection: Connection, other: Channel, redis_client: redis.Redis) -> None:
     publish(connection, {"a": 1})
     taken: list[Any] = []
     with connection.Consumer(queue_of_traces(), on_message=taken.append):
@@ -114,22 +115,22 @@ def test_what_a_living_consumer_holds_stays_with_it(connection: Connection, othe
                 assert take(other) is None
     assert len(taken) == 1
     taken[0].ack()
-    assert everything(client) == []
+    assert everything(redis_client) == []
 
 
 def test_what_a_consumer_moved_and_did_not_note_comes_back(
-    connection: Connection, channel: Channel, client: redis.Redis
+    connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
     # What a blocking take does, and then its consumer is dead.
-    client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
+    redis_client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
     channel.sweep(QUEUE)
-    assert (client.llen("traces.taking"), client.hlen("traces.in_hand")) == (0, 1)
+    assert (redis_client.llen("traces.taking"), redis_client.hlen("traces.in_hand")) == (0, 1)
     assert wait_until(lambda: take(channel), 10).decode() == {"a": 1}
 
 
 def test_noting_after_the_sweep_has_noted_is_the_same_as_noting_once(
-    connection: Connection, channel: Channel, client: redis.Redis
+    connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
     taken: list[Any] = []
@@ -143,14 +144,14 @@ def test_noting_after_the_sweep_has_noted_is_the_same_as_noting_once(
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.2)
         publish(connection, {"b": 2})
-        wait_until(lambda: client.llen("traces.taking") == 1, 5)
+        wait_until(lambda: redis_client.llen("traces.taking") == 1, 5)
         channel.sweep(QUEUE)
         connection.drain_events(timeout=5)
     assert [message.decode() for message in taken] == [{"a": 1}, {"b": 2}]
     assert taken[1].headers["x-delivery-count"] == 0
     for message in taken:
         message.ack()
-    assert everything(client) == []
+    assert everything(redis_client) == []
 
 
 def test_messages_of_any_priority_are_taken(connection: Connection, channel: Channel) -> None:
@@ -178,55 +179,59 @@ def test_messages_of_any_priority_are_taken(connection: Connection, channel: Cha
         b"9" * 5_000,
     ],
 )
-def test_an_item_that_is_no_message_becomes_one_with_its_bytes(channel: Channel, client: redis.Redis, item: bytes) -> None:
-    client.lpush(QUEUE, item)
+def test_an_item_that_is_no_message_becomes_one_with_its_bytes(
+    channel: Channel, redis_client: redis.Redis, item: bytes
+) -> None:
+    redis_client.lpush(QUEUE, item)
     message = take(channel)
     assert message.body == item or json.loads(item)["body"] == message.body
     message.ack()
-    assert everything(client) == []
+    assert everything(redis_client) == []
 
 
-def test_an_item_over_the_limit_stays_and_its_beginning_goes_on(channel: Channel, client: redis.Redis) -> None:
+def test_an_item_over_the_limit_stays_and_its_beginning_goes_on(channel: Channel, redis_client: redis.Redis) -> None:
     item = b'{"properties": {}, "body": "' + b"a" * channel.largest_bytes + b'"}'
-    client.lpush(QUEUE, item)
+    redis_client.lpush(QUEUE, item)
     message = take(channel)
     assert message.body == item[:65_536]
-    assert client.lrange("traces.oversized", 0, -1) == [item]
-    assert client.ttl("traces.oversized") > 0
+    assert redis_client.lrange("traces.oversized", 0, -1) == [item]
+    assert redis_client.ttl("traces.oversized") > 0
     message.reject(requeue=True)
     again = take(channel)
     assert again.body == item[:65_536]
     again.ack()
-    assert everything(client) == [b"traces.oversized"]
+    assert everything(redis_client) == [b"traces.oversized"]
 
 
-def test_an_item_over_the_limit_that_was_moved_and_not_noted_is_not_given_out(channel: Channel, client: redis.Redis) -> None:
+def test_an_item_over_the_limit_that_was_moved_and_not_noted_is_not_delivered(
+    channel: Channel, redis_client: redis.Redis
+) -> None:
     item = b"a" * (channel.largest_bytes + 1)
-    client.lpush(QUEUE, item)
-    client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
+    redis_client.lpush(QUEUE, item)
+    redis_client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
     channel.sweep(QUEUE)
-    assert client.lrange("traces.oversized", 0, -1) == [item]
+    assert redis_client.lrange("traces.oversized", 0, -1) == [item]
     assert take(channel).body == item[:65_536]
 
 
-def test_a_full_redis_gives_nothing_out_and_takes_everything_back(
-    connection: Connection, channel: Channel, client: redis.Redis
+def test_a_full_redis_delivers_nothing_and_takes_everything_back(
+    connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     for number in range(3):
         publish(connection, number)
     first, second = take(channel), take(channel)
-    client.config_set("maxmemory", 1)
+    redis_client.config_set("maxmemory", 1)
     try:
         with pytest.raises(redis.exceptions.ResponseError):
             take(channel)
         first.ack()
         second.reject(requeue=True)
-        assert client.llen(QUEUE) == 2
+        assert redis_client.llen(QUEUE) == 2
         with connection.Consumer(queue_of_traces(), on_message=lambda message: None), pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.3)
-        assert client.llen(QUEUE) == 2
+        assert redis_client.llen(QUEUE) == 2
     finally:
-        client.config_set("maxmemory", 0)
+        redis_client.config_set("maxmemory", 0)
     assert {take(channel).decode(), take(channel).decode()} == {1, 2}
 
 

@@ -4,17 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.results import Publisher, open_results
+from kp_scorer.client import Client
+from kp_scorer.decision import Decision
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import Settings, load_settings
 
-from tests.fleet import published, short_traces
-from tests.processes import FAST_WORKER, start_worker, wait_until
-from tests.rabbitmq import RabbitMQ
-from tests.traces import fresh_samples
-from worker.broker import make_celery
-from worker.client import Client
-from worker.decision import Decision
-from worker.errors import ServiceUnavailable
-from worker.results import Publisher, open_results
-from worker.settings import Settings, load_settings
+from tests.support.outcomes import published
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.rabbitmq import RabbitMQ
+from tests.support.traces import fresh_samples, short_traces
 
 LIMIT = 20
 TRACES = 60

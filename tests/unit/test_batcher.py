@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from typing import Final
 
 import pytest
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.process.batcher import MicroBatcher
 
-from tests.processes import wait_until
-from worker.batcher import MicroBatcher
-from worker.errors import ServiceUnavailable
+from tests.support.processes import wait_until
 
 PATIENCE_S: Final = 10.0
 
@@ -22,7 +22,7 @@ class GatedWork:
 
     def __init__(self, fail: Callable[[Sequence[int]], None] = lambda batch: None) -> None:
         self.batches: list[list[int]] = []
-        self.threads: set[int] = set()
+        self.is_at_work = threading.Lock()
         self.begun = threading.Event()
         self.gate = threading.Event()
         self._fail = fail
@@ -30,11 +30,14 @@ class GatedWork:
     def prepare(self, batch: Sequence[int], *, alone: bool) -> list[int]:
         assert len(batch) == 1 or not alone
         self.batches.append(list(batch))
-        self.threads.add(threading.get_ident())
-        self.begun.set()
-        assert self.gate.wait(PATIENCE_S)
-        self._fail(batch)
-        return [item * 2 for item in batch]
+        assert self.is_at_work.acquire(blocking=False), "two batches were prepared at once"
+        try:
+            self.begun.set()
+            assert self.gate.wait(PATIENCE_S)
+            self._fail(batch)
+            return [item * 2 for item in batch]
+        finally:
+            self.is_at_work.release()
 
     def finish(self, work: list[int]) -> list[int | None]:
         return list(work)
@@ -116,11 +119,13 @@ def test_batches_of_one_are_possible(start: Start) -> None:
     assert work.batches == [[1], [2], [3]]
 
 
-def test_all_work_is_done_by_one_other_thread(start: Start) -> None:
+def test_submitting_does_not_wait_for_the_work(start: Start) -> None:
     work = GatedWork()
-    results(hand_over(start(work, 2), work, range(6)))
-    assert len(work.threads) == 1
-    assert threading.get_ident() not in work.threads
+    batcher = start(work, 2)
+    futures = [batcher.submit(item) for item in range(6)]
+    assert not any(future.done() for future in futures)
+    work.gate.set()
+    assert results(futures) == [item * 2 for item in range(6)]
 
 
 def test_poisonous_item_fails_alone(start: Start) -> None:

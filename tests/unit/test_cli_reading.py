@@ -11,11 +11,11 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kp_scorer.cli.input import open_input, read_traces
+from kp_scorer.decoding import Limits
+from kp_scorer.errors import InvalidTrace
 
-from tests.unit.builders import LIMITS, maximal_payload, minimal_payload
-from worker.cli.reading import open_input, read_traces
-from worker.errors import InvalidTrace
-from worker.trace import Limits
+from tests.support.builders import LIMITS, maximal_payload, minimal_payload
 
 Found = list[tuple[int, str]]
 

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from worker.cores import usable_cores
+from kp_scorer.embedding.cores import usable_cores
 
 
 def cgroup(directory: Path, files: dict[str, str]) -> Path:

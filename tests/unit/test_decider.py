@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kp_scorer.decider import Decider, NoveltyMeter, Settled
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import decode_trace
+from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.errors import TraceConflict
+from kp_scorer.novelty import MemoryLog, NoveltyCache, Window
+from kp_scorer.scoring import PROFILES, Policy
+from kp_scorer.store import MemoryLedger
+from kp_scorer.trace import ReasoningTrace
 
-from tests.unit.builders import LIMITS, make_trace, minimal_payload, step, steps
-from worker.decider import Decider, NoveltyStage, Settled
-from worker.decision import Decision
-from worker.embedding.embedder import Vectors
-from worker.errors import TraceConflict
-from worker.ledger import MemoryLedger
-from worker.novelty import MemoryLog, NoveltyCache, Window
-from worker.scoring import PROFILES, Policy
-from worker.trace import ReasoningTrace, decode_trace
+from tests.support.builders import LIMITS, make_trace, minimal_payload, step, steps
 
 WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
 WORDS: Final = ("invoice", "ledger", "route", "parcel", "dose", "ticket")
@@ -56,7 +57,7 @@ def make_decider(
 ) -> Decider:
     embedder = embedder or WordEmbedder()
     cache = NoveltyCache(MemoryLog(window, clock_ms), window, embedder.dimensions)
-    return Decider(ledger or MemoryLedger(), policy or Policy(), NoveltyStage(embedder, cache))
+    return Decider(ledger or MemoryLedger(), policy or Policy(), NoveltyMeter(embedder, cache), max_attempts=5)
 
 
 def decide_one(decider: Decider, trace: ReasoningTrace) -> Decision:
@@ -224,8 +225,8 @@ def test_no_traces_get_no_decisions() -> None:
     assert make_decider().decide([]) == []
 
 
-def test_without_a_novelty_stage_every_novelty_is_unknown() -> None:
-    decider = Decider(MemoryLedger(), Policy(), None)
+def test_without_a_novelty_meter_every_novelty_is_unknown() -> None:
+    decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5)
     decided = decider.decide([trace_about("invoice"), trace_about("invoice", "kp:trace:two"), trace_about("route")])
     assert [item.novelty.model_dump(exclude_none=True) for item in decided if isinstance(item, Decision)] == [
         {"source": "no_embedder"},

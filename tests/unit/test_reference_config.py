@@ -2,8 +2,9 @@
 
 import tomllib
 
-from tests.conftest import REPOSITORY
-from worker.settings import Settings, load_settings
+from kp_scorer.settings import Settings, load_settings
+
+from tests.support.paths import REPOSITORY
 
 REFERENCE = REPOSITORY / "config" / "kp-scorer.toml"
 

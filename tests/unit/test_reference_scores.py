@@ -1,29 +1,29 @@
-"""The reference's own scores, where the real traces lie beside the repository."""
+"""The reference's own scores, where the real traces can be read."""
 
 import json
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from kp_scorer.decoding import decode_json, decode_trace
+from kp_scorer.scoring import Policy, novelty_of, score
+from kp_scorer.trace import ReasoningTrace
 
-from tests.unit.builders import LIMITS
-from worker.scoring import Policy, novelty_of, score
-from worker.trace import ReasoningTrace, decode_json, decode_trace
+from tests.support.builders import LIMITS
+from tests.support.paths import REFERENCE_TRACES
 
-TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"
 POLICY: Final = Policy()
 UNKNOWN: Final = novelty_of(None)
 
-pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces do not lie beside the repository")
+pytestmark = pytest.mark.skipif(not REFERENCE_TRACES.is_dir(), reason=f"there are no real traces in {REFERENCE_TRACES}")
 
 
 def lines(name: str) -> list[bytes]:
-    return (TRACES / name).read_bytes().splitlines()
+    return (REFERENCE_TRACES / name).read_bytes().splitlines()
 
 
 def cases() -> list[Any]:
     """The conformance cases; none where they cannot be read, which then is a test's failure and no error of collection."""
-    path = TRACES / "conformance.jsonl"
+    path = REFERENCE_TRACES / "conformance.jsonl"
     rows = [json.loads(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
     return [pytest.param(row["trace"], row["score"], id=row["case"]) for row in rows]
 

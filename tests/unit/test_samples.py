@@ -4,15 +4,16 @@ from collections import Counter
 from importlib import resources
 
 import pytest
+from kp_scorer.decoding import decode_json
+from kp_scorer.scoring import Policy, score
+from kp_scorer.trace import ReasoningTrace
 
-from tests.unit.builders import BUILT_IN_DOMAINS, LIMITS
-from worker.scoring import Policy, score
-from worker.trace import ReasoningTrace, decode_json
+from tests.support.builders import BUILT_IN_DOMAINS, LIMITS
 
 
 @pytest.fixture(scope="module")
 def samples() -> list[ReasoningTrace]:
-    raw = resources.files("worker.samples").joinpath("traces.jsonl").read_bytes()
+    raw = resources.files("kp_scorer.samples").joinpath("traces.jsonl").read_bytes()
     return [decode_json(line, LIMITS) for line in raw.splitlines()]
 
 
@@ -35,7 +36,7 @@ def test_samples_cover_success_and_failure(samples: list[ReasoningTrace]) -> Non
 
 
 def test_some_samples_repeat_another_word_for_word(samples: list[ReasoningTrace]) -> None:
-    times = Counter(trace.content_digest() for trace in samples)
+    times = Counter(trace.digest() for trace in samples)
     assert max(times.values()) > 1
     assert len(times) > len(samples) / 2
 

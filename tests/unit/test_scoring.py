@@ -6,11 +6,11 @@ from typing import Final
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from kp_scorer.decision import Dimensions
+from kp_scorer.scoring import PROFILES, Policy, check_weights, dimensions, novelty_of, score
+from kp_scorer.trace import ReasoningTrace
 
-from tests.unit.builders import make_trace, step, steps, traces
-from worker.decision import Dimensions
-from worker.scoring import PROFILES, Policy, check_weights, dimensions, novelty_of, score
-from worker.trace import ReasoningTrace
+from tests.support.builders import make_trace, step, steps, traces
 
 POLICY: Final = Policy()
 ALL_TYPES: Final = ("thought", "tool_call", "observation", "error_recovery")

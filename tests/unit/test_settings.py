@@ -1,27 +1,18 @@
 """Where settings come from, which wins, and what is refused."""
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kp_scorer.decoding import Limits
+from kp_scorer.errors import SettingsError
+from kp_scorer.scoring import PROFILES
+from kp_scorer.settings import NoveltySettings, Settings, as_environment, load_settings
 from pydantic import ValidationError
 
-from worker.errors import SettingsError
-from worker.scoring import PROFILES
-from worker.settings import NoveltySettings, Settings, as_environment, load_settings
-from worker.trace import Limits
-
 OWN_PROFILE: Final = "{complexity = 0.1, novelty = 0.2, tool_diversity = 0.3, outcome_confidence = 0.4}"
-
-
-@pytest.fixture(autouse=True)
-def _no_variables_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith("KP_"):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -42,7 +33,7 @@ def test_defaults_are_those_of_the_specification() -> None:
     assert settings.scoring.threshold == 0.75
     assert settings.scoring.cap_step_term is False
     assert settings.novelty.max_elements == 1_000
-    assert settings.limits.limits() == Limits()
+    assert settings.limits == Limits()
     assert settings.scoring.policy().profiles == PROFILES
 
 

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
+from kp_scorer.cli.table import decisions_table, short_id, why
+from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
+from kp_scorer.scoring import PROFILES
 from rich.console import Console
-
-from worker.cli.table import decisions_table, short_id, why
-from worker.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
-from worker.scoring import PROFILES
 
 MIDDLING = Dimensions(complexity=0.6, novelty=0.4, tool_diversity=0.5, outcome_confidence=0.8)
 

@@ -5,8 +5,7 @@ from math import ceil
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from worker.embedding.text_embedder import group_by_length
+from kp_scorer.embedding.text_embedder import group_by_length
 
 LENGTHS = st.lists(st.integers(2, 40), max_size=40)
 BOUNDS = {"max_tokens": st.integers(1, 100), "step": st.sampled_from([1, 4, 16, 512])}

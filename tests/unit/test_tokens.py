@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kp_scorer.embedding import MAX_TOKENS
+from kp_scorer.embedding.model import find_model
+from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.errors import SettingsError
 from tokenizers import Tokenizer
-
-from worker.embedding import MAX_TOKENS
-from worker.embedding.model import find_model
-from worker.embedding.tokens import Tokens
-from worker.errors import SettingsError
 
 NASTY = (
     st.sampled_from(["word", "Straße", "İstanbul", "naïve", "e\u0301", "\u0301", "\u0345", "ΟΔΟΣ", "한국어", "ไทย", "हिन्दी"])

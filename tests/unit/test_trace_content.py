@@ -6,9 +6,10 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kp_scorer.decoding import decode_trace
 from pydantic import ValidationError
 
-from tests.unit.builders import (
+from tests.support.builders import (
     LIMITS,
     Payload,
     changed,
@@ -20,7 +21,6 @@ from tests.unit.builders import (
     steps,
     without,
 )
-from worker.trace import decode_trace
 
 UNREAD: Final = {"@context", "@type", "id", "metadata.created_at", "metadata.quality_score"}
 CHOICES: Final[dict[str, list[object]]] = {
@@ -37,7 +37,7 @@ CHOICES: Final[dict[str, list[object]]] = {
 
 
 def digest(payload: Payload) -> bytes:
-    return decode_trace(payload, LIMITS).content_digest()
+    return decode_trace(payload, LIMITS).digest()
 
 
 def leaves(value: object, path: str = "") -> list[str]:

@@ -1,0 +1,175 @@
+"""The package as somebody gets it: built, installed without the checkout, and used in a folder full of other people's files."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+from kp_scorer import Decision
+
+from tests.support.paths import REPOSITORY
+from tests.support.processes import wait_until
+
+SOURCE: Final = REPOSITORY / "worker" / "kp_scorer"
+STRANGERS: Final = ("worker.py", "worker/__init__.py", "redis.py", "celery.py", "numpy.py")
+
+CLIENT: Final = """
+import json
+import sys
+from importlib import resources
+
+from kp_scorer import Client, Decision, ReasoningTrace, ServiceUnavailable, score_traces
+
+
+def decide(trace: ReasoningTrace) -> Decision:
+    with Client.connect() as client:
+        return client.wait(client.submit(trace), timeout_s=60)
+
+
+def main() -> None:
+    line = resources.files("kp_scorer.samples").joinpath("traces.jsonl").read_text("utf-8").splitlines()[0]
+    trace = ReasoningTrace.model_validate(json.loads(line))
+    try:
+        decision = decide(trace)
+    except ServiceUnavailable as error:
+        sys.exit(str(error))
+    (offline,) = score_traces([trace])
+    assert offline.score == decision.score
+    print(decision.model_dump_json())
+
+
+main()
+"""
+
+TELL: Final = """
+import json
+from importlib import metadata, resources
+import kp_scorer
+
+print(json.dumps({
+    "package": kp_scorer.__file__,
+    "version": metadata.version("kp-scorer"),
+    "samples": str(resources.files("kp_scorer.samples").joinpath("traces.jsonl")),
+    "face": [getattr(kp_scorer, name).__name__ for name in kp_scorer.__all__],
+}))
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_embedder")]
+
+
+@pytest.fixture
+def without_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about embedding, and everything is faster without."""
+    monkeypatch.setenv("KP_EMBEDDING_EMBEDDER", "none")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of the checkout, so that nothing is left in it and nothing left there gets in."""
+    directory = tmp_path_factory.mktemp("wheel")
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "node_modules")
+    shutil.copytree(REPOSITORY, directory / "checkout", symlinks=True, ignore=ignored)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), str(directory / "checkout"))
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the commands in an environment with the wheel, and with what it depends on from this environment."""
+    environment = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    (packages,) = environment.glob("lib/python*/site-packages")
+    # Of a folder that a .pth file adds, the .pth files are not read: the checkout stays out, wherever it is installed from.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return environment / "bin"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of modules that are named like ours, or like what we use, and may never run."""
+    folder = tmp_path / "folder"
+    for name in STRANGERS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('raise RuntimeError("a stranger\'s file ran")\n')
+    return folder
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A user's program, beside that folder."""
+    path = tmp_path / "client.py"
+    path.write_text(CLIENT)
+    return path
+
+
+def pip(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command to its end, which must be a good one, and return what it printed."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_wheel_holds_the_package_with_all_its_files_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    assert {name.partition("/")[0].partition("-")[0] for name in held} == {"kp_scorer"}
+    assert held["kp_scorer/reference/kp-scorer.toml"] == (REPOSITORY / "config" / "kp-scorer.toml").read_bytes()
+    assert held["kp_scorer/reference/redis.conf"] == (REPOSITORY / "deploy" / "redis.conf").read_bytes()
+    ours = [path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {path.name for path in ours} >= {"py.typed", "clock.lua", "traces.jsonl"}
+    files = {path.relative_to(SOURCE.parent).as_posix(): path.read_bytes() for path in ours}
+    assert {name: content for name, content in held.items() if not name.startswith("kp_scorer-")} == files
+
+
+def test_public_face_is_that_of_the_wheel(binaries: Path, folder: Path) -> None:
+    told = json.loads(run(binaries / "python", "-P", "-c", TELL, cwd=folder))
+    assert Path(told["package"]).is_relative_to(binaries.parent)
+    assert Path(told["samples"]).is_relative_to(binaries.parent)
+    assert told["version"]
+    assert "score_traces" in told["face"]
+
+
+def test_samples_are_scored(binaries: Path, folder: Path) -> None:
+    samples = json.loads(run(binaries / "python", "-P", "-c", TELL, cwd=folder))["samples"]
+    printed = run(binaries / "kp-scorer", "score", samples, "--embedder", "none", cwd=folder)
+    decisions = [Decision.model_validate_json(line) for line in printed.splitlines()]
+    assert len(decisions) == len(Path(samples).read_text("utf-8").splitlines())
+
+
+def test_program_of_a_user_type_checks(binaries: Path, script: Path) -> None:
+    cache = script.parent / "mypy-cache"
+    checked = ("--strict", "--python-executable", str(binaries / "python"), "--cache-dir", str(cache), str(script))
+    assert "Success" in run(sys.executable, "-m", "mypy", *checked, cwd=script.parent)
+
+
+def test_up_decides_what_a_program_submits_until_ctrl_c(binaries: Path, folder: Path, script: Path, tmp_path: Path) -> None:
+    log = tmp_path / "up.log"
+    command: list[str | Path] = [binaries / "kp-scorer", "up", "--workers", "1", "--set", "embedding.embedder=none"]
+    json_lines = os.environ | {"KP_LOG_FORMAT": "json"}
+    with log.open("wb") as output, subprocess.Popen(command, cwd=folder, env=json_lines, stdout=output, stderr=output) as up:
+        try:
+            wait_until(lambda: "worker_ready" in log.read_text("utf-8") or up.poll() is not None)
+            assert up.poll() is None, log.read_text("utf-8")
+            decision = Decision.model_validate_json(run(binaries / "python", script, cwd=folder))
+            assert decision.novelty.source == "no_embedder"
+        finally:
+            up.send_signal(signal.SIGINT)
+            assert up.wait(60) == 0
+    assert "stranger" not in log.read_text("utf-8")

@@ -1,0 +1,140 @@
+"""A worker that dies, errs or stalls where a test wants it to, and whose clock may be wrong.
+
+``CRASH_AT`` names a point and ``CRASH_AFTER`` how often it is passed before the process kills itself there:
+
+    taken       a message has come out of the broker, and nothing has been done with it
+    embedding   vectors are being made
+    placed      the traces of a batch have their places in the log, and no decisions
+    committed   the decisions of a batch are stored, and none is published
+    published   a decision is published, and its message not acknowledged
+
+``CLOCK_OFFSET_S`` moves what the process takes for the time, and ``EMBED_S`` is how long a batch takes to embed. Words in a
+trace's objective do the rest; see below.
+"""
+
+# ruff: noqa: E402  # the clock is moved before others can take the right one
+
+import os
+import time
+
+_OFFSET_S = float(os.environ.get("CLOCK_OFFSET_S", "0"))
+_true_time, _true_time_ns = time.time, time.time_ns
+time.time = lambda: _true_time() + _OFFSET_S
+time.time_ns = lambda: _true_time_ns() + int(_OFFSET_S * 1e9)
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import amqp.channel
+import redis
+from kp_scorer.broker.results import Publisher
+from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.store import RedisLedger
+
+from tests.support.fast_worker import WordHashEmbedder, run
+
+BREAKS = "breaks-the-batch"
+"""Texts with this word cannot be embedded."""
+
+KILLS = "kills-the-worker"
+"""A text with this word kills the worker that embeds it."""
+
+STALLS = "stalls-the-batch"
+"""A text with this word takes ``STALL_S`` seconds, the first time that a process meets it."""
+
+
+class CrashPoint:
+    """A place in the flow where the process dies when it passes for the n-th time."""
+
+    def __init__(self, name: str) -> None:
+        self._left = int(os.environ.get("CRASH_AFTER", "1")) if os.environ.get("CRASH_AT") == name else 0
+        self._lock = threading.Lock()
+
+    def passed(self) -> None:
+        """Pass it, or die."""
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class TroubledEmbedder(WordHashEmbedder):
+    """Hashed words, with trouble."""
+
+    _stalled = False
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        words = {word for text in texts for word in text.split()}
+        if KILLS in words:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if BREAKS in words:
+            raise ValueError(f"no vector for {texts}")
+        if STALLS in words and not self._stalled:
+            self._stalled = True
+            time.sleep(float(os.environ["STALL_S"]))
+        time.sleep(float(os.environ.get("EMBED_S", "0")))
+        vectors = super().embed(texts)
+        _EMBEDDING.passed()
+        return vectors
+
+
+_TAKEN, _EMBEDDING, _PLACED, _COMMITTED, _PUBLISHED = map(
+    CrashPoint, ("taken", "embedding", "placed", "committed", "published")
+)
+_TAKING_COMMANDS = ("BRPOP", "BLMOVE", "EVAL")
+
+
+def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    setattr(owner, name, around(getattr(owner, name)))
+
+
+def _take_from_redis(parse_response: Callable[..., Any]) -> Callable[..., Any]:
+    def parse(self: Any, connection: Any, command: str, **options: Any) -> Any:
+        reply = parse_response(self, connection, command, **options)
+        # Only kombu's channel names the command it waits for; a message comes as a list, or as itself.
+        if command in _TAKING_COMMANDS and isinstance(reply, bytes | list):
+            _TAKEN.passed()
+        return reply
+
+    return parse
+
+
+def _take_from_rabbitmq(deliver: Callable[..., Any]) -> Callable[..., Any]:
+    def deliver_or_die(*args: Any) -> Any:
+        _TAKEN.passed()
+        return deliver(*args)
+
+    return deliver_or_die
+
+
+def _commit(commit: Callable[..., Any]) -> Callable[..., Any]:
+    def commit_or_die(*args: Any) -> Any:
+        _PLACED.passed()
+        stands = commit(*args)
+        _COMMITTED.passed()
+        return stands
+
+    return commit_or_die
+
+
+def _publish(publish: Callable[..., Any]) -> Callable[..., Any]:
+    def publish_or_die(*args: Any) -> None:
+        publish(*args)
+        _PUBLISHED.passed()
+
+    return publish_or_die
+
+
+def main() -> None:
+    """Run the worker until it is told to stop, or dies."""
+    _wrap(redis.Redis, "parse_response", _take_from_redis)
+    _wrap(amqp.channel.Channel, "_on_basic_deliver", _take_from_rabbitmq)
+    _wrap(RedisLedger, "commit", _commit)
+    _wrap(Publisher, "publish", _publish)
+    run(TroubledEmbedder)
+
+
+if __name__ == "__main__":
+    main()

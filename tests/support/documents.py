@@ -1,0 +1,67 @@
+"""The documents of the repository, line by line, and the code in them."""
+
+import re
+from collections.abc import Iterator
+from textwrap import dedent
+from typing import Final, NamedTuple
+
+from tests.support.paths import REPOSITORY
+
+DOCUMENTS: Final = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "deploy/OPERATIONS.md",
+    "tests/benchmarks/README.md",
+    "worker/ARCHITECTURE.md",
+)
+
+_FENCE: Final = re.compile(r"\s*(```|~~~)")
+_ITEM: Final = re.compile(r"\s*([-*+]|\d+\.)\s")
+_SPAN: Final = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+
+
+class Line(NamedTuple):
+    """One line of a document."""
+
+    place: str
+    """Document and number of the line."""
+    text: str
+    is_code: bool
+    """Whether it is in a block of code, fenced or indented."""
+
+    @property
+    def spans(self) -> list[str]:
+        """What is in backticks; all of a line of code."""
+        return [self.text.strip()] if self.is_code else [span.strip() for _, span in _SPAN.findall(self.text)]
+
+
+def lines_of(document: str) -> Iterator[Line]:
+    """The lines of a document; fences themselves are left out."""
+    fence, was_blank, was_code, in_list = "", True, False, False
+    for number, text in enumerate((REPOSITORY / document).read_text("utf-8").splitlines(), start=1):
+        found = _FENCE.match(text)
+        if found and fence in ("", found[1]):
+            fence = "" if fence else found[1]
+            continue
+        is_blank = not text.strip()
+        is_indented = text.startswith("    ") and not in_list and (was_blank or was_code)
+        if not (is_blank or text.startswith(" ")):
+            in_list = bool(_ITEM.match(text))
+        is_code = bool(fence) or (is_indented and not is_blank)
+        yield Line(f"{document}:{number}", text, is_code)
+        was_blank, was_code = is_blank, is_code
+
+
+def code_with(words: str) -> str:
+    """The first block of code in the documents that has these words."""
+    return next(block for document in DOCUMENTS for block in _blocks(document) if words in block)
+
+
+def _blocks(document: str) -> Iterator[str]:
+    block: list[str] = []
+    for line in [*lines_of(document), Line("", "", is_code=False)]:
+        if line.is_code:
+            block.append(line.text)
+        elif block:
+            yield dedent("\n".join(block)) + "\n"
+            block = []

@@ -1,0 +1,115 @@
+"""Several workers on the same settings; under a supervisor, one that ends is replaced, as in production."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from kp_scorer.settings import Settings
+
+from tests.support.processes import Worker, launch_worker, wait_until
+
+_STOP_S: Final = 40.0
+
+Variables = Callable[[int, int], Mapping[str, str]]
+"""The variables of a worker beside its settings, by its place in the fleet and by which life of that place it is."""
+
+
+class Fleet:
+    """So many workers. A supervised fleet replaces each that ends, until it is stopped."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: Path,
+        count: int,
+        command: Sequence[str],
+        variables: Variables = lambda place, life: {},
+        *,
+        supervised: bool = False,
+    ) -> None:
+        """Prepare; the workers start when the context is entered, and log to files of their own in ``directory``."""
+        self.settings = settings
+        self._directory = directory
+        self._command = command
+        self._variables = variables
+        self._lives = [0] * count
+        self._workers: list[Worker] = []
+        self._stopping = threading.Event()
+        self._supervisor = threading.Thread(target=self._replace_the_dead, daemon=True) if supervised else None
+        self.ends: list[int] = []
+        """Exit codes of the workers that were replaced; -9 is a SIGKILL."""
+
+    def __getitem__(self, place: int) -> Worker:
+        """The worker that has this place now."""
+        return self._workers[place]
+
+    def __iter__(self) -> Iterator[Worker]:
+        """The workers there are now."""
+        return iter(list(self._workers))
+
+    def kill(self, place: int) -> None:
+        """Kill the worker that has this place now, without warning."""
+        self._workers[place].process.kill()
+
+    def wait_until_ready(self) -> None:
+        """Wait until every place has a worker that takes work; without a supervisor, fail if one has ended."""
+        for place in range(len(self._workers)):
+            if self._supervisor:
+                wait_until(lambda place=place: self._workers[place].events("worker_ready"))  # type: ignore[misc]
+            else:
+                self._workers[place].wait_until_ready()
+
+    def logged(self, event: str) -> int:
+        """How often the workers have logged an event, the dead ones too."""
+        return sum(path.read_text("utf-8").count(f'"event": "{event}"') for path in self._directory.glob("worker-*.log"))
+
+    def stop(self) -> list[int]:
+        """Tell all to end, replace none, and return their exit codes."""
+        if self._stopping.is_set():
+            return [worker.process.returncode for worker in self._workers]
+        self._stopping.set()
+        if self._supervisor:
+            self._supervisor.join()
+        for worker in self._workers:
+            worker.process.terminate()
+        try:
+            # Told only once: a process on its last steps would die of being told again.
+            return [worker.process.wait(_STOP_S) for worker in self._workers]
+        finally:
+            for worker in self._workers:
+                worker.process.kill()
+                worker.process.wait()
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(exist_ok=True)
+        self._workers = [self._launch(place) for place in range(len(self._lives))]
+        if self._supervisor:
+            self._supervisor.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _replace_the_dead(self) -> None:
+        while not self._stopping.wait(0.05):
+            for place, worker in enumerate(self._workers):
+                if worker.process.poll() is not None:
+                    self.ends.append(worker.process.returncode)
+                    self._workers[place] = self._launch(place)
+
+    def _launch(self, place: int) -> Worker:
+        life = self._lives[place]
+        self._lives[place] += 1
+        log = self._directory / f"worker-{place}-{life:03}.log"
+        return launch_worker(self.settings, log, self._command, self._variables(place, life))
+
+
+@contextmanager
+def start_fleet(settings: Settings, directory: Path, count: int, command: Sequence[str]) -> Iterator[Fleet]:
+    """Run several workers without a supervisor; all are ready."""
+    with Fleet(settings, directory, count, command) as fleet:
+        fleet.wait_until_ready()
+        yield fleet

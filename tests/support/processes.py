@@ -1,0 +1,96 @@
+"""Worker processes, and waiting on conditions."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kp_scorer.settings import Settings, as_environment
+
+Found = TypeVar("Found")
+
+KP_SCORER_WORKER = ("kp_scorer.cli", "worker")
+FAST_WORKER = ("tests.support.fast_worker",)
+"""The same worker with an embedder that needs no model: ready in a second, so that many can be started and killed."""
+
+CRASHING_WORKER = ("tests.support.crashing_worker",)
+"""That one, dying, erring or stalling where a test wants it to."""
+
+
+def wait_until(condition: Callable[[], Found], timeout_s: float = 60.0) -> Found:
+    """Wait for a condition to give something true, and return that; fail loudly if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"nothing within {timeout_s:g} s"
+        time.sleep(0.02)
+    return found
+
+
+class Worker:
+    """A worker in a process of its own, and what it logged."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Log lines with this event, so far."""
+        rows = (json.loads(line) for line in self.text().splitlines() if line.startswith("{") and line.endswith("}"))
+        return [row for row in rows if row["event"] == name]
+
+    def text(self) -> str:
+        """Everything it wrote to stderr and stdout, so far."""
+        return self._log.read_text("utf-8")
+
+    def wait_until_ready(self) -> None:
+        """Wait until it takes work; fail if it ends instead."""
+        wait_until(lambda: self.events("worker_ready") or self.process.poll() is not None)
+        assert self.process.poll() is None, self.text()
+
+    def stop(self) -> None:
+        """Ask it to end, and make sure that it does."""
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def start_worker(
+    settings: Settings,
+    log: Path,
+    *,
+    ready: bool = True,
+    command: Sequence[str] = KP_SCORER_WORKER,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Worker]:
+    """Run ``kp-scorer worker`` with exactly these settings; wait until it is ready; stop it in the end."""
+    started = launch_worker(settings, log, command, variables)
+    try:
+        if ready:
+            started.wait_until_ready()
+        yield started
+    finally:
+        started.stop()
+
+
+def launch_worker(
+    settings: Settings, log: Path, command: Sequence[str] = KP_SCORER_WORKER, variables: Mapping[str, str] | None = None
+) -> Worker:
+    """Run a worker with exactly these settings, and with variables beside them, and do not wait for it."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            env=inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"} | dict(variables or {}),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    return Worker(process, log)

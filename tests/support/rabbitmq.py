@@ -1,0 +1,82 @@
+"""A real RabbitMQ, with queues that belong to one test."""
+
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, Self
+
+from amqp.exceptions import NotFound
+from kombu import Connection
+from kp_scorer.settings import Settings, load_settings
+
+QUEUES: Final = ("traces", "accepted", "rejected", "dead")
+
+
+@contextmanager
+def own_virtual_host(url: str) -> Iterator[str]:
+    """Make a virtual host if this user may, and remove it in the end; else use the one that the URL names."""
+    control = shutil.which("rabbitmqctl")
+    with Connection(url) as connection:
+        userid, local = connection.userid, connection.hostname in ("localhost", "127.0.0.1")
+    name = f"kp-test-{uuid.uuid4().hex}"
+    if not (control and local and _done(control, "add_vhost", name)):
+        yield url
+        return
+    try:
+        assert _done(control, "set_permissions", "--vhost", name, userid, ".*", ".*", ".*")
+        yield f"{url.rpartition('@')[0]}@{url.rpartition('@')[2].partition('/')[0]}/{name}"
+    finally:
+        _done(control, "delete_vhost", name)
+
+
+def _done(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+
+
+def own_queues() -> dict[str, str]:
+    """Settings that name queues which no other test uses."""
+    suffix = uuid.uuid4().hex
+    return {f"queues.{kind}": f"{kind}-{suffix}" for kind in QUEUES}
+
+
+class RabbitMQ:
+    """Queues of one test: settings that name them, and a look at what the broker has."""
+
+    def __init__(self, url: str, redis_url: str) -> None:
+        self._endpoints = {"broker.url": url, "redis.url": redis_url}
+        self._names = own_queues()
+        self._connection = Connection(url)
+
+    def settings(self, **changed: object) -> Settings:
+        """Settings with these queues; ``broker__delivery_limit=2`` changes one."""
+        return load_settings(
+            {**self._endpoints, **self._names, **{name.replace("__", "."): value for name, value in changed.items()}}
+        )
+
+    def name(self, kind: str) -> str:
+        """Name of the queue of traces, accepted, rejected or dead."""
+        return self._names[f"queues.{kind}"]
+
+    def waiting(self, kind: str) -> int:
+        """Messages on a queue that nobody has in hand; 0 if there is no such queue."""
+        with self._connection.channel() as channel:
+            try:
+                return int(channel.queue_declare(self.name(kind), passive=True).message_count)
+            except NotFound:
+                return 0
+
+    def delete(self, kind: str) -> int:
+        """Delete a queue; return how many messages went with it."""
+        with self._connection.channel() as channel:
+            return int(channel.queue_delete(self.name(kind)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for queue in QUEUES:
+            self.delete(queue)
+        self._connection.close()

@@ -1,0 +1,95 @@
+"""A Redis server that a test may kill, starve and rob of its last second."""
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import redis
+from kp_scorer.store.local_redis import redis_executable
+
+from tests.support.processes import wait_until
+
+
+class RedisServer:
+    """A server on a port of its own, configured as in production: append-only file, synced every second, no eviction."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep its data in ``directory``; starts nothing."""
+        self._directory = directory
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+
+    def start(self) -> None:
+        """Start it, or start it again with the data it has, and wait until that is loaded."""
+        configuration = [
+            *("bind 127.0.0.1", f"port {self._port}", f'dir "{self._directory}"', "maxmemory-policy noeviction"),
+            *("appendonly yes", "appendfsync everysec", "aof-load-truncated yes", 'save ""'),
+            # A rewritten file could not be cut back to what it was.
+            "auto-aof-rewrite-percentage 0",
+        ]
+        with (self._directory / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen([redis_executable(), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
+        assert self._process.stdin
+        with self._process.stdin as stdin:
+            stdin.write("\n".join(configuration).encode())
+        with self.connect() as client:
+            wait_until(lambda: self._answers(client), timeout_s=30)
+
+    def kill(self) -> None:
+        """Kill it without warning. What it wrote to its file stays; nothing else does."""
+        assert self._process
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def file_bytes(self) -> int:
+        """Length of the append-only file now."""
+        return self._file.stat().st_size
+
+    def cut_file(self, length: int) -> None:
+        """Cut the file of the killed server to a length it once had, as a lost machine would that had not synced it since."""
+        with self._file.open("r+b") as file:
+            file.truncate(length)
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Refuse whatever needs memory beyond this; 0 is no limit."""
+        with self.connect() as client:
+            client.config_set("maxmemory", limit_bytes)
+
+    def used_bytes(self) -> int:
+        """Memory that counts against the limit, about."""
+        with self.connect() as client:
+            memory = client.info("memory")
+        return int(memory["used_memory"])
+
+    def connect(self) -> redis.Redis:
+        """A connection that gives up soon."""
+        return redis.Redis.from_url(self.url, socket_timeout=5, socket_connect_timeout=5)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+    @property
+    def _file(self) -> Path:
+        # Redis 7 keeps a folder of them, numbered; without rewrites there is one increment that grows.
+        return next(iter(sorted(self._directory.glob("appendonlydir/*.incr.aof"))), self._directory / "appendonly.aof")
+
+    @staticmethod
+    def _answers(client: redis.Redis) -> bool:
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

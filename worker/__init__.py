@@ -1,1 +1,0 @@
-"""KnowledgePulse scorer: Celery workers that score AI-agent reasoning traces and route the decisions."""

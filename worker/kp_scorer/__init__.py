@@ -1,0 +1,69 @@
+"""KnowledgePulse scorer: score AI-agent reasoning traces and route the decisions.
+
+    from kp_scorer import Client
+
+    with Client.connect("redis://queue:6379/0") as client:
+        trace_id = client.submit(trace)               # returns at once
+        decision = client.wait(trace_id, timeout_s=30)
+
+    from kp_scorer import score_traces
+
+    for decision in score_traces(traces):             # in this process, without Redis
+        print(decision.outcome, decision.score)
+
+The names in this module are the public API; everything else may change from one version to the next. Importing the package is
+cheap: Celery, the Redis client and the embedding engines are imported when a name that needs them is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kp_scorer.client import Client, Status
+    from kp_scorer.decision import Decision
+    from kp_scorer.errors import (
+        DecisionTimeout,
+        InvalidTrace,
+        ScorerError,
+        ServiceUnavailable,
+        SettingsError,
+        TraceConflict,
+        TraceDead,
+    )
+    from kp_scorer.offline import score_traces
+    from kp_scorer.trace import ReasoningTrace
+
+__all__ = [
+    "Client",
+    "Decision",
+    "DecisionTimeout",
+    "InvalidTrace",
+    "ReasoningTrace",
+    "ScorerError",
+    "ServiceUnavailable",
+    "SettingsError",
+    "Status",
+    "TraceConflict",
+    "TraceDead",
+    "score_traces",
+]
+
+_MODULES = {
+    "Client": "client",
+    "Decision": "decision",
+    "ReasoningTrace": "trace",
+    "Status": "client",
+    "score_traces": "offline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the object of this name on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,89 @@
+"""The Celery side of the settings: one way to make an app, for workers and clients."""
+
+import socket
+from typing import Any, Final
+
+from celery import Celery
+
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.task_message import largest_message_bytes
+from kp_scorer.settings import Settings
+
+# Only Linux has this option.
+_TCP_USER_TIMEOUT: Final = [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else []
+
+
+def make_celery(settings: Settings) -> Celery:
+    """Make an app that knows the broker and the queue of traces, and no task yet."""
+    app = Celery("kp-scorer", set_as_current=False)
+    app.conf.update(_configuration(settings))
+    return app
+
+
+def _configuration(settings: Settings) -> dict[str, Any]:
+    broker, redis = settings.broker, settings.redis
+    return {
+        "broker_url": broker.url,
+        "broker_transport": "kp_scorer.broker.redis_transport:Transport" if broker.is_redis else None,
+        # Try again when Redis answers with an error, as when it is full; Celery's default is to exit.
+        "broker_channel_error_retry": True,
+        "broker_transport_options": _transport_options(settings),
+        "broker_connection_timeout": broker.timeout_s,
+        # RabbitMQ only: a connection on which the worker merely listens counts as dead after twice this many seconds.
+        "broker_heartbeat": max(1, int(2 * broker.timeout_s)),
+        # Long enough for a connection to come free: each publish is tried three times.
+        "broker_pool_acquire_timeout": 10 * broker.timeout_s,
+        "broker_connection_retry_on_startup": True,
+        "task_queues": [submission_queues(settings).traces],
+        "task_default_queue": settings.queues.traces,
+        "task_default_exchange": "",
+        "task_default_routing_key": settings.queues.traces,
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "accept_content": ["json"],
+        # A producer that passes ignore_result=False gets its decision from here; for others nothing is stored.
+        "result_backend": redis.url,
+        "result_backend_transport_options": {"visibility_timeout": broker.visibility_timeout_s},
+        "task_ignore_result": True,
+        "result_expires": 3600,
+        "visibility_timeout": broker.visibility_timeout_s,
+        # A message is acknowledged only when decided and published, or dead-lettered; given back when the process dies.
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "worker_prefetch_multiplier": 1,
+        "worker_pool": "threads",
+        "worker_concurrency": settings.worker.concurrency,
+        # The threads pool cannot cancel a task, and late acks make cancelling needless.
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "enable_utc": True,
+    }
+
+
+def _transport_options(settings: Settings) -> dict[str, Any]:
+    broker = settings.broker
+    # Kombu's attempts to connect before a publish fails; by default it tries for all of broker.timeout_s.
+    retries = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.0, "interval_max": 0.1}
+    if not broker.is_redis:
+        return {
+            **retries,
+            "confirm_publish": True,
+            # Without these, declaring a queue or opening a channel on a dead connection waits for ever.
+            "read_timeout": broker.timeout_s,
+            "write_timeout": broker.timeout_s,
+            # By default py-amqp drops a connection if data is not received within a second, and each message in hand counts as
+            # delivered once more.
+            "socket_settings": {option: int(broker.timeout_s * 1_000) for option in _TCP_USER_TIMEOUT},
+        }
+    return {
+        **retries,
+        "visibility_timeout": broker.visibility_timeout_s,
+        # Without these a publish, or a worker whose peer has vanished, waits for ever.
+        "socket_timeout": broker.timeout_s,
+        "socket_connect_timeout": broker.timeout_s,
+        "socket_keepalive": True,
+        # A worker drops a connection whose reply is this many seconds overdue.
+        "health_check_interval": max(1, int(5 * broker.timeout_s)),
+        # Seconds between sweeps, which renew the messages in hand and give back those of dead workers.
+        "unacked_restore_interval": 1,
+        "largest_bytes": largest_message_bytes(settings.limits),
+    }

@@ -1,0 +1,48 @@
+"""What RabbitMQ has delivered too often, on its way to the dead letters."""
+
+from typing import Final
+
+from celery import Celery
+from kombu import Producer, Queue
+
+from kp_scorer.broker.publishing import with_producer
+from kp_scorer.broker.task_message import bury_poison, largest_message_bytes
+from kp_scorer.settings import Settings
+from kp_scorer.store import DeadLetters
+
+_DRAINED_AT_ONCE: Final = 100
+
+
+class DeadQueue:
+    """The queue to which RabbitMQ moves messages that were delivered ``broker.delivery_limit`` times. One thread owns it."""
+
+    def __init__(self, app: Celery, queue: Queue, dead_letters: DeadLetters, settings: Settings) -> None:
+        """Read ``queue`` with a connection of the app's pool."""
+        self._app = app
+        self._queue = queue
+        self._dead_letters = dead_letters
+        self._delivery_limit = settings.broker.delivery_limit
+        self._largest_bytes = largest_message_bytes(settings.limits)
+
+    def drain(self) -> None:
+        """Make dead letters of what is on the queue, 100 at most.
+
+        A message leaves the queue when its dead letter is kept. Kept again after a crash in between, it is one still.
+
+        Raises:
+            SettingsError: RabbitMQ has a queue of this name with other arguments.
+            ServiceUnavailable: RabbitMQ or Redis cannot be reached; what was not kept is still on the queue.
+        """
+        with_producer(self._app, "dead queue", self._drain)
+
+    def _drain(self, producer: Producer) -> None:
+        producer.maybe_declare(self._queue)
+        channel = producer.channel
+        for _ in range(_DRAINED_AT_ONCE):
+            found = channel.basic_get(self._queue.name)
+            if found is None:
+                return
+            # Kombu's own way to get one raises an error for a body that it cannot decompress, again and again.
+            message = channel.message_to_python(found)
+            bury_poison(self._dead_letters, message, self._delivery_limit, self._largest_bytes)
+            message.ack()

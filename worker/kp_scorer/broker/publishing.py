@@ -1,0 +1,142 @@
+"""Publish to the queues: on RabbitMQ confirmed and routed, on either broker with each step within ``broker.timeout_s``."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from amqp.exceptions import AMQPError, MessageNacked
+from celery import Celery
+from kombu import Producer, Queue
+from kombu.exceptions import LimitExceeded, OperationalError
+from redis.exceptions import RedisError, ResponseError
+
+from kp_scorer.broker.queues import SubmissionQueues
+from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.store.connection import is_full
+
+_PRECONDITION_FAILED: Final = 406
+_RETRY_PAUSES_S: Final = (0.1, 0.5)
+
+Found = TypeVar("Found")
+
+
+def declare_queues(app: Celery, queues: Sequence[Queue]) -> None:
+    """Declare the queues, in order.
+
+    Raises:
+        SettingsError: RabbitMQ has a queue of this name with other arguments.
+        ServiceUnavailable: the broker cannot be reached.
+    """
+    with_producer(app, "queues", lambda producer: [queue(producer.channel).declare() for queue in queues])
+
+
+def publish_options(app: Celery) -> dict[str, Any]:
+    """Options of every publish, through a producer or by ``send_task``.
+
+    A message for which there is no queue comes back as an error, and no step waits longer than ``broker.timeout_s``. Kombu's
+    own retrying stays off: it takes a refusal for a broken connection.
+    """
+    timeout_s = app.conf.broker_connection_timeout
+    return {
+        "delivery_mode": "persistent",
+        "mandatory": True,
+        "timeout": timeout_s,
+        "confirm_timeout": timeout_s,
+        "retry": False,
+    }
+
+
+def with_producer(app: Celery, what: str, use: Callable[[Producer], Found]) -> Found:
+    """Call ``use`` with a producer and return its result; if the broker or connection fails, retry on a new connection.
+
+    Queues declared through the producer are declared again on the new connection. ``use`` has to be safe to repeat. On
+    RabbitMQ a publish returns once the broker has confirmed it, and raises ``amqp.exceptions.MessageNacked`` if it refused.
+
+    Raises:
+        SettingsError: RabbitMQ has a queue of this name with other arguments.
+        ServiceUnavailable: the broker cannot be reached, has no such queue, or did not confirm in time.
+    """
+    for pause_s in (*_RETRY_PAUSES_S, None):
+        with _producer(app, what) as producer:
+            connection = producer.connection
+            try:
+                return use(producer)
+            except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
+                # Dropped, not closed: a late confirm would be taken for that of the next message on this channel, and
+                # closing would wait for a peer that may be gone.
+                connection.collect()
+                if getattr(error.__cause__ or error, "reply_code", None) == _PRECONDITION_FAILED:
+                    raise SettingsError(f"{what}: {error}; make the settings equal, or delete the queue") from error
+                if pause_s is None:
+                    raise ServiceUnavailable(f"{what}: {_described(error)}") from error
+        time.sleep(pause_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+@contextmanager
+def unavailable_if_broker_fails(what: str) -> Iterator[None]:
+    """Turn the broker's connection errors and refusals into ServiceUnavailable."""
+    try:
+        yield
+    except (OperationalError, OSError, AMQPError, RedisError) as error:
+        raise ServiceUnavailable(f"{what}: {_described(error)}") from error
+
+
+def send_trace(app: Celery, queues: SubmissionQueues, trace_id: str, payload: dict[str, Any]) -> None:
+    """Declare the queues of submissions and put a submission on the queue of traces.
+
+    Raises:
+        SettingsError: RabbitMQ has a queue of this name with other arguments.
+        ServiceUnavailable: the broker cannot be reached, refuses, or did not confirm in time.
+    """
+
+    def send(producer: Producer) -> None:
+        app.send_task(
+            TASK_NAME,
+            args=[payload],
+            queue=queues.traces,
+            # Says which trace it is even where the body must not be parsed.
+            task_id=trace_id,
+            # Celery would otherwise put a printed copy of the arguments into the headers.
+            argsrepr="(trace,)",
+            kwargsrepr="{}",
+            declare=queues.in_order,
+            producer=producer,
+            **publish_options(app),
+        )
+
+    try:
+        with_producer(app, "submit", send)
+    except MessageNacked as error:
+        raise ServiceUnavailable("submit: the broker refuses") from error
+
+
+def waiting(app: Celery, queue: Queue) -> int:
+    """How many messages wait in a queue, not counting those in hand.
+
+    Raises:
+        SettingsError: RabbitMQ has a queue of this name with other arguments.
+        ServiceUnavailable: the broker cannot be reached.
+    """
+    return with_producer(app, queue.name, lambda producer: int(queue(producer.channel).queue_declare().message_count))
+
+
+@contextmanager
+def _producer(app: Celery, what: str) -> Iterator[Producer]:
+    try:
+        lent = app.producer_pool.acquire(block=True, timeout=app.conf.broker_pool_acquire_timeout)
+    except LimitExceeded:
+        raise ServiceUnavailable(f"{what}: all connections to the broker are in use") from None
+    with lent as producer:
+        yield producer
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, ResponseError):
+        # Redis' answer quotes the command, which contains the trace.
+        return (
+            "the broker is full, its maxmemory is reached" if is_full(error) else f"the broker refuses ({type(error).__name__})"
+        )
+    return f"cannot use the broker ({type(error).__name__}: {error})"

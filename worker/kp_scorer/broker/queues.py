@@ -1,0 +1,56 @@
+"""The queues, and how they differ between Redis and RabbitMQ."""
+
+from typing import Any, NamedTuple
+
+from kombu import Exchange, Queue
+
+from kp_scorer.decision import Outcome
+from kp_scorer.settings import Settings
+
+
+class SubmissionQueues(NamedTuple):
+    """The queues that must exist before a trace is submitted or taken."""
+
+    traces: Queue
+    """The queue that workers consume."""
+    dead: Queue | None
+    """Where RabbitMQ puts messages delivered too often; None on Redis, where the workers count deliveries."""
+
+    @property
+    def in_order(self) -> list[Queue]:
+        """All queues, ``dead`` first: RabbitMQ would drop what it moves to a queue that is not declared."""
+        return [self.traces] if self.dead is None else [self.dead, self.traces]
+
+
+def submission_queues(settings: Settings) -> SubmissionQueues:
+    """The queues that submissions need."""
+    queues = settings.queues
+    if settings.broker.is_redis:
+        return SubmissionQueues(_queue(queues.traces), None)
+    arguments = {
+        # RabbitMQ counts how often a message has come back, which is one less than its deliveries.
+        "x-delivery-limit": settings.broker.delivery_limit - 1,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": queues.dead,
+        # By default RabbitMQ drops a message that the dead-letter queue does not accept at once.
+        "x-dead-letter-strategy": "at-least-once",
+    }
+    return SubmissionQueues(_quorum_queue(queues.traces, arguments), _quorum_queue(queues.dead))
+
+
+def results_queue(settings: Settings, outcome: Outcome) -> Queue:
+    """The queue of decisions with this outcome; RabbitMQ holds at most ``queues.results_limit``, unless that is 0."""
+    queues = settings.queues
+    name = queues.accepted if outcome == "accepted" else queues.rejected
+    if settings.broker.is_redis:
+        return _queue(name)
+    return _quorum_queue(name, {"x-max-length": queues.results_limit} if queues.results_limit else {})
+
+
+def _queue(name: str, arguments: dict[str, Any] | None = None) -> Queue:
+    """A durable queue on the default exchange: on Redis a plain list, with no binding set whose loss would drop messages."""
+    return Queue(name, exchange=Exchange(""), routing_key=name, queue_arguments=arguments)
+
+
+def _quorum_queue(name: str, arguments: dict[str, Any] | None = None) -> Queue:
+    return _queue(name, {"x-queue-type": "quorum", "x-overflow": "reject-publish", **(arguments or {})})

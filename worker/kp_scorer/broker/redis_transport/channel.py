@@ -1,0 +1,241 @@
+"""Kombu's channel and transport on queues of our own.
+
+Kombu's own channel pops a message from the list and then notes it as unacknowledged: a consumer that dies between the two takes
+the message with it. It also ends its process, message and all, on an item that is no message.
+"""
+
+import base64
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from queue import Empty
+from typing import Any, Final
+
+import redis.exceptions
+import structlog
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from kombu.utils.json import loads
+
+from kp_scorer.broker.redis_transport.queue import RedisQueue, Taken
+from kp_scorer.broker.task_message import DELIVERY_COUNT
+from kp_scorer.store.connection import is_full
+
+_SWEEP_EVERY_S: Final = 1.0
+_PAUSE_WHEN_FULL_S: Final = 1.0
+
+log = structlog.get_logger("kp_scorer.broker.redis_transport")
+
+
+class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
+    """What this channel has in hand. A delivery tag is ``digest@queue``."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Remember a message; Redis knows since it was taken."""
+        virtual.QoS.append(self, message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        """Let go of a message for good."""
+        digest, queue = _parts(delivery_tag)
+        with self._letting_go(delivery_tag) as client:
+            self.channel.queue(queue).acknowledge(client, digest)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Give a message back to be taken last, or let go of it for good."""
+        if not requeue:
+            self.ack(delivery_tag)
+            return
+        with self._letting_go(delivery_tag) as client:
+            self.restore_by_tag(delivery_tag, client, leftmost=True)
+
+    @contextmanager
+    def _letting_go(self, delivery_tag: str) -> Iterator[Any]:
+        """Hold a message no longer, whether Redis can be told or not: else it would be renewed, and count, for ever."""
+        try:
+            with self.channel.conn_or_acquire() as client:
+                yield client
+        finally:
+            virtual.QoS.ack(self, delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Give back all that is in hand, as the channel closes."""
+        # Of a connection that was lost there is nothing to give back: what is not renewed comes back by itself.
+        if self.channel.is_connected:
+            super().restore_unacked(client)
+
+    def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> None:
+        """Give a message back."""
+        digest, queue = _parts(tag)
+        with self.channel.conn_or_acquire(client) as connection:
+            self.channel.queue(queue).give_back(connection, digest, taken_next=not leftmost)
+
+    def restore_visible(self, start: int = 0, num: int = 0, interval: int = 0) -> None:
+        """Renew what this channel holds; give back what others have not renewed within the visibility timeout."""
+        for queue in self.channel.active_queues:
+            self.channel.sweep(queue)
+
+    def held(self, queue: str) -> list[str]:
+        """Digests of what this channel holds of a queue."""
+        return [digest for digest, of in map(_parts, self._delivered) if of == queue]
+
+
+class Channel(kombu_redis.Channel):  # type: ignore[misc]
+    """Takes with scripts where kombu pops and notes."""
+
+    QoS = QoS
+
+    #: A larger message does not leave Redis; its beginning does. Set by ``transport_options``.
+    largest_bytes = 2**26
+
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, "largest_bytes")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._queues: dict[str, RedisQueue] = {}
+        self._polled = ""
+        self._blocking = False
+        self._paused_until = 0.0
+        self._swept_at: dict[str, float] = {}
+        super().__init__(*args, **kwargs)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the channel still belongs to a connection that knows its server."""
+        return self.connection is not None and self.connection.client is not None
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        """Give a connection to Redis."""
+        # A task may end after its connection was lost. Kombu fails then with an error that ends the worker, where one that
+        # says what is wrong is all in a day's work.
+        if client is None and not self.is_connected:
+            raise ConnectionError("the connection that the message came by is closed")
+        yield client or self._shared_client
+
+    @cached_property
+    def _shared_client(self) -> Any:
+        # Kombu makes one for each command, which takes longer than the command.
+        return self._create_client()
+
+    def queue(self, name: str) -> RedisQueue:
+        """The queue of this name."""
+        if name not in self._queues:
+            self._queues[name] = RedisQueue(name, self.largest_bytes)
+        return self._queues[name]
+
+    def sweep(self, queue: str) -> None:
+        """Renew what this channel holds of a queue, and give back what dead consumers have left, by Redis' clock."""
+        priorities = [self._q_for_pri(queue, priority) for priority in self.priority_steps if priority]
+        with self.conn_or_acquire() as client:
+            self.queue(queue).sweep(client, int(self.visibility_timeout * 1_000), priorities, self.qos.held(queue))
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues or time.monotonic() < self._paused_until:
+            return
+        self._polled = queues[0]
+        queue = self.queue(queues[0])
+        connection = self.client.connection
+        self._in_poll = connection
+        self._brpop_sent_at = time.monotonic()
+        # Only an empty queue is worth waiting at; a busy one delivers its next message, noted, in this one round trip.
+        if self._blocking:
+            connection.send_command("BLMOVE", queue.name, queue.taking, "RIGHT", "LEFT", timeout or self.brpop_timeout)
+        else:
+            connection.send_command(*queue.take_command())
+
+    def _brpop_read(self, **options: Any) -> bool:
+        name = self._polled
+        try:
+            taken = self._read_taken(self.queue(name), **options)
+        finally:
+            self._in_poll = None
+            # Between two commands is the one safe moment for a pending re-authentication.
+            self._flush_brpop_reauth()
+        if taken is None:
+            self._queue_cycle.rotate(name)
+            raise Empty
+        self.connection._deliver(self._message(name, taken), name)  # noqa: SLF001  # the transport's own
+        return True
+
+    def _read_taken(self, queue: RedisQueue, **options: Any) -> Taken | None:
+        connection = self.client.connection
+        try:
+            reply = self.client.parse_response(connection, "BLMOVE" if self._blocking else "EVAL", **options)
+        except self.connection_errors:
+            # Disconnected, the next tick connects anew.
+            connection.disconnect()
+            raise
+        except redis.exceptions.ResponseError as error:
+            if not is_full(error):
+                raise
+            log.warning("broker_full", queue=queue.name)
+            self._paused_until = time.monotonic() + _PAUSE_WHEN_FULL_S
+            return None
+        taken = self._note(queue, reply) if self._blocking else queue.parse_taken(reply)
+        self._blocking = not taken
+        return taken
+
+    def _note(self, queue: RedisQueue, moved: bytes | None) -> Taken | None:
+        """Note a message that a blocking take has moved."""
+        if not moved:
+            return None
+        if queue.is_oversized(moved):
+            # Not sent once more: where it lies, the sweep sees to it.
+            self.sweep(queue.name)
+            return None
+        with self.conn_or_acquire() as client:
+            return queue.take(client, moved)
+
+    def _get(self, queue: str) -> dict[str, Any]:
+        if time.monotonic() - self._swept_at.get(queue, 0.0) > _SWEEP_EVERY_S:
+            self._swept_at[queue] = time.monotonic()
+            self.sweep(queue)
+        with self.conn_or_acquire() as client:
+            taken = self.queue(queue).take(client)
+        if taken is None:
+            raise Empty
+        return self._message(queue, taken)
+
+    def _size(self, queue: str) -> int:
+        # Kombu asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.
+        with self.conn_or_acquire() as client:
+            return sum(client.llen(self._q_for_pri(queue, priority)) for priority in self.priority_steps)
+
+    def _message(self, queue: str, taken: Taken) -> dict[str, Any]:
+        """Make the message that kombu expects; an item that is none becomes one whose body it is, and which no one can read."""
+        tag = f"{taken.digest.decode()}@{queue}"
+        # As RabbitMQ counts: deliveries before this one.
+        count = {DELIVERY_COUNT: taken.deliveries - 1}
+        try:
+            message: dict[str, Any] = loads(taken.message)
+            message["properties"]["delivery_tag"] = tag
+            message["properties"].setdefault("delivery_info", {})["redelivered"] = taken.deliveries > 1
+            message["headers"] = {**(message.get("headers") or {}), **count}
+            if not (message["body"] and isinstance(message["body"], str)):
+                raise ValueError("nothing in it but an envelope, or the body under another name")
+            if message["properties"].get("body_encoding") == "base64":
+                # Kombu would skip what is no base64, and with it lose bytes.
+                message["body"] = base64.b64decode(message["body"], validate=True)
+                del message["properties"]["body_encoding"]
+            self.Message(message, channel=self)
+        except Exception:
+            properties = {"delivery_tag": tag, "delivery_info": {"exchange": "", "routing_key": queue}}
+            return {
+                "body": taken.message,
+                "content-type": "application/octet-stream",
+                "headers": count,
+                "properties": properties,
+            }
+        return message
+
+
+class Transport(kombu_redis.Transport):  # type: ignore[misc]
+    """Redis transport with this module's channel; for the setting ``broker_transport``."""
+
+    Channel = Channel
+
+
+def _parts(tag: str) -> tuple[str, str]:
+    digest, _, queue = tag.partition("@")
+    return digest, queue

@@ -1,0 +1,30 @@
+-- Take one message off a queue and note that it is in hand, in one step.
+--
+-- KEYS  queue, taking, in hand, index of in hand, deliveries, oversized
+-- ARGV  a message that was moved to `taking` already, or an empty string to take the next one; largest size in bytes, bytes to
+--       deliver of a larger one, seconds to keep that
+-- Reply the message, its digest, how often it has been delivered; or nothing if the queue is empty
+
+local queue, taking, in_hand, index, deliveries, oversized = unpack(KEYS)
+local message, largest_bytes, beginning_bytes, oversized_ttl_s = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local DELIVERIES_TTL_S = 86400
+
+if message == '' then
+    -- Refused while Redis is full, before anything has changed: so nothing is taken that could not be decided.
+    message = redis.call('LMOVE', queue, taking, 'RIGHT', 'LEFT')
+    if not message then return false end
+end
+-- Removing comes first. Redis when full lets a script add only after that script has changed something.
+redis.call('LREM', taking, 1, message)
+if #message > largest_bytes then
+    -- It could end every worker that reads it. Kept here, it is its beginning that goes on.
+    redis.call('RPUSH', oversized, message)
+    redis.call('EXPIRE', oversized, oversized_ttl_s)
+    message = string.sub(message, 1, beginning_bytes)
+end
+local digest = redis.sha1hex(message)
+redis.call('HSET', in_hand, digest, message)
+redis.call('ZADD', index, now_ms(), digest)
+local count = redis.call('HINCRBY', deliveries, digest, 1)
+redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S)
+return {message, digest, count}

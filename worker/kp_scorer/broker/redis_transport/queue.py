@@ -1,0 +1,85 @@
+"""A queue in Redis on which a message is never between two places.
+
+Each queue has, beside its list:
+
+    {queue}.taking       list    messages that a blocking take has moved and not noted yet, for an instant each
+    {queue}.in_hand      hash    digest to message: taken and neither acknowledged nor given back
+    {queue}.index        zset    digest by the time when its holder was last known to be alive, in ms of Redis' clock
+    {queue}.deliveries   hash    digest to how often the message was delivered; expires after a day without a delivery
+    {queue}.oversized    list    messages too large for a worker to read, whose beginnings went on in their place; expires
+                                 30 days after the last
+
+A message is known by its digest, the SHA-1 of its bytes, which never change on the way back to the queue. Two messages of the
+very same bytes are therefore one while both are in hand, which is what they are worth.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from kp_scorer.store.keys import KEPT_S
+from kp_scorer.store.scripts import lua_source
+
+_TAKE, _ACKNOWLEDGE, _GIVE_BACK, _SWEEP = (
+    lua_source(__package__, name) for name in ("take", "acknowledge", "give_back", "sweep")
+)
+
+_SWEPT_AT_ONCE: Final = 1_000
+_BEGINNING_BYTES: Final = 65_536
+
+
+class Taken(NamedTuple):
+    """A message just taken."""
+
+    message: bytes
+    digest: bytes
+    deliveries: int
+    """How often it has been delivered, this time included."""
+
+
+class RedisQueue:
+    """The keys of one queue and what is done to them, each in one step. It holds no connection: each call is given one."""
+
+    def __init__(self, name: str, largest_bytes: int) -> None:
+        """Use the queue ``name``; of a message over ``largest_bytes`` only the beginning is delivered."""
+        self.name = name
+        self.taking, self._in_hand, self._index, self._deliveries, self._oversized = (
+            f"{name}.{part}" for part in ("taking", "in_hand", "index", "deliveries", "oversized")
+        )
+        self._largest_bytes = largest_bytes
+
+    def is_oversized(self, message: bytes) -> bool:
+        """Whether only the beginning of a message is delivered."""
+        return len(message) > self._largest_bytes
+
+    def take_command(self, moved: bytes = b"") -> tuple[Any, ...]:
+        """The command that takes the next message, or notes one that was ``moved`` to ``taking``; see :meth:`parse_taken`."""
+        keys = (self.name, self.taking, self._in_hand, self._index, self._deliveries, self._oversized)
+        return "EVAL", _TAKE, len(keys), *keys, moved, *self._sizes()
+
+    @staticmethod
+    def parse_taken(reply: Any) -> Taken | None:
+        """What was taken, by the reply to a :meth:`take_command`; None if the queue was empty."""
+        return Taken(*reply) if reply else None
+
+    def take(self, client: Any, moved: bytes = b"") -> Taken | None:
+        """Take the next message, or note one that was ``moved`` to ``taking``; None if the queue is empty."""
+        return self.parse_taken(client.execute_command(*self.take_command(moved)))
+
+    def acknowledge(self, client: Any, digest: str) -> None:
+        """Let go of a message for good."""
+        client.eval(_ACKNOWLEDGE, 3, self._in_hand, self._index, self._deliveries, digest)
+
+    def give_back(self, client: Any, digest: str, *, taken_next: bool) -> None:
+        """Put a message back on the queue, to be taken next or last; nothing happens if it is no longer in hand."""
+        client.eval(_GIVE_BACK, 3, self.name, self._in_hand, self._index, digest, "RPUSH" if taken_next else "LPUSH")
+
+    def sweep(self, client: Any, visibility_timeout_ms: int, priorities: Sequence[str], held: Sequence[str]) -> None:
+        """Renew what is ``held``, and give back what others have not renewed within the visibility timeout.
+
+        Messages in the lists ``priorities``, where kombu puts those of other priorities, join the queue.
+        """
+        keys = [self.name, self.taking, self._in_hand, self._index, self._oversized, *priorities]
+        client.eval(_SWEEP, len(keys), *keys, visibility_timeout_ms, _SWEPT_AT_ONCE, *self._sizes(), *held)
+
+    def _sizes(self) -> tuple[int, int, int]:
+        return self._largest_bytes, _BEGINNING_BYTES, KEPT_S

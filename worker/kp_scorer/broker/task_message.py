@@ -1,0 +1,88 @@
+"""What a message to the task holds, when it may hold anything."""
+
+import json
+from typing import Any, Final
+
+from kp_scorer.decoding import Limits
+from kp_scorer.errors import InvalidTrace, Problem
+from kp_scorer.store import DeadLetters
+from kp_scorer.trace import TRACE_ID_PREFIX
+
+TASK_NAME: Final = "score_trace"
+
+DELIVERY_COUNT: Final = "x-delivery-count"
+"""The header in which RabbitMQ, and our Redis transport, say how often a message was delivered before."""
+
+
+def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, largest_bytes: int) -> None:
+    """Keep a kombu message that was delivered ``deliveries`` times in vain; a body over ``largest_bytes`` is not parsed.
+
+    Raises:
+        ServiceUnavailable: Redis cannot be reached; the message must be given back, not acknowledged.
+    """
+    payload = submission_in(raw_body(message), largest_bytes)
+    detail = f"delivered {deliveries} times, and no worker came to an end with it"
+    dead_letters.bury(payload, "poison", detail, checked_id(message.headers.get("id")), deliveries)
+
+
+def largest_message_bytes(limits: Limits) -> int:
+    """How large a message may be to be parsed, in bytes.
+
+    A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and what is somewhat too large is still
+    worth a dead letter that says so.
+    """
+    return 16 * limits.message_bytes + 65_536
+
+
+def deliveries_by(headers: Any) -> int:
+    """How often a message has been delivered, this time included, by its headers; 1 where no one counted."""
+    count = headers.get(DELIVERY_COUNT)
+    return count + 1 if isinstance(count, int) else 1
+
+
+def only_argument(args: Any, kwargs: Any) -> Any:
+    """The trace among the arguments of a task: its only positional argument, or the one called ``trace``.
+
+    Raises:
+        InvalidTrace: there are other arguments, or none.
+    """
+    if len(args) == 1 and not kwargs:
+        return args[0]
+    if not args and list(kwargs) == ["trace"]:
+        return kwargs["trace"]
+    raise InvalidTrace([Problem("$", "expected the trace as the only argument of score_trace")])
+
+
+def as_bytes(payload: Any) -> bytes:
+    """A submission as the UTF-8 JSON that a dead letter keeps."""
+    return json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def raw_body(message: Any) -> bytes:
+    """The body of a kombu message as it came."""
+    body = message.body
+    return body if isinstance(body, bytes) else str(body).encode("utf-8", "surrogatepass")
+
+
+def submission_in(body: bytes, largest_bytes: int) -> bytes:
+    """The submission in the body of a task message; the body as it is if there is none, or if it is too large to be parsed."""
+    if len(body) > largest_bytes:
+        return body
+    try:
+        decoded = json.loads(body)
+        args, kwargs = (decoded["args"], decoded["kwargs"]) if isinstance(decoded, dict) else decoded[:2]
+        return as_bytes(only_argument(args, kwargs))
+    except (ValueError, TypeError, LookupError, RecursionError, InvalidTrace):
+        return body
+
+
+def trace_id_of(payload: Any) -> str:
+    """The id of a submission that may be anything; empty unless it looks like one."""
+    return checked_id(payload.get("id")) if isinstance(payload, dict) else ""
+
+
+def checked_id(value: object) -> str:
+    """The value if it looks like a trace id, else an empty string."""
+    if isinstance(value, str) and value.startswith(TRACE_ID_PREFIX) and value.isascii() and len(value) <= 200:
+        return value
+    return ""

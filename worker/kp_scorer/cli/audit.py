@@ -1,0 +1,37 @@
+"""``kp-scorer audit``: check every decision against the novelty log."""
+
+import sys
+
+import click
+
+from kp_scorer.cli.options import service_options
+from kp_scorer.cli.output import print_json, progress, say
+from kp_scorer.novelty.audit import audit as audit_log
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+
+
+@click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
+@service_options
+def audit(settings: Settings) -> None:
+    """Recompute every decision's novelty from the log and report those that differ.
+
+    Prints a JSON line for each difference; exits 1 if there is any. Use the settings that the workers use.
+    """
+    differing = 0
+    with Store.open(settings) as store:
+        logs = store.novelty_logs()
+        if not logs:
+            say("there is no novelty log")
+        for log in logs:
+            with progress("audited") as advance:
+                report = audit_log(list(log.entries()), store.ledger.decisions, settings.novelty.window(), advance)
+            for difference in report.differences:
+                print_json({"space": log.space, **difference._asdict()})
+            differing += len(report.differences)
+            say(
+                f"{log.space}: {report.entries} entries, {report.agreeing} agree, {len(report.differences)} differ, "
+                f"{report.undecided} undecided, {report.beyond} beyond what the log still holds"
+            )
+    if differing:
+        sys.exit(1)

@@ -1,0 +1,141 @@
+"""``kp-scorer dead-letter``: look at what could not be decided, and try it again or drop it."""
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, cast
+
+import click
+
+from kp_scorer.cli.options import service_options
+from kp_scorer.cli.output import print_json, say
+from kp_scorer.client import Client
+from kp_scorer.decoding import parse_json
+from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
+from kp_scorer.settings import Settings
+from kp_scorer.store import DeadLetter, Store
+
+
+@click.group("dead-letter")
+def dead_letter() -> None:
+    """Look at dead letters: submissions that could not be decided. Replay or drop them.
+
+    Example: kp-scorer dead-letter list --reason invalid
+    """
+
+
+def _chosen(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that choose dead letters, and pass the command ``wanted``, which says whether one is chosen.
+
+    The beginning of an id is enough.
+    """
+
+    @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
+    @click.option("--reason", type=click.Choice(REASONS), help="Only those that are dead for this reason.")
+    @click.option("--trace-id", help="Only those of this trace.")
+    @click.option("--since", type=click.DateTime(), help="Only those last buried at this time (UTC) or later.")
+    @click.option("--before", type=click.DateTime(), help="Only those last buried before this time (UTC).")
+    @service_options
+    @wraps(command)
+    def with_choice(
+        letter_ids: tuple[str, ...],
+        reason: str | None,
+        trace_id: str | None,
+        since: datetime | None,
+        before: datetime | None,
+        **rest: Any,
+    ) -> None:
+        def wanted(letter: DeadLetter) -> bool:
+            last = datetime.fromtimestamp(letter.last_ms / 1_000, UTC).replace(tzinfo=None)
+            return (
+                (not letter_ids or letter.letter_id.startswith(letter_ids))
+                and reason in (None, letter.reason)
+                and trace_id in (None, letter.trace_id)
+                and (since is None or last >= since)
+                and (before is None or last < before)
+            )
+
+        command(wanted=wanted, **rest)
+
+    return with_choice
+
+
+@dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
+@_chosen
+def list_letters(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
+    """Print a JSON line for each dead letter, without its content, the least recently buried first."""
+    with Store.open(settings) as store:
+        letters = store.dead_letters
+        for letter in filter(wanted, letters.read()):
+            print_json(_described(letter))
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
+@_chosen
+def show(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
+    """Print dead letters with their content, the submission as it was received."""
+    with Store.open(settings) as store:
+        letters = store.dead_letters
+        for letter in filter(wanted, letters.read()):
+            print_json({**_described(letter), "payload": _readable(letters.payload(letter.letter_id))})
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason invalid --dry-run")
+@click.option("--dry-run", is_flag=True, help="Change nothing; only list them.")
+@_chosen
+def replay(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settings) -> None:
+    """Submit dead letters again, as their producers would; those accepted by the queue are dropped, the others stay."""
+    stayed = 0
+    with Store.open(settings) as store, Client(settings) as client:
+        letters = store.dead_letters
+        for letter in filter(wanted, list(letters.read())):
+            state = "would be replayed"
+            if not dry_run:
+                try:
+                    submission = parse_json(letters.payload(letter.letter_id), settings.limits)
+                    client.submit(cast("dict[str, Any]", submission))
+                    letters.drop(letter.letter_id)
+                    state = "pending"
+                except (InvalidTrace, TraceConflict) as error:
+                    stayed += 1
+                    state = "dead"
+                    say(f"{letter.letter_id}: {error}")
+            print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
+    if stayed:
+        sys.exit(1)
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter drop 5d41402a")
+@click.option("--dry-run", is_flag=True, help="Change nothing; only list them.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_chosen
+def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, yes: bool, settings: Settings) -> None:
+    """Remove dead letters and their bytes for good; all of them, unless some are chosen."""
+    with Store.open(settings) as store:
+        letters = store.dead_letters
+        chosen = list(filter(wanted, letters.read()))
+        if chosen and not (dry_run or yes):
+            click.confirm(f"Remove {len(chosen)} dead letters for good?", abort=True, err=True)
+        for letter in chosen:
+            if not dry_run:
+                letters.drop(letter.letter_id)
+            state = "would be dropped" if dry_run else "dropped"
+            print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
+
+
+def _readable(payload: bytes) -> Any:
+    """The payload parsed if it is JSON, else as text that shows every byte."""
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError):
+        return payload.decode("utf-8", "backslashreplace")
+
+
+def _described(letter: DeadLetter) -> dict[str, Any]:
+    described = letter._asdict()
+    for name in ("first", "last"):
+        at = datetime.fromtimestamp(described.pop(f"{name}_ms") / 1_000, UTC)
+        described[f"{name}_at"] = at.isoformat(timespec="milliseconds")
+    return described

@@ -1,0 +1,88 @@
+"""Traces from a file or standard input: JSON Lines, or one JSON document."""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, NamedTuple
+
+import click
+
+from kp_scorer.decoding import Limits, decode_json, decode_trace, parse_json
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.trace import ReasoningTrace
+
+
+class Line(NamedTuple):
+    """One trace of the input, or what is wrong with it. ``number`` counts lines, or a document's items, from 1."""
+
+    number: int
+    trace: ReasoningTrace | InvalidTrace
+
+
+@contextmanager
+def open_input(name: str) -> Iterator[IO[bytes]]:
+    """Open a file for reading, or standard input for ``-``."""
+    try:
+        with click.open_file(name, "rb") as stream:
+            yield stream
+    except OSError as error:
+        raise click.BadParameter(f"{name}: {error.strerror}", param_hint="FILE") from None
+
+
+def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
+    """Decode traces one by one, as they come in; blank lines are skipped.
+
+    Input whose first line begins a list, or an object that ends on a later line, is one document: a trace or several.
+    """
+    numbered = enumerate(stream, start=1)
+    for number, raw in numbered:
+        if not raw.strip():
+            continue
+        if _opens_document(raw.strip()):
+            yield from _read_document(raw + stream.read(), number, limits)
+            return
+        yield from _read_lines([(number, raw)], limits)
+        break
+    yield from _read_lines(numbered, limits)
+
+
+def _read_lines(numbered: Iterable[tuple[int, bytes]], limits: Limits) -> Iterator[Line]:
+    for number, raw in numbered:
+        if line := raw.strip():
+            try:
+                yield Line(number, decode_json(line, limits))
+            except InvalidTrace as error:
+                yield Line(number, error)
+
+
+def _opens_document(line: bytes) -> bool:
+    """Whether JSON begins on this line and ends on a later one, or is a list."""
+    if line.startswith(b"["):
+        return True
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return line.startswith(b"{") and error.pos >= len(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _read_document(raw: bytes, first: int, limits: Limits) -> Iterator[Line]:
+    # The limit on bytes is for one trace; a list of traces may be longer.
+    whole = limits.model_copy(update={"message_bytes": max(limits.message_bytes, len(raw))})
+    try:
+        document = parse_json(raw, whole)
+    except InvalidTrace as error:
+        lines = raw.splitlines()
+        if lines[0].startswith(b"{") and any(line.startswith(b"{") for line in lines[1:]):
+            # JSON Lines after all, with a truncated first line.
+            yield from _read_lines(enumerate(lines, start=first), limits)
+        else:
+            yield Line(first, error)
+        return
+    for number, item in enumerate(document if isinstance(document, list) else [document], start=1):
+        try:
+            yield Line(number, decode_trace(item, limits))
+        except InvalidTrace as error:
+            yield Line(number, error)

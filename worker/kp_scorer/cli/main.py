@@ -1,0 +1,65 @@
+"""The command group, and the one place where errors become exit codes."""
+
+import sys
+from importlib.metadata import version
+
+import click
+
+from kp_scorer.cli.audit import audit
+from kp_scorer.cli.cache import cache
+from kp_scorer.cli.dead_letter import dead_letter
+from kp_scorer.cli.decisions import decisions
+from kp_scorer.cli.demo import demo
+from kp_scorer.cli.forget import forget
+from kp_scorer.cli.reference import reference
+from kp_scorer.cli.schema import schema
+from kp_scorer.cli.score import score
+from kp_scorer.cli.stats import stats
+from kp_scorer.cli.status import status
+from kp_scorer.cli.submit import submit
+from kp_scorer.cli.up import up
+from kp_scorer.cli.worker import worker
+from kp_scorer.errors import ScorerError
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 all well; 1 some traces were invalid, dead or still pending; 2 wrong usage or settings; "
+    "3 Redis or the broker cannot be reached; 4 a worker came to a standstill. "
+    "Output for programs is JSON Lines on stdout, everything else goes to stderr.",
+)
+@click.version_option(version("kp-scorer"))
+def commands() -> None:
+    """Score AI-agent reasoning traces and route the decisions.
+
+    Example: kp-scorer demo
+    """
+
+
+_COMMANDS = (
+    demo,
+    up,
+    worker,
+    submit,
+    decisions,
+    status,
+    stats,
+    score,
+    dead_letter,
+    audit,
+    forget,
+    cache,
+    schema,
+    reference,
+)
+for command in _COMMANDS:
+    commands.add_command(command)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        commands(prog_name="kp-scorer")
+    except ScorerError as error:
+        click.echo(f"kp-scorer: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,62 @@
+"""Options that several commands share."""
+
+import json
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kp_scorer.errors import SettingsError
+from kp_scorer.logs import configure_logs
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store.endpoints import with_endpoints
+
+Command = Callable[..., None]
+
+
+def settings_options(command: Command) -> Command:
+    """Add the flags for settings to a command and pass it the loaded ``settings``."""
+    return _settings_options(command, lambda settings: settings)
+
+
+def service_options(command: Command) -> Command:
+    """Like ``settings_options``, for a command that uses the broker or Redis: the settings name both URLs."""
+    return _settings_options(command, with_endpoints)
+
+
+def _settings_options(command: Command, complete: Callable[[Settings], Settings]) -> Command:
+    @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
+    @click.option("--broker-url", help="The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.")
+    @click.option("--redis-url", help="Redis of the novelty log and the ledger (KP_REDIS_URL); by default the broker's.")
+    @click.option("--set", "assignments", multiple=True, metavar="SECTION.NAME=VALUE", help="Any other setting; repeatable.")
+    @wraps(command)
+    def with_settings(
+        *args: Any,
+        config: Path | None,
+        broker_url: str | None,
+        redis_url: str | None,
+        assignments: tuple[str, ...],
+        **kwargs: Any,
+    ) -> None:
+        flags = dict(map(_assigned, assignments))
+        flags |= {name: url for name, url in (("broker.url", broker_url), ("redis.url", redis_url)) if url}
+        settings = complete(load_settings(flags, config))
+        configure_logs(settings.log)
+        command(*args, settings=settings, **kwargs)
+
+    return with_settings
+
+
+def _assigned(assignment: str) -> tuple[str, Any]:
+    """Name and value of a ``--set``. Tables are written as JSON, as in variables; other values as they are."""
+    name, equals, value = assignment.partition("=")
+    if not equals:
+        raise click.BadParameter(f"expected SECTION.NAME=VALUE, got {assignment!r}", param_hint="--set")
+    if not value.lstrip().startswith("{"):
+        return name, value
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        raise SettingsError(f"{name}: expected a JSON object") from None

@@ -1,0 +1,61 @@
+"""Worker processes that a command starts, and stops when it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final, NoReturn
+
+from kp_scorer.embedding import usable_cores
+from kp_scorer.settings import Settings, as_environment
+
+_STOP_TIMEOUT_S: Final = 60.0
+
+Process = subprocess.Popen[bytes]
+
+
+@contextmanager
+def worker_processes(settings: Settings, url: str, count: int) -> Iterator[list[Process]]:
+    """Run workers against the Redis at ``url``; on leaving, each finishes its batch and ends.
+
+    From then on SIGTERM raises KeyboardInterrupt in this process, so that SIGTERM leaves no worker behind.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    processes = [start_worker(settings, url, count) for _ in range(count)]
+    try:
+        yield processes
+    finally:
+        _stop(processes)
+
+
+def start_worker(settings: Settings, url: str, count: int) -> Process:
+    """Start one of ``count`` workers against the Redis at ``url``."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+    environment = inherited | as_environment(settings) | {"KP_BROKER_URL": url, "KP_REDIS_URL": url}
+    if not settings.embedding.threads:
+        # Otherwise each worker would use all cores, and the workers would slow each other down.
+        environment["KP_EMBEDDING_THREADS"] = str(max(1, usable_cores() // count))
+    # -P: a kp_scorer.py or redis.py in the current folder must not be imported instead of ours.
+    command = [sys.executable, "-P", "-m", "kp_scorer.cli", "worker"]
+    # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in hand.
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
+def _stop(processes: Sequence[Process]) -> None:
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _interrupt(_: int, __: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

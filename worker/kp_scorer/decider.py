@@ -1,0 +1,237 @@
+"""Decide one batch of traces: the only place where scoring, embedding, novelty and the ledger meet."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from kp_scorer.decision import Decision, Nearest, Novelty, Timings
+from kp_scorer.embedding import Embedder, Vector
+from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead
+from kp_scorer.novelty import Candidate, NoveltyCache, Placed
+from kp_scorer.scoring import Policy, novelty_of, score
+from kp_scorer.store import Identity, Ledger, Record, Verdict
+from kp_scorer.trace import ReasoningTrace
+
+Settled = Decision | TraceConflict | TraceDead
+"""What becomes of a trace: a decision, or why there will be none."""
+
+
+class NoveltyMeter(NamedTuple):
+    """The embedder and the cache its vectors go to; there is never one without the other."""
+
+    embedder: Embedder
+    cache: NoveltyCache
+
+    def embed(self, texts: Sequence[str]) -> list[Vector]:
+        """Embed texts, in order; a text that comes several times is embedded once."""
+        rows: dict[str, int] = {}
+        order = [rows.setdefault(text, len(rows)) for text in texts]
+        vectors = self.embedder.embed(list(rows))
+        return [vectors[row] for row in order]
+
+    def place(self, candidates: Sequence[Candidate]) -> list[Novelty | None]:
+        """Place candidates in the log and say how new each is; None if its id was taken by another digest.
+
+        Raises:
+            ServiceUnavailable: the log cannot be reached; placing again is safe.
+        """
+        return [self._explain(placed) if placed else None for placed in self.cache.place(candidates)]
+
+    def _explain(self, placed: Placed) -> Novelty:
+        nearest = placed.nearest
+        return Novelty(
+            source="embedding" if nearest else "empty_cache",
+            nearest=Nearest(trace_id=nearest.trace_id, similarity=nearest.similarity) if nearest else None,
+            duplicate_of=nearest.trace_id if nearest and nearest.is_duplicate else None,
+            embedder=self.embedder.name,
+            space=self.embedder.space,
+            entry=str(placed.place),
+        )
+
+
+@dataclass(slots=True)
+class Case:
+    """A trace on its way to what becomes of it."""
+
+    trace: ReasoningTrace
+    identity: Identity
+    is_begun: bool = False
+    """Whether this batch decides it."""
+    vector: Vector | None = None
+    """Of its text, once embedded; stays None without an embedder."""
+    settled: Settled | None = None
+    """What became of it; None for one that is to be prepared again, alone."""
+
+
+class Prepared(NamedTuple):
+    """A batch between the two stages of deciding it."""
+
+    cases: list[Case]
+    look_up_ms: float
+    embed_ms: float
+
+    @property
+    def begun(self) -> list[Case]:
+        """Those that this batch decides."""
+        return [case for case in self.cases if case.is_begun]
+
+
+class Decider:
+    """Turns traces into decisions, a batch at a time and three round trips a batch.
+
+    One thread owns the first stage, and the embedder with it; one, which may be another, the second, and the cache with it.
+    """
+
+    def __init__(self, ledger: Ledger, policy: Policy, novelty: NoveltyMeter | None, max_attempts: int) -> None:
+        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
+
+        A trace that was begun ``max_attempts`` times and never came to an end is dead: it must have ended its workers.
+        """
+        self._ledger = ledger
+        self._policy = policy
+        self._novelty = novelty
+        self._max_attempts = max_attempts
+
+    def decide(self, traces: Sequence[ReasoningTrace]) -> list[Settled]:
+        """Decide the traces, in order. Deciding again is safe: a decided trace keeps its decision.
+
+        Returns:
+            For each trace the decision that stands; or the conflict if its id was taken by another digest; or that it is dead,
+            because it is so in the ledger or because of too many attempts.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
+        """
+        settled = self.finish(self.prepare(traces))
+        for index, trace in enumerate(traces):
+            if settled[index] is None:
+                (settled[index],) = self.finish(self.prepare([trace], alone=True))
+        return [one for one in settled if one is not None]
+
+    def prepare(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> Prepared:
+        """Look traces up and embed those that are new: the first stage of deciding them.
+
+        A trace that a worker began before and did not end is left out, unless it is prepared ``alone``: if it is what ended
+        the worker, it takes no other trace along.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached; nothing was lost.
+        """
+        cases = [Case(trace, Identity(trace.id, trace.digest())) for trace in traces]
+        timer = _LapTimer()
+        records = self._ledger.begin([case.identity for case in cases], alone=alone)
+        look_up_ms = timer.lap_ms()
+        for case, record in zip(cases, records, strict=True):
+            case.settled = self._known(case.identity, record)
+            case.is_begun = case.settled is None and (alone or not record.attempts)
+        begun = [case for case in cases if case.is_begun]
+        if begun and self._novelty:
+            with self._refunding(begun):
+                vectors = self._novelty.embed([case.trace.embedding_text for case in begun])
+            for case, vector in zip(begun, vectors, strict=True):
+                case.vector = vector
+        return Prepared(cases, look_up_ms, embed_ms=timer.lap_ms())
+
+    def finish(self, prepared: Prepared) -> list[Settled | None]:
+        """Place, judge and commit what was prepared: the second stage. None for a trace that was left out.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached; nothing was lost.
+        """
+        if begun := prepared.begun:
+            with self._refunding(begun):
+                self._decide(begun, prepared)
+        return [case.settled for case in prepared.cases]
+
+    def refresh(self) -> None:
+        """Bring the mirror up to date while there is nothing to decide.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        if self._novelty:
+            self._novelty.cache.catch_up()
+
+    @contextmanager
+    def _refunding(self, begun: Sequence[Case]) -> Iterator[None]:
+        """Take back the attempts of traces if they end in an error: no worker died of them."""
+        try:
+            yield
+        except Exception:
+            # If this cannot be noted, they are charged an attempt too many.
+            with suppress(ServiceUnavailable):
+                self._ledger.refund([case.trace.id for case in begun])
+            raise
+
+    def _known(self, identity: Identity, record: Record) -> Settled | None:
+        """What a trace's record settles; None if it is to be decided."""
+        if record.digest != identity.digest:
+            return TraceConflict(identity.trace_id)
+        if record.reason is not None:
+            return TraceDead(identity.trace_id, record.reason, record.detail)
+        if record.decision:
+            return Decision.model_validate_json(record.decision)
+        if record.attempts >= self._max_attempts:
+            return TraceDead(identity.trace_id, "poison", f"{record.attempts} attempts to decide it came to no end")
+        return None
+
+    def _decide(self, begun: Sequence[Case], prepared: Prepared) -> None:
+        timer = _LapTimer()
+        novelties = self._place(begun)
+        timings = Timings(
+            look_up_ms=prepared.look_up_ms, embed_ms=prepared.embed_ms, place_ms=timer.lap_ms(), batch_size=len(begun)
+        )
+        judged: list[tuple[Case, Decision]] = []
+        for case, novelty in zip(begun, novelties, strict=True):
+            if novelty is None:
+                case.settled = TraceConflict(case.trace.id)
+            else:
+                judged.append((case, self._judge(case.trace, novelty, timings)))
+        self._commit(judged)
+
+    def _place(self, begun: Sequence[Case]) -> Sequence[Novelty | None]:
+        if self._novelty is None:
+            return [Novelty(source="no_embedder") for _ in begun]
+        return self._novelty.place([Candidate(*case.identity, case.vector) for case in begun if case.vector is not None])
+
+    def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:
+        verdicts = [Verdict(*case.identity, decision.model_dump_json().encode()) for case, decision in judged]
+        for (case, own), standing in zip(judged, self._ledger.commit(verdicts), strict=True):
+            if standing is None:
+                case.settled = TraceConflict(case.trace.id)
+            else:
+                case.settled = own if standing.is_own else Decision.model_validate_json(standing.decision)
+
+    def _judge(self, trace: ReasoningTrace, novelty: Novelty, timings: Timings) -> Decision:
+        scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)
+        domain = trace.metadata.task_domain
+        threshold, threshold_source = self._policy.threshold_for(domain)
+        return Decision(
+            trace_id=trace.id,
+            domain=domain,
+            outcome="accepted" if scored.value >= threshold else "rejected",
+            score=scored.value,
+            threshold=threshold,
+            threshold_source=threshold_source,
+            dimensions=scored.dimensions,
+            profile=scored.profile,
+            weights=scored.weights,
+            composite=scored.composite,
+            overrides=scored.overrides,
+            novelty=novelty,
+            timings=timings,
+            decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+
+
+class _LapTimer:
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    def lap_ms(self) -> float:
+        now = time.perf_counter()
+        lap, self._since = now - self._since, now
+        return round(lap * 1_000, 3)

@@ -1,0 +1,131 @@
+"""Choose the embedder that the settings ask for, and the fastest engine that runs here."""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from kp_scorer.embedding.cores import usable_cores
+from kp_scorer.embedding.embedder import Embedder
+from kp_scorer.embedding.engine import Engine, EngineUnavailable
+from kp_scorer.embedding.model import ModelFiles, find_model, is_installed
+from kp_scorer.errors import SettingsError
+from kp_scorer.settings import EmbeddingSettings
+
+_MOST_THREADS: Final = 8
+"""With more, too many threads wait for the longest text of a batch; more workers use further cores better."""
+
+_GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")
+"""Device nodes of NVIDIA's driver, of GPUs under WSL, and of AMD's driver, which torch calls CUDA too."""
+
+# By way of the standard library, because this also runs in programs of others, whose stdout is not ours to write to.
+log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
+
+
+def select_embedder(settings: EmbeddingSettings) -> Embedder | None:
+    """Load the embedder; None if the settings ask for none, or if none can run and none is required.
+
+    Raises:
+        SettingsError: the embedder is required and not installed, or the model or the chosen engine cannot be loaded.
+    """
+    if settings.embedder == "none":
+        return None
+    try:
+        return _load(settings)
+    except EngineUnavailable as error:
+        if settings.required:
+            raise SettingsError(
+                f"embedding.required: an embedder is required and {error}; "
+                "install kp-scorer[embedding], or set embedding.required = false to score with a novelty of 0.5"
+            ) from error
+        if settings.embedder != "auto":
+            raise SettingsError(
+                f"embedding.embedder: {settings.embedder} cannot be used: {error}; "
+                "install kp-scorer[embedding], or set embedding.embedder = auto"
+            ) from error
+        return None
+
+
+def _load(settings: EmbeddingSettings) -> Embedder:
+    if not is_installed("tokenizers"):
+        raise EngineUnavailable("tokenizers is not installed")
+    model = find_model(settings.model)
+    if model is None:
+        raise EngineUnavailable("embedding.model is empty and the package with the default weights is not installed")
+    # Imported here, like the engines below, because the package must work without them.
+    from kp_scorer.embedding.text_embedder import TextEmbedder
+    from kp_scorer.embedding.tokens import Tokens
+
+    tokens = Tokens(model.tokenizer)
+    return TextEmbedder(model, tokens, _load_engine(settings, model))
+
+
+def _load_engine(settings: EmbeddingSettings, model: ModelFiles) -> Engine:
+    """Load the first engine that can run here; EngineUnavailable says why none can."""
+    threads = settings.threads or min(usable_cores(), _MOST_THREADS)
+    reasons = []
+    for load in _CANDIDATES[settings.embedder]:
+        try:
+            return load(model, threads)
+        except EngineUnavailable as error:
+            reasons.append(str(error))
+    raise EngineUnavailable(" and ".join(reasons))
+
+
+def _load_torch_on_gpu(model: ModelFiles, threads: int) -> Engine:
+    # Importing torch just to learn that there is no GPU would cost seconds and hundreds of megabytes.
+    if not (any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and _has_torch()):
+        raise EngineUnavailable("there is no GPU")
+    with _uncollected():
+        from kp_scorer.embedding.torch_engine import TorchEngine, has_gpu
+    if not has_gpu():
+        raise EngineUnavailable("torch sees no GPU")
+    return TorchEngine(model.path, threads, "cuda")
+
+
+def _load_openvino(model: ModelFiles, threads: int) -> Engine:
+    if not is_installed("openvino"):
+        raise EngineUnavailable("openvino is not installed")
+    from kp_scorer.embedding.converted import converted_model
+    from kp_scorer.embedding.openvino_engine import OpenVinoEngine
+
+    try:
+        with converted_model(model) as file:
+            return OpenVinoEngine(file, threads)
+    except EngineUnavailable as error:
+        # Worth a warning: the engine used instead is several times slower.
+        log.warning("engine_unavailable", engine="openvino", detail=str(error))
+        raise
+
+
+def _load_torch_on_cpu(model: ModelFiles, threads: int) -> Engine:
+    if not _has_torch():
+        raise EngineUnavailable("sentence-transformers is not installed")
+    with _uncollected():
+        from kp_scorer.embedding.torch_engine import TorchEngine
+    return TorchEngine(model.path, threads, "cpu")
+
+
+def _has_torch() -> bool:
+    return is_installed("torch", "sentence_transformers")
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Turn garbage collection off while torch is imported: searching its million lasting objects takes a sixth longer."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+_CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, int], Engine], ...]]] = {
+    "auto": (_load_torch_on_gpu, _load_openvino, _load_torch_on_cpu),
+    "openvino": (_load_openvino,),
+    "torch": (_load_torch_on_gpu, _load_torch_on_cpu),
+}

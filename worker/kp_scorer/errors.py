@@ -1,0 +1,84 @@
+"""Every error this package raises on purpose, one class for each thing a caller does next.
+
+    ScorerError
+    ├── SettingsError            fix the setting, start again
+    ├── InvalidTrace             fix the trace; a worker dead-letters it
+    ├── TraceConflict            use another id; a worker dead-letters it
+    ├── TraceDead                look at the dead letter; no decision will come
+    ├── DecisionTimeout          wait again; the trace is still pending
+    └── ServiceUnavailable       try again later; nothing was lost
+
+No message ever holds trace content: only field paths, ids, names of settings, and what was expected.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Final, Literal, NamedTuple, get_args
+
+Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost"]
+"""Why a submission is a dead letter."""
+
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+
+
+class ScorerError(Exception):
+    """Base of every error of the scorer."""
+
+    exit_code: ClassVar[int] = 1
+    """Exit code of a process that ends because of this error."""
+
+
+class SettingsError(ScorerError):
+    """A setting has a value that cannot be used, or something it asks for is not installed."""
+
+    exit_code = 2
+
+
+class Problem(NamedTuple):
+    """One thing wrong with a submission."""
+
+    field: str
+    """Path of the field, dotted, list positions counted from 0: ``steps.3.tool.name``; ``$`` is the whole message."""
+    expected: str
+    """What was expected there, without the offending value."""
+
+
+class InvalidTrace(ScorerError):
+    """A submission is not a ReasoningTrace, or is larger or deeper than the limits allow."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        shown = "; ".join(f"{problem.field}: {problem.expected}" for problem in self.problems[:3])
+        more = len(self.problems) - 3
+        super().__init__(shown + (f"; and {more} more" if more > 0 else ""))
+
+
+class TraceConflict(ScorerError):
+    """A trace with this id and other content was submitted before; the first one stands."""
+
+    def __init__(self, trace_id: str) -> None:
+        self.trace_id = trace_id
+        super().__init__(f"id: {trace_id} was submitted before with other content; the first submission stands")
+
+
+class TraceDead(ScorerError):
+    """A trace ended as a dead letter, so it will get no decision."""
+
+    def __init__(self, trace_id: str, reason: Reason, detail: str) -> None:
+        self.trace_id = trace_id
+        self.reason = reason
+        self.detail = detail
+        super().__init__(f"{trace_id} was dead-lettered, {reason}: {detail}")
+
+
+class DecisionTimeout(ScorerError):
+    """No decision came within the time given; the trace is still pending."""
+
+    def __init__(self, trace_id: str, timeout_s: float) -> None:
+        self.trace_id = trace_id
+        super().__init__(f"no decision on {trace_id} within {timeout_s:g} s; it is still pending")
+
+
+class ServiceUnavailable(ScorerError):
+    """Redis or the broker cannot be reached, refuses, or does not answer in time."""
+
+    exit_code = 3

@@ -1,0 +1,59 @@
+"""Structured logs on stderr: JSON Lines, or colours on a terminal. An event is a stable name and fields, no trace content."""
+
+import logging
+import sys
+from typing import Final
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from kp_scorer.settings import LogSettings
+
+# These repeat for every message what our own line says, or print task results.
+_CHATTY: Final = ("celery.app.trace", "celery.worker.strategy", "kombu", "amqp", "sentence_transformers", "transformers")
+# This logger's lines on messages that it cannot take include the body, or headers with a printed copy of the arguments.
+_TELLS_CONTENT: Final = "celery.worker.consumer.consumer"
+
+
+def configure_logs(settings: LogSettings) -> None:
+    """Send structlog's and the standard library's log lines to stderr in one format. Call at start; safe to repeat."""
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _without_content,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
+    rendering: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if as_json
+        else [structlog.dev.ConsoleRenderer()]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _without_content(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    if event.get("logger") == _TELLS_CONTENT:
+        # The text before the first argument: "Received unregistered task of type".
+        template = str(event["_record"].msg).partition("%")[0]
+        event["event"] = template.partition("\n")[0].rstrip(" :")
+        event.pop("exc_info", None)
+    return event

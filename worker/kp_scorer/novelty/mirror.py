@@ -1,0 +1,167 @@
+"""A process's copy of the log's tail, laid out for one matrix product a batch."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp_scorer.novelty.log import Cursor, Entry, Place, Tail, Window
+
+_SCAN_ROWS: Final = 8_192
+"""Rows compared at once, which keeps a batch's similarities to some megabytes for any window."""
+
+_ERASED: Final = ""
+"""Stands for the trace id of a row whose entry was erased."""
+
+
+class Nearest(NamedTuple):
+    """The most similar entry of a window; ``is_duplicate`` if it has the same digest."""
+
+    trace_id: str
+    similarity: float
+    is_duplicate: bool
+
+
+class Mirror:
+    """The newest ``window.kept_elements`` entries as arrays. One thread owns it.
+
+    Rows are contiguous and in the log's order, so a window takes a few binary searches and a scan is one matrix product.
+    The arrays have room for more rows than are kept; when they are full, the kept ones move to the front.
+    """
+
+    def __init__(self, window: Window, dimensions: int) -> None:
+        """Reserve room for the rows; memory is used only as they fill."""
+        self._window = window
+        capacity = window.kept_elements + max(1_024, window.kept_elements // 8)
+        self._vectors = np.empty((capacity, dimensions), np.float32)
+        self._times = np.empty(capacity, np.int64)
+        self._numbers = np.empty(capacity, np.int64)
+        self._digests = np.empty(capacity, np.uint64)
+        self._trace_ids: list[str] = []
+        self._cursor: Cursor | None = None
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """How far the log has been read; None before the first read."""
+        return self._cursor
+
+    def __len__(self) -> int:
+        """How many rows are held."""
+        return len(self._trace_ids)
+
+    def apply(self, tail: Tail) -> None:
+        """Append and erase what a tail says; drop everything if the tail says to restart."""
+        if tail.restart:
+            self._trace_ids.clear()
+            self._cursor = None
+            return
+        for entry in tail.entries:
+            if entry.erases:
+                self._erase(entry.erases)
+            else:
+                self._append(entry)
+        if tail.entries:
+            last = tail.entries[-1]
+            self._cursor = Cursor(tail.epoch, last.place, last.trace_id)
+        elif self._cursor is None:
+            self._cursor = Cursor(tail.epoch, None, "")
+
+    def nearest(self, places: Sequence[Place]) -> list[Nearest | None]:
+        """For each place find the most similar entry in its window; None where the window is empty.
+
+        Entries of the place's own trace never count. An entry with the same digest is always nearest, with a similarity of
+        exactly 1, because two embeddings of one text may differ in the last bit.
+
+        Raises:
+            KeyError: there is no entry at a place, because the log was emptied meanwhile.
+        """
+        owns = [self._row(place) for place in places]
+        windows = [self._rows(place) for place in places]
+        best = self._scan(owns, windows)
+        return [self._duplicate(own, rows) or found for own, rows, found in zip(owns, windows, best, strict=True)]
+
+    def _append(self, entry: Entry) -> None:
+        if len(self) == len(self._numbers):
+            self._drop_oldest(len(self) - self._window.kept_elements + 1)
+        row = len(self)
+        self._vectors[row] = entry.vector
+        self._times[row], self._numbers[row] = entry.place
+        self._digests[row] = _digest_key(entry.digest)
+        self._trace_ids.append(entry.trace_id)
+
+    def _erase(self, place: Place) -> None:
+        """Blank a row and keep its number, so that windows lose nothing else."""
+        try:
+            row = self._row(place)
+        except KeyError:
+            return
+        self._vectors[row] = 0.0
+        self._digests[row] = 0
+        self._trace_ids[row] = _ERASED
+
+    def _row(self, place: Place) -> int:
+        row = int(np.searchsorted(self._numbers[: len(self)], place.number, "left"))
+        if row == len(self) or self._numbers[row] != place.number:
+            raise KeyError(place)
+        return row
+
+    def _rows(self, place: Place) -> range:
+        """Rows of the window before ``place``: by number, and younger than the TTL at its time."""
+        numbers, times = self._numbers[: len(self)], self._times[: len(self)]
+        by_number = int(np.searchsorted(numbers, place.number - self._window.max_elements, "left"))
+        by_age = int(np.searchsorted(times, place.time_ms - self._window.ttl_ms, "right"))
+        return range(max(by_number, by_age), int(np.searchsorted(numbers, place.number, "left")))
+
+    def _scan(self, owns: Sequence[int], windows: Sequence[range]) -> list[Nearest | None]:
+        best: list[Nearest | None] = [None] * len(owns)
+        occupied = [rows for rows in windows if rows]
+        if not occupied:
+            return best
+        vectors = self._vectors[list(owns)]
+        first, end = min(rows.start for rows in occupied), max(rows.stop for rows in occupied)
+        for start in range(first, end, _SCAN_ROWS):
+            stop = min(start + _SCAN_ROWS, end)
+            similarities = vectors @ self._vectors[start:stop].T
+            for index, rows in enumerate(windows):
+                low, high = max(rows.start, start), min(rows.stop, stop)
+                if low < high:
+                    found = self._best(owns[index], low, similarities[index, low - start : high - start])
+                    best[index] = max(best[index], found, key=lambda nearest: nearest.similarity if nearest else -2.0)
+        return best
+
+    def _best(self, own: int, first_row: int, similarities: NDArray[np.float32]) -> Nearest | None:
+        for _ in range(len(similarities)):
+            offset = int(similarities.argmax())
+            trace_id = self._trace_ids[first_row + offset]
+            if self._counts(trace_id, own):
+                similarity = float(np.clip(similarities[offset], -1.0, 1.0))
+                return Nearest(trace_id, similarity, is_duplicate=False)
+            similarities[offset] = -np.inf
+        return None
+
+    def _duplicate(self, own: int, rows: range) -> Nearest | None:
+        same = np.flatnonzero(self._digests[rows.start : rows.stop] == self._digests[own])
+        for offset in same:
+            trace_id = self._trace_ids[rows.start + int(offset)]
+            if self._counts(trace_id, own):
+                return Nearest(trace_id, 1.0, is_duplicate=True)
+        return None
+
+    def _counts(self, trace_id: str, own: int) -> bool:
+        """Whether an entry counts: not if erased, nor if it is of the same trace, which a late redelivery appended again."""
+        return trace_id not in (_ERASED, self._trace_ids[own])
+
+    def _drop_oldest(self, count: int) -> None:
+        size = len(self)
+        for array in (self._vectors, self._times, self._numbers, self._digests):
+            # In steps of ``count`` rows: for an overlapping copy numpy would first make a second copy of everything.
+            for start in range(count, size, count):
+                stop = min(start + count, size)
+                array[start - count : stop - count] = array[start:stop]
+        del self._trace_ids[:count]
+
+
+def _digest_key(digest: bytes) -> np.uint64:
+    """The first 8 bytes of a digest: enough to tell a window's entries apart, and comparable in one vector operation."""
+    return np.uint64(int.from_bytes(digest[:8], "little"))

@@ -1,0 +1,186 @@
+"""Batch without delay: take what is waiting, never wait for more, and prepare one batch while another is finished."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, Queue, SimpleQueue
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.process.watchdog import StallTimer
+
+Item = TypeVar("Item")
+Item_contra = TypeVar("Item_contra", contravariant=True)
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Stages(Protocol[Item_contra, Work, Result_co]):
+    """What is done with a batch, in two stages that run on a thread each."""
+
+    def prepare(self, items: Sequence[Item_contra], *, alone: bool) -> Work:
+        """Begin with items; ``alone`` means that there is one, and nothing else in hand."""
+        ...
+
+    def finish(self, work: Work) -> Sequence[Result_co | None]:
+        """Return each item's result, in order; None for an item to be prepared again, alone."""
+        ...
+
+    def refresh(self) -> None:
+        """Called while there is nothing to finish. What it raises is ignored."""
+        ...
+
+
+class _Member(NamedTuple, Generic[Item, Result]):
+    item: Item
+    future: "Future[Result]"
+
+
+_STOP: Final = "stop"
+_LOOK: Final = "look at those to be tried alone"
+
+
+class MicroBatcher(Generic[Item, Work, Result]):
+    """Two threads that work on whatever items wait, at most ``max_batch`` at a time.
+
+    An idle system answers at single-item latency, a busy one forms batches. If a batch fails, its items are tried one by
+    one, with nothing else in hand, so that an item that causes the failure fails alone; only an outage fails them together.
+    """
+
+    def __init__(self, stages: Stages[Item, Work, Result], max_batch: int, idle_s: float = 0.5) -> None:
+        """Start the threads. ``stages.refresh`` is called after ``idle_s`` without anything to finish."""
+        self._stages = stages
+        self._max_batch = max_batch
+        self._idle_s = idle_s
+        self._waiting: SimpleQueue[_Member[Item, Result] | str] = SimpleQueue()
+        self._alone: deque[_Member[Item, Result]] = deque()
+        # One batch is ready while another is finished. A second would only wait longer.
+        self._prepared: Queue[tuple[Sequence[_Member[Item, Result]], Work] | None] = Queue(maxsize=1)
+        self._in_hand = 0
+        self._changed = threading.Condition()
+        self._given_up = threading.Event()
+        self._preparing, self._finishing = StallTimer(), StallTimer()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._prepare_all, "preparer"), (self._finish_all, "finisher"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, item: Item) -> "Future[Result]":
+        """Hand over an item; the future gets its result, or what was raised for it."""
+        future: Future[Result] = Future()
+        self._waiting.put(_Member(item, future))
+        return future
+
+    def still_s(self) -> float:
+        """Seconds that a stage has been working on its current batch, the longer of the two."""
+        return max(self._preparing.elapsed_s(), self._finishing.elapsed_s())
+
+    def give_up(self) -> None:
+        """Fail what waits, and what is handed over from now on, with ServiceUnavailable; what is in hand is finished."""
+        self._given_up.set()
+
+    def stop(self) -> None:
+        """Finish what was handed over, then end the threads."""
+        self._waiting.put(_STOP)
+        for thread in self._threads:
+            thread.join()
+
+    def _prepare_all(self) -> None:
+        stopping = False
+        while not (stopping and self._is_done()):
+            if self._alone:
+                self._wait_until_nothing_is_in_hand()
+                self._prepare([self._alone.popleft()], alone=True)
+            elif not stopping:
+                batch, stopping = self._take()
+                self._prepare(batch, alone=False)
+        self._prepared.put(None)
+
+    def _is_done(self) -> bool:
+        # In this order: an item in hand may have to be tried alone.
+        self._wait_until_nothing_is_in_hand()
+        return not self._alone
+
+    def _wait_until_nothing_is_in_hand(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._in_hand)
+
+    def _take(self) -> tuple[list[_Member[Item, Result]], bool]:
+        """Wait for an item and take it and those behind it, up to the next signal; return too whether that says stop."""
+        found = self._waiting.get()
+        batch: list[_Member[Item, Result]] = []
+        while isinstance(found, _Member):
+            batch.append(found)
+            if len(batch) == self._max_batch:
+                return batch, False
+            try:
+                found = self._waiting.get_nowait()
+            except Empty:
+                return batch, False
+        return batch, found == _STOP
+
+    def _prepare(self, batch: Sequence[_Member[Item, Result]], *, alone: bool) -> None:
+        if not batch:
+            return
+        if self._given_up.is_set():
+            self._fail(batch, ServiceUnavailable("worker: about to end"))
+            return
+        self._preparing.start()
+        try:
+            work = self._stages.prepare([member.item for member in batch], alone=alone)
+        except Exception as error:
+            self._fail(batch, error)
+            return
+        finally:
+            self._preparing.stop()
+        with self._changed:
+            self._in_hand += 1
+        self._prepared.put((batch, work))
+
+    def _finish_all(self) -> None:
+        while True:
+            try:
+                prepared = self._prepared.get(timeout=self._idle_s)
+            except Empty:
+                self._finishing.start()
+                # The next item meets the same error and reports it; here it would only end the thread.
+                with suppress(Exception):
+                    self._stages.refresh()
+                self._finishing.stop()
+                continue
+            if prepared is None:
+                return
+            self._finishing.start()
+            self._finish(*prepared)
+            self._finishing.stop()
+            with self._changed:
+                self._in_hand -= 1
+                self._changed.notify_all()
+
+    def _finish(self, batch: Sequence[_Member[Item, Result]], work: Work) -> None:
+        try:
+            results = list(zip(batch, self._stages.finish(work), strict=True))
+        except Exception as error:
+            self._fail(batch, error)
+            return
+        for member, result in results:
+            if result is None:
+                self._try_alone([member])
+            else:
+                member.future.set_result(result)
+
+    def _fail(self, batch: Sequence[_Member[Item, Result]], error: Exception) -> None:
+        if len(batch) > 1 and not isinstance(error, ServiceUnavailable):
+            self._try_alone(batch)
+            return
+        for member in batch:
+            member.future.set_exception(error)
+
+    def _try_alone(self, members: Sequence[_Member[Item, Result]]) -> None:
+        self._alone.extend(members)
+        self._waiting.put(_LOOK)

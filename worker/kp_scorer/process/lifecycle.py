@@ -1,0 +1,93 @@
+"""When a worker process opens and closes what it holds: its answers to Celery's signals."""
+
+import gc
+import threading
+from typing import Any
+
+import structlog
+from celery import Celery, signals
+
+from kp_scorer.errors import ScorerError, SettingsError
+from kp_scorer.logs import configure_logs
+from kp_scorer.process.runtime import LoadEmbedder, Runtime
+from kp_scorer.process.watchdog import StallTimer, Watchdog
+from kp_scorer.settings import Settings
+
+log = structlog.get_logger("kp_scorer.process.lifecycle")
+
+
+class Lifecycle:
+    """Ties a runtime to the Celery worker that runs the app."""
+
+    def __init__(self, app: Celery, settings: Settings, load_embedder: LoadEmbedder) -> None:
+        """Hook into the worker's signals; nothing is opened before a worker starts."""
+        self._load_embedder = load_embedder
+        self._app = app
+        self._settings = settings
+        self._runtime: Runtime | None = None
+        self._shutdown = StallTimer()
+        self.stopping = threading.Event()
+        """Set once the worker is to end: tasks that wait for something give their messages back."""
+        signals.setup_logging.connect(self._set_up_logging, weak=False)
+        signals.worker_init.connect(self._open, weak=False)
+        signals.worker_ready.connect(self._ready, weak=False)
+        signals.worker_shutting_down.connect(self._begin_to_stop, weak=False)
+        signals.worker_shutdown.connect(self._close, weak=False)
+
+    @property
+    def runtime(self) -> Runtime:
+        """The process's runtime; there is one from the worker's start to its end."""
+        assert self._runtime is not None, "score_trace runs in a worker"
+        return self._runtime
+
+    def _set_up_logging(self, **_: Any) -> None:
+        configure_logs(self._settings.log)
+
+    def _open(self, sender: Any, **_: Any) -> None:
+        # Celery sets up logging only after worker_init, and what happens here is worth a line.
+        configure_logs(self._settings.log)
+        try:
+            if _pool_name(sender.pool_cls) not in ("threads", "solo"):
+                raise SettingsError("pool: expected threads, so that one process loads one model and batches its tasks")
+            self._runtime = Runtime(self._settings, self._app, self._load_embedder)
+            self._watch(self._runtime)
+        except ScorerError as error:
+            log.error("worker_cannot_start", detail=str(error))
+            raise SystemExit(error.exit_code) from error
+
+    def _watch(self, runtime: Runtime) -> None:
+        limit_s = self._settings.worker.decision_timeout_s
+        watchdog = Watchdog()
+        watchdog.watch("batcher", runtime.batcher.still_s, limit_s)
+        watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
+        watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
+
+    def _begin_to_stop(self, **_: Any) -> None:
+        self._shutdown.start()
+        self.stopping.set()
+        if self._runtime is not None:
+            # What cannot be finished in good time must still be given back in time.
+            hurry = threading.Timer(self._settings.worker.grace_s / 2, self._runtime.batcher.give_up)
+            hurry.daemon = True
+            hurry.start()
+
+    def _ready(self, **_: Any) -> None:
+        # What is there now stays for good. Looking through it for garbage would stop all threads for 60 to 90 ms each time.
+        gc.collect()
+        gc.freeze()
+        log.info("worker_ready", queue=self._settings.queues.traces, concurrency=self._settings.worker.concurrency)
+
+    def _close(self, sender: Any, **_: Any) -> None:
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+            log.info("worker_stopped")
+        # Celery's command tells its caller, who does not tell the process's: a broken worker would seem to have ended well.
+        if sender.exitcode:
+            raise SystemExit(sender.exitcode)
+
+
+def _pool_name(pool: Any) -> str:
+    """Celery gives the pool as its alias, or as the class that the command line made of it."""
+    module = str(pool if isinstance(pool, str) else pool.__module__)
+    return {"celery.concurrency.thread": "threads", "celery.concurrency.solo": "solo"}.get(module, module)

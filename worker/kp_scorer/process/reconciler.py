@@ -1,0 +1,42 @@
+"""Sends submissions again whose messages are lost, as after a broker that came back without its last second."""
+
+import json
+
+import structlog
+from celery import Celery
+
+from kp_scorer.broker.publishing import send_trace, waiting
+from kp_scorer.broker.queues import SubmissionQueues
+from kp_scorer.settings import LedgerSettings
+from kp_scorer.store import Store
+
+log = structlog.get_logger("kp_scorer.process.reconciler")
+
+
+class Reconciler:
+    """Looks for traces that the ledger holds as pending and the queue no longer holds. Any number of workers may do so."""
+
+    def __init__(self, app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings) -> None:
+        """Send what is lost to the queue of traces again, ``settings.max_resends`` times at most."""
+        self._app = app
+        self._queues = queues
+        self._store = store
+        self._settings = settings
+
+    def reconcile(self) -> None:
+        """Send again, or bury, what is due.
+
+        Deciding twice changes nothing, so a trace that was only late is safe.
+
+        Raises:
+            ServiceUnavailable: Redis or the broker cannot be reached; what was claimed is claimed again later.
+        """
+        is_empty = waiting(self._app, self._queues.traces) == 0
+        resend_after_ms = int(self._settings.resend_after_s * 1_000)
+        for trace_id, payload, resends in self._store.ledger.claim_lost(resend_after_ms, queue_is_empty=is_empty):
+            if resends > self._settings.max_resends:
+                detail = f"sent {resends} times, never decided"
+                self._store.dead_letters.bury(payload, "lost", detail, trace_id, attempts=resends)
+            else:
+                send_trace(self._app, self._queues, trace_id, json.loads(payload))
+                log.warning("trace_sent_again", trace_id=trace_id, resends=resends)

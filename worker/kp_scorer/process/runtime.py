@@ -1,0 +1,121 @@
+"""What a worker process holds open: opened before it takes work, closed after its last task, in reverse order."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final, TypeVar
+
+import structlog
+from celery import Celery
+
+from kp_scorer.broker.dead_queue import DeadQueue
+from kp_scorer.broker.publishing import declare_queues
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.results import Publisher
+from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Settled
+from kp_scorer.embedding import Embedder
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.novelty import NoveltyCache
+from kp_scorer.process.batcher import MicroBatcher
+from kp_scorer.process.reconciler import Reconciler
+from kp_scorer.process.watchdog import StallTimer
+from kp_scorer.settings import EmbeddingSettings, Settings
+from kp_scorer.store import Store
+from kp_scorer.trace import ReasoningTrace
+
+_RECONCILE_EVERY_S: Final = 10.0
+_DRAIN_EVERY_S: Final = 2.0
+
+log = structlog.get_logger("kp_scorer.process.runtime")
+
+Found = TypeVar("Found")
+LoadEmbedder = Callable[[EmbeddingSettings], Embedder | None]
+
+
+class Runtime:
+    """Everything the tasks of one process share."""
+
+    def __init__(self, settings: Settings, app: Celery, load_embedder: LoadEmbedder) -> None:
+        """Connect to Redis and the broker, load the embedder, read the novelty log, start the batcher.
+
+        Raises:
+            SettingsError: the embedder is required and missing, or a setting cannot be used.
+            ServiceUnavailable: Redis or the broker could not be reached within ``worker.patience_s``.
+        """
+        patience_s = settings.worker.patience_s
+        self.limits = settings.limits
+        self.heartbeat = StallTimer()
+        with ExitStack() as opened:
+            self.store = opened.enter_context(Store.open(settings))
+            _wait_for("redis", self.store.ping, patience_s)
+            queues = submission_queues(settings)
+            _wait_for("broker", lambda: declare_queues(app, queues.in_order), patience_s)
+            self.publisher = Publisher(app, settings)
+            novelty = _open_novelty(settings, self.store, load_embedder)
+            decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
+            self.batcher: MicroBatcher[ReasoningTrace, Prepared, Settled] = MicroBatcher(decider, settings.worker.batch_size)
+            opened.callback(self.batcher.stop)
+            reconciler = Reconciler(app, queues, self.store, settings.ledger)
+            every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
+            opened.enter_context(_repeated("reconcile", reconciler.reconcile, every_s))
+            if queues.dead is not None:
+                dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, settings)
+                opened.enter_context(_repeated("drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S))
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Finish the batch in hand and let go of everything."""
+        self._opened.close()
+
+
+def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) -> NoveltyMeter | None:
+    """Load the embedder and read the log of its space; None without an embedder."""
+    started = time.perf_counter()
+    embedder = load_embedder(settings.embedding)
+    if embedder is None:
+        log.warning("no_embedder", novelty=0.5)
+        return None
+    loaded_ms = round((time.perf_counter() - started) * 1_000)
+    log.info("embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms)
+    cache = NoveltyCache(store.novelty_log(embedder.space), settings.novelty.window(), embedder.dimensions)
+    # Reading needs a transaction, which Redis refuses while it is full.
+    entries = _wait_for("redis", cache.catch_up, settings.worker.patience_s)
+    log.info("novelty_log_read", entries=entries)
+    return NoveltyMeter(embedder, cache)
+
+
+@contextmanager
+def _repeated(work: str, do: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Do something again and again, in a thread of its own, while the context lasts."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(every_s):
+            try:
+                do()
+            except ServiceUnavailable as error:
+                log.warning("work_put_off", work=work, detail=str(error))
+            except Exception as error:
+                log.error("work_put_off", work=work, detail=type(error).__name__)
+
+    thread = threading.Thread(target=run, name=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _wait_for(service: str, reach: Callable[[], Found], patience_s: float) -> Found:
+    """Wait for a service that starts together with the worker; give up after ``patience_s``."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return reach()
+        except ServiceUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("service_unavailable", service=service, detail=str(error))
+            time.sleep(1.0)

@@ -1,0 +1,117 @@
+"""The Celery task: one message in; a decision published, or a dead letter kept; then the ack."""
+
+import time
+import traceback
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final
+
+import structlog
+from celery import Celery
+from celery.exceptions import Reject
+
+from kp_scorer.broker.task_message import TASK_NAME, as_bytes, deliveries_by, only_argument, trace_id_of
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import decode_trace
+from kp_scorer.errors import InvalidTrace, Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
+from kp_scorer.process.lifecycle import Lifecycle
+from kp_scorer.process.runtime import Runtime
+from kp_scorer.settings import WorkerSettings
+from kp_scorer.trace import ReasoningTrace
+
+_PAUSE_S: Final = 1.0
+"""Seconds to wait before a message is tried again or given back."""
+
+log = structlog.get_logger("kp_scorer.process.tasks")
+
+
+def register(app: Celery, lifecycle: Lifecycle, settings: WorkerSettings) -> None:
+    """Add ``score_trace`` to the app."""
+
+    # Celery formats each result, up to this many characters, for a log line that is switched off.
+    @app.task(name=TASK_NAME, bind=True, acks_late=True, ignore_result=True, typing=False, resultrepr_maxsize=1)
+    def score_trace(task: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Score one trace, given as the only argument: a JSON object.
+
+        Returns the decision, or for a dead letter ``{"trace_id", "state": "dead", "reason", "detail"}``.
+        """
+        attempts = deliveries_by(task.request)
+        told = ""
+        while True:
+            try:
+                return _score(lifecycle.runtime, settings, args, kwargs, attempts)
+            except (ServiceUnavailable, SettingsError) as error:
+                # The message is kept in hand, so that an outage makes the worker take no more and costs no delivery.
+                if str(error) != told:
+                    log.warning("trace_waits", detail=str(error))
+                    told = str(error)
+                if lifecycle.stopping.wait(_PAUSE_S):
+                    raise Reject("given back", requeue=True) from error
+            except Exception as error:
+                # The trace is neither decided nor a dead letter, so its message must not be lost.
+                log.error("trace_given_back", detail=type(error).__name__, where=_where(error))
+                # The queue delivers it again at once; without a pause this would spin.
+                lifecycle.stopping.wait(_PAUSE_S)
+                raise Reject("given back", requeue=True) from None
+
+
+def _score(
+    runtime: Runtime, settings: WorkerSettings, args: tuple[Any, ...], kwargs: dict[str, Any], attempts: int
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    try:
+        payload = only_argument(args, kwargs)
+    except InvalidTrace as error:
+        return _bury(runtime, {"args": args, "kwargs": kwargs}, "invalid", str(error), attempts)
+    try:
+        trace = decode_trace(payload, runtime.limits)
+    except InvalidTrace as error:
+        return _bury(runtime, payload, "invalid", str(error), attempts)
+    with structlog.contextvars.bound_contextvars(trace_id=trace.id, domain=trace.metadata.task_domain):
+        try:
+            decision = _decide(runtime, trace, settings.decision_timeout_s)
+        except TraceConflict as error:
+            return _bury(runtime, payload, "conflict", str(error), attempts)
+        except TraceDead as error:
+            # Also raised for a trace that is dead already; burying it again changes nothing but times.
+            return _bury(runtime, payload, error.reason, error.detail, attempts)
+        except (ServiceUnavailable, SettingsError):
+            raise
+        except Exception as error:
+            # One trace that cannot be scored must neither stop the worker nor come back for ever. The error's
+            # message is not logged: it may quote the trace.
+            log.error("scoring_failed", error=type(error).__name__, where=_where(error))
+            return _bury(runtime, payload, "scoring_failed", type(error).__name__, attempts)
+        runtime.publisher.publish(decision)
+        log.info(
+            "trace_decided",
+            outcome=decision.outcome,
+            score=round(decision.score, 6),
+            novelty_source=decision.novelty.source,
+            embed_ms=decision.timings.embed_ms,
+            batch_size=decision.timings.batch_size,
+            duration_ms=round((time.perf_counter() - started) * 1_000, 1),
+        )
+        return decision.model_dump(mode="json")
+
+
+def _decide(runtime: Runtime, trace: ReasoningTrace, timeout_s: float) -> Decision:
+    try:
+        decided = runtime.batcher.submit(trace).result(timeout_s)
+    except FutureTimeoutError:
+        raise ServiceUnavailable(f"no decision within {timeout_s:g} s") from None
+    if isinstance(decided, Decision):
+        return decided
+    raise decided
+
+
+def _bury(runtime: Runtime, payload: Any, reason: Reason, detail: str, attempts: int) -> dict[str, Any]:
+    """Keep a submission as a dead letter and mark its trace as dead; the first decision of an id stands."""
+    trace_id = trace_id_of(payload)
+    runtime.store.dead_letters.bury(as_bytes(payload), reason, detail, trace_id, attempts)
+    return {"trace_id": trace_id, "state": "dead", "reason": reason, "detail": detail}
+
+
+def _where(error: Exception) -> str:
+    """Function, file and line that raised an error."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.name} in {frame.filename}:{frame.lineno}"

@@ -1,0 +1,262 @@
+"""Settings: read once at start from flags, ``KP_…`` variables, a TOML file and these defaults, the first of which wins."""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsError as SourceError
+
+from kp_scorer.decision import Dimensions
+from kp_scorer.decoding import Count, Limits
+from kp_scorer.errors import SettingsError
+from kp_scorer.novelty import Window
+from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
+from kp_scorer.trace import Fraction
+
+Seconds = Annotated[float, Field(gt=0)]
+VectorType = Literal["float32", "float16"]
+QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
+
+
+def _has_scheme(*schemes: str) -> Callable[[str], str]:
+    def check(url: str) -> str:
+        if url and url.partition("://")[0] not in schemes:
+            raise ValueError(f"expected a URL that begins with one of {', '.join(schemes)}")
+        return url
+
+    return check
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+
+class BrokerSettings(_Section):
+    """The broker that traces come from and decisions go to."""
+
+    url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "amqp", "amqps", "pyamqp"))] = ""
+    visibility_timeout_s: Annotated[int, Field(ge=3)] = 60
+    delivery_limit: Count = 20
+    timeout_s: Seconds = 5.0
+
+    @property
+    def is_redis(self) -> bool:
+        """Whether the queues are in Redis; otherwise the broker speaks AMQP."""
+        return self.url.startswith("redis")
+
+
+class RedisSettings(_Section):
+    """Where the novelty log and the ledger live."""
+
+    url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "unix"))] = ""
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] = "kp"
+    timeout_s: Seconds = 5.0
+
+
+class QueueSettings(_Section):
+    """Names of the queues."""
+
+    traces: QueueName = "traces"
+    accepted: QueueName = "decisions.accepted"
+    rejected: QueueName = "decisions.rejected"
+    dead: QueueName = "traces.dead"
+    results_limit: Annotated[int, Field(ge=0)] = 100_000
+
+    @model_validator(mode="after")
+    def _queues_of_different_kinds_differ(self) -> Self:
+        # Workers take everything on the queue of traces for a submission.
+        if len({self.traces, self.dead, self.accepted}) < 3 or self.rejected in (self.traces, self.dead):
+            raise ValueError("traces, dead and the queues of decisions need names of their own")
+        return self
+
+
+class ScoringSettings(_Section):
+    """Thresholds and weights."""
+
+    threshold: Fraction = DEFAULT_THRESHOLD
+    thresholds: dict[str, Fraction] = {}
+    profiles: dict[str, Dimensions] = {}
+    cap_step_term: bool = False
+
+    @field_validator("profiles")
+    @classmethod
+    def _weights_sum_to_one(cls, profiles: dict[str, Dimensions]) -> dict[str, Dimensions]:
+        for name, weights in profiles.items():
+            try:
+                check_weights(weights)
+            except ValueError as error:
+                raise ValueError(f"profile {name!r}: {error}") from None
+        return profiles
+
+    def policy(self) -> Policy:
+        """The scoring policy these settings describe; profiles given here are added to, or replace, the built-in ones."""
+        return Policy(
+            profiles={**PROFILES, **self.profiles},
+            threshold=self.threshold,
+            thresholds=self.thresholds,
+            cap_step_term=self.cap_step_term,
+        )
+
+
+class NoveltySettings(_Section):
+    """The novelty log and its window."""
+
+    max_elements: Count = 1_000
+    ttl_s: Seconds = 86_400.0
+    # With fewer than a worker has in hand, the first traces of a batch could lose their windows.
+    slack_elements: Annotated[int, Field(ge=1_000)] = 10_000
+    slack_s: Seconds = 3_600.0
+    vector_dtype: VectorType = "float32"
+
+    def window(self) -> Window:
+        """The window that these settings describe."""
+        return Window(self.max_elements, int(self.ttl_s * 1_000), self.slack_elements, int(self.slack_s * 1_000))
+
+
+class EmbeddingSettings(_Section):
+    """The embedder."""
+
+    embedder: Literal["auto", "openvino", "torch", "none"] = "auto"
+    required: bool = False
+    model: str = ""
+    threads: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _required_means_one(self) -> Self:
+        if self.required and self.embedder == "none":
+            raise ValueError("required = true needs an embedder other than 'none'")
+        return self
+
+
+class LedgerSettings(_Section):
+    """The record of every trace."""
+
+    ttl_s: Seconds = 86_400.0
+    resend_after_s: Seconds = 600.0
+    max_resends: Annotated[int, Field(ge=0)] = 3
+
+    @property
+    def ttl_ms(self) -> int:
+        """``ttl_s`` in milliseconds."""
+        return int(self.ttl_s * 1_000)
+
+
+class WorkerSettings(_Section):
+    """One worker process."""
+
+    concurrency: Count = 96
+    batch_size: Annotated[int, Field(ge=1, le=256)] = 32
+    max_attempts: Count = 5
+    patience_s: Seconds = 30.0
+    decision_timeout_s: Seconds = 120.0
+    grace_s: Seconds = 25.0
+
+
+class LogSettings(_Section):
+    """Logs, which go to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = "auto"
+
+
+class Settings(_Section):
+    """All settings, frozen. A variable is named ``KP_<SECTION>_<NAME>``: ``KP_BROKER_URL``, ``KP_NOVELTY_MAX_ELEMENTS``."""
+
+    broker: BrokerSettings = BrokerSettings()
+    redis: RedisSettings = RedisSettings()
+    queues: QueueSettings = QueueSettings()
+    scoring: ScoringSettings = ScoringSettings()
+    novelty: NoveltySettings = NoveltySettings()
+    embedding: EmbeddingSettings = EmbeddingSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    limits: Limits = Limits()
+    worker: WorkerSettings = WorkerSettings()
+    log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _records_outlive_vectors(self) -> Self:
+        # A record that expires before its vector would let the same trace in again, with a second vector and decision.
+        if self.ledger.ttl_s < self.novelty.ttl_s:
+            raise ValueError("ledger.ttl_s must be at least novelty.ttl_s")
+        return self
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
+    """Read the settings.
+
+    Args:
+        flags: values given on the command line, by dotted name: ``{"broker.url": ...}``. They win over everything.
+        config: the TOML file; without it the one that ``KP_CONFIG`` names, if any.
+
+    Raises:
+        SettingsError: a value that cannot be used, a name that is not a setting, or a file that cannot be read.
+    """
+    if config is None and os.environ.get("KP_CONFIG"):
+        config = Path(os.environ["KP_CONFIG"])
+    if config is not None and not config.is_file():
+        raise SettingsError(f"config: there is no file {config}")
+
+    class _Sources(Settings, BaseSettings):
+        model_config = SettingsConfigDict(env_prefix="KP_", env_nested_delimiter="_", env_nested_max_split=1)
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config)
+
+    _refuse_unknown_variables()
+    try:
+        return Settings(**dict(_Sources(**_nested(flags or {}))))
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{config}: {error}") from None
+    except SourceError as error:
+        raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
+
+
+def _explain(error: ErrorDetails) -> str:
+    name = ".".join(map(str, error["loc"])) or "settings"
+    if error["type"] == "extra_forbidden":
+        return f"{name}: no setting has this name"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The variables that make another process load exactly these settings."""
+    variables: dict[str, str] = {}
+    for section, values in settings.model_dump(mode="json").items():
+        for name, value in values.items():
+            variables[f"KP_{section}_{name}".upper()] = value if isinstance(value, str) else json.dumps(value)
+    return variables
+
+
+def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for dotted, value in flags.items():
+        section, _, name = dotted.partition(".")
+        if not name:
+            raise SettingsError(f"{dotted}: expected SECTION.NAME, such as novelty.max_elements")
+        nested.setdefault(section, {})[name] = value
+    return nested
+
+
+def _refuse_unknown_variables() -> None:
+    """Raise SettingsError for a misspelt variable, which would otherwise silently do nothing."""
+    prefixes = tuple(f"KP_{section.upper()}_" for section in Settings.model_fields)
+    for variable in os.environ:
+        name = variable.upper()
+        if name.startswith("KP_") and name != "KP_CONFIG" and not name.startswith(prefixes):
+            raise SettingsError(f"{variable}: no setting has this name")

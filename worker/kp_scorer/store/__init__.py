@@ -1,0 +1,25 @@
+"""What lies in Redis: the ledger, the dead letters, the novelty logs. Every key and every script of theirs is in here."""
+
+from kp_scorer.store.dead_letters import DeadLetter, DeadLetters
+from kp_scorer.store.ledger import Identity, Ledger, MemoryLedger, Record, Standing, State, Verdict
+from kp_scorer.store.redis_ledger import Claim, Counts, RedisLedger, Submission
+from kp_scorer.store.redis_log import RedisLog
+from kp_scorer.store.store import Store
+
+__all__ = [
+    "Claim",
+    "Counts",
+    "DeadLetter",
+    "DeadLetters",
+    "Identity",
+    "Ledger",
+    "MemoryLedger",
+    "Record",
+    "RedisLedger",
+    "RedisLog",
+    "Standing",
+    "State",
+    "Store",
+    "Submission",
+    "Verdict",
+]

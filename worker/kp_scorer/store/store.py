@@ -1,0 +1,66 @@
+"""Everything of ours in one Redis, opened in one place."""
+
+from typing import Self
+
+import redis
+
+from kp_scorer.settings import Settings
+from kp_scorer.store.connection import connect, unavailable_if_down
+from kp_scorer.store.dead_letters import DeadLetters
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.redis_ledger import RedisLedger
+from kp_scorer.store.redis_log import RedisLog, find_logs
+
+
+class Store:
+    """The ledger, the dead letters and the novelty logs under one prefix. A context manager; it connects on first use."""
+
+    def __init__(self, client: redis.Redis, settings: Settings) -> None:
+        """Use what lies behind ``client``, which the store owns from now on."""
+        self._client = client
+        self._settings = settings
+        self._keys = Keys(settings.redis.prefix)
+        self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
+        self.dead_letters = DeadLetters(client, self._keys, settings.ledger.ttl_ms)
+
+    @classmethod
+    def open(cls, settings: Settings) -> Self:
+        """Make a store for the Redis that the settings name.
+
+        Raises:
+            SettingsError: ``redis.url`` is not one that redis-py takes.
+        """
+        return cls(connect(settings.redis), settings)
+
+    def ping(self) -> None:
+        """Return if Redis answers.
+
+        Raises:
+            ServiceUnavailable: it does not.
+        """
+        with unavailable_if_down("redis.url"):
+            self._client.ping()
+
+    def novelty_log(self, space: str) -> RedisLog:
+        """The log of a space, which need not exist yet; its vectors are stored as the settings say."""
+        settings = self._settings
+        window, dtype = settings.novelty.window(), settings.novelty.vector_dtype
+        return RedisLog(self._client, self._keys, space, window, settings.ledger.ttl_ms, dtype)
+
+    def novelty_logs(self) -> list[RedisLog]:
+        """The logs that exist, of whatever space.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        return find_logs(self._client, self._keys, self._settings.novelty.window(), self._settings.ledger.ttl_ms)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,138 @@
+"""The ``ReasoningTrace`` message: what a producer submits, as a frozen model."""
+
+import hashlib
+import json
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+TRACE_ID_PREFIX: Final = "kp:trace:"
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""A number in 0..1, both included."""
+
+StepType = Literal["thought", "tool_call", "observation", "error_recovery"]
+STEP_TYPES: Final[tuple[StepType, ...]] = get_args(StepType)
+
+
+def _iso_datetime(text: str) -> str:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise PydanticCustomError("iso_datetime", "expected an ISO 8601 date and time") from None
+    if len(text) < len("2026-01-01T00:00"):
+        raise PydanticCustomError("iso_datetime", "expected an ISO 8601 date and time, not a date alone")
+    return text
+
+
+class _Part(BaseModel):
+    """Base of every part of a trace: strict, frozen, unknown fields ignored."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", strict=True, allow_inf_nan=False, hide_input_in_errors=True, serialize_by_alias=True
+    )
+
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+IsoDatetime = Annotated[str, AfterValidator(_iso_datetime)]
+FreeObject = dict[str, Any]
+# A JSON array arrives as a list; strict mode alone would take only tuples. The items stay strict.
+_AsTuple = Field(strict=False)
+
+
+class Metadata(_Part):
+    """Where a trace comes from and how it may be shared. ``quality_score`` is accepted and never read."""
+
+    created_at: IsoDatetime
+    task_domain: NonEmpty
+    success: bool
+    quality_score: Fraction | None = None
+    visibility: Literal["private", "org", "network"]
+    privacy_level: Literal["aggregated", "federated", "private"]
+    agent_id: str | None = None
+    framework: str | None = None
+    validated_by: Annotated[tuple[str, ...], _AsTuple] = ()
+
+
+class Task(_Part):
+    """What the agent was asked to do."""
+
+    objective: NonEmpty
+    input_schema: Any = None
+
+
+class Tool(_Part):
+    """The tool a step used."""
+
+    name: str
+    mcp_server: str | None = None
+
+
+class Step(_Part):
+    """One step of the reasoning."""
+
+    step_id: Annotated[int, Field(ge=0)]
+    type: StepType
+    content: str | None = None
+    tool: Tool | None = None
+    input: FreeObject | None = None
+    output_summary: str | None = None
+    latency_ms: Annotated[float, Field(ge=0)] | None = None
+
+
+class TraceOutcome(_Part):
+    """How the task ended. ``confidence`` is a fraction in 0..1."""
+
+    result_summary: str
+    confidence: Fraction
+
+
+class Entity(_Part):
+    """A node that the trace adds to the knowledge graph."""
+
+    name: str
+    type: str
+
+
+class Relationship(_Part):
+    """A fact that the trace adds to the knowledge graph."""
+
+    fact: str
+    valid_from: str
+
+
+class KnowledgeGraphDelta(_Part):
+    """What the trace adds to the knowledge graph."""
+
+    entities: Annotated[tuple[Entity, ...], _AsTuple] = ()
+    relationships: Annotated[tuple[Relationship, ...], _AsTuple] = ()
+
+
+class ReasoningTrace(_Part):
+    """One agent run: a task, the steps taken, and the outcome."""
+
+    context: Annotated[Literal["https://openknowledgepulse.org/schema/v1"], Field(alias="@context")]
+    type: Annotated[Literal["ReasoningTrace"], Field(alias="@type")]
+    id: Annotated[str, Field(pattern=rf"^{TRACE_ID_PREFIX}[^\s]+$", max_length=200)]
+    metadata: Metadata
+    task: Task
+    steps: Annotated[tuple[Step, ...], Field(min_length=1), _AsTuple]
+    outcome: TraceOutcome
+    source_skill: str | None = None
+    knowledge_graph_delta: KnowledgeGraphDelta | None = None
+
+    @property
+    def embedding_text(self) -> str:
+        """The text whose embedding gives the trace's novelty: the objective, then every step's content, joined by spaces."""
+        return " ".join([self.task.objective, *(step.content or "" for step in self.steps)])
+
+    def digest(self) -> bytes:
+        """BLAKE2b of the content, 16 bytes: everything but the id, ``created_at`` and ``quality_score``.
+
+        Equal digests mean equal content; the order of JSON keys does not matter.
+        """
+        content = self.model_dump(mode="json", exclude={"id": True, "metadata": {"created_at", "quality_score"}})
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.blake2b(canonical.encode(), digest_size=16).digest()

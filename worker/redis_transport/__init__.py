@@ -1,5 +1,0 @@
-"""Kombu's Redis transport, but a message is noted in the instant it is taken, and no message can stop its consumer."""
-
-from worker.redis_transport.channel import Channel, Transport
-
-__all__ = ["Channel", "Transport"]
