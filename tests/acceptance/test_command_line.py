@@ -223,7 +223,8 @@ def test_stats_shows_books_that_balance_and_what_the_queues_hold(settings: Setti
     run("submit", "-", stdin=lines(*fresh_samples(3)), KP_BROKER_URL=settings.broker.url)
     (found,) = rows(run("stats", KP_BROKER_URL=settings.broker.url).stdout)
     waiting = found.pop("waiting")
-    assert found == {"submitted": 3, "pending": 3, "decided": 0, "dead": 0}
+    books = {"submitted": 3, "pending": 3, "decided": 0, "dead": 0}
+    assert found == {**books, "oversized": 0, "dropped": {}, "full": []}
     assert waiting == {settings.queues.traces: 3, settings.queues.accepted: 0, settings.queues.rejected: 0}
 
 
@@ -309,6 +310,7 @@ def test_cache_is_shown_and_emptied_and_fills_again(at_worker: dict[str, str]) -
     assert shown["model"] == "all-MiniLM-L6-v2"
     assert shown["entries"] >= 1
     assert shown["bytes"] > 1_536
+    assert shown["window"] == {"max_elements": 1_000, "ttl_s": 86_400, "slack_elements": 10_000, "slack_s": 3_600}
     assert 0 <= shown["oldest_age_s"] < 600
     assert run("cache", "clear", "--yes", **at_worker).returncode == 0
     assert rows(run("cache", "info", **at_worker).stdout) == []

@@ -133,7 +133,7 @@ def test_wheel_holds_the_package_with_all_its_files_and_nothing_else(wheel: Path
     assert held["kp_scorer/reference/kp-scorer.toml"] == (REPOSITORY / "config" / "kp-scorer.toml").read_bytes()
     assert held["kp_scorer/reference/redis.conf"] == (REPOSITORY / "deploy" / "redis.conf").read_bytes()
     ours = [path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert {path.name for path in ours} >= {"py.typed", "clock.lua", "traces.jsonl"}
+    assert {path.name for path in ours} >= {"py.typed", "common.lua", "traces.jsonl"}
     files = {path.relative_to(SOURCE.parent).as_posix(): path.read_bytes() for path in ours}
     assert {name: content for name, content in held.items() if not name.startswith("kp_scorer-")} == files
 

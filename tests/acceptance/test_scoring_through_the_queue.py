@@ -249,7 +249,7 @@ def test_every_key_has_a_ttl_or_a_bound(client: Client, shared_redis: redis.Redi
     waiting = [client.submit(payload) for payload in fresh_samples(3)]
     assert all(status.state == "decided" for status in client.as_settled(waiting, timeout_s=60))
     prefix = shared_settings.redis.prefix
-    owned = [key for key in shared_redis.scan_iter(f"{prefix}:*") if key.decode() != Keys(prefix).dead_letters]
+    owned = [key for key in shared_redis.scan_iter(f"{prefix}:*") if key.decode() != Keys(prefix).counts]
     assert len(owned) >= 5
     assert [key for key in owned if shared_redis.pttl(key) < 0] == []
 
@@ -269,3 +269,9 @@ def _dead_letters(store: Store) -> list[dict[str, str]]:
         }
         for letter in store.dead_letters.read()
     ]
+
+
+def test_monitors_can_ask_a_worker_how_it_is(client: Client, shared_settings: Settings) -> None:
+    with make_celery(shared_settings) as app:
+        (answer,) = app.control.ping(timeout=5, limit=1)
+        assert [reply["ok"] for reply in answer.values()] == ["pong"]

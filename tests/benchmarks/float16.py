@@ -21,7 +21,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.novelty import NoveltyCache
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import LedgerSettings, NoveltySettings, VectorType
+from kp_scorer.settings import LedgerSettings, NoveltySettings, VectorType, WorkerSettings
 from kp_scorer.store import RedisLedger, RedisLog
 from kp_scorer.store.keys import Keys
 from kp_scorer.trace import ReasoningTrace
@@ -30,6 +30,7 @@ from tests.benchmarks.common import Row, batches, emit, own_redis, real, real_em
 
 _BATCH: Final = 8
 _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
+_LEASE_MS: Final = int(WorkerSettings().decision_timeout_s * 1_000)
 
 _COLUMNS: Final = {
     "workload": "texts",
@@ -101,7 +102,7 @@ def decide_all(
     window = NoveltySettings().window()
     log = RedisLog(redis_client, keys, embedder.space, window, _RECORD_TTL_MS, vector_type)
     meter = NoveltyMeter(embedder, NoveltyCache(log, window, embedder.dimensions))
-    decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS), policy, meter, max_attempts=5)
+    decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), policy, meter, max_attempts=5)
     decisions = []
     for batch in batches(traces, _BATCH):
         for decided in decider.decide(batch):

@@ -37,7 +37,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.embedding import Embedder
 from kp_scorer.novelty import NoveltyCache
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import LedgerSettings, NoveltySettings
+from kp_scorer.settings import LedgerSettings, NoveltySettings, WorkerSettings
 from kp_scorer.store import RedisLedger, RedisLog
 from kp_scorer.store.keys import Keys
 from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
@@ -64,6 +64,7 @@ BATCH: Final = 8
 DIMENSIONS: Final = 384
 _PREFILL_CHUNK: Final = 2_000
 _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
+_LEASE_MS: Final = int(WorkerSettings().decision_timeout_s * 1_000)
 _SETTLE_S: Final = 300.0
 _MB: Final = 1_000_000
 
@@ -191,7 +192,9 @@ def open_log(redis_client: redis.Redis, embedder: Embedder, space: str, size: in
     held = cache.catch_up()
     catch_up_s = time.perf_counter() - started
     assert held == size, "the log is not what was written"
-    decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS), Policy(), NoveltyMeter(embedder, cache), max_attempts=5)
+    decider = Decider(
+        RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), Policy(), NoveltyMeter(embedder, cache), max_attempts=5
+    )
     return Subject(decider, log, catch_up_s)
 
 

@@ -28,7 +28,7 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import LedgerSettings, NoveltySettings
+from kp_scorer.settings import LedgerSettings, NoveltySettings, WorkerSettings
 from kp_scorer.store import RedisLedger, RedisLog
 from kp_scorer.store.keys import Keys
 from kp_scorer.trace import ReasoningTrace
@@ -40,6 +40,7 @@ Case = Literal["new", "redelivered", "no_embedder"]
 _PROMISED: Final[dict[Case, int]] = {"new": 3, "redelivered": 1, "no_embedder": 2}
 _FLEET_BATCH: Final = 8
 _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
+_LEASE_MS: Final = int(WorkerSettings().decision_timeout_s * 1_000)
 
 _COLUMNS: Final = {
     "case": "case",
@@ -162,7 +163,7 @@ def count_decisions(url: str, case: Case, batch_size: int, count: int) -> Row:
     traces = _traces(count)
     with counting_client(url) as (redis_client, tally), redis_of(url) as control:
         novelty = None if case == "no_embedder" else NoveltyMeter(HashEmbedder(), _cache(redis_client, keys))
-        decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS), Policy(), novelty, max_attempts=5)
+        decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), Policy(), novelty, max_attempts=5)
         # Connects, loads the scripts and gives the log its first entry.
         decider.decide(_traces(1))
         if case == "redelivered":

@@ -1,26 +1,47 @@
-"""The ledger's books: every submission is counted once as submitted and ends once, as decided or dead."""
+"""What becomes of a trace in the ledger, step by step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
-from kp_scorer.store import Counts, DeadLetters, Identity, RedisLedger, Submission, Verdict
-from kp_scorer.store.keys import KEPT_S, Keys
+from kp_scorer.store import (
+    Counts,
+    DeadLetters,
+    Death,
+    Identity,
+    RedisLedger,
+    Refusal,
+    Standing,
+    Submission,
+    Verdict,
+)
+from kp_scorer.store.keys import Keys
 
+from tests.support.builders import decision_on
 from tests.support.processes import wait_until
 
 TTL_MS = 60_000
+LEASE_MS = 60_000
 ONE = "kp:trace:one"
+DIGEST, OTHER_DIGEST = b"a" * 16, b"b" * 16
+IDENTITY = Identity(ONE, DIGEST)
+
+
+MakeLedger = Callable[..., RedisLedger]
 
 
 @pytest.fixture
-def ledger(redis_client: redis.Redis, keys: Keys) -> RedisLedger:
-    return RedisLedger(redis_client, keys, TTL_MS)
+def make_ledger(redis_client: redis.Redis, keys: Keys) -> MakeLedger:
+    """Ledgers of several workers."""
+    return lambda lease_ms=LEASE_MS: RedisLedger(redis_client, keys, TTL_MS, lease_ms)
+
+
+@pytest.fixture
+def ledger(make_ledger: MakeLedger) -> RedisLedger:
+    return make_ledger()
 
 
 @pytest.fixture
@@ -28,33 +49,77 @@ def letters(redis_client: redis.Redis, keys: Keys) -> DeadLetters:
     return DeadLetters(redis_client, keys, TTL_MS)
 
 
-def submission(trace_id: str = ONE, digest: bytes = b"a" * 16) -> Submission:
+@pytest.fixture
+def kill_workers(redis_client: redis.Redis, keys: Keys) -> Callable[[], object]:
+    """Makes all workers so far ones that have not been heard of for long."""
+    return lambda: redis_client.delete(keys.workers)
+
+
+def submission(trace_id: str = ONE, digest: bytes = DIGEST) -> Submission:
     return Submission(trace_id, digest, b'{"id": "' + trace_id.encode() + b'"}')
 
 
-IDENTITY = Identity(*submission()[:2])
-VERDICT = Verdict(*IDENTITY, b'{"score": 1}')
+def verdict(trace_id: str = ONE, digest: bytes = DIGEST, entry: str = "") -> Verdict:
+    return Verdict(trace_id, digest, decision_on(trace_id), entry)
 
 
-def begin(ledger: RedisLedger, alone: bool = False) -> tuple[str, int]:
-    (record,) = ledger.begin([IDENTITY], alone=alone)
-    return record.state, record.attempts
+def begin(ledger: RedisLedger, alone: bool = False, digest: bytes = DIGEST) -> tuple[str, int, bool]:
+    (record,) = ledger.begin([Identity(ONE, digest)], alone=alone)
+    return record.state, record.attempts, record.is_held
 
 
-def test_first_attempt_is_charged_and_later_ones_only_alone(ledger: RedisLedger) -> None:
-    assert begin(ledger) == ("pending", 0)
-    assert [begin(ledger), begin(ledger)] == [("pending", 1)] * 2
-    assert [begin(ledger, alone=True), begin(ledger, alone=True)] == [("pending", 1), ("pending", 2)]
-    assert begin(ledger) == ("pending", 3)
-    ledger.refund([ONE])
-    assert begin(ledger) == ("pending", 0)
+def test_the_same_trace_at_several_workers_is_held_by_one_and_charges_nothing(make_ledger: MakeLedger) -> None:
+    holder, *others = (make_ledger() for _ in range(4))
+    assert begin(holder) == ("pending", 0, False)
+    for other in others:
+        assert [begin(other), begin(other, alone=True)] == [("pending", 0, True)] * 2
+    assert begin(holder) == ("pending", 0, False), "twice in one batch is no attempt either"
+    holder.release([ONE])
+    assert begin(others[0]) == ("pending", 0, False)
+    assert begin(holder) == ("pending", 0, True)
 
 
-def test_another_digest_is_not_charged(ledger: RedisLedger) -> None:
-    begin(ledger)
-    (record,) = ledger.begin([Identity(ONE, b"b" * 16)], alone=True)
-    assert (record.digest, record.attempts) == (IDENTITY.digest, 1)
-    assert begin(ledger) == ("pending", 1)
+def test_what_another_worker_holds_it_alone_lets_go_of(make_ledger: MakeLedger) -> None:
+    holder, other = make_ledger(), make_ledger()
+    begin(holder)
+    other.release([ONE])
+    assert begin(other) == ("pending", 0, True)
+
+
+def test_a_dead_holder_is_charged_once_and_its_trace_goes_on_alone(
+    make_ledger: MakeLedger, kill_workers: Callable[[], object]
+) -> None:
+    holder, *others = (make_ledger() for _ in range(3))
+    begin(holder)
+    kill_workers()
+    # Begun with others it is not held, so that whoever meets it may decide it alone, but it is charged only the first time.
+    assert [begin(other) for other in others] == [("pending", 1, False)] * 2
+    assert begin(others[0], alone=True) == ("pending", 1, False)
+    assert begin(others[1], alone=True) == ("pending", 1, True)
+    kill_workers()
+    assert begin(others[1], alone=True) == ("pending", 2, False)
+
+
+def test_a_lease_that_is_over_is_no_death(make_ledger: MakeLedger) -> None:
+    stuck, other = make_ledger(lease_ms=1), make_ledger()
+    begin(stuck)
+    assert wait_until(lambda: (found := begin(other)) and not found[2] and found, 10) == ("pending", 0, False)
+
+
+def test_a_worker_that_renews_is_alive(make_ledger: MakeLedger, kill_workers: Callable[[], object]) -> None:
+    holder, other = make_ledger(), make_ledger()
+    begin(holder)
+    kill_workers()
+    holder.renew()
+    assert begin(other) == ("pending", 0, True)
+
+
+def test_another_digest_is_not_charged(make_ledger: MakeLedger, kill_workers: Callable[[], object]) -> None:
+    holder, other = make_ledger(), make_ledger()
+    begin(holder)
+    kill_workers()
+    (record,) = other.begin([Identity(ONE, OTHER_DIGEST)], alone=True)
+    assert (record.digest, record.attempts) == (DIGEST, 0)
 
 
 def test_a_decided_trace_keeps_no_copy_of_what_was_submitted(
@@ -63,28 +128,64 @@ def test_a_decided_trace_keeps_no_copy_of_what_was_submitted(
     ledger.open([submission()])
     assert redis_client.hget(keys.record(ONE), "submission") == submission().payload
     begin(ledger)
-    ledger.commit([VERDICT])
+    ledger.commit([verdict()])
     stored: Any = redis_client.hkeys(keys.record(ONE))
     assert set(stored) == {b"state", b"digest", b"decision"}
     assert redis_client.zcard(keys.pending) == 0
 
 
-def test_pending_traces_are_kept_longer_than_decided_ones(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
-    ledger.open([submission()])
-    assert redis_client.pttl(keys.record(ONE)) > KEPT_S * 1_000 - 10_000
+def test_the_first_end_stands(ledger: RedisLedger, letters: DeadLetters) -> None:
+    first, second = verdict(), verdict()
+    assert ledger.commit([first, second]) == [Standing(first.decision, True), Standing(first.decision, False)]
+    assert ledger.commit([verdict(digest=OTHER_DIGEST)]) == [Refusal.CONFLICT]
     begin(ledger)
-    ledger.commit([VERDICT])
-    assert 0 < redis_client.pttl(keys.record(ONE)) <= TTL_MS
+    assert letters.bury(b"{}", "poison", "5 attempts", ONE, DIGEST) == Decision.model_validate_json(first.decision)
+    assert list(letters.read()) == []
+    assert ledger.counts() == Counts(submitted=1, pending=0, decided=1, dead=0)
+
+
+def test_a_dead_trace_gets_no_decision(ledger: RedisLedger, letters: DeadLetters) -> None:
+    begin(ledger)
+    assert letters.bury(b"{}", "poison", "5 attempts", ONE, DIGEST) is None
+    assert ledger.commit([verdict(), verdict(digest=OTHER_DIGEST)]) == [Death("poison", "5 attempts"), Refusal.CONFLICT]
+    assert ledger.counts() == Counts(submitted=1, pending=0, decided=0, dead=1)
+
+
+def test_a_decision_that_rests_on_another_place_is_to_be_made_again(
+    ledger: RedisLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
+    begin(ledger)
+    redis_client.hset(keys.record(ONE), "entry", "7-2")
+    assert ledger.commit([verdict(entry="7-1")]) == [Refusal.AGAIN]
+    assert begin(ledger)[0] == "pending"
+    assert ledger.commit([verdict(entry="7-2")])[0] != Refusal.AGAIN
 
 
 def test_dead_trace_stays_dead_until_it_is_submitted_again(ledger: RedisLedger, letters: DeadLetters) -> None:
     ledger.open([submission()])
-    letters.bury(b"{}", "poison", "5 attempts", ONE, attempts=5)
+    letters.bury(submission().payload, "poison", "5 attempts", ONE, DIGEST, attempts=5)
     (record,) = ledger.begin([IDENTITY])
     assert (record.state, record.reason, record.detail) == ("dead", "poison", "5 attempts")
     assert ledger.open([submission()]) == ["pending"]
-    assert begin(ledger) == ("pending", 0)
+    assert begin(ledger) == ("pending", 0, False)
     assert ledger.counts() == Counts(submitted=2, pending=1, decided=0, dead=1)
+
+
+@pytest.mark.parametrize("invalid_comes", ["before", "after", "before and after"])
+def test_an_invalid_message_with_the_id_of_a_valid_trace_leaves_that_alone(
+    ledger: RedisLedger, letters: DeadLetters, invalid_comes: str
+) -> None:
+    def bury_invalid() -> None:
+        assert letters.bury(b'{"id": "kp:trace:one", "steps": []}', "invalid", "steps: expected more", ONE) is None
+
+    if "before" in invalid_comes:
+        bury_invalid()
+    ledger.open([submission()])
+    if "after" in invalid_comes:
+        bury_invalid()
+    assert begin(ledger) == ("pending", 0, False)
+    assert [isinstance(committed, Standing) for committed in ledger.commit([verdict()])] == [True]
+    assert ledger.counts() == Counts(submitted=2, pending=0, decided=1, dead=1)
 
 
 def test_burying_the_same_again_is_one_dead_letter(ledger: RedisLedger, letters: DeadLetters) -> None:
@@ -94,9 +195,37 @@ def test_burying_the_same_again_is_one_dead_letter(ledger: RedisLedger, letters:
     assert (letter.reason, letter.attempts, letter.size_bytes, letters.payload(letter.letter_id)) == ("invalid", 2, 2, b"[]")
     assert letter.first_ms <= letter.last_ms
     assert ledger.counts() == Counts(submitted=1, pending=0, decided=0, dead=1)
-    assert letters.drop(letter.letter_id)
-    assert not letters.drop(letter.letter_id)
+    assert letters.drop(letter)
+    assert not letters.drop(letter)
     assert list(letters.read()) == []
+
+
+def test_a_letter_buried_again_while_it_is_replayed_is_kept(ledger: RedisLedger, letters: DeadLetters) -> None:
+    ledger.open([submission()])
+    letters.bury(submission().payload, "poison", "5 attempts", ONE, DIGEST)
+    (replayed,) = letters.read()
+    assert ledger.open([submission()]) == ["pending"]
+    letters.bury(submission().payload, "scoring_failed", "ValueError", ONE, DIGEST)
+    assert not letters.drop(replayed)
+    (letter,) = letters.read()
+    assert (letter.letter_id, letter.reason, letter.burials) == (replayed.letter_id, "scoring_failed", 2)
+    assert begin(ledger)[0] == "dead"
+    assert ledger.counts() == Counts(submitted=2, pending=0, decided=0, dead=2)
+
+
+def test_dropping_a_letter_forgets_what_died_of_it_and_nothing_else(ledger: RedisLedger, letters: DeadLetters) -> None:
+    letters.bury(b"{}", "invalid", "$", ONE)
+    (first,) = letters.read()
+    letters.bury(b"[]", "invalid", "$", ONE)
+    assert letters.drop(first)
+    assert begin_states(ledger) == ["dead"], "it is dead by the second letter"
+    (second,) = letters.read()
+    letters.drop(second)
+    assert begin_states(ledger) == []
+
+
+def begin_states(ledger: RedisLedger) -> list[str]:
+    return [record.state for record in ledger.look_up([ONE]) if record]
 
 
 def test_only_what_the_queue_no_longer_holds_is_claimed(ledger: RedisLedger) -> None:
@@ -104,14 +233,24 @@ def test_only_what_the_queue_no_longer_holds_is_claimed(ledger: RedisLedger) -> 
     assert ledger.claim_lost(0, queue_is_empty=False) == []
     assert ledger.claim_lost(60_000, queue_is_empty=True) == []
     (claim,) = wait_for_claim(ledger)
-    assert (claim.trace_id, claim.payload, claim.resends) == (*submission()[::2], 1)
+    assert (claim.trace_id, claim.payload, claim.resends) == (*submission()[::2], 0)
+    ledger.resent(ONE)
     # Sent again, so the queue must be seen empty again before it is lost once more.
     assert ledger.claim_lost(0, queue_is_empty=False) == []
     (claim,) = wait_for_claim(ledger)
-    assert claim.resends == 2
+    assert claim.resends == 1
     begin(ledger)
-    ledger.commit([VERDICT])
+    assert ledger.claim_lost(0, queue_is_empty=True) == [], "a worker is deciding it"
+    ledger.commit([verdict()])
     assert ledger.claim_lost(0, queue_is_empty=True) == []
+
+
+def test_what_has_ended_is_not_noted_as_sent_again(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
+    ledger.open([submission()])
+    ledger.commit([verdict()])
+    ledger.resent(ONE)
+    assert redis_client.hget(keys.record(ONE), "resends") is None
+    assert ledger.counts() == Counts(submitted=1, pending=0, decided=1, dead=0)
 
 
 def wait_for_claim(ledger: RedisLedger) -> Sequence[Any]:
@@ -119,51 +258,9 @@ def wait_for_claim(ledger: RedisLedger) -> Sequence[Any]:
     return wait_until(lambda: ledger.claim_lost(0, queue_is_empty=True), 10)
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["open", "begin", "commit", "bury", "conflict", "malformed", "claim", "erase"]),
-        st.sampled_from(["kp:trace:one", "kp:trace:two"]),
-        st.sampled_from([b"a" * 16, b"b" * 16]),
-    ),
-    max_size=25,
-)
-
-
-@hypothesis_settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(STEPS)
-def test_the_books_balance_whatever_happens(
-    redis_client: redis.Redis, keys: Keys, ledger: RedisLedger, letters: DeadLetters, steps: list[tuple[str, str, bytes]]
-) -> None:
-    redis_client.flushdb()
-    for step, trace_id, digest in steps:
-        payload = trace_id.encode() + digest
-        match step:
-            case "open":
-                ledger.open([Submission(trace_id, digest, payload)])
-            case "begin":
-                ledger.begin([Identity(trace_id, digest)])
-            case "commit":
-                ledger.commit([Verdict(trace_id, digest, payload)])
-            case "bury":
-                letters.bury(payload, "invalid", "$", trace_id)
-            case "conflict":
-                letters.bury(payload, "conflict", "id", trace_id)
-            case "malformed":
-                letters.bury(digest, "malformed", "body")
-            case "claim":
-                ledger.claim_lost(0, queue_is_empty=True)
-            case "erase":
-                ledger.erase(trace_id)
-        counts = ledger.counts()
-        assert counts.submitted == counts.pending + counts.decided + counts.dead
-        states = [record.state for record in ledger.look_up(["kp:trace:one", "kp:trace:two"]) if record]
-        assert states.count("pending") == counts.pending
-        assert len(list(letters.read())) <= counts.dead
-
-
 def test_conflicts_do_no_harm_to_the_trace_they_name(ledger: RedisLedger, letters: DeadLetters) -> None:
     ledger.open([submission()])
-    assert isinstance(ledger.open([submission(digest=b"b" * 16)])[0], TraceConflict)
-    letters.bury(b"{}", "conflict", "id", ONE)
-    assert begin(ledger) == ("pending", 0)
+    assert isinstance(ledger.open([submission(digest=OTHER_DIGEST)])[0], TraceConflict)
+    letters.bury(b"{}", "conflict", "id", ONE, OTHER_DIGEST)
+    assert begin(ledger) == ("pending", 0, False)
     assert ledger.counts() == Counts(submitted=2, pending=1, decided=0, dead=1)

@@ -108,7 +108,7 @@ class Scene:
         return int(found or 0)
 
     def entries(self) -> list[Entry]:
-        return [entry for entry in self.log.entries() if not entry.erases]
+        return list(self.log.entries())
 
 
 def agree(found: Placed, expected: tuple[float, set[str]] | None) -> None:

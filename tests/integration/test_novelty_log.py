@@ -8,7 +8,7 @@ import redis
 from kp_scorer.novelty import MemoryLog, NoveltyCache, NoveltyLog, Window
 from kp_scorer.novelty.cache import Placed
 from kp_scorer.novelty.log import Cursor
-from kp_scorer.store import RedisLog
+from kp_scorer.store import RedisLog, Store
 from kp_scorer.store.keys import Keys
 
 from tests.support.candidates import MINUTE_MS, candidate
@@ -204,8 +204,40 @@ def test_a_trace_whose_record_has_expired_can_still_be_erased(redis_client: redi
 def test_erasing_the_newest_entry_does_not_make_mirrors_start_over(redis_client: redis.Redis) -> None:
     log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
     _, tail = log.exchange([candidate("a", 1), candidate("newest", 2)], None)
-    cursor = Cursor(tail.epoch, tail.entries[-1].place, "newest")
+    cursor = Cursor(tail.epoch, tail.entries[-1].place, "newest", erasure="")
     log.erase("newest")
     _, after = log.exchange((), cursor)
     assert not after.restart
-    assert [entry.erases for entry in after.entries] == [cursor.place]
+    assert not after.entries
+    assert [erasure.place for erasure in after.erasures] == [cursor.place]
+
+
+def test_erasing_takes_no_place_and_narrows_no_later_window(redis_client: redis.Redis) -> None:
+    log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
+    cache = _cache(log)
+    cache.place([candidate("first", 1), candidate("second", 2), candidate("third", 3)])
+    assert (log.erase("second"), log.erase("third")) == (1, 1)
+    for mirror in (cache, _cache(log)):
+        (placed,) = mirror.place([candidate("again", 1)])
+        assert placed
+        assert (placed.place.number, _nearest(placed)) == (4, ("first", 1.0)), "both are in the window of four still"
+
+
+def test_a_mirror_that_missed_erasures_starts_over(redis_client: redis.Redis) -> None:
+    keys = Keys("kp")
+    log = RedisLog(redis_client, keys, "space", WINDOW, record_ttl_ms=60_000)
+    cache = _cache(log)
+    cache.place([candidate("first", 1), candidate("second", 2), candidate("third", 3)])
+    log.erase("second")
+    cache.catch_up()
+    log.erase("third")
+    # As if so many were erased meanwhile that the stream has been trimmed beyond what this mirror has read.
+    redis_client.xtrim(keys.erased("space"), maxlen=1, approximate=False)
+    assert cache.catch_up() == 1
+
+
+def test_what_was_erased_is_no_log(store: Store) -> None:
+    log = store.novelty_log("space")
+    log.exchange([candidate("a", 1), candidate("b", 2)], None)
+    log.erase("a")
+    assert [found.space for found in store.novelty_logs()] == ["space"]

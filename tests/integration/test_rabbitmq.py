@@ -4,12 +4,12 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu import Connection
@@ -17,6 +17,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_queue import DeadQueue
 from kp_scorer.broker.publishing import declare_queues, publish_options, with_producer
 from kp_scorer.broker.queues import results_queue, submission_queues
+from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.task_message import deliveries_by
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceDead
@@ -27,6 +28,7 @@ from tests.support.crashing_worker import KILLS
 from tests.support.documents import code_with
 from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, launch_worker, start_worker, wait_until
+from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples, short_traces
 
@@ -69,7 +71,7 @@ def test_a_message_without_a_queue_raises(rabbitmq: RabbitMQ) -> None:
 
 def test_deliveries_are_counted(rabbitmq: RabbitMQ) -> None:
     with Client(rabbitmq.settings()) as client:
-        client.submit(*fresh_samples(1))
+        client.submit(fresh_samples(1)[0])
     counts = []
     with Connection(rabbitmq.settings().broker.url) as connection:
         for _ in range(3):
@@ -151,7 +153,7 @@ def test_what_is_no_submission_keeps_its_body_as_a_dead_letter(rabbitmq: RabbitM
     bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}']
     for body in bodies:
         _publish(app, rabbitmq.name("dead"), body)
-    DeadQueue(app, queues.dead, letters, settings).drain()
+    DeadQueue(app, queues.dead, letters, Publisher(app, settings, store.drops), settings).drain()
     assert {letters.payload(letter.letter_id) for letter in letters.read()} == set(bodies)
     app.close()
 
@@ -193,19 +195,19 @@ def test_a_worker_told_to_stop_gives_back_what_it_has_not_begun(rabbitmq: Rabbit
         _published_as_decided(settings, client, traces)
 
 
-def test_an_outage_of_redis_makes_no_dead_letters(rabbitmq: RabbitMQ, redis_client: redis.Redis, tmp_path: Path) -> None:
-    settings = rabbitmq.settings(broker__delivery_limit=1)
+def test_an_outage_of_redis_makes_no_dead_letters(rabbitmq: RabbitMQ, redis_url: str, tmp_path: Path) -> None:
     traces = fresh_samples(3)
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
-        foreign = make_celery(settings)
-        redis_client.config_set("maxmemory", 1)
-        try:
-            for trace in traces:
-                foreign.send_task("score_trace", args=[trace], queue=rabbitmq.name("traces"))
-            wait_until(lambda: len(worker.events("trace_waits")) >= len(traces))
-        finally:
-            redis_client.config_set("maxmemory", 0)
-            foreign.close()
+    with ExitStack() as opened:
+        network = opened.enter_context(Proxy(redis_url))
+        settings = rabbitmq.settings(broker__delivery_limit=1, redis__url=network.url)
+        worker = opened.enter_context(start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER))
+        client = opened.enter_context(Client(settings))
+        foreign = opened.enter_context(make_celery(rabbitmq.settings(broker__delivery_limit=1)))
+        network.refuse()
+        for trace in traces:
+            foreign.send_task("score_trace", args=[trace], queue=rabbitmq.name("traces"))
+        wait_until(lambda: len(worker.events("trace_waits")) >= len(traces))
+        network.accept()
         assert len(_decided(client, traces)) == 3
         # Theirs and ours, which repeat them.
         wait_until(lambda: len(worker.events("trace_decided")) == 6)
@@ -221,6 +223,25 @@ def test_a_worker_refuses_a_queue_with_other_arguments(rabbitmq: RabbitMQ, tmp_p
     assert worker.process.wait(60) == SettingsError.exit_code
     (line,) = worker.events("worker_cannot_start")
     assert "x-delivery-limit" in line["detail"]
+
+
+def test_a_worker_refuses_a_results_queue_with_another_limit(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    with make_celery(rabbitmq.settings()) as app:
+        declare_queues(app, [results_queue(rabbitmq.settings(), "accepted")])
+    changed = rabbitmq.settings(queues__results_limit=7)
+    worker = launch_worker(changed, tmp_path / "worker.log", FAST_WORKER)
+    assert worker.process.wait(60) == SettingsError.exit_code
+    (line,) = worker.events("worker_cannot_start")
+    assert "x-max-length" in line["detail"]
+    assert rabbitmq.name("accepted") in line["detail"]
+
+
+def test_a_worker_that_publishes_no_rejected_decisions_needs_no_queue_for_them(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    with make_celery(rabbitmq.settings()) as app:
+        declare_queues(app, [results_queue(rabbitmq.settings(), "rejected")])
+    changed = rabbitmq.settings(queues__results_limit=7, queues__rejected_when_full="none")
+    with start_worker(changed, tmp_path / "worker.log", command=FAST_WORKER), Client(changed) as client:
+        assert _decided(client, short_traces(1, seed=6))
 
 
 def test_any_celery_app_can_submit_as_the_documents_say(rabbitmq: RabbitMQ) -> None:

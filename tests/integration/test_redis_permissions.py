@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,13 @@ def test_the_documented_permissions_are_enough_for_everything(server: str) -> No
             client.keys("*")
 
 
+def test_every_command_of_a_script_is_documented() -> None:
+    scripts = resources.files("kp_scorer.store").joinpath("lua").iterdir()
+    called = {name.lower() for script in scripts for name in re.findall(r"redis\.call\('(\w+)'", script.read_text("utf-8"))}
+    assert called
+    assert {f"+{name}" for name in called} <= set(_documented_rules())
+
+
 def _use_everything(store: Store, settings: Settings) -> None:
     store.ping()
     ledger, letters, window = store.ledger, store.dead_letters, settings.novelty.window()
@@ -72,16 +80,20 @@ def _use_everything(store: Store, settings: Settings) -> None:
     submission = Submission(one.id, one.digest(), b"{}")
     assert ledger.open([submission]) == ["pending"]
     assert len(ledger.claim_lost(0, queue_is_empty=True)) <= 1
-    ledger.refund([one.id])
+    ledger.resent(one.id)
+    ledger.renew()
+    store.drops.note("decisions.rejected")
+    assert store.drops.counts() == {"decisions.rejected": 1}
+    ledger.release([one.id])
     assert all(isinstance(decided, Decision) for decided in decider.decide([one, other]))
     assert ledger.open([submission]) == ["decided"]
     letters.bury(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
     (found,) = store.novelty_logs()
     assert found.info().entries == 2
-    assert audit(list(found.entries()), ledger.decisions, window, lambda done, total: None).agreeing == 2
+    assert audit(list(found.entries()), ledger.decided, window, lambda done, total: None).agreeing == 2
     assert (found.erase(one.id), ledger.erase(one.id)) == (1, 1)
     (letter,) = letters.read()
     assert letters.payload(letter.letter_id) == b'{"id": "kp:trace:bad"}'
     assert ledger.counts() == (3, 0, 2, 1)
-    assert letters.drop(letter.letter_id)
+    assert letters.drop(letter)
     found.clear()

@@ -1,6 +1,7 @@
 """Messages on the Redis broker are in the queue or in hand, never between, and nothing on a list stops its consumer."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -214,25 +215,69 @@ def test_an_item_over_the_limit_that_was_moved_and_not_noted_is_not_delivered(
     assert take(channel).body == item[:65_536]
 
 
-def test_a_full_redis_delivers_nothing_and_takes_everything_back(
-    connection: Connection, channel: Channel, redis_client: redis.Redis
-) -> None:
+@pytest.fixture
+def full(connection: Connection, redis_client: redis.Redis) -> Iterator[None]:
+    """Three messages on the queue of a Redis that takes no more."""
     for number in range(3):
         publish(connection, number)
-    first, second = take(channel), take(channel)
     redis_client.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(redis.exceptions.ResponseError):
-            take(channel)
-        first.ack()
-        second.reject(requeue=True)
-        assert redis_client.llen(QUEUE) == 2
-        with connection.Consumer(queue_of_traces(), on_message=lambda message: None), pytest.raises(TimeoutError):
+    yield
+    redis_client.config_set("maxmemory", 0)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_redis_delivers_and_takes_everything_back(
+    connection: Connection, channel: Channel, redis_client: redis.Redis
+) -> None:
+    first, second = take(channel), take(channel)
+    assert redis_client.hlen("traces.in_hand") == 2
+    first.ack()
+    second.reject(requeue=True)
+    assert redis_client.llen(QUEUE) == 2
+    taken: list[Any] = []
+    with connection.Consumer(queue_of_traces(), on_message=taken.append):
+        wait_until(lambda: _drained(connection) and len(taken) == 2, 10)
+    assert {message.decode() for message in taken} == {1, 2}
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_redis_delivers_what_comes_to_a_queue_that_was_seen_empty(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    taken: list[Any] = []
+    with connection.Consumer(queue_of_traces(), on_message=taken.append):
+        wait_until(lambda: _drained(connection) and len(taken) == 3, 10)
+        # No one can wait at it now.
+        with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.3)
-        assert redis_client.llen(QUEUE) == 2
-    finally:
-        redis_client.config_set("maxmemory", 0)
-    assert {take(channel).decode(), take(channel).decode()} == {1, 2}
+        taken[0].reject(requeue=True)
+        wait_until(lambda: _drained(connection) and len(taken) == 4, 10)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_redis_leaves_a_living_consumer_what_it_holds(channel: Channel, other: Channel) -> None:
+    held = [take(other) for _ in range(3)]
+    started = time.monotonic()
+    while time.monotonic() - started < 1.5 * VISIBILITY_S:
+        other.sweep(QUEUE)
+        assert take(channel) is None
+        threading.Event().wait(0.1)
+    for message in held:
+        message.ack()
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_redis_takes_decisions_and_no_submissions(connection: Connection, redis_client: redis.Redis) -> None:
+    connection.Producer().publish(1, exchange="", routing_key="decisions.accepted", serializer="json")
+    assert redis_client.llen("decisions.accepted") == 1
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        publish(connection, 4)
+
+
+def _drained(connection: Connection) -> bool:
+    with suppress(TimeoutError):
+        connection.drain_events(timeout=0.1)
+    return True
 
 
 def test_the_clock_of_a_consumer_does_not_matter(

@@ -1,15 +1,24 @@
 """When nobody reads decisions, work stops being taken, nothing is lost, and it resumes by itself."""
 
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from amqp.exceptions import MessageNacked
+from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher, open_results
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings, WhenFull, as_environment, load_settings
+from kp_scorer.store import Store
+from structlog.testing import capture_logs
 
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -69,6 +78,7 @@ def test_a_worker_that_waits_for_room_ends_at_once_when_told_to(limited: Setting
         wait_until(lambda: worker.events("results_full"))
         worker.process.terminate()
         assert worker.process.wait(20) == 0
+        assert "Traceback" not in worker.text()
     found = {decision["trace_id"] for decision in published(limited)}
     assert len(found) < TRACES
     with start_worker(limited, tmp_path / "next.log", command=FAST_WORKER):
@@ -80,20 +90,121 @@ def test_a_worker_that_waits_for_room_ends_at_once_when_told_to(limited: Setting
         wait_until(all_read)
 
 
-def test_publishing_to_a_full_queue_fails_until_one_is_read(limited: Settings, tmp_path: Path) -> None:
-    (trace,) = fresh_samples(1)
-    with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER), Client(limited) as client:
-        decision = client.wait(client.submit(trace), timeout_s=60)
+def test_publishing_to_a_full_queue_fails_until_one_is_read(limited: Settings, store: Store) -> None:
+    decision = decision_on_a_sample()
     app = make_celery(limited)
-    publisher = Publisher(app, limited)
-    # The worker's own decision is there already.
-    for _ in range(LIMIT - 1):
+    publisher = Publisher(app, limited, store.drops)
+    for _ in range(LIMIT):
         publisher.publish(decision)
     with pytest.raises(ServiceUnavailable, match="full"):
         publisher.publish(decision)
     _take_one(limited, decision)
     wait_until(lambda: _goes_out(publisher, decision))
     app.close()
+
+
+def test_the_oldest_make_room_where_the_settings_say_so(limited: Settings, store: Store) -> None:
+    settings = with_policy(limited, "drop_oldest")
+    decisions = [decision_on_a_sample() for _ in range(LIMIT + 5)]
+    with make_celery(settings) as app, capture_logs() as lines:
+        publisher = Publisher(app, settings, store.drops)
+        for decision in decisions:
+            publisher.publish(decision)
+    assert [found["trace_id"] for found in published(settings)] == [decision.trace_id for decision in decisions[5:]]
+    assert store.drops.counts() == {settings.queues.rejected: 5}
+    told = [(line["queue"], line["count"]) for line in lines if line["event"] == "results_dropped"]
+    # The others come with the next line, a second later at the soonest.
+    assert told == [(settings.queues.rejected, 1)]
+
+
+def test_a_queue_that_others_have_filled_makes_room_too(limited: Settings, store: Store) -> None:
+    settings = with_policy(limited, "drop_oldest")
+    one, other = decision_on_a_sample(), decision_on_a_sample()
+    with make_celery(settings) as app:
+        publisher = Publisher(app, settings, store.drops)
+        publisher.publish(one)
+        # This publisher has just seen room for many more.
+        _fill(settings)
+        publisher.publish(other)
+    found = [decision["trace_id"] for decision in published(settings)]
+    assert found[-1] == other.trace_id
+    assert store.drops.counts().get(settings.queues.rejected, 0) + len(found) >= LIMIT
+
+
+def test_a_worker_goes_on_where_the_oldest_make_room(limited: Settings, store: Store, tmp_path: Path) -> None:
+    settings = with_policy(limited, "drop_oldest")
+    traces = short_traces(TRACES, seed=9)
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        for trace in traces:
+            client.submit(trace)
+        wait_until(lambda: store.ledger.counts().decided == TRACES)
+        wait_until(lambda: len(worker.events("trace_decided")) == TRACES)
+        assert worker.events("results_dropped")
+        assert worker.events("trace_waits") == []
+    left = len(published(settings))
+    assert left <= LIMIT + IN_HAND
+    assert left + store.drops.counts()[settings.queues.rejected] == TRACES
+
+
+def test_what_is_not_to_be_published_is_not(limited: Settings, store: Store, tmp_path: Path) -> None:
+    settings = with_policy(limited, "none")
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        for trace in short_traces(LIMIT + 1, seed=10):
+            client.submit(trace)
+        wait_until(lambda: len(worker.events("trace_decided")) == LIMIT + 1)
+    assert published(settings) == []
+    assert store.drops.counts() == {}
+
+
+def test_the_command_line_says_what_is_full_and_what_to_do(limited: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl"
+    file.write_text("\n".join(map(json.dumps, short_traces(TRACES, seed=11))))
+    with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER):
+        waited = kp_scorer(limited, "submit", str(file), "--wait", "--timeout", "8")
+        # Decided, and not published, what is in hand counts as pending no more.
+        stats = json.loads(kp_scorer(limited, "stats").stdout)
+    name = limited.queues.rejected
+    told = [line for line in waited.stderr.splitlines() if "full" in line]
+    assert told == [
+        f"the queue {name} is full of unread decisions, so the workers wait: read it with `kp-scorer decisions`, "
+        f"or set {_policies(limited)}"
+    ]
+    assert (stats["full"], stats["dropped"]) == ([name], {})
+    assert stats["waiting"][name] >= LIMIT
+
+
+def _policies(settings: Settings) -> str:
+    both = settings.queues.accepted == settings.queues.rejected
+    return "queues.accepted_when_full and queues.rejected_when_full" if both else "queues.rejected_when_full"
+
+
+def kp_scorer(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "kp_scorer.cli", *arguments]
+    environment = os.environ | as_environment(settings)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def with_policy(settings: Settings, policy: WhenFull) -> Settings:
+    changed = {"accepted_when_full": policy, "rejected_when_full": policy}
+    return settings.model_copy(update={"queues": settings.queues.model_copy(update=changed)})
+
+
+def decision_on_a_sample() -> Decision:
+    """A decision of its own trace."""
+    (trace,) = fresh_samples(1)
+    (decision,) = score_traces([trace], load_settings({"embedding.embedder": "none"}))
+    return decision
+
+
+def _fill(settings: Settings) -> None:
+    """Publish until the queue is full, or over full where nothing but manners keeps it from that."""
+    with make_celery(settings) as app, app.connection_for_write() as connection, connection.channel() as channel:
+        producer = connection.Producer(channel)
+        for _ in range(LIMIT + 5):
+            with suppress(MessageNacked):
+                producer.publish(
+                    {"trace_id": "another's"}, exchange="", routing_key=settings.queues.rejected, serializer="json"
+                )
 
 
 def _take_one(settings: Settings, decision: Decision) -> None:

@@ -17,6 +17,7 @@ from tests.support.checker import check
 from tests.support.fleet import Fleet, Variables
 from tests.support.processes import CRASHING_WORKER, wait_until
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq import in_hand
 from tests.support.servers import RedisServer
 from tests.support.traces import short_traces
 
@@ -63,15 +64,25 @@ class Arena:
         """The same, by way of the proxies."""
         return self.settings(broker__url=self.broker_proxy.url, redis__url=self.store_proxy.url, **changed)
 
-    def is_idle(self) -> bool:
-        """Whether no message waits, and with Redis as the broker whether none is in hand."""
-        settings = self.settings()
-        queue = settings.queues.traces
+    def waiting(self) -> int:
+        """How many messages wait on the queue of traces; none that is in hand counts."""
+        queue = self.settings().queues.traces
         if self.broker == "redis":
             with self.redis.connect() as client:
-                return not any((client.llen(queue), client.llen(f"{queue}.taking"), client.hlen(f"{queue}.in_hand")))
+                return int(client.llen(queue))
         with Connection(self._broker_url) as connection, connection.channel() as channel:
-            return not channel.queue_declare(queue, passive=True).message_count
+            return int(channel.queue_declare(queue, passive=True).message_count)
+
+    def is_idle(self) -> bool:
+        """Whether no message waits and none is in hand."""
+        if self.waiting():
+            return False
+        queue = self.settings().queues.traces
+        if self.broker == "rabbitmq":
+            # What was given back in between waits again.
+            return not (in_hand(self._broker_url, queue) or self.waiting())
+        with self.redis.connect() as client:
+            return not any((client.llen(f"{queue}.taking"), client.hlen(f"{queue}.in_hand")))
 
     def finish(self, fleet: Fleet, submitted: Collection[str], dead: Collection[str] = (), **expected: Any) -> None:
         """Wait for the end of every trace, stop the workers in good order, and check what they left."""

@@ -2,10 +2,15 @@
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 from hypothesis import strategies as st
+from kp_scorer.decider import Decider
+from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.scoring import Policy
+from kp_scorer.store import MemoryLedger
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
 
 LIMITS: Final = Limits()
@@ -89,6 +94,15 @@ def maximal_payload() -> Payload:
 def make_trace(**overrides: Any) -> ReasoningTrace:
     """A small valid trace; ``overrides`` are those of :func:`minimal_payload`."""
     return decode_trace(minimal_payload(**overrides), LIMITS)
+
+
+@cache
+def decision_on(trace_id: str) -> bytes:
+    """A decision as the ledger keeps it, on a small trace of this id."""
+    decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5)
+    (decided,) = decider.decide([make_trace(trace_id=trace_id)])
+    assert isinstance(decided, Decision)
+    return decided.model_dump_json().encode()
 
 
 def keys_of(path: str) -> list[str | int]:

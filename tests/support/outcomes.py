@@ -18,7 +18,7 @@ def only_log(store: Store) -> RedisLog:
 def audited(settings: Settings, store: Store) -> Report:
     """Audit the only log."""
     entries = list(only_log(store).entries())
-    return audit(entries, store.ledger.decisions, settings.novelty.window(), lambda done, total: None)
+    return audit(entries, store.ledger.decided, settings.novelty.window(), lambda done, total: None)
 
 
 def published(settings: Settings) -> list[dict[str, Any]]:

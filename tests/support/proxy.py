@@ -72,6 +72,10 @@ class Proxy:
         """Accept connections again."""
         self._do(self._refused.clear)
 
+    def redirect(self, url: str) -> None:
+        """Pass new connections to another server; those there are stay with theirs."""
+        self._target = urlsplit(url)
+
     def __enter__(self) -> Self:
         self._thread.start()
         self._do(self._requests.set, self._replies.set)

@@ -32,6 +32,27 @@ def own_virtual_host(url: str) -> Iterator[str]:
         _done(control, "delete_vhost", name)
 
 
+def evaluated(expression: str) -> str:
+    """What the RabbitMQ on this machine answers to a piece of Erlang; empty where its rabbitmqctl may not be used."""
+    control = shutil.which("rabbitmqctl")
+    if not control:
+        return ""
+    done = subprocess.run([control, "eval", expression], capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def in_hand(url: str, queue: str) -> int:
+    """Messages of a quorum queue that were delivered and not acknowledged; 0 where that cannot be asked.
+
+    Neither the protocol tells, nor rabbitmqctl's list of queues, which is up to five seconds old: the queue's leader does.
+    """
+    with Connection(url) as connection:
+        name = f'rabbit_misc:r(<<"{connection.virtual_host}">>, queue, <<"{queue}">>)'
+    found = f"{{ok, Queue}} = rabbit_amqqueue:lookup({name})"
+    asked = "ra:leader_query(amqqueue:get_pid(Queue), fun rabbit_fifo:query_messages_checked_out/1)"
+    return int(evaluated(f"{found}, {{ok, {{_, Count}}, _}} = {asked}, Count.") or 0)
+
+
 def _done(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 

@@ -59,6 +59,22 @@ class RedisServer:
         with self.connect() as client:
             client.config_set("maxmemory", limit_bytes)
 
+    def follow(self, primary: "RedisServer") -> None:
+        """Become the other's replica, and wait until it has all that the other has."""
+        with self.connect() as client:
+            client.replicaof("127.0.0.1", str(primary._port))
+            wait_until(lambda: client.info("replication").get("master_link_status") == "up", timeout_s=30)
+
+    def hand_over(self, replica: "RedisServer") -> None:
+        """Make a replica the primary, and this server its replica, without the loss of a write."""
+        with self.connect() as old, replica.connect() as new:
+            old.execute_command("CLIENT", "PAUSE", 30_000, "WRITE")
+            written = int(old.info("replication")["master_repl_offset"])
+            wait_until(lambda: int(new.info("replication")["slave_repl_offset"]) >= written, timeout_s=10)
+            new.replicaof("no", "one")
+            old.replicaof("127.0.0.1", str(replica._port))
+            old.execute_command("CLIENT", "UNPAUSE")
+
     def used_bytes(self) -> int:
         """Memory that counts against the limit, about."""
         with self.connect() as client:

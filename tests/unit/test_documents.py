@@ -99,7 +99,7 @@ def test_what_a_line_says_wrongly_of_the_command_line_is_seen(text: str, is_code
     assert list(wrong_commands(Line("README.md:1", text, is_code))) == problems
 
 
-@pytest.mark.parametrize(("span", "exists"), [("store/ledger.py", True), ("worker/nothing.py", False), ("clock.lua", True)])
+@pytest.mark.parametrize(("span", "exists"), [("store/ledger.py", True), ("worker/nothing.py", False), ("common.lua", True)])
 def test_a_file_that_is_not_there_is_seen(span: str, exists: bool) -> None:
     assert is_path(span)
     assert is_there("README.md", span) == exists

@@ -114,6 +114,7 @@ def test_variable_may_hold_thresholds_as_json(monkeypatch: pytest.MonkeyPatch) -
         ("broker.visibility_timeout_s", "2"),
         ("broker.delivery_limit", "0"),
         ("queues.results_limit", "-1"),
+        ("queues.accepted_when_full", "drop_newest"),
         ("broker.url", "localhost:6379"),
         ("broker.url", "http://localhost"),
         ("redis.url", "amqp://localhost"),
@@ -131,6 +132,15 @@ def test_wrong_value_is_refused_by_name_wherever_it_is_given(name: str, value: s
 def test_a_queue_serves_one_purpose(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=r"^queues: .*names of their own"):
         load_settings({f"queues.{name}": value})
+
+
+def test_one_queue_for_both_outcomes_has_one_policy() -> None:
+    one = {"queues.accepted": "decisions", "queues.rejected": "decisions"}
+    with pytest.raises(SettingsError, match=r"^queues: accepted_when_full and rejected_when_full must be equal"):
+        load_settings({**one, "queues.rejected_when_full": "drop_oldest"})
+    assert load_settings({"queues.rejected_when_full": "drop_oldest"}).queues.when_full("accepted") == "wait"
+    both = load_settings({**one, "queues.accepted_when_full": "none", "queues.rejected_when_full": "none"})
+    assert both.queues.when_full("rejected") == "none"
 
 
 def test_refusal_does_not_repeat_the_value() -> None:

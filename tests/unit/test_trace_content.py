@@ -147,3 +147,9 @@ def test_steps_of_a_trace_cannot_be_replaced() -> None:
     trace: Any = decode_trace(maximal_payload(), LIMITS)
     with pytest.raises(TypeError):
         trace.steps[0] = trace.steps[1]
+
+
+def test_digest_stays_what_it_is_from_version_to_version() -> None:
+    # Where this fails, workers of two versions on one queue take each other's traces for conflicts.
+    assert digest(minimal_payload()).hex() == "5a65a37e784d676051a4727af51d255b"
+    assert digest(maximal_payload()).hex() == "69dadeffaaa2542cc9fb2645ac232157"

@@ -21,7 +21,10 @@ for _ in range(60):
 
 
 def run(watch: str) -> "subprocess.CompletedProcess[str]":
-    code = STALLED.format(watch=watch)
+    return run_code(STALLED.format(watch=watch))
+
+
+def run_code(code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -30,6 +33,37 @@ def test_what_stands_still_ends_the_process_and_says_what_it_was() -> None:
     assert done.returncode == EXIT_CODE
     assert "worker_stalled" in done.stdout + done.stderr
     assert "still" in done.stdout + done.stderr
+
+
+DYING = """
+import os
+import time
+from kp_scorer.process.watchdog import VitalThread, Watchdog
+
+class Panic(BaseException):
+    pass
+
+def die():
+    raise Panic("of what the trace says")
+
+watchdog, thread = Watchdog(), VitalThread({target}, "the thread")
+watchdog.watch_threads([thread])
+thread.start()
+thread.join()
+time.sleep(1.5)
+"""
+
+
+def test_a_vital_thread_that_dies_ends_the_process_and_says_which_it_was_but_not_what_its_error_said() -> None:
+    done = run_code(DYING.format(target="die"))
+    assert done.returncode == EXIT_CODE
+    assert "the thread" in done.stdout
+    assert "Panic" in done.stdout
+    assert "of what the trace says" not in done.stdout + done.stderr
+
+
+def test_a_vital_thread_may_return() -> None:
+    assert run_code(DYING.format(target="os.getpid")).returncode == 0
 
 
 def test_what_moves_on_may_go_on_for_ever() -> None:

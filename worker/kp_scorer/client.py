@@ -6,9 +6,14 @@ decision = client.wait(trace_id, timeout_s=30)
 """
 
 import json
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from celery import Celery
 
@@ -17,7 +22,7 @@ from kp_scorer.broker.publishing import send_trace
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.errors import DecisionTimeout, Reason, TraceConflict, TraceDead
+from kp_scorer.errors import DecisionTimeout, Reason, ServiceUnavailable, TraceConflict, TraceDead
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Record, State, Store, Submission
 from kp_scorer.store.endpoints import with_endpoints
@@ -25,6 +30,12 @@ from kp_scorer.trace import ReasoningTrace
 
 _POLL_FASTEST_S: Final = 0.01
 _POLL_SLOWEST_S: Final = 0.25
+_LEAST_S: Final = 1.0
+"""A look-up gets this much time, however little is left of a wait: an answer in good order takes a fraction of it."""
+
+_SUBMITTED_TOO_LATE: Final = "submit: no answer within {:g} s; submit it again, which is always safe"
+
+Found = TypeVar("Found")
 
 
 class Status(NamedTuple):
@@ -38,11 +49,16 @@ class Status(NamedTuple):
 
 
 class Client:
-    """Submits traces and reads what became of them. One thread owns it."""
+    """Submits traces and reads what became of them. One thread owns it.
+
+    No call waits longer than it says. After one that ran out of time the next ones do too until the servers answer again.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Use the broker and the Redis of ``settings``, whose URLs must be filled in. Connects on first use."""
         self._limits = settings.limits
+        self._timeout_s = settings.broker.submit_timeout_s
+        self._errands = _Errands()
         self._queues = submission_queues(settings)
         self._app: Celery = make_celery(settings)
         self._store = Store.open(settings)
@@ -57,39 +73,41 @@ class Client:
         given = {"broker.url": broker_url, "redis.url": redis_url}
         return cls(with_endpoints(load_settings({name: url for name, url in given.items() if url})))
 
-    def submit(self, trace: Mapping[str, Any] | ReasoningTrace) -> str:
+    def submit(self, trace: Mapping[str, Any] | ReasoningTrace, timeout_s: float | None = None) -> str:
         """Put a trace on the queue and return its id at once; a trace submitted before keeps its place and decision.
+
+        Args:
+            trace: the ReasoningTrace, or what its JSON says.
+            timeout_s: how long to wait for Redis and the broker together; by default ``broker.submit_timeout_s``.
 
         Raises:
             InvalidTrace: it is not a ReasoningTrace, or over a limit; nothing was sent.
             TraceConflict: its id was submitted before with other content; nothing was sent.
             SettingsError: RabbitMQ has the queue with other arguments.
-            ServiceUnavailable: the broker or Redis cannot be reached, or is full; submit it again, which is always safe.
+            ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; submit it again,
+                which is always safe.
         """
         if isinstance(trace, ReasoningTrace):
             payload, checked = trace.model_dump(mode="json", exclude_none=True), trace
         else:
             payload = dict(trace) if isinstance(trace, Mapping) else trace
             checked = decode_trace(payload, self._limits)
-        # Recorded before it is sent, so that a trace whose message is lost on the way is visibly pending.
         noted = Submission(checked.id, checked.digest(), json.dumps(payload, ensure_ascii=False).encode())
-        state = self._store.ledger.open([noted])[0]
-        if isinstance(state, TraceConflict):
-            raise state
-        if state == "pending":
-            send_trace(self._app, self._queues, checked.id, payload)
+        self._do(lambda: self._submit(noted, payload), timeout_s, _SUBMITTED_TOO_LATE)
         return checked.id
 
-    def look_up(self, trace_ids: Sequence[str]) -> list[Status | None]:
+    def look_up(self, trace_ids: Sequence[str], timeout_s: float | None = None) -> list[Status | None]:
         """Return the status of each trace, in order, in one round trip; None if it is unknown or its record has expired.
 
+        Args:
+            trace_ids: the traces.
+            timeout_s: how long to wait for Redis; by default ``broker.submit_timeout_s``.
+
         Raises:
-            ServiceUnavailable: Redis cannot be reached.
+            ServiceUnavailable: Redis cannot be reached, or did not answer in time.
         """
-        return [
-            _status(trace_id, record) if record else None
-            for trace_id, record in zip(trace_ids, self._store.ledger.look_up(trace_ids), strict=True)
-        ]
+        records = self._do(lambda: self._store.ledger.look_up(trace_ids), timeout_s, "look up: no answer within {:g} s")
+        return [_status(trace_id, record) if record else None for trace_id, record in zip(trace_ids, records, strict=True)]
 
     def wait(self, trace_id: str, timeout_s: float) -> Decision:
         """Wait for a trace's decision.
@@ -114,9 +132,10 @@ class Client:
         """
         pending = list(dict.fromkeys(trace_ids))
         deadline = time.monotonic() + timeout_s
-        pause_s = _POLL_FASTEST_S
+        left_s, pause_s = timeout_s, _POLL_FASTEST_S
         while pending:
-            settled = [status for status in self.look_up(pending) if status and status.state != "pending"]
+            found = self.look_up(pending, min(max(left_s, _LEAST_S), self._timeout_s))
+            settled = [status for status in found if status and status.state != "pending"]
             yield from settled
             done = {status.trace_id for status in settled}
             pending = [trace_id for trace_id in pending if trace_id not in done]
@@ -128,7 +147,23 @@ class Client:
                 time.sleep(min(pause_s, left_s))
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; those of a silent server are left behind after ``broker.submit_timeout_s``."""
+        with suppress(ServiceUnavailable):
+            self._do(self._close)
+        self._errands.end()
+
+    def _do(self, errand: Callable[[], Found], timeout_s: float | None = None, too_late: str = "") -> Found:
+        return self._errands.run(errand, self._timeout_s if timeout_s is None else timeout_s, too_late)
+
+    def _submit(self, noted: Submission, payload: dict[str, Any]) -> None:
+        # Noted before it is sent: a message lost on the way leaves a trace that is visibly pending.
+        (state,) = self._store.ledger.open([noted])
+        if isinstance(state, TraceConflict):
+            raise state
+        if state == "pending":
+            send_trace(self._app, self._queues, noted.trace_id, payload)
+
+    def _close(self) -> None:
         self._app.close()
         self._store.close()
 
@@ -142,3 +177,48 @@ class Client:
 def _status(trace_id: str, record: Record) -> Status:
     decision = Decision.model_validate_json(record.decision) if record.decision else None
     return Status(trace_id, record.state, decision, record.reason, record.detail)
+
+
+class _Errands:
+    """Runs errands one after the other in a thread, for callers who wait only so long.
+
+    What talks to a server waits for each of its steps, and tries again, for much longer together than for one of them. A daemon
+    thread, as one that is stuck must not keep the interpreter from ending.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, errand: Callable[[], Found], timeout_s: float, too_late: str) -> Found:
+        """Give what the errand returns, or raise what it raises, or ServiceUnavailable if it has not ended in time."""
+        # A fork leaves the thread behind.
+        if self._thread is None or not self._thread.is_alive():
+            self._waiting = SimpleQueue()
+            self._thread = threading.Thread(target=_run_errands, args=[self._waiting], name="kp-scorer-client", daemon=True)
+            self._thread.start()
+        future: Future[Found] = Future()
+        self._waiting.put((errand, future))
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            raise ServiceUnavailable(too_late.format(timeout_s)) from None
+        finally:
+            # One that waits behind another that is stuck is not begun any more.
+            future.cancel()
+
+    def end(self) -> None:
+        """End the thread, after the errand that it is on."""
+        self._waiting.put(None)
+
+
+def _run_errands(waiting: "SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]") -> None:
+    while (found := waiting.get()) is not None:
+        errand, future = found
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(errand())
+            except BaseException as error:
+                future.set_exception(error)
+        # Nothing of it is kept alive while there is nothing to do.
+        del found, errand, future

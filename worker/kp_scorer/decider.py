@@ -8,28 +8,35 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from kp_scorer.decision import Decision, Nearest, Novelty, Timings
-from kp_scorer.embedding import Embedder, Vector
-from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead
+from kp_scorer.embedding import CheckedEmbedder, Embedder, Vector
+from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.novelty import Candidate, NoveltyCache, Placed
 from kp_scorer.scoring import Policy, novelty_of, score
-from kp_scorer.store import Identity, Ledger, Record, Verdict
+from kp_scorer.store import Committed, Death, Identity, Ledger, Record, Refusal, Standing, Verdict
 from kp_scorer.trace import ReasoningTrace
 
-Settled = Decision | TraceConflict | TraceDead
-"""What becomes of a trace: a decision, or why there will be none."""
+Settled = Decision | TraceConflict | TraceDead | TraceHeld
+"""What becomes of a trace: a decision, why there will be none, or that another worker is deciding it."""
 
 
-class NoveltyMeter(NamedTuple):
+class NoveltyMeter:
     """The embedder and the cache its vectors go to; there is never one without the other."""
 
-    embedder: Embedder
-    cache: NoveltyCache
+    def __init__(self, embedder: Embedder, cache: NoveltyCache) -> None:
+        """Compare by the vectors of ``embedder``, whose space is that of ``cache``."""
+        self.embedder = embedder
+        self.cache = cache
+        self._checked = CheckedEmbedder(embedder)
 
-    def embed(self, texts: Sequence[str]) -> list[Vector]:
-        """Embed texts, in order; a text that comes several times is embedded once."""
+    def embed(self, texts: Sequence[str], *, alone: bool) -> list[Vector]:
+        """Embed texts, in order; a text that comes several times is embedded once. ``alone`` is one of a batch that failed.
+
+        Raises:
+            EmbedderSick: the embedder fails whatever it is given. Any other error is the fault of the texts.
+        """
         rows: dict[str, int] = {}
         order = [rows.setdefault(text, len(rows)) for text in texts]
-        vectors = self.embedder.embed(list(rows))
+        vectors = self._checked.embed(list(rows), again=alone)
         return [vectors[row] for row in order]
 
     def place(self, candidates: Sequence[Candidate]) -> list[Novelty | None]:
@@ -88,7 +95,7 @@ class Decider:
     def __init__(self, ledger: Ledger, policy: Policy, novelty: NoveltyMeter | None, max_attempts: int) -> None:
         """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
 
-        A trace that was begun ``max_attempts`` times and never came to an end is dead: it must have ended its workers.
+        A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them.
         """
         self._ledger = ledger
         self._policy = policy
@@ -104,21 +111,23 @@ class Decider:
 
         Raises:
             ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
+            EmbedderSick: the embedder fails whatever it is given; nothing was lost, decide in another process.
         """
         settled = self.finish(self.prepare(traces))
         for index, trace in enumerate(traces):
-            if settled[index] is None:
+            while settled[index] is None:
                 (settled[index],) = self.finish(self.prepare([trace], alone=True))
         return [one for one in settled if one is not None]
 
     def prepare(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> Prepared:
         """Look traces up and embed those that are new: the first stage of deciding them.
 
-        A trace that a worker began before and did not end is left out, unless it is prepared ``alone``: if it is what ended
-        the worker, it takes no other trace along.
+        A trace whose worker has ended before is left out, unless it is prepared ``alone``: if it is what ended the worker, it
+        takes no other trace along.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached; nothing was lost.
+            EmbedderSick: the embedder fails whatever it is given; nothing was lost.
         """
         cases = [Case(trace, Identity(trace.id, trace.digest())) for trace in traces]
         timer = _LapTimer()
@@ -129,8 +138,8 @@ class Decider:
             case.is_begun = case.settled is None and (alone or not record.attempts)
         begun = [case for case in cases if case.is_begun]
         if begun and self._novelty:
-            with self._refunding(begun):
-                vectors = self._novelty.embed([case.trace.embedding_text for case in begun])
+            with self._releasing(begun):
+                vectors = self._novelty.embed([case.trace.embedding_text for case in begun], alone=alone)
             for case, vector in zip(begun, vectors, strict=True):
                 case.vector = vector
         return Prepared(cases, look_up_ms, embed_ms=timer.lap_ms())
@@ -142,7 +151,7 @@ class Decider:
             ServiceUnavailable: Redis cannot be reached; nothing was lost.
         """
         if begun := prepared.begun:
-            with self._refunding(begun):
+            with self._releasing(begun):
                 self._decide(begun, prepared)
         return [case.settled for case in prepared.cases]
 
@@ -156,14 +165,14 @@ class Decider:
             self._novelty.cache.catch_up()
 
     @contextmanager
-    def _refunding(self, begun: Sequence[Case]) -> Iterator[None]:
-        """Take back the attempts of traces if they end in an error: no worker died of them."""
+    def _releasing(self, begun: Sequence[Case]) -> Iterator[None]:
+        """Hold traces no longer if deciding them ends in an error: this worker lives and may not meet them again."""
         try:
             yield
         except Exception:
-            # If this cannot be noted, they are charged an attempt too many.
+            # If this cannot be noted, another worker waits until the lease is over.
             with suppress(ServiceUnavailable):
-                self._ledger.refund([case.trace.id for case in begun])
+                self._ledger.release([case.trace.id for case in begun])
             raise
 
     def _known(self, identity: Identity, record: Record) -> Settled | None:
@@ -174,6 +183,8 @@ class Decider:
             return TraceDead(identity.trace_id, record.reason, record.detail)
         if record.decision:
             return Decision.model_validate_json(record.decision)
+        if record.is_held:
+            return TraceHeld(identity.trace_id)
         if record.attempts >= self._max_attempts:
             return TraceDead(identity.trace_id, "poison", f"{record.attempts} attempts to decide it came to no end")
         return None
@@ -198,12 +209,25 @@ class Decider:
         return self._novelty.place([Candidate(*case.identity, case.vector) for case in begun if case.vector is not None])
 
     def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:
-        verdicts = [Verdict(*case.identity, decision.model_dump_json().encode()) for case, decision in judged]
-        for (case, own), standing in zip(judged, self._ledger.commit(verdicts), strict=True):
-            if standing is None:
-                case.settled = TraceConflict(case.trace.id)
-            else:
-                case.settled = own if standing.is_own else Decision.model_validate_json(standing.decision)
+        verdicts = [
+            Verdict(*case.identity, decision.model_dump_json().encode(), decision.novelty.entry or "")
+            for case, decision in judged
+        ]
+        for (case, own), committed in zip(judged, self._ledger.commit(verdicts), strict=True):
+            case.settled = self._ended(case.trace.id, own, committed)
+
+    @staticmethod
+    def _ended(trace_id: str, own: Decision, committed: Committed) -> Settled | None:
+        """What a commit settles; None if the trace is to be decided again."""
+        match committed:
+            case Standing(decision, is_own):
+                return own if is_own else Decision.model_validate_json(decision)
+            case Death(reason, detail):
+                return TraceDead(trace_id, reason, detail)
+            case Refusal.CONFLICT:
+                return TraceConflict(trace_id)
+            case Refusal.AGAIN:
+                return None
 
     def _judge(self, trace: ReasoningTrace, novelty: Novelty, timings: Timings) -> Decision:
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)

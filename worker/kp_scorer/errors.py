@@ -7,6 +7,8 @@
     ├── TraceDead                look at the dead letter; no decision will come
     ├── DecisionTimeout          wait again; the trace is still pending
     └── ServiceUnavailable       try again later; nothing was lost
+        ├── TraceHeld            another worker is deciding it; look again in a moment
+        └── EmbedderSick         give back all that is in hand and end; another process will do better
 
 No message ever holds trace content: only field paths, ids, names of settings, and what was expected.
 """
@@ -82,3 +84,17 @@ class ServiceUnavailable(ScorerError):
     """Redis or the broker cannot be reached, refuses, or does not answer in time."""
 
     exit_code = 3
+
+
+class TraceHeld(ServiceUnavailable):
+    """Another worker, which is alive, is deciding this trace."""
+
+    def __init__(self, trace_id: str) -> None:
+        self.trace_id = trace_id
+        super().__init__("ledger: another worker is deciding this trace")
+
+
+class EmbedderSick(ServiceUnavailable):
+    """The embedder of this process fails whatever it is given."""
+
+    exit_code = 4

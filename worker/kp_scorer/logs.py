@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import traceback
 from typing import Final
 
 import structlog
@@ -10,7 +11,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from kp_scorer.settings import LogSettings
 
 # These repeat for every message what our own line says, or print task results.
-_CHATTY: Final = ("celery.app.trace", "celery.worker.strategy", "kombu", "amqp", "sentence_transformers", "transformers")
+_CHATTY: Final = ("celery.worker.strategy", "kombu", "amqp", "sentence_transformers", "transformers")
+# This one does so with a traceback where a task gives its message back on purpose, which our own line says.
+_ALARMED: Final = "celery.app.trace"
 # This logger's lines on messages that it cannot take include the body, or headers with a printed copy of the arguments.
 _TELLS_CONTENT: Final = "celery.worker.consumer.consumer"
 
@@ -48,12 +51,20 @@ def configure_logs(settings: LogSettings) -> None:
     root.setLevel(settings.level.upper())
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger(_ALARMED).setLevel(logging.ERROR)
+
+
+def raised_at(error: BaseException) -> str:
+    """Function, file and line that raised an error: what a log may say of one whose words may quote a trace."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.name} in {frame.filename}:{frame.lineno}"
 
 
 def _without_content(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     if event.get("logger") == _TELLS_CONTENT:
         # The text before the first argument: "Received unregistered task of type".
         template = str(event["_record"].msg).partition("%")[0]
-        event["event"] = template.partition("\n")[0].rstrip(" :")
+        # The one that begins with an argument says that the connection is lost.
+        event["event"] = template.partition("\n")[0].rstrip(" :") or "connection_lost"
         event.pop("exc_info", None)
     return event

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings import SettingsError as SourceError
 
-from kp_scorer.decision import Dimensions
+from kp_scorer.decision import Dimensions, Outcome
 from kp_scorer.decoding import Count, Limits
 from kp_scorer.errors import SettingsError
 from kp_scorer.novelty import Window
@@ -21,6 +21,7 @@ from kp_scorer.trace import Fraction
 
 Seconds = Annotated[float, Field(gt=0)]
 VectorType = Literal["float32", "float16"]
+WhenFull = Literal["wait", "drop_oldest", "none"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
@@ -43,7 +44,9 @@ class BrokerSettings(_Section):
     url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "amqp", "amqps", "pyamqp"))] = ""
     visibility_timeout_s: Annotated[int, Field(ge=3)] = 60
     delivery_limit: Count = 20
+    hold_s: Seconds = 600.0
     timeout_s: Seconds = 5.0
+    submit_timeout_s: Seconds = 5.0
 
     @property
     def is_redis(self) -> bool:
@@ -60,13 +63,15 @@ class RedisSettings(_Section):
 
 
 class QueueSettings(_Section):
-    """Names of the queues."""
+    """The queues: their names, and what happens when nobody reads decisions."""
 
     traces: QueueName = "traces"
     accepted: QueueName = "decisions.accepted"
     rejected: QueueName = "decisions.rejected"
     dead: QueueName = "traces.dead"
     results_limit: Annotated[int, Field(ge=0)] = 100_000
+    accepted_when_full: WhenFull = "wait"
+    rejected_when_full: WhenFull = "wait"
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
@@ -74,6 +79,22 @@ class QueueSettings(_Section):
         if len({self.traces, self.dead, self.accepted}) < 3 or self.rejected in (self.traces, self.dead):
             raise ValueError("traces, dead and the queues of decisions need names of their own")
         return self
+
+    @model_validator(mode="after")
+    def _one_queue_has_one_policy(self) -> Self:
+        if self.accepted == self.rejected and self.accepted_when_full != self.rejected_when_full:
+            raise ValueError(
+                "accepted_when_full and rejected_when_full must be equal where accepted and rejected are one queue"
+            )
+        return self
+
+    def when_full(self, outcome: Outcome) -> WhenFull:
+        """What to do with a decision of this outcome when its queue is full."""
+        return self.accepted_when_full if outcome == "accepted" else self.rejected_when_full
+
+    def is_full(self, unread: int) -> bool:
+        """Whether a queue with so many unread decisions takes no more."""
+        return 0 < self.results_limit <= unread
 
 
 class ScoringSettings(_Section):

@@ -2,19 +2,27 @@
 
 import hashlib
 import json
+import re
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeGuard, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 TRACE_ID_PREFIX: Final = "kp:trace:"
+_TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
+"""The prefix and 1 to 191 printable ASCII characters, none of them a space."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 """A number in 0..1, both included."""
 
 StepType = Literal["thought", "tool_call", "observation", "error_recovery"]
 STEP_TYPES: Final[tuple[StepType, ...]] = get_args(StepType)
+
+
+def is_trace_id(value: object) -> TypeGuard[str]:
+    """Whether a value, of any type, may be the id of a trace."""
+    return isinstance(value, str) and re.fullmatch(_TRACE_ID, value) is not None
 
 
 def _iso_datetime(text: str) -> str:
@@ -25,6 +33,10 @@ def _iso_datetime(text: str) -> str:
     if len(text) < len("2026-01-01T00:00"):
         raise PydanticCustomError("iso_datetime", "expected an ISO 8601 date and time, not a date alone")
     return text
+
+
+_DIGEST_VERSION: Final = b"kp-digest-1"
+"""Change it whenever the digest of any trace changes: a redelivery to a worker of another version would be a conflict."""
 
 
 class _Part(BaseModel):
@@ -115,7 +127,7 @@ class ReasoningTrace(_Part):
 
     context: Annotated[Literal["https://openknowledgepulse.org/schema/v1"], Field(alias="@context")]
     type: Annotated[Literal["ReasoningTrace"], Field(alias="@type")]
-    id: Annotated[str, Field(pattern=rf"^{TRACE_ID_PREFIX}[^\s]+$", max_length=200)]
+    id: Annotated[str, Field(pattern=_TRACE_ID)]
     metadata: Metadata
     task: Task
     steps: Annotated[tuple[Step, ...], Field(min_length=1), _AsTuple]
@@ -131,8 +143,10 @@ class ReasoningTrace(_Part):
     def digest(self) -> bytes:
         """BLAKE2b of the content, 16 bytes: everything but the id, ``created_at`` and ``quality_score``.
 
-        Equal digests mean equal content; the order of JSON keys does not matter.
+        Equal digests mean equal content; the order of JSON keys does not matter. Fields that are missing do not count, so
+        that a field that a later version adds changes the digest of none but the traces that use it.
         """
-        content = self.model_dump(mode="json", exclude={"id": True, "metadata": {"created_at", "quality_score"}})
+        unsaid: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score"}}
+        content = self.model_dump(mode="json", exclude=unsaid, exclude_defaults=True)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
+        return hashlib.blake2b(canonical.encode(), digest_size=16, person=_DIGEST_VERSION).digest()

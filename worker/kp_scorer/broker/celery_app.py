@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from celery import Celery
 
-from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.task_message import largest_message_bytes
 from kp_scorer.settings import Settings
 
@@ -86,4 +86,6 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         # Seconds between sweeps, which renew the messages in hand and give back those of dead workers.
         "unacked_restore_interval": 1,
         "largest_bytes": largest_message_bytes(settings.limits),
+        # Of what is published, only submissions are refused while Redis is full: a decision frees more than it takes.
+        "always_take": [queue.name for queue in results_queues(settings).values()],
     }

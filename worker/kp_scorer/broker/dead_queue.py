@@ -6,7 +6,8 @@ from celery import Celery
 from kombu import Producer, Queue
 
 from kp_scorer.broker.publishing import with_producer
-from kp_scorer.broker.task_message import bury_poison, largest_message_bytes
+from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.task_message import bury_poison
 from kp_scorer.settings import Settings
 from kp_scorer.store import DeadLetters
 
@@ -16,13 +17,14 @@ _DRAINED_AT_ONCE: Final = 100
 class DeadQueue:
     """The queue to which RabbitMQ moves messages that were delivered ``broker.delivery_limit`` times. One thread owns it."""
 
-    def __init__(self, app: Celery, queue: Queue, dead_letters: DeadLetters, settings: Settings) -> None:
+    def __init__(self, app: Celery, queue: Queue, dead_letters: DeadLetters, publisher: Publisher, settings: Settings) -> None:
         """Read ``queue`` with a connection of the app's pool."""
         self._app = app
         self._queue = queue
         self._dead_letters = dead_letters
+        self._publisher = publisher
         self._delivery_limit = settings.broker.delivery_limit
-        self._largest_bytes = largest_message_bytes(settings.limits)
+        self._limits = settings.limits
 
     def drain(self) -> None:
         """Make dead letters of what is on the queue, 100 at most.
@@ -44,5 +46,8 @@ class DeadQueue:
                 return
             # Kombu's own way to get one raises an error for a body that it cannot decompress, again and again.
             message = channel.message_to_python(found)
-            bury_poison(self._dead_letters, message, self._delivery_limit, self._largest_bytes)
+            decision = bury_poison(self._dead_letters, message, self._delivery_limit, self._limits)
+            if decision is not None:
+                # Its worker may have died before it was published.
+                self._publisher.publish(decision)
             message.ack()

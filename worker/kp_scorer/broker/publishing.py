@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+import amqp
 from amqp.exceptions import AMQPError, MessageNacked
 from celery import Celery
 from kombu import Producer, Queue
@@ -12,7 +13,7 @@ from kombu.exceptions import LimitExceeded, OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from kp_scorer.broker.queues import SubmissionQueues
-from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.broker.task_message import DELIVERY_COUNT, TASK_NAME
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.store.connection import is_full
 
@@ -70,7 +71,7 @@ def with_producer(app: Celery, what: str, use: Callable[[Producer], Found]) -> F
                 if getattr(error.__cause__ or error, "reply_code", None) == _PRECONDITION_FAILED:
                     raise SettingsError(f"{what}: {error}; make the settings equal, or delete the queue") from error
                 if pause_s is None:
-                    raise ServiceUnavailable(f"{what}: {_described(error)}") from error
+                    raise ServiceUnavailable(f"{what}: {described(error)}") from error
         time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
 
@@ -81,7 +82,7 @@ def unavailable_if_broker_fails(what: str) -> Iterator[None]:
     try:
         yield
     except (OperationalError, OSError, AMQPError, RedisError) as error:
-        raise ServiceUnavailable(f"{what}: {_described(error)}") from error
+        raise ServiceUnavailable(f"{what}: {described(error)}") from error
 
 
 def send_trace(app: Celery, queues: SubmissionQueues, trace_id: str, payload: dict[str, Any]) -> None:
@@ -103,6 +104,8 @@ def send_trace(app: Celery, queues: SubmissionQueues, trace_id: str, payload: di
             argsrepr="(trace,)",
             kwargsrepr="{}",
             declare=queues.in_order,
+            # Celery would otherwise subscribe to a channel for the result of each, which Redis keeps for the client.
+            ignore_result=True,
             producer=producer,
             **publish_options(app),
         )
@@ -111,6 +114,33 @@ def send_trace(app: Celery, queues: SubmissionQueues, trace_id: str, payload: di
         with_producer(app, "submit", send)
     except MessageNacked as error:
         raise ServiceUnavailable("submit: the broker refuses") from error
+
+
+def send_again(app: Celery, queue: Queue, message: Any) -> None:
+    """Put a message that came from RabbitMQ at the end of ``queue``, as one that was never delivered; to be acknowledged then.
+
+    Raises:
+        SettingsError: RabbitMQ refuses the message as it is.
+        ServiceUnavailable: the broker cannot be reached, refuses, or did not confirm in time; the message stays as it is.
+    """
+    # RabbitMQ would refuse another user's name.
+    properties = {name: value for name, value in message.properties.items() if name != "user_id"}
+    # Kombu has decompressed the body, unless that failed.
+    untrue = {DELIVERY_COUNT} if message.errors else {DELIVERY_COUNT, "compression"}
+    properties["application_headers"] = {name: value for name, value in message.headers.items() if name not in untrue}
+    options = publish_options(app)
+
+    def send(producer: Producer) -> None:
+        producer.channel.basic_publish(
+            amqp.Message(message.body, **properties),
+            routing_key=queue.name,
+            **{name: options[name] for name in ("mandatory", "timeout", "confirm_timeout")},
+        )
+
+    try:
+        with_producer(app, "traces", send)
+    except MessageNacked as error:
+        raise ServiceUnavailable("traces: the broker refuses") from error
 
 
 def waiting(app: Celery, queue: Queue) -> int:
@@ -123,6 +153,15 @@ def waiting(app: Celery, queue: Queue) -> int:
     return with_producer(app, queue.name, lambda producer: int(queue(producer.channel).queue_declare().message_count))
 
 
+def oversized(app: Celery, queue: Queue) -> int:
+    """How many messages of a queue on Redis were too large for a worker to read, and are kept aside.
+
+    Raises:
+        ServiceUnavailable: the broker cannot be reached.
+    """
+    return with_producer(app, queue.name, lambda producer: int(producer.channel.oversized(queue.name)))
+
+
 @contextmanager
 def _producer(app: Celery, what: str) -> Iterator[Producer]:
     try:
@@ -133,10 +172,15 @@ def _producer(app: Celery, what: str) -> Iterator[Producer]:
         yield producer
 
 
-def _described(error: Exception) -> str:
-    if isinstance(error, ResponseError):
+def described(error: Exception) -> str:
+    """What an error of the broker says, without trace content."""
+    # Kombu wraps what it gets while it publishes.
+    refusal = error.__cause__ or error
+    if isinstance(refusal, ResponseError):
         # Redis' answer quotes the command, which contains the trace.
         return (
-            "the broker is full, its maxmemory is reached" if is_full(error) else f"the broker refuses ({type(error).__name__})"
+            "the broker is full, its maxmemory is reached"
+            if is_full(refusal)
+            else f"the broker refuses ({type(refusal).__name__})"
         )
     return f"cannot use the broker ({type(error).__name__}: {error})"

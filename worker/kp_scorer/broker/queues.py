@@ -1,6 +1,6 @@
 """The queues, and how they differ between Redis and RabbitMQ."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from kombu import Exchange, Queue
 
@@ -45,6 +45,12 @@ def results_queue(settings: Settings, outcome: Outcome) -> Queue:
     if settings.broker.is_redis:
         return _queue(name)
     return _quorum_queue(name, {"x-max-length": queues.results_limit} if queues.results_limit else {})
+
+
+def results_queues(settings: Settings) -> dict[Outcome, Queue]:
+    """The queue of each outcome whose decisions are published; both may have the same name."""
+    published = [outcome for outcome in get_args(Outcome) if settings.queues.when_full(outcome) != "none"]
+    return {outcome: results_queue(settings, outcome) for outcome in published}
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None) -> Queue:

@@ -1,106 +1,57 @@
 """The results queues: publish decisions to them, and take decisions off."""
 
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
-import structlog
-from amqp.exceptions import MessageNacked
 from celery import Celery
-from kombu import Producer, Queue
+from kombu import Queue
 
-from kp_scorer.broker.publishing import declare_queues, publish_options, unavailable_if_broker_fails, waiting, with_producer
-from kp_scorer.broker.queues import results_queue
+from kp_scorer.broker.outbox import Outbox
+from kp_scorer.broker.publishing import declare_queues, unavailable_if_broker_fails, waiting
+from kp_scorer.broker.queues import results_queue, results_queues
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
-
-_LOOK_EVERY_S: Final = 1.0
-"""Seconds between looks at a queue's length, which others change too by publishing and reading."""
-
-log = structlog.get_logger("kp_scorer.broker.results")
+from kp_scorer.store import Drops
 
 
 class Publisher:
     """Publishes decisions. Safe to share between threads."""
 
-    def __init__(self, app: Celery, settings: Settings) -> None:
-        """Publish through the app's connection pool."""
-        queues = {outcome: results_queue(settings, outcome) for outcome in get_args(Outcome)}
+    def __init__(self, app: Celery, settings: Settings, drops: Drops) -> None:
+        """Publish through the app's connection pool; count in ``drops`` what had to make room."""
+        queues = results_queues(settings)
         # One outbox for each queue, because both outcomes may go to the same one.
-        outboxes = {queue.name: _Outbox(app, queue, settings.queues.results_limit) for queue in queues.values()}
-        self._outboxes: dict[Outcome, _Outbox] = {outcome: outboxes[queue.name] for outcome, queue in queues.items()}
+        outboxes = {
+            queue.name: Outbox(app, queue, settings.queues, settings.queues.when_full(outcome), drops)
+            for outcome, queue in queues.items()
+        }
+        self._outboxes: dict[Outcome, Outbox] = {outcome: outboxes[queue.name] for outcome, queue in queues.items()}
 
     def publish(self, decision: Decision) -> None:
         """Put a decision on its outcome's queue, as a persistent JSON message whose id is the trace's.
 
-        Returns once the broker has the decision.
+        Returns once the broker has the decision; at once if decisions of this outcome are not published.
 
         Raises:
             SettingsError: RabbitMQ has a queue of this name with other arguments.
             ServiceUnavailable: the broker cannot be reached, or the queue is full of unread decisions. Publish again,
                 which is safe, because consumers go by the trace id.
         """
-        self._outboxes[decision.outcome].put(decision)
+        outbox = self._outboxes.get(decision.outcome)
+        if outbox is not None:
+            outbox.put(decision)
 
 
-class _Outbox:
-    """One queue of decisions, and whether it has room."""
+def unread(app: Celery, settings: Settings) -> dict[str, int]:
+    """Count the unread decisions on each queue that decisions are published to.
 
-    def __init__(self, app: Celery, queue: Queue, limit: int) -> None:
-        self._app = app
-        self._queue = queue
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._full = False
-        self._room = 0
-        self._look_again_at = 0.0
-
-    def put(self, decision: Decision) -> None:
-        def publish(producer: Producer) -> None:
-            producer.publish(
-                decision.model_dump_json(),
-                exchange="",
-                routing_key=self._queue.name,
-                content_type="application/json",
-                content_encoding="utf-8",
-                message_id=decision.trace_id,
-                declare=[self._queue],
-                **publish_options(self._app),
-            )
-
-        has_room = not self._limit or self._has_room()
-        if has_room:
-            try:
-                with_producer(self._app, "results", publish)
-            except MessageNacked:
-                # Others have filled the queue since the last look.
-                has_room = False
-        if not has_room:
-            raise ServiceUnavailable(f"results: the queue {self._queue.name} is full of unread decisions")
-
-    def _has_room(self) -> bool:
-        """Whether the queue has room for one more decision; one thread looks for all threads, as rarely as possible."""
-        with self._lock:
-            used_up = self._room <= 0 and not self._full
-            if used_up or time.monotonic() >= self._look_again_at:
-                self._look_again_at = time.monotonic() + _LOOK_EVERY_S
-                self._look()
-            if self._full:
-                return False
-            self._room -= 1
-            return True
-
-    def _look(self) -> None:
-        unread = waiting(self._app, self._queue)
-        self._room = self._limit - unread
-        was_full, self._full = self._full, self._room <= 0
-        if self._full and not was_full:
-            log.warning("results_full", queue=self._queue.name, unread=unread)
-        elif was_full and not self._full:
-            log.info("results_drained", queue=self._queue.name, unread=unread)
+    Raises:
+        SettingsError: RabbitMQ has a queue of this name with other arguments.
+        ServiceUnavailable: the broker cannot be reached.
+    """
+    queues = {queue.name: queue for queue in results_queues(settings).values()}
+    return {name: waiting(app, queue) for name, queue in queues.items()}
 
 
 class Results:

@@ -1,12 +1,14 @@
 """What a message to the task holds, when it may hold anything."""
 
 import json
+from contextlib import suppress
 from typing import Any, Final
 
-from kp_scorer.decoding import Limits
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits, decode_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.store import DeadLetters
-from kp_scorer.trace import TRACE_ID_PREFIX
+from kp_scorer.trace import is_trace_id
 
 TASK_NAME: Final = "score_trace"
 
@@ -14,15 +16,22 @@ DELIVERY_COUNT: Final = "x-delivery-count"
 """The header in which RabbitMQ, and our Redis transport, say how often a message was delivered before."""
 
 
-def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, largest_bytes: int) -> None:
-    """Keep a kombu message that was delivered ``deliveries`` times in vain; a body over ``largest_bytes`` is not parsed.
+def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits: Limits) -> Decision | None:
+    """Keep a kombu message that was delivered ``deliveries`` times in vain.
+
+    Returns:
+        The decision on this very submission, if there is one: then nothing is kept.
 
     Raises:
         ServiceUnavailable: Redis cannot be reached; the message must be given back, not acknowledged.
     """
-    payload = submission_in(raw_body(message), largest_bytes)
+    payload = submission_in(raw_body(message), largest_message_bytes(limits))
+    trace_id, digest = checked_id(message.headers.get("id")), b""
+    with suppress(InvalidTrace):
+        trace = decode_json(payload, limits)
+        trace_id, digest = trace.id, trace.digest()
     detail = f"delivered {deliveries} times, and no worker came to an end with it"
-    dead_letters.bury(payload, "poison", detail, checked_id(message.headers.get("id")), deliveries)
+    return dead_letters.bury(payload, "poison", detail, trace_id, digest, deliveries)
 
 
 def largest_message_bytes(limits: Limits) -> int:
@@ -77,12 +86,10 @@ def submission_in(body: bytes, largest_bytes: int) -> bytes:
 
 
 def trace_id_of(payload: Any) -> str:
-    """The id of a submission that may be anything; empty unless it looks like one."""
+    """The id of a submission that may be anything; empty unless it is one."""
     return checked_id(payload.get("id")) if isinstance(payload, dict) else ""
 
 
 def checked_id(value: object) -> str:
-    """The value if it looks like a trace id, else an empty string."""
-    if isinstance(value, str) and value.startswith(TRACE_ID_PREFIX) and value.isascii() and len(value) <= 200:
-        return value
-    return ""
+    """The value if it is a trace id, else an empty string."""
+    return value if is_trace_id(value) else ""

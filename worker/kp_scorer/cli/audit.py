@@ -16,7 +16,7 @@ from kp_scorer.store import Store
 def audit(settings: Settings) -> None:
     """Recompute every decision's novelty from the log and report those that differ.
 
-    Prints a JSON line for each difference; exits 1 if there is any. Use the settings that the workers use.
+    Prints a JSON line for each difference; exits 1 if there is any.
     """
     differing = 0
     with Store.open(settings) as store:
@@ -25,7 +25,9 @@ def audit(settings: Settings) -> None:
             say("there is no novelty log")
         for log in logs:
             with progress("audited") as advance:
-                report = audit_log(list(log.entries()), store.ledger.decisions, settings.novelty.window(), advance)
+                # By the window that the log was written with, whatever the settings say here.
+                window = log.info().window or settings.novelty.window()
+                report = audit_log(list(log.entries()), store.ledger.decided, window, advance)
             for difference in report.differences:
                 print_json({"space": log.space, **difference._asdict()})
             differing += len(report.differences)

@@ -21,7 +21,7 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model."""
+    """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model, window."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             found = log.info()
@@ -33,6 +33,7 @@ def info(settings: Settings) -> None:
                     "entries": found.entries,
                     "oldest_age_s": round(time.time() - found.oldest.time_ms / 1_000, 1) if found.oldest else None,
                     "bytes": found.bytes,
+                    "window": found.window.as_settings() if found.window else None,
                 }
             )
 

@@ -96,7 +96,7 @@ def replay(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settin
                 try:
                     submission = parse_json(letters.payload(letter.letter_id), settings.limits)
                     client.submit(cast("dict[str, Any]", submission))
-                    letters.drop(letter.letter_id)
+                    letters.drop(letter)
                     state = "pending"
                 except (InvalidTrace, TraceConflict) as error:
                     stayed += 1
@@ -120,7 +120,7 @@ def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, yes: bool, setting
             click.confirm(f"Remove {len(chosen)} dead letters for good?", abort=True, err=True)
         for letter in chosen:
             if not dry_run:
-                letters.drop(letter.letter_id)
+                letters.drop(letter)
             state = "would be dropped" if dry_run else "dropped"
             print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
 

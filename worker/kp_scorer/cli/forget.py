@@ -20,9 +20,6 @@ def forget(trace_id: str, settings: Settings) -> None:
     """
     with Store.open(settings) as store:
         vectors = sum(log.erase(trace_id) for log in store.novelty_logs())
-        letters = sum(
-            store.dead_letters.drop(letter.letter_id) for letter in store.dead_letters.read() if letter.trace_id == trace_id
-        )
-        # Last: the record says where the vectors are, if this is interrupted and must be repeated.
+        letters = sum(store.dead_letters.drop(letter) for letter in store.dead_letters.read() if letter.trace_id == trace_id)
         records = store.ledger.erase(trace_id)
     print_json({"trace_id": trace_id, "vectors": vectors, "records": records, "dead_letters": letters})

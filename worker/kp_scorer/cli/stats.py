@@ -1,15 +1,15 @@
 """``kp-scorer stats``: counts of submissions, and what the queues hold."""
 
-from typing import get_args
+from typing import Any
 
 import click
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import waiting
-from kp_scorer.broker.queues import results_queue, submission_queues
+from kp_scorer.broker.publishing import oversized, waiting
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.results import unread
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json
-from kp_scorer.decision import Outcome
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
@@ -20,9 +20,17 @@ def stats(settings: Settings) -> None:
     """Print one JSON line: how many submissions there were and what became of them, and what the queues hold.
 
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has taken it.
+    Full are the results queues with queues.results_limit unread decisions; dropped are decisions that made room unread.
+    With Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
     """
     with Store.open(settings) as store:
-        counts = store.ledger.counts()
-    queues = [submission_queues(settings).traces, *(results_queue(settings, outcome) for outcome in get_args(Outcome))]
+        row: dict[str, Any] = store.ledger.counts()._asdict()
+        row["dropped"] = store.drops.counts()
+    traces = submission_queues(settings).traces
     with make_celery(settings) as app:
-        print_json({**counts._asdict(), "waiting": {queue.name: waiting(app, queue) for queue in queues}})
+        results = unread(app, settings)
+        row["waiting"] = {traces.name: waiting(app, traces), **results}
+        if settings.broker.is_redis:
+            row["oversized"] = oversized(app, traces)
+    row["full"] = [name for name, count in results.items() if settings.queues.is_full(count)]
+    print_json(row)

@@ -1,6 +1,7 @@
 """``kp-scorer worker``: run one scorer in the foreground."""
 
 import os
+import sys
 import warnings
 
 import click
@@ -18,6 +19,8 @@ def worker(settings: Settings) -> None:
 
     It finishes what it has in hand before it ends.
     """
+    # Celery says on stdout that it stops, which is for people.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     app = create_app(settings)
     # Celery warns against running as root, because of pickle; we accept only JSON, and in a container root is common.
     warnings.filterwarnings("ignore", category=SecurityWarning)

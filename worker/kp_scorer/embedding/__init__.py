@@ -1,7 +1,8 @@
 """Text to unit vectors: the embedder's interface, tokens, the engines that run the model, and how settings choose one."""
 
+from kp_scorer.embedding.checked import CheckedEmbedder
 from kp_scorer.embedding.cores import usable_cores
 from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Vector, Vectors
 from kp_scorer.embedding.select import select_embedder
 
-__all__ = ["MAX_TOKENS", "Embedder", "Vector", "Vectors", "select_embedder", "usable_cores"]
+__all__ = ["MAX_TOKENS", "CheckedEmbedder", "Embedder", "Vector", "Vectors", "select_embedder", "usable_cores"]

@@ -27,6 +27,7 @@ class NoveltyCache:
         """Read the log to its end, in chunks, and return how many entries the mirror holds.
 
         Raises:
+            SettingsError: the log is not empty, and was begun with another window.
             ServiceUnavailable: the log cannot be reached.
         """
         self._exchange(())
@@ -41,6 +42,7 @@ class NoveltyCache:
             For each candidate its place and nearest entry; None if its id was taken by another digest.
 
         Raises:
+            SettingsError: the log is not empty, and was begun with another window.
             ServiceUnavailable: the log cannot be reached, or was emptied meanwhile; placing again is safe.
         """
         places = self._exchange(candidates)

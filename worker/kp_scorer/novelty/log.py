@@ -26,6 +26,23 @@ class Window:
     slack_elements: int
     slack_ms: int
 
+    def __str__(self) -> str:
+        return f"{self.max_elements} {self.ttl_ms} {self.slack_elements} {self.slack_ms}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Window":
+        """Read a window as ``str`` writes it, which is also how a log notes the one that its writers share."""
+        return cls(*map(int, text.split()))
+
+    def as_settings(self) -> dict[str, float]:
+        """The settings of ``[novelty]`` that describe it, times in seconds."""
+        return {
+            "max_elements": self.max_elements,
+            "ttl_s": self.ttl_ms / 1_000,
+            "slack_elements": self.slack_elements,
+            "slack_s": self.slack_ms / 1_000,
+        }
+
     @property
     def kept_elements(self) -> int:
         """How many entries a log or mirror must keep."""
@@ -57,22 +74,32 @@ class Candidate(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """How far a mirror has read: the log's epoch, the newest place read (None: nothing yet) and its trace id."""
+    """How far a mirror has read."""
 
     epoch: str
+    """The log's."""
     place: Place | None
+    """Of the newest entry read; None: none yet."""
     trace_id: str
+    """Of that entry; empty if there is none, or if it was erased since."""
+    erasure: str
+    """Id of the newest erasure read; empty: none yet."""
 
 
 class Entry(NamedTuple):
-    """One entry as read from the log: a trace's, or the note that an earlier entry was erased."""
+    """One entry as read from the log."""
 
     place: Place
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
-    erases: Place | None = None
-    """The place that this entry erases; its own trace id, digest and vector are then empty."""
+
+
+class Erasure(NamedTuple):
+    """The note that an entry was erased, for those who have read it."""
+
+    erasure_id: str
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +108,12 @@ class Tail:
 
     epoch: str
     entries: Sequence[Entry]
+    erasures: Sequence[Erasure]
+    """What was erased since, oldest first."""
     restart: bool
-    """The cursor's entry is no longer in the log: the mirror must drop what it has read and start without a cursor."""
+    """The log is not the one that the cursor was read from: the mirror must drop what it has read and start afresh."""
     more: bool
-    """The log holds newer entries than these."""
+    """There is more to read than this."""
 
 
 class NoveltyLog(Protocol):
@@ -97,6 +126,7 @@ class NoveltyLog(Protocol):
             For each candidate its place, or None if its id was taken by another digest; and the tail.
 
         Raises:
+            SettingsError: the log is not empty, and was begun with another window.
             ServiceUnavailable: the log cannot be reached; admitting again is safe.
         """
         ...

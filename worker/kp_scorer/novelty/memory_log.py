@@ -28,12 +28,12 @@ class MemoryLog:
         """Admit and read; see :class:`~kp_scorer.novelty.log.NoveltyLog`."""
         places = [self._admit(candidate) for candidate in candidates]
         if cursor is not None and cursor.epoch != self._epoch:
-            return places, Tail(self._epoch, (), restart=True, more=True)
+            return places, Tail(self._epoch, (), (), restart=True, more=True)
         seen = cursor.place.number if cursor and cursor.place else 0
         # Places are consecutive, so the newest ones are at the end; a slice of the whole deque would cost its length.
         count = min(len(self._entries), self._last.number - seen)
         newer = [self._entries[index] for index in range(-count, 0)]
-        return places, Tail(self._epoch, newer, restart=False, more=False)
+        return places, Tail(self._epoch, newer, (), restart=False, more=False)
 
     def _admit(self, candidate: Candidate) -> Place | None:
         digest, place = self._records.get(candidate.trace_id, (candidate.digest, None))

@@ -56,16 +56,16 @@ class Mirror:
             self._trace_ids.clear()
             self._cursor = None
             return
+        cursor = self._cursor or Cursor(tail.epoch, None, "", "")
         for entry in tail.entries:
-            if entry.erases:
-                self._erase(entry.erases)
-            else:
-                self._append(entry)
-        if tail.entries:
-            last = tail.entries[-1]
-            self._cursor = Cursor(tail.epoch, last.place, last.trace_id)
-        elif self._cursor is None:
-            self._cursor = Cursor(tail.epoch, None, "")
+            self._append(entry)
+            cursor = cursor._replace(place=entry.place, trace_id=entry.trace_id)
+        for erasure in tail.erasures:
+            self._erase(erasure.place)
+            cursor = cursor._replace(erasure=erasure.erasure_id)
+            if erasure.place == cursor.place:
+                cursor = cursor._replace(trace_id="")
+        self._cursor = cursor
 
     def nearest(self, places: Sequence[Place]) -> list[Nearest | None]:
         """For each place find the most similar entry in its window; None where the window is empty.
@@ -102,7 +102,8 @@ class Mirror:
 
     def _row(self, place: Place) -> int:
         row = int(np.searchsorted(self._numbers[: len(self)], place.number, "left"))
-        if row == len(self) or self._numbers[row] != place.number:
+        # Its time too: a log that was emptied counts from 1 again, and there may be another entry by that number.
+        if row == len(self) or (self._times[row], self._numbers[row]) != place:
             raise KeyError(place)
         return row
 

@@ -9,7 +9,7 @@ from queue import Empty, Queue, SimpleQueue
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.process.watchdog import StallTimer
+from kp_scorer.process.watchdog import StallTimer, VitalThread
 
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -63,11 +63,9 @@ class MicroBatcher(Generic[Item, Work, Result]):
         self._changed = threading.Condition()
         self._given_up = threading.Event()
         self._preparing, self._finishing = StallTimer(), StallTimer()
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for target, name in ((self._prepare_all, "preparer"), (self._finish_all, "finisher"))
-        ]
-        for thread in self._threads:
+        self.threads = VitalThread(self._prepare_all, "preparer"), VitalThread(self._finish_all, "finisher")
+        """Without either, what is handed over stays undecided for good."""
+        for thread in self.threads:
             thread.start()
 
     def submit(self, item: Item) -> "Future[Result]":
@@ -87,7 +85,7 @@ class MicroBatcher(Generic[Item, Work, Result]):
     def stop(self) -> None:
         """Finish what was handed over, then end the threads."""
         self._waiting.put(_STOP)
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()
 
     def _prepare_all(self) -> None:

@@ -1,14 +1,21 @@
 """Celery's consumer, but for the messages it would log and throw away: they become dead letters first."""
 
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Final
 
 import structlog
+from celery.exceptions import Ignore, Reject
 from celery.worker.consumer import Consumer
+from celery.worker.consumer.control import Control
 
+from kp_scorer.broker.publishing import described
 from kp_scorer.broker.task_message import bury_poison, deliveries_by, largest_message_bytes, raw_body
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import ScorerError
+from kp_scorer.logs import raised_at
+from kp_scorer.process.holding import PAUSE_S, Holding
 from kp_scorer.process.lifecycle import Lifecycle
 from kp_scorer.settings import Settings
 
@@ -21,9 +28,26 @@ _LEFT_OUT: Final = (
 )
 
 _HEARTBEAT_S: Final = 1.0
-_RETRY_S: Final = 5.0
 
 log = structlog.get_logger("kp_scorer.process.consumer")
+
+
+class RemoteControl(Control):  # type: ignore[misc]  # celery ships no types
+    """Celery's, but if the broker refuses what it needs, as Redis does when it is full, the worker does without."""
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        """Take the consumer that the step is a part of; the other arguments are Celery's."""
+        super().__init__(consumer, **kwargs)
+        self.start = self._start_if_possible
+
+    def _start_if_possible(self, consumer: Any) -> None:
+        try:
+            self.box.start(consumer)
+        except consumer.channel_errors as error:
+            log.warning("remote_control_unavailable", detail=described(error))
+
+
+_REPLACED: Final = {"celery.worker.consumer.control:Control": RemoteControl}
 
 
 class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
@@ -44,7 +68,9 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
         """Celery's, without what is left out."""
 
-        default_steps: ClassVar = [step for step in Consumer.Blueprint.default_steps if step not in _LEFT_OUT]
+        default_steps: ClassVar = [
+            _REPLACED.get(step, step) for step in Consumer.Blueprint.default_steps if step not in _LEFT_OUT
+        ]
 
     def register_with_event_loop(self, hub: Any) -> None:
         """Begin to consume, and to say so once a second."""
@@ -58,6 +84,40 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         # Without a connection, Celery tries to get another for as long as it takes.
         self._lifecycle.runtime.heartbeat.stop()
         super().on_close()
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        """Let go of a connection that failed, and of one on which the broker refused something that consuming needs."""
+        super().on_connection_error_after_connected(exc)
+        if isinstance(exc, self.channel_errors):
+            # Celery connects again at once, and is refused again at once.
+            log.warning("service_unavailable", service="broker", detail=described(exc))
+            time.sleep(PAUSE_S)
+
+    def stop(self) -> None:
+        """Take no more, and look after the connection until the pool has finished what is in hand.
+
+        Celery would look at nothing else than the pool: the broker would hear no heartbeat, and get what is acknowledged
+        meanwhile only in the end, if it is still there.
+        """
+        super().stop()
+        if not (self.hub and self.connection):
+            return
+        ended = threading.Event()
+
+        def stop_pool() -> None:
+            self.pool.stop()
+            ended.set()
+            self.hub.call_soon(_ignore, None)
+
+        threading.Thread(target=stop_pool, name="stop pool", daemon=True).start()
+        try:
+            loop = self.hub.create_loop()
+            while not ended.is_set():
+                next(loop)
+        except self.connection_errors + self.channel_errors as error:
+            # What was in hand comes back.
+            log.warning("connection_lost", detail=type(error).__name__)
+        self._lifecycle.runtime.heartbeat.stop()
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
         """Make what is called with each message."""
@@ -82,14 +142,14 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
 
     def _handle_or_keep(self, handle: Callable[[Any], None], message: Any) -> None:
         if deliveries_by(message.headers) > self._delivery_limit:
-            self._bury(message, self._bury_poison)
+            self._keep(message, partial(self._bury_poison, message))
             return
         try:
             if len(message.body) > self._largest_bytes:
                 raise ValueError("too large to be parsed")
             # Celery would call the task with arguments of any kind, and acknowledge when that fails.
             _check_arguments(message.payload)
-            _forget_expiry(message)
+            _forget_times(message)
         except Exception as error:
             # Whatever it is, it is no fault of the connection.
             self._keep_malformed(message, _not_valid(error))
@@ -104,26 +164,57 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             self._keep_malformed(message, _not_valid(error))
 
     def _keep_malformed(self, message: Any, detail: str) -> None:
-        self._bury(message, partial(self._bury_malformed, detail=detail))
+        self._keep(message, partial(self._bury_malformed, message, detail))
 
     def _bury_malformed(self, message: Any, detail: str) -> None:
         dead_letters = self._lifecycle.runtime.store.dead_letters
         dead_letters.bury(raw_body(message), "malformed", detail, attempts=deliveries_by(message.headers))
 
     def _bury_poison(self, message: Any) -> None:
+        runtime = self._lifecycle.runtime
         # This delivery has not been tried.
         deliveries = deliveries_by(message.headers) - 1
-        bury_poison(self._lifecycle.runtime.store.dead_letters, message, deliveries, self._largest_bytes)
+        decision = bury_poison(runtime.store.dead_letters, message, deliveries, runtime.limits)
+        if decision is not None:
+            # Its worker may have died before it was published.
+            runtime.publisher.publish(decision)
 
-    def _bury(self, message: Any, bury: Callable[[Any], None]) -> None:
+    def _keep(self, message: Any, bury: Callable[[], None]) -> None:
+        """Bury a message in a thread of the pool: one that waited for the store would keep the consumer from its connection."""
+        holding = Holding(self._lifecycle, message, time.monotonic(), "message_waits")
+        self.pool.apply_async(self._keep_in_pool, (message, bury, holding, self.restart_count), callback=_ignore)
+
+    def _keep_in_pool(self, message: Any, bury: Callable[[], None], holding: Holding, connection: int) -> None:
+        let_go = message.ack_log_error
         try:
-            bury(message)
-        except ServiceUnavailable as error:
-            # Held on to until it can be kept, as a task does.
-            log.warning("message_waits", detail=str(error))
-            self.hub.call_later(_RETRY_S, self._bury, message, bury)
-        else:
-            message.ack()
+            if not self._buried(bury, holding, connection):
+                return
+        except Ignore:
+            # Sent again.
+            pass
+        except Reject:
+            let_go = partial(message.reject_log_error, requeue=True)
+        except Exception as error:
+            log.error("message_given_back", detail=type(error).__name__, where=raised_at(error))
+            # The queue delivers it again at once; without a pause this would spin.
+            self._lifecycle.stopping.wait(PAUSE_S)
+            let_go = partial(message.reject_log_error, requeue=True)
+        self.call_soon_ack(let_go, log, self.connection_errors)
+
+    def _buried(self, bury: Callable[[], None], holding: Holding, connection: int) -> bool:
+        # A message belongs to its connection: when that is lost, it comes back by another.
+        while self.restart_count == connection:
+            try:
+                bury()
+            except ScorerError as error:
+                holding.wait(error)
+            else:
+                return True
+        return False
+
+
+def _ignore(result: object) -> None:
+    """What Celery's pool calls with a result."""
 
 
 def _not_valid(error: Exception) -> str:
@@ -143,8 +234,13 @@ def _check_arguments(payload: Any) -> None:
         raise ValueError("arguments of a task are a list and an object")
 
 
-def _forget_expiry(message: Any) -> None:
-    """Celery acknowledges an expired task unseen, so its trace would be neither decided nor kept; a late decision is better."""
+def _forget_times(message: Any) -> None:
+    """Decide now what was to expire, or to wait.
+
+    Celery acknowledges an expired task unseen, so its trace would be neither decided nor kept; a late decision is better. And
+    of tasks that are to wait for their time it takes any number, beyond what may be in hand.
+    """
     for holder in (message.headers, message.payload):
         if isinstance(holder, dict):
             holder.pop("expires", None)
+            holder.pop("eta", None)

@@ -1,13 +1,15 @@
 """When a worker process opens and closes what it holds: its answers to Celery's signals."""
 
 import gc
+import math
 import threading
 from typing import Any
 
 import structlog
 from celery import Celery, signals
+from celery.worker import state
 
-from kp_scorer.errors import ScorerError, SettingsError
+from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
 from kp_scorer.logs import configure_logs
 from kp_scorer.process.runtime import LoadEmbedder, Runtime
 from kp_scorer.process.watchdog import StallTimer, Watchdog
@@ -28,6 +30,10 @@ class Lifecycle:
         self._shutdown = StallTimer()
         self.stopping = threading.Event()
         """Set once the worker is to end: tasks that wait for something give their messages back."""
+        # Only RabbitMQ takes a message away from a worker that holds it for long.
+        self.hold_s = math.inf if settings.broker.is_redis else settings.broker.hold_s
+        """How long a message that cannot be finished stays in hand, in seconds."""
+        self._ending = threading.Lock()
         signals.setup_logging.connect(self._set_up_logging, weak=False)
         signals.worker_init.connect(self._open, weak=False)
         signals.worker_ready.connect(self._ready, weak=False)
@@ -39,6 +45,16 @@ class Lifecycle:
         """The process's runtime; there is one from the worker's start to its end."""
         assert self._runtime is not None, "score_trace runs in a worker"
         return self._runtime
+
+    def end(self, error: EmbedderSick) -> None:
+        """End the worker in good order, as SIGTERM would, but with the error's exit code. Any thread may say so, any number."""
+        with self._ending:
+            if self.stopping.is_set():
+                return
+            log.critical("embedder_sick", detail=str(error))
+            self._begin_to_stop()
+        # What its handler of SIGTERM sets, and its consumer looks at once a turn.
+        state.should_stop = error.exit_code
 
     def _set_up_logging(self, **_: Any) -> None:
         configure_logs(self._settings.log)
@@ -58,6 +74,7 @@ class Lifecycle:
     def _watch(self, runtime: Runtime) -> None:
         limit_s = self._settings.worker.decision_timeout_s
         watchdog = Watchdog()
+        watchdog.watch_threads(runtime.threads)
         watchdog.watch("batcher", runtime.batcher.still_s, limit_s)
         watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
         watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)

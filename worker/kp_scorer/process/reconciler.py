@@ -8,7 +8,7 @@ from celery import Celery
 from kp_scorer.broker.publishing import send_trace, waiting
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.settings import LedgerSettings
-from kp_scorer.store import Store
+from kp_scorer.store import Claim, Store
 
 log = structlog.get_logger("kp_scorer.process.reconciler")
 
@@ -33,10 +33,25 @@ class Reconciler:
         """
         is_empty = waiting(self._app, self._queues.traces) == 0
         resend_after_ms = int(self._settings.resend_after_s * 1_000)
-        for trace_id, payload, resends in self._store.ledger.claim_lost(resend_after_ms, queue_is_empty=is_empty):
-            if resends > self._settings.max_resends:
-                detail = f"sent {resends} times, never decided"
-                self._store.dead_letters.bury(payload, "lost", detail, trace_id, attempts=resends)
-            else:
-                send_trace(self._app, self._queues, trace_id, json.loads(payload))
-                log.warning("trace_sent_again", trace_id=trace_id, resends=resends)
+        for claim in self._store.ledger.claim_lost(resend_after_ms, queue_is_empty=is_empty):
+            self._settle(claim)
+
+    def _settle(self, claim: Claim) -> None:
+        trace_id, payload, resends, digest = claim
+        (record,) = self._store.ledger.look_up([trace_id])
+        if record is None or record.state != "pending":
+            # It has ended while others that were claimed with it were sent.
+            return
+        if resends >= self._settings.max_resends:
+            # The first sending is none of the resends.
+            detail = f"sent {resends + 1} times, never decided"
+            self._store.dead_letters.bury(payload, "lost", detail, trace_id, digest, attempts=resends + 1)
+            return
+        try:
+            send_trace(self._app, self._queues, trace_id, json.loads(payload))
+        except Exception as error:
+            # What cannot be sent now is due again later, and says nothing about the others.
+            log.warning("trace_not_sent_again", trace_id=trace_id, detail=type(error).__name__)
+            return
+        self._store.ledger.resent(trace_id)
+        log.warning("trace_sent_again", trace_id=trace_id, resends=resends + 1)

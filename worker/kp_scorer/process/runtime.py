@@ -4,14 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 from celery import Celery
 
 from kp_scorer.broker.dead_queue import DeadQueue
-from kp_scorer.broker.publishing import declare_queues
-from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.publishing import declare_queues, send_again
+from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Settled
 from kp_scorer.embedding import Embedder
@@ -19,12 +19,13 @@ from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.novelty import NoveltyCache
 from kp_scorer.process.batcher import MicroBatcher
 from kp_scorer.process.reconciler import Reconciler
-from kp_scorer.process.watchdog import StallTimer
+from kp_scorer.process.watchdog import StallTimer, VitalThread
 from kp_scorer.settings import EmbeddingSettings, Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 
 _RECONCILE_EVERY_S: Final = 10.0
+_RENEW_EVERY_S: Final = 1.0
 _DRAIN_EVERY_S: Final = 2.0
 
 log = structlog.get_logger("kp_scorer.process.runtime")
@@ -44,25 +45,38 @@ class Runtime:
             ServiceUnavailable: Redis or the broker could not be reached within ``worker.patience_s``.
         """
         patience_s = settings.worker.patience_s
+        self._app = app
         self.limits = settings.limits
         self.heartbeat = StallTimer()
         with ExitStack() as opened:
             self.store = opened.enter_context(Store.open(settings))
             _wait_for("redis", self.store.ping, patience_s)
-            queues = submission_queues(settings)
-            _wait_for("broker", lambda: declare_queues(app, queues.in_order), patience_s)
-            self.publisher = Publisher(app, settings)
+            queues = self._queues = submission_queues(settings)
+            # Now, so that a worker whose decisions would be refused does not begin to decide.
+            declared = [*queues.in_order, *results_queues(settings).values()]
+            _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
+            self.publisher = Publisher(app, settings, self.store.drops)
             novelty = _open_novelty(settings, self.store, load_embedder)
             decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
             self.batcher: MicroBatcher[ReasoningTrace, Prepared, Settled] = MicroBatcher(decider, settings.worker.batch_size)
             opened.callback(self.batcher.stop)
+            self.threads = [*self.batcher.threads]
+            """All that must be alive as long as the runtime is open."""
+            self._repeat(opened, "renew_lease", self.store.ledger.renew, _RENEW_EVERY_S)
             reconciler = Reconciler(app, queues, self.store, settings.ledger)
             every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
-            opened.enter_context(_repeated("reconcile", reconciler.reconcile, every_s))
+            self._repeat(opened, "reconcile", reconciler.reconcile, every_s)
             if queues.dead is not None:
-                dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, settings)
-                opened.enter_context(_repeated("drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S))
+                dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self.publisher, settings)
+                self._repeat(opened, "drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
             self._opened = opened.pop_all()
+
+    def _repeat(self, opened: ExitStack, work: str, do: Callable[[], None], every_s: float) -> None:
+        self.threads.append(opened.enter_context(_repeated(work, do, every_s)))
+
+    def send_again(self, message: Any) -> None:
+        """Put a message that is in hand at the end of the queue of traces; see :func:`send_again`."""
+        send_again(self._app, self._queues.traces, message)
 
     def close(self) -> None:
         """Finish the batch in hand and let go of everything."""
@@ -86,8 +100,8 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
 
 
 @contextmanager
-def _repeated(work: str, do: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Do something again and again, in a thread of its own, while the context lasts."""
+def _repeated(work: str, do: Callable[[], None], every_s: float) -> Iterator[VitalThread]:
+    """Do something again and again, in a thread of its own, which is given, while the context lasts."""
     ended = threading.Event()
 
     def run() -> None:
@@ -99,10 +113,10 @@ def _repeated(work: str, do: Callable[[], None], every_s: float) -> Iterator[Non
             except Exception as error:
                 log.error("work_put_off", work=work, detail=type(error).__name__)
 
-    thread = threading.Thread(target=run, name=work, daemon=True)
+    thread = VitalThread(run, work)
     thread.start()
     try:
-        yield
+        yield thread
     finally:
         ended.set()
         thread.join()

@@ -1,9 +1,8 @@
 """The Celery task: one message in; a decision published, or a dead letter kept; then the ack."""
 
 import time
-import traceback
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final
+from typing import Any
 
 import structlog
 from celery import Celery
@@ -12,14 +11,13 @@ from celery.exceptions import Reject
 from kp_scorer.broker.task_message import TASK_NAME, as_bytes, deliveries_by, only_argument, trace_id_of
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.errors import InvalidTrace, Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
+from kp_scorer.errors import EmbedderSick, InvalidTrace, Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
+from kp_scorer.logs import raised_at
+from kp_scorer.process.holding import PAUSE_S, Holding, RequestWithMessage
 from kp_scorer.process.lifecycle import Lifecycle
 from kp_scorer.process.runtime import Runtime
 from kp_scorer.settings import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
-
-_PAUSE_S: Final = 1.0
-"""Seconds to wait before a message is tried again or given back."""
 
 log = structlog.get_logger("kp_scorer.process.tasks")
 
@@ -28,29 +26,35 @@ def register(app: Celery, lifecycle: Lifecycle, settings: WorkerSettings) -> Non
     """Add ``score_trace`` to the app."""
 
     # Celery formats each result, up to this many characters, for a log line that is switched off.
-    @app.task(name=TASK_NAME, bind=True, acks_late=True, ignore_result=True, typing=False, resultrepr_maxsize=1)
+    @app.task(
+        name=TASK_NAME,
+        bind=True,
+        Request=RequestWithMessage,
+        acks_late=True,
+        ignore_result=True,
+        typing=False,
+        resultrepr_maxsize=1,
+    )
     def score_trace(task: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Score one trace, given as the only argument: a JSON object.
 
         Returns the decision, or for a dead letter ``{"trace_id", "state": "dead", "reason", "detail"}``.
         """
         attempts = deliveries_by(task.request)
-        told = ""
+        holding = Holding(lifecycle, task.request.message, task.request.received_s, "trace_waits")
         while True:
             try:
                 return _score(lifecycle.runtime, settings, args, kwargs, attempts)
+            except EmbedderSick as error:
+                lifecycle.end(error)
+                raise Reject("given back", requeue=True) from None
             except (ServiceUnavailable, SettingsError) as error:
-                # The message is kept in hand, so that an outage makes the worker take no more and costs no delivery.
-                if str(error) != told:
-                    log.warning("trace_waits", detail=str(error))
-                    told = str(error)
-                if lifecycle.stopping.wait(_PAUSE_S):
-                    raise Reject("given back", requeue=True) from error
+                holding.wait(error)
             except Exception as error:
                 # The trace is neither decided nor a dead letter, so its message must not be lost.
-                log.error("trace_given_back", detail=type(error).__name__, where=_where(error))
+                log.error("trace_given_back", detail=type(error).__name__, where=raised_at(error))
                 # The queue delivers it again at once; without a pause this would spin.
-                lifecycle.stopping.wait(_PAUSE_S)
+                lifecycle.stopping.wait(PAUSE_S)
                 raise Reject("given back", requeue=True) from None
 
 
@@ -70,17 +74,17 @@ def _score(
         try:
             decision = _decide(runtime, trace, settings.decision_timeout_s)
         except TraceConflict as error:
-            return _bury(runtime, payload, "conflict", str(error), attempts)
+            return _bury(runtime, payload, "conflict", str(error), attempts, trace)
         except TraceDead as error:
             # Also raised for a trace that is dead already; burying it again changes nothing but times.
-            return _bury(runtime, payload, error.reason, error.detail, attempts)
+            return _bury(runtime, payload, error.reason, error.detail, attempts, trace)
         except (ServiceUnavailable, SettingsError):
             raise
         except Exception as error:
             # One trace that cannot be scored must neither stop the worker nor come back for ever. The error's
             # message is not logged: it may quote the trace.
-            log.error("scoring_failed", error=type(error).__name__, where=_where(error))
-            return _bury(runtime, payload, "scoring_failed", type(error).__name__, attempts)
+            log.error("scoring_failed", error=type(error).__name__, where=raised_at(error))
+            return _bury(runtime, payload, "scoring_failed", type(error).__name__, attempts, trace)
         runtime.publisher.publish(decision)
         log.info(
             "trace_decided",
@@ -104,14 +108,14 @@ def _decide(runtime: Runtime, trace: ReasoningTrace, timeout_s: float) -> Decisi
     raise decided
 
 
-def _bury(runtime: Runtime, payload: Any, reason: Reason, detail: str, attempts: int) -> dict[str, Any]:
-    """Keep a submission as a dead letter and mark its trace as dead; the first decision of an id stands."""
+def _bury(
+    runtime: Runtime, payload: Any, reason: Reason, detail: str, attempts: int, trace: ReasoningTrace | None = None
+) -> dict[str, Any]:
+    """Keep a submission as a dead letter, unless it has been decided after all; ``trace`` is what it says, if it says one."""
     trace_id = trace_id_of(payload)
-    runtime.store.dead_letters.bury(as_bytes(payload), reason, detail, trace_id, attempts)
+    digest = trace.digest() if trace else b""
+    decision = runtime.store.dead_letters.bury(as_bytes(payload), reason, detail, trace_id, digest, attempts)
+    if decision is not None:
+        runtime.publisher.publish(decision)
+        return decision.model_dump(mode="json")
     return {"trace_id": trace_id, "state": "dead", "reason": reason, "detail": detail}
-
-
-def _where(error: Exception) -> str:
-    """Function, file and line that raised an error."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.name} in {frame.filename}:{frame.lineno}"

@@ -3,10 +3,12 @@
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn
 
 import structlog
+
+from kp_scorer.logs import raised_at
 
 EXIT_CODE: Final = 4
 
@@ -15,26 +17,57 @@ _LOOK_EVERY_S: Final = 0.5
 log = structlog.get_logger("kp_scorer.process.watchdog")
 
 
+class VitalThread(threading.Thread):
+    """A daemon thread that the process is of no use without: the watchdog ends a process in which one has died."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        """Prepare to run ``target``; returning is its way to end."""
+        super().__init__(target=target, name=name, daemon=True)
+        self.has_died = False
+
+    def run(self) -> None:
+        """Run the target, and note it if an error ends that."""
+        try:
+            super().run()
+        # Not only an Exception: what a native library raises when it panics is none, and it would end the thread all the same.
+        except BaseException as error:
+            # Its own words are not logged, as they may quote a trace.
+            log.critical("thread_died", thread=self.name, error=type(error).__name__, where=raised_at(error))
+            self.has_died = True
+
+
 class Watchdog:
     """Watches parts that must make progress: each says for how many seconds it has stalled, and has a limit."""
 
     def __init__(self) -> None:
         """Watch nothing yet; the thread ends with the process."""
         self._watched: dict[str, tuple[Callable[[], float], float]] = {}
+        self._threads: Sequence[VitalThread] = ()
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def watch(self, name: str, still_s: Callable[[], float], limit_s: float) -> None:
         """End the process with exit code 4 once ``still_s`` returns more than ``limit_s`` seconds."""
         self._watched = {**self._watched, name: (still_s, limit_s)}
 
+    def watch_threads(self, threads: Sequence[VitalThread]) -> None:
+        """End the process with exit code 4 if one of these ever dies. One that returns has not died."""
+        self._threads = (*self._threads, *threads)
+
     def _run(self) -> None:
         while True:
             time.sleep(_LOOK_EVERY_S)
+            for thread in self._threads:
+                if thread.has_died:
+                    self._end(thread.name)
             for name, (still_s, limit_s) in self._watched.items():
                 if still_s() > limit_s:
-                    log.critical("worker_stalled", stalled=name, limit_s=limit_s)
-                    # An orderly end would wait for the part that has stalled.
-                    os._exit(EXIT_CODE)
+                    self._end(name, limit_s=limit_s)
+
+    @staticmethod
+    def _end(stalled: str, **fields: float) -> NoReturn:
+        log.critical("worker_stalled", stalled=stalled, **fields)
+        # An orderly end would wait for the part that has stalled.
+        os._exit(EXIT_CODE)
 
 
 class StallTimer:

@@ -1,22 +1,38 @@
 """What lies in Redis: the ledger, the dead letters, the novelty logs. Every key and every script of theirs is in here."""
 
 from kp_scorer.store.dead_letters import DeadLetter, DeadLetters
-from kp_scorer.store.ledger import Identity, Ledger, MemoryLedger, Record, Standing, State, Verdict
+from kp_scorer.store.drops import Drops
+from kp_scorer.store.ledger import (
+    Committed,
+    Death,
+    Identity,
+    Ledger,
+    MemoryLedger,
+    Record,
+    Refusal,
+    Standing,
+    State,
+    Verdict,
+)
 from kp_scorer.store.redis_ledger import Claim, Counts, RedisLedger, Submission
 from kp_scorer.store.redis_log import RedisLog
 from kp_scorer.store.store import Store
 
 __all__ = [
     "Claim",
+    "Committed",
     "Counts",
     "DeadLetter",
     "DeadLetters",
+    "Death",
+    "Drops",
     "Identity",
     "Ledger",
     "MemoryLedger",
     "Record",
     "RedisLedger",
     "RedisLog",
+    "Refusal",
     "Standing",
     "State",
     "Store",

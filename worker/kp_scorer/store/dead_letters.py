@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import redis
 import structlog
 
+from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import KEPT_S, Keys
@@ -33,6 +34,8 @@ class DeadLetter(NamedTuple):
     """When it was first buried, in Unix time by Redis' clock."""
     last_ms: int
     """When it was last buried: redelivered, or submitted and failed again."""
+    burials: int
+    """How often it was buried."""
     size_bytes: int
     """Size of its payload."""
 
@@ -45,38 +48,49 @@ class DeadLetters:
         self._client = client
         self._keys = keys
         self._record_ttl_ms = record_ttl_ms
-        self._bury = client.register_script(lua_source(__package__, "bury"))
+        self._bury, self._drop = (client.register_script(lua_source(__package__, name)) for name in ("bury", "drop"))
 
-    def bury(self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", attempts: int = 1) -> None:
-        """Keep a submission's bytes and why it is dead, log it, and mark its trace as dead unless that is decided.
+    def bury(
+        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", attempts: int = 1
+    ) -> Decision | None:
+        """Keep a submission's bytes and why it is dead, log it, and end its trace's record if that is of the same submission.
 
         Args:
             payload: the submission as UTF-8 JSON; if it is malformed, the body of the message as it came.
             reason: the class of what is wrong.
             detail: what exactly: field paths and figures, never content.
-            trace_id: the trace that dies with it. A conflict names one too, and does that one no harm.
+            trace_id: what it calls itself. The record of another submission of that name comes to no harm.
+            digest: of what it says, if it could be decoded.
             attempts: how often the submission was delivered.
+
+        Returns:
+            The decision on this very submission, if there is one: then nothing is buried.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached; the submission must be given back, not acknowledged.
         """
         letter_id = hashlib.blake2b(payload, digest_size=16).hexdigest()
         keys = [self._keys.dead_letters, self._keys.letter(letter_id), self._keys.pending, self._keys.counts]
-        if trace_id and reason != "conflict":
+        if trace_id:
             keys.append(self._keys.record(trace_id))
         arguments: list[str | bytes | int] = [
             letter_id,
             reason,
             detail,
             trace_id,
+            digest,
             attempts,
             payload,
-            KEPT_S * 1_000,
+            # No record outlives the letter that tells what it died of.
+            max(KEPT_S * 1_000, self._record_ttl_ms),
             self._record_ttl_ms,
         ]
         with unavailable_if_down("dead letters"):
-            self._bury(keys=keys, args=arguments)
+            decision: Any = self._bury(keys=keys, args=arguments)
+        if decision:
+            return Decision.model_validate_json(decision)
         log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
+        return None
 
     def read(self) -> Iterator[DeadLetter]:
         """Give all dead letters, the one longest not heard of first.
@@ -92,15 +106,15 @@ class DeadLetters:
                 pipeline = self._client.pipeline(transaction=False)
                 for letter_id in chunk:
                     key = self._keys.letter(letter_id)
-                    pipeline.hmget(key, "reason", "detail", "trace_id", "attempts", "first_ms", "last_ms")
+                    pipeline.hmget(key, "reason", "detail", "trace_id", "attempts", "first_ms", "last_ms", "burials")
                     pipeline.hstrlen(key, "payload")
                 replies = iter(pipeline.execute())
             for letter_id, fields, size_bytes in zip(chunk, replies, replies, strict=True):
                 # Dropped or expired since the index was read.
                 if fields[0] is not None:
                     reason, detail, trace_id = (field.decode() for field in fields[:3])
-                    attempts, first_ms, last_ms = map(int, fields[3:])
-                    yield DeadLetter(letter_id, reason, detail, trace_id, attempts, first_ms, last_ms, size_bytes)
+                    attempts, first_ms, last_ms, burials = map(int, fields[3:])
+                    yield DeadLetter(letter_id, reason, detail, trace_id, attempts, first_ms, last_ms, burials, size_bytes)
 
     def payload(self, letter_id: str) -> bytes:
         """Give a dead letter's payload; empty if there is no such letter any more.
@@ -112,15 +126,15 @@ class DeadLetters:
             found: Any = self._client.hget(self._keys.letter(letter_id), "payload")
         return found or b""
 
-    def drop(self, letter_id: str) -> bool:
-        """Remove a dead letter for good; return whether there was one.
+    def drop(self, letter: DeadLetter) -> bool:
+        """Remove a dead letter for good, and the record that died with it; return whether it was there.
+
+        One that was buried again since it was read stays.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached.
         """
         with unavailable_if_down("dead letters"):
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.delete(self._keys.letter(letter_id))
-            pipeline.zrem(self._keys.dead_letters, letter_id)
-            removed, _ = pipeline.execute()
-        return bool(removed)
+            keys = [self._keys.dead_letters, self._keys.letter(letter.letter_id)]
+            chosen = [letter.burials, letter.last_ms]
+            return bool(self._drop(keys=keys, args=[letter.letter_id, self._keys.record(""), *chosen]))

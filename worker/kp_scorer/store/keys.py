@@ -1,16 +1,18 @@
 """Every Redis key the scorer owns, in one place. Each has a TTL or a bound.
 
     {prefix}:log:{space}        stream   the novelty log: entry id = time and place; fields: i trace id, d digest,
-                                         v vector, or e the erased place. Trimmed by length and age; expires once all its
-                                         entries have
-    {prefix}:log:{space}:head   hash     epoch, time_ms and place of the newest entry; expires a minute after the log
-    {prefix}:trace:{id}         hash     the ledger's record of one trace: state, digest, decision, reason, detail; the epoch of
-                                         the log, its entry there, and entries given_up; while it is pending its submission, the
-                                         attempts to decide it and its resends; expires ``ledger.ttl_s`` after its last change,
-                                         or 30 days while it is pending
-    {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; expires with the last
-    {prefix}:counts             hash     how many were submitted, decided and dead; expires 30 days after the last change
+                                         v vector. Trimmed by length and age; expires once all its entries have
+    {prefix}:log:{space}:head   hash     epoch, time_ms and place of the newest entry, and the window that its workers
+                                         share; expires a minute after the log
+    {prefix}:log:{space}:erased stream   field e: an entry that was erased, for mirrors that have read it; trimmed by length;
+                                         expires with the log
+    {prefix}:workers            zset     ids of workers by the time until which each is taken for alive, in ms; an hour
+    {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
+                                         ``ledger.ttl_s`` after it was decided or died, and not before
+    {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
+    {prefix}:counts             hash     how many were submitted, decided and dead; one key
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
+    {prefix}:dropped            hash     how many decisions were dropped unread, by queue; one key with a field a queue
     {prefix}:dead               zset     ids of dead letters by the time each was last buried, in ms; trimmed by age
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last buried
 
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 KEPT_S: Final = 30 * 86_400
-"""How long dead letters, and traces that are pending, are kept."""
+"""How long dead letters are kept, and pending traces that nothing is known of but that they once came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,22 @@ class Keys:
         """The newest place of a novelty log, kept apart so that trimming cannot lose it."""
         return f"{self.prefix}:log:{space}:head"
 
+    def erased(self, space: str) -> str:
+        """What was erased from a novelty log."""
+        return f"{self.prefix}:log:{space}:erased"
+
+    def space_of(self, key: str) -> str:
+        """The space whose log is at ``key``; empty if it is no log, but belongs to one."""
+        return "" if key.endswith((":head", ":erased")) else key.removeprefix(self.log(""))
+
+    @property
+    def workers(self) -> str:
+        """Which workers are alive."""
+        return f"{self.prefix}:workers"
+
     @property
     def any_log(self) -> str:
-        """A pattern for the logs of all spaces; their heads match it too."""
+        """A pattern for the logs of all spaces; what belongs to them matches it too."""
         return f"{self.prefix}:log:*"
 
     def record(self, trace_id: str) -> str:
@@ -61,6 +76,11 @@ class Keys:
     def drained(self) -> str:
         """When the queue was last seen empty."""
         return f"{self.prefix}:drained"
+
+    @property
+    def dropped(self) -> str:
+        """How many decisions were dropped unread."""
+        return f"{self.prefix}:dropped"
 
     @property
     def dead_letters(self) -> str:

@@ -1,6 +1,7 @@
 """What a ledger is, wherever it lies; and the one in memory, for scoring offline."""
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 from kp_scorer.errors import Reason
@@ -28,15 +29,19 @@ class Record(NamedTuple):
     detail: str = ""
     """What exactly it died of; empty if it did not."""
     attempts: int = 0
-    """How often a worker had begun to decide it and not come to an end."""
+    """How many workers have ended while they decided it."""
+    is_held: bool = False
+    """Whether another worker, which is alive, is deciding it."""
 
 
 class Verdict(NamedTuple):
-    """A decision to commit, as JSON, and the digest it was made for."""
+    """A decision to commit, as JSON, the digest it was made for, and the entry of the novelty log that it rests on."""
 
     trace_id: str
     digest: bytes
     decision: bytes
+    entry: str
+    """Empty without an embedder."""
 
 
 class Standing(NamedTuple):
@@ -46,33 +51,53 @@ class Standing(NamedTuple):
     is_own: bool
 
 
+class Death(NamedTuple):
+    """Why a trace is dead, in place of a decision."""
+
+    reason: Reason
+    detail: str
+
+
+class Refusal(Enum):
+    """Why a decision was not stored and no other one stands."""
+
+    CONFLICT = "conflict"
+    """The trace's id was taken by another digest."""
+    AGAIN = "again"
+    """The trace has another place in the novelty log by now, and with it another novelty: decide it again."""
+
+
+Committed = Standing | Death | Refusal
+
+
 class Ledger(Protocol):
     """The part of the ledger that deciding needs."""
 
     def begin(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Read the records of traces about to be decided, in order, and open those that have none.
 
-        Counts the attempt of a pending trace if it is the first, or if the trace is decided ``alone``: so that a worker's death
-        is charged only to those it was deciding together.
+        A trace that is pending is held by its worker from now on, until it is committed, buried or released: other workers are
+        told so. An attempt is counted when its holder is known to be gone. A trace with attempts is held only by who decides it
+        ``alone``, so that it takes no other trace along.
 
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
         ...
 
-    def refund(self, trace_ids: Sequence[str]) -> None:
-        """Take back the attempts of traces whose deciding ended in good order, if not in a decision.
+    def release(self, trace_ids: Sequence[str]) -> None:
+        """Hold traces no longer whose deciding ended in good order, if not in a decision.
 
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
         ...
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[Standing | None]:
-        """Store each decision unless its trace has one: the first wins.
+    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
+        """Store each decision unless its trace has ended: the first end stands.
 
         Returns:
-            For each verdict the decision that stands, or None if the id was taken by another digest.
+            For each verdict the decision that stands, or why there is none.
 
         Raises:
             ServiceUnavailable: the ledger cannot be reached; committing again is safe.
@@ -91,16 +116,16 @@ class MemoryLedger:
         """Read the records, or open them; see :class:`Ledger`."""
         return [self._records.setdefault(trace_id, Record("pending", digest)) for trace_id, digest in identities]
 
-    def refund(self, trace_ids: Sequence[str]) -> None:
-        """Nothing to take back; see :class:`Ledger`."""
+    def release(self, trace_ids: Sequence[str]) -> None:
+        """Nothing is held; see :class:`Ledger`."""
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[Standing | None]:
+    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store decisions, the first wins; see :class:`Ledger`."""
         return [self._commit(verdict) for verdict in verdicts]
 
-    def _commit(self, verdict: Verdict) -> Standing | None:
+    def _commit(self, verdict: Verdict) -> Committed:
         record = self._records.get(verdict.trace_id)
         is_own = record is None or record.state == "pending"
         if record is None or is_own:
             record = self._records[verdict.trace_id] = Record("decided", verdict.digest, verdict.decision)
-        return Standing(record.decision, is_own) if record.digest == verdict.digest else None
+        return Standing(record.decision, is_own) if record.digest == verdict.digest else Refusal.CONFLICT

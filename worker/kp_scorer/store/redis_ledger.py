@@ -4,19 +4,26 @@ Every submission is counted once, as submitted, when it is first heard of, and o
 until then it is in the index of pending ones. So submitted = pending + decided + dead at every moment.
 """
 
+import uuid
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import redis
 
 from kp_scorer.decision import Decision
-from kp_scorer.errors import Reason, TraceConflict
+from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict
+from kp_scorer.novelty.audit import Decided
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import KEPT_S, Keys
-from kp_scorer.store.ledger import Identity, Record, Standing, State, Verdict
+from kp_scorer.store.ledger import Committed, Death, Identity, Record, Refusal, Standing, State, Verdict
 from kp_scorer.store.scripts import lua_source
 
 _CLAIMED_AT_ONCE: Final = 100
+_WORKER_LEASE_MS: Final = 5_000
+"""A worker that has not been heard of for this long is taken for dead: five times as long as between two renewals."""
+LEASE_MS: Final = 5_000
+"""A trace that its worker has not renewed for this long is held no longer, whether the worker lives or not."""
+_WORKERS_REMEMBERED_MS: Final = 3_600_000
 
 
 class Submission(NamedTuple):
@@ -33,7 +40,9 @@ class Claim(NamedTuple):
     trace_id: str
     payload: bytes
     resends: int
-    """How often it has been sent again, this time included."""
+    """How often it has been sent again."""
+    digest: bytes
+    """Of what it says."""
 
 
 class Counts(NamedTuple):
@@ -46,17 +55,29 @@ class Counts(NamedTuple):
 
 
 class RedisLedger:
-    """Records of traces, each kept for ``ttl_ms`` after its last change, or for 30 days while it is pending."""
+    """Records of traces, each kept until it has ended and then for ``ttl_ms``; the ledger of one worker, or of a client."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, ttl_ms: int) -> None:
-        """Use the ledger under the prefix of ``keys``."""
+    def __init__(self, client: redis.Redis, keys: Keys, ttl_ms: int, lease_ms: int = LEASE_MS) -> None:
+        """Use the ledger under the prefix of ``keys``; a trace begun here is held for ``lease_ms`` without another word."""
         self._client = client
         self._keys = keys
         self._ttl_ms = ttl_ms
-        self._pending_ttl_ms = max(ttl_ms, KEPT_S * 1_000)
-        self._open, self._begin, self._commit, self._claim, self._counts, self._erase = (
+        self._lease_ms = lease_ms
+        self._worker = uuid.uuid4().hex
+        self._deciding: set[str] = set()
+        (
+            self._open,
+            self._begin,
+            self._release,
+            self._renew,
+            self._commit,
+            self._claim,
+            self._resent,
+            self._counts,
+            self._erase,
+        ) = (
             client.register_script(lua_source(__package__, name))
-            for name in ("open", "begin", "commit", "claim", "counts", "erase_record")
+            for name in ("open", "begin", "release", "renew", "commit", "claim", "resent", "counts", "erase_record")
         )
 
     def open(self, submissions: Sequence[Submission]) -> list[State | TraceConflict]:
@@ -66,10 +87,12 @@ class RedisLedger:
             For each the state it has now (an earlier decision stands), or the conflict if its id was taken by another digest.
 
         Raises:
-            ServiceUnavailable: the ledger cannot be reached.
+            ServiceUnavailable: the ledger cannot be reached, or Redis is nearly full and takes no more submissions.
         """
-        arguments = [self._pending_ttl_ms, *(part for submission in submissions for part in submission)]
-        states = self._run(self._open, [submission.trace_id for submission in submissions], arguments)
+        keys = [*self._books(), *(self._keys.record(submission.trace_id) for submission in submissions)]
+        states = self._run(self._open, keys, [part for submission in submissions for part in submission])
+        if states is None:
+            raise ServiceUnavailable("ledger: Redis is nearly full, what is left of its maxmemory is for deciding what waits")
         return [
             cast("State", state.decode()) if state else TraceConflict(submission.trace_id)
             for submission, state in zip(submissions, states, strict=True)
@@ -86,38 +109,55 @@ class RedisLedger:
             for trace_id in trace_ids:
                 pipeline.hmget(self._keys.record(trace_id), "state", "digest", "decision", "reason", "detail", "attempts")
             rows = pipeline.execute()
-        return [_record(row) if row[0] else None for row in rows]
+        return [_record(*row) if row[0] else None for row in rows]
 
-    def decisions(self, trace_ids: Sequence[str]) -> list[Decision | None]:
+    def decided(self, trace_ids: Sequence[str]) -> list[Decided | None]:
         """Read decisions in one round trip, in order; None where there is none.
 
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
         return [
-            Decision.model_validate_json(record.decision) if record and record.decision else None
+            Decided(Decision.model_validate_json(record.decision), record.digest) if record and record.decision else None
             for record in self.look_up(trace_ids)
         ]
 
     def begin(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Begin to decide traces, in one round trip; see :class:`~kp_scorer.store.ledger.Ledger`."""
-        arguments = [self._pending_ttl_ms, int(alone), *(part for identity in identities for part in identity)]
-        return [_record(row) for row in self._run(self._begin, [identity.trace_id for identity in identities], arguments)]
+        keys = [*self._books(), self._keys.workers, *(self._keys.record(identity.trace_id) for identity in identities)]
+        lease: list[str | int] = [self._worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, self._lease_ms, int(alone)]
+        rows = self._run(self._begin, keys, [*lease, *(part for identity in identities for part in identity)])
+        records = [_record(*row) for row in rows]
+        self._deciding.update(
+            identity.trace_id
+            for identity, record in zip(identities, records, strict=True)
+            if record.state == "pending" and record.digest == identity.digest and not record.is_held
+        )
+        return records
 
-    def refund(self, trace_ids: Sequence[str]) -> None:
-        """Take back attempts, in one round trip; see :class:`~kp_scorer.store.ledger.Ledger`."""
-        with unavailable_if_down("ledger"):
-            # No transaction: Redis would refuse it while it is full, which is when this is needed.
-            pipeline = self._client.pipeline(transaction=False)
-            for trace_id in trace_ids:
-                pipeline.hdel(self._keys.record(trace_id), "attempts")
-            pipeline.execute()
+    def renew(self) -> None:
+        """Say that this worker is alive, and renew what it is deciding. Any thread may say so.
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[Standing | None]:
-        """Store decisions in one round trip, the first wins; see :class:`~kp_scorer.store.ledger.Ledger`."""
-        arguments = [self._ttl_ms, self._pending_ttl_ms, *(part for verdict in verdicts for part in verdict)]
-        standing = self._run(self._commit, [verdict.trace_id for verdict in verdicts], arguments)
-        return [_standing(verdict, *reply) for verdict, reply in zip(verdicts, standing, strict=True)]
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
+        # Copied, as other threads begin and commit meanwhile.
+        deciding = tuple(self._deciding)
+        keys = [self._keys.workers, *map(self._keys.record, deciding)]
+        held = self._run(self._renew, keys, [self._worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, self._lease_ms])
+        self._deciding.difference_update(trace_id for trace_id, is_held in zip(deciding, held, strict=True) if not is_held)
+
+    def release(self, trace_ids: Sequence[str]) -> None:
+        """Hold traces no longer, in one round trip; see :class:`~kp_scorer.store.ledger.Ledger`."""
+        self._deciding.difference_update(trace_ids)
+        self._run(self._release, [self._keys.pending, *map(self._keys.record, trace_ids)], [self._worker])
+
+    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
+        """Store decisions in one round trip, the first end stands; see :class:`~kp_scorer.store.ledger.Ledger`."""
+        keys = [*self._books(), *(self._keys.record(verdict.trace_id) for verdict in verdicts)]
+        replies = self._run(self._commit, keys, [self._ttl_ms, *(part for verdict in verdicts for part in verdict)])
+        self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
+        return [_committed(verdict, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
     def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[Claim]:
         """Claim pending submissions that nothing will bring back, to send them again; each is claimed by one caller.
@@ -127,11 +167,23 @@ class RedisLedger:
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
-        keys = [self._keys.pending, self._keys.counts, self._keys.drained]
-        arguments: list[str | int] = [self._keys.record(""), resend_after_ms, int(queue_is_empty), _CLAIMED_AT_ONCE]
-        with unavailable_if_down("ledger"):
-            rows: Any = self._claim(keys=keys, args=[*arguments, self._pending_ttl_ms])
-        return [Claim(trace_id.decode(), payload, resends) for trace_id, payload, resends in rows]
+        arguments: list[str | int] = [
+            self._keys.record(""),
+            resend_after_ms,
+            int(queue_is_empty),
+            _CLAIMED_AT_ONCE,
+            KEPT_S * 1_000,
+        ]
+        rows = self._run(self._claim, [*self._books(), self._keys.drained], arguments)
+        return [Claim(trace_id.decode(), payload, resends, digest) for trace_id, payload, resends, digest in rows]
+
+    def resent(self, trace_id: str) -> None:
+        """Note that a claimed submission has been sent again.
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
+        self._run(self._resent, [self._keys.pending, self._keys.record(trace_id)], [trace_id])
 
     def counts(self) -> Counts:
         """Count the submissions, as of one moment.
@@ -139,7 +191,7 @@ class RedisLedger:
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
-        return Counts(*self._run(self._counts, [], []))
+        return Counts(*self._run(self._counts, self._books(), []))
 
     def erase(self, trace_id: str) -> int:
         """Remove a trace's record, its decision with it; return how many there were (0 or 1).
@@ -147,29 +199,38 @@ class RedisLedger:
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
+        return int(self._run(self._erase, [*self._books(), self._keys.record(trace_id)], [trace_id]))
+
+    def _books(self) -> tuple[str, str]:
+        return self._keys.pending, self._keys.counts
+
+    def _run(self, script: Any, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> Any:
         with unavailable_if_down("ledger"):
-            keys = [self._keys.pending, self._keys.counts, self._keys.record(trace_id)]
-            return cast("int", self._erase(keys=keys, args=[trace_id]))
-
-    def _run(self, script: Any, trace_ids: Sequence[str], arguments: Sequence[bytes | str | int]) -> list[Any]:
-        keys = [self._keys.pending, self._keys.counts, *map(self._keys.record, trace_ids)]
-        with unavailable_if_down("ledger"):
-            return cast("list[Any]", script(keys=keys, args=arguments))
+            return script(keys=keys, args=arguments)
 
 
-def _record(row: Sequence[Any]) -> Record:
-    state, digest, decision, reason, detail, attempts = row
+def _record(
+    state: bytes, digest: bytes, decision: bytes, reason: bytes, detail: bytes, attempts: int | bytes, is_held: int = 0
+) -> Record:
     return Record(
-        state=state.decode(),
+        state=cast("State", state.decode()),
         digest=digest or b"",
         decision=decision or b"",
         reason=cast("Reason", reason.decode()) if reason else None,
         detail=(detail or b"").decode(),
         attempts=int(attempts or 0),
+        is_held=bool(is_held),
     )
 
 
-def _standing(verdict: Verdict, outcome: bytes, earlier: bytes) -> Standing | None:
-    if outcome == b"conflict":
-        return None
-    return Standing(verdict.decision, is_own=True) if outcome == b"stored" else Standing(earlier, is_own=False)
+def _committed(verdict: Verdict, outcome: bytes, *found: bytes) -> Committed:
+    match outcome:
+        case b"stored":
+            return Standing(verdict.decision, is_own=True)
+        case b"stands":
+            return Standing(found[0], is_own=False)
+        case b"dead":
+            reason, detail = found
+            return Death(cast("Reason", reason.decode()), detail.decode())
+        case _:
+            return Refusal(outcome.decode())

@@ -8,7 +8,8 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from kp_scorer.novelty.log import Candidate, Cursor, Entry, Place, Tail, Window
+from kp_scorer.errors import SettingsError
+from kp_scorer.novelty.log import Candidate, Cursor, Entry, Erasure, Place, Tail, Window
 from kp_scorer.settings import VectorType
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import Keys
@@ -16,8 +17,6 @@ from kp_scorer.store.scripts import lua_source
 
 READ_CHUNK: Final = 1_000
 """Entries read in one round trip (1.6 MB of 384 float32 each): a late worker catches up without stalling Redis."""
-
-_NO_VECTOR: Final = np.empty(0, np.float32)
 
 
 class LogInfo(NamedTuple):
@@ -29,6 +28,8 @@ class LogInfo(NamedTuple):
     oldest: Place | None
     bytes: int
     """Memory that Redis uses for it."""
+    window: Window | None
+    """The one that its writers share; None if it has no writer yet."""
 
 
 class RedisLog:
@@ -48,12 +49,12 @@ class RedisLog:
         self._keys = keys
         # Rounded vectors are not comparable with others, so they get a log of their own.
         self._space = space if vector_type == "float32" else f"{space}.{vector_type}"
-        self._log, self._head = keys.log(self._space), keys.head(self._space)
+        self._log, self._head, self._erased = keys.log(self._space), keys.head(self._space), keys.erased(self._space)
         self._window = window
         self._record_ttl_ms = record_ttl_ms
         self._stored = np.dtype(vector_type).newbyteorder("<")
-        self._admit, self._erase = (
-            client.register_script(lua_source(__package__, name)) for name in ("admit", "erase_entries")
+        self._exchange, self._erase = (
+            client.register_script(lua_source(__package__, name)) for name in ("exchange", "erase_entries")
         )
 
     @property
@@ -63,12 +64,26 @@ class RedisLog:
 
     def exchange(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         """Admit and read, in one round trip; see :class:`~kp_scorer.novelty.log.NoveltyLog`."""
+        window = self._window
+        keys = [self._log, self._head, self._erased, *(self._keys.record(candidate.trace_id) for candidate in candidates)]
+        arguments: list[str | bytes | int] = [
+            uuid.uuid4().hex,
+            window.max_elements,
+            window.ttl_ms,
+            window.slack_elements,
+            window.slack_ms,
+            self._record_ttl_ms,
+            str(cursor.place) if cursor and cursor.place else "",
+            cursor.erasure if cursor else "",
+            READ_CHUNK,
+        ]
+        for candidate in candidates:
+            arguments += [candidate.trace_id, candidate.digest, candidate.vector.astype(self._stored).tobytes()]
         with unavailable_if_down("novelty log"):
-            try:
-                return self._exchange(candidates, cursor)
-            except redis.exceptions.NoScriptError:
-                self._client.script_load(self._admit.script)
-                return self._exchange(candidates, cursor)
+            places, *read = self._exchange(keys=keys, args=arguments)
+        if not read:
+            raise SettingsError(_disagreement(self._space, Window.parse(places.decode()), window))
+        return [Place.parse(place.decode()) if place else None for place in places], self._tail(cursor, *read)
 
     def entries(self) -> Iterator[Entry]:
         """Read the whole log, oldest first, in chunks.
@@ -81,7 +96,7 @@ class RedisLog:
             with unavailable_if_down("novelty log"):
                 chunk: Any = self._client.xrange(self._log, start, "+", READ_CHUNK)
             for entry_id, fields in chunk:
-                yield self._entry(entry_id, fields)
+                yield self._entry(entry_id, [part for field in fields.items() for part in field])
             if len(chunk) < READ_CHUNK:
                 return
             start = f"({chunk[-1][0].decode()}"
@@ -93,14 +108,13 @@ class RedisLog:
             ServiceUnavailable: the log cannot be reached.
         """
         with unavailable_if_down("novelty log"):
-            record: Any = self._client.hmget(self._keys.record(trace_id), "epoch", "entry", "given_up")
-            epoch, entry, given_up = record
-            if epoch and epoch == self._client.hget(self._head, "epoch"):
-                places = [entry, *(given_up or b"").split()]
-            else:
-                # Its record has expired, or is of another log; the log itself knows.
-                places = [str(found.place) for found in self.entries() if found.trace_id == trace_id]
-            return int(self._erase(keys=[self._log, self._head], args=places)) if places else 0
+            # The log itself knows: a record that has expired, and one after it, has forgotten the places of the first.
+            places = [str(found.place) for found in self.entries() if found.trace_id == trace_id]
+            if not places:
+                return 0
+            keys = [self._log, self._erased, self._keys.record(trace_id)]
+            kept_ms = self._window.ttl_ms + self._window.slack_ms
+            return int(self._erase(keys=keys, args=[kept_ms, self._window.kept_elements, *places]))
 
     def clear(self) -> None:
         """Empty the log; mirrors notice when they next read.
@@ -109,7 +123,7 @@ class RedisLog:
             ServiceUnavailable: the log cannot be reached.
         """
         with unavailable_if_down("novelty log"):
-            self._client.delete(self._log, self._head)
+            self._client.delete(self._log, self._head, self._erased)
 
     def info(self) -> LogInfo:
         """Say what the log holds.
@@ -121,61 +135,54 @@ class RedisLog:
             oldest: Any = self._client.xrange(self._log, count=1)
             entries = int(self._client.xlen(self._log))
             used: Any = self._client.memory_usage(self._log, samples=0) or 0
+            window: Any = self._client.hget(self._head, "window")
         return LogInfo(
             space=self._space,
             vector_type="float16" if self._stored.itemsize == 2 else "float32",
             entries=entries,
             oldest=Place.parse(oldest[0][0].decode()) if oldest else None,
             bytes=int(used),
+            window=Window.parse(window.decode()) if window else None,
         )
 
-    def _exchange(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
-        last = str(cursor.place) if cursor and cursor.place else None
-        # A transaction, so that no clearing of the log can fall between its epoch and its entries.
-        pipeline = self._client.pipeline(transaction=True)
-        if candidates:
-            self._add_admission(pipeline, candidates)
-        pipeline.hget(self._head, "epoch")
-        pipeline.xrange(self._log, last or "0-0", last or "0-0")
-        pipeline.xrange(self._log, f"({last}" if last else "-", "+", READ_CHUNK)
-        *admitted, epoch, last_read, newer = pipeline.execute()
-        tail = self._tail(cursor, epoch, last_read, newer)
-        entries = admitted[0] if admitted else []
-        return [Place.parse(entry.decode()) if entry else None for entry in entries], tail
-
-    def _add_admission(self, pipeline: redis.client.Pipeline, candidates: Sequence[Candidate]) -> None:
-        window = self._window
-        keys = [self._log, self._head, *(self._keys.record(candidate.trace_id) for candidate in candidates)]
-        arguments: list[str | bytes | int] = [
-            uuid.uuid4().hex,
-            window.max_elements,
-            window.ttl_ms,
-            window.slack_elements,
-            window.slack_ms,
-            self._record_ttl_ms,
-        ]
-        for candidate in candidates:
-            arguments += [candidate.trace_id, candidate.digest, candidate.vector.astype(self._stored).tobytes()]
-        pipeline.evalsha(self._admit.sha, len(keys), *keys, *arguments)
-
-    def _tail(self, cursor: Cursor | None, epoch: bytes | None, last_read: list[Any], newer: list[Any]) -> Tail:
-        current = epoch.decode() if epoch else ""
+    def _tail(
+        self, cursor: Cursor | None, epoch: bytes, last_read: bytes, knows_erasure: int, newer: list[Any], erased: list[Any]
+    ) -> Tail:
+        current = epoch.decode()
         entries = [self._entry(entry_id, fields) for entry_id, fields in newer]
-        if cursor is not None and not _still_there(cursor, current, last_read, entries):
+        erasures = [Erasure(erasure_id.decode(), Place.parse(fields[1].decode())) for erasure_id, fields in erased]
+        if cursor is not None and (cursor.epoch != current or not knows_erasure or _is_lost(cursor, last_read, erasures)):
             # Emptied, or back from a backup or a replica that is behind: what the mirror read is not the log's any more.
-            return Tail(current, (), restart=True, more=True)
-        return Tail(current, entries, restart=False, more=len(newer) == READ_CHUNK)
+            return Tail(current, (), (), restart=True, more=True)
+        return Tail(current, entries, erasures, restart=False, more=READ_CHUNK in (len(newer), len(erased)))
 
-    def _entry(self, entry_id: bytes, fields: dict[bytes, bytes]) -> Entry:
-        place = Place.parse(entry_id.decode())
-        if b"e" in fields:
-            return Entry(place, "", b"", _NO_VECTOR, erases=Place.parse(fields[b"e"].decode()))
-        return Entry(place, fields[b"i"].decode(), fields[b"d"], self._vector(fields[b"v"]))
+    def _entry(self, entry_id: bytes, fields: Sequence[bytes]) -> Entry:
+        _, trace_id, _, digest, _, vector = fields
+        return Entry(Place.parse(entry_id.decode()), trace_id.decode(), digest, self._vector(vector))
 
     def _vector(self, raw: bytes) -> NDArray[np.float32]:
         vector = np.frombuffer(raw, self._stored).astype(np.float32)
         # Rounding to float16 changes the length; a similarity is a cosine only between unit vectors.
         return vector if self._stored.itemsize == 4 else vector / np.linalg.norm(vector)
+
+
+def _disagreement(space: str, noted: Window, own: Window) -> str:
+    ours = own.as_settings()
+    differing = [
+        f"novelty.{name} is {theirs:.12g} there and {ours[name]:.12g} here"
+        for name, theirs in noted.as_settings().items()
+        if theirs != ours[name]
+    ]
+    what = ", ".join(differing)
+    return f"{what}: the log {space} was begun otherwise; make them equal, or empty it with `kp-scorer cache clear`"
+
+
+def _is_lost(cursor: Cursor, last_read: bytes, erasures: Sequence[Erasure]) -> bool:
+    """Whether the cursor's entry is not in the log any more, and was not erased either."""
+    # Its trace id too: a log that was failed over may have the same place for another trace.
+    if not cursor.trace_id or last_read.decode() == cursor.trace_id:
+        return False
+    return bool(last_read) or all(erasure.place != cursor.place for erasure in erasures)
 
 
 def find_logs(client: redis.Redis, keys: Keys, window: Window, record_ttl_ms: int) -> list[RedisLog]:
@@ -185,18 +192,9 @@ def find_logs(client: redis.Redis, keys: Keys, window: Window, record_ttl_ms: in
         ServiceUnavailable: Redis cannot be reached.
     """
     with unavailable_if_down("novelty log"):
-        found = sorted(key.decode() for key in client.scan_iter(keys.any_log, _type="stream"))
+        streams = [key.decode() for key in client.scan_iter(keys.any_log, _type="stream")]
     logs = []
-    for key in found:
-        space, _, suffix = key.removeprefix(keys.log("")).partition(".float")
+    for stored in sorted(filter(None, map(keys.space_of, streams))):
+        space, _, suffix = stored.partition(".float")
         logs.append(RedisLog(client, keys, space, window, record_ttl_ms, "float16" if suffix else "float32"))
     return logs
-
-
-def _still_there(cursor: Cursor, epoch: str, last_read: list[Any], newer: Sequence[Entry]) -> bool:
-    if cursor.epoch != epoch:
-        return False
-    if cursor.place is None or any(entry.erases == cursor.place for entry in newer):
-        return True
-    # Its trace id too: a failed-over log may give the same place to another trace.
-    return bool(last_read) and last_read[0][1][b"i"].decode() == cursor.trace_id

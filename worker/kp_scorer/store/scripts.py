@@ -4,9 +4,10 @@ from functools import cache
 from importlib import resources
 
 
-def lua_source(package: str, name: str) -> str:
-    """The text of the script ``name`` in the folder ``lua`` of ``package``, which may call what ``clock.lua`` defines."""
-    return _text(__package__, "clock") + _text(package, name)
+def lua_source(package: str, *names: str) -> str:
+    """The script made of ``names`` in the folder ``lua`` of ``package``, behind what all share, or all that are the store's."""
+    preludes = ("common", "ledger") if package == __package__ else ("common",)
+    return "".join([*(_text(__package__, prelude) for prelude in preludes), *(_text(package, name) for name in names)])
 
 
 @cache

@@ -7,6 +7,7 @@ import redis
 from kp_scorer.settings import Settings
 from kp_scorer.store.connection import connect, unavailable_if_down
 from kp_scorer.store.dead_letters import DeadLetters
+from kp_scorer.store.drops import Drops
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.redis_ledger import RedisLedger
 from kp_scorer.store.redis_log import RedisLog, find_logs
@@ -22,6 +23,7 @@ class Store:
         self._keys = Keys(settings.redis.prefix)
         self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
         self.dead_letters = DeadLetters(client, self._keys, settings.ledger.ttl_ms)
+        self.drops = Drops(client, self._keys)
 
     @classmethod
     def open(cls, settings: Settings) -> Self:

@@ -6,7 +6,7 @@ the message with it. It also ends its process, message and all, on an item that 
 
 import base64
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from queue import Empty
@@ -16,11 +16,11 @@ import redis.exceptions
 import structlog
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
-from kombu.utils.json import loads
+from kombu.utils.json import dumps, loads
 
 from kp_scorer.broker.redis_transport.queue import RedisQueue, Taken
 from kp_scorer.broker.task_message import DELIVERY_COUNT
-from kp_scorer.store.connection import is_full
+from kp_scorer.store.connection import is_full, leave_replicas
 
 _SWEEP_EVERY_S: Final = 1.0
 _PAUSE_WHEN_FULL_S: Final = 1.0
@@ -88,7 +88,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     #: A larger message does not leave Redis; its beginning does. Set by ``transport_options``.
     largest_bytes = 2**26
 
-    from_transport_options = (*kombu_redis.Channel.from_transport_options, "largest_bytes")
+    #: Queues that take messages when Redis is full too. Set by ``transport_options``.
+    always_take: Sequence[str] = ()
+
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, "largest_bytes", "always_take")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._queues: dict[str, RedisQueue] = {}
@@ -117,6 +120,11 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         # Kombu makes one for each command, which takes longer than the command.
         return self._create_client()
 
+    def _get_pool(self, asynchronous: bool = False) -> Any:
+        pool = super()._get_pool(asynchronous)
+        leave_replicas(pool)
+        return pool
+
     def queue(self, name: str) -> RedisQueue:
         """The queue of this name."""
         if name not in self._queues:
@@ -128,6 +136,11 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         priorities = [self._q_for_pri(queue, priority) for priority in self.priority_steps if priority]
         with self.conn_or_acquire() as client:
             self.queue(queue).sweep(client, int(self.visibility_timeout * 1_000), priorities, self.qos.held(queue))
+
+    def oversized(self, queue: str) -> int:
+        """How many messages of a queue are kept that were too large to be delivered whole."""
+        with self.conn_or_acquire() as client:
+            return self.queue(queue).oversized(client)
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
@@ -169,8 +182,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         except redis.exceptions.ResponseError as error:
             if not is_full(error):
                 raise
+            # Redis when full lets no one wait at an empty queue, but what comes to it can be taken all the same.
             log.warning("broker_full", queue=queue.name)
             self._paused_until = time.monotonic() + _PAUSE_WHEN_FULL_S
+            self._blocking = False
             return None
         taken = self._note(queue, reply) if self._blocking else queue.parse_taken(reply)
         self._blocking = not taken
@@ -196,6 +211,13 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         if taken is None:
             raise Empty
         return self._message(queue, taken)
+
+    def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
+        if queue not in self.always_take:
+            super()._put(queue, message, **options)
+            return
+        with self.conn_or_acquire() as client:
+            self.queue(queue).put(client, dumps(message))
 
     def _size(self, queue: str) -> int:
         # Kombu asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.

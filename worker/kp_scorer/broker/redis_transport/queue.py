@@ -7,7 +7,8 @@ Each queue has, beside its list:
     {queue}.index        zset    digest by the time when its holder was last known to be alive, in ms of Redis' clock
     {queue}.deliveries   hash    digest to how often the message was delivered; expires after a day without a delivery
     {queue}.oversized    list    messages too large for a worker to read, whose beginnings went on in their place; expires
-                                 30 days after the last
+                                 30 days after the last. The newest 100, and no more than 64 MiB together unless a single
+                                 one is larger; the oldest go first
 
 A message is known by its digest, the SHA-1 of its bytes, which never change on the way back to the queue. Two messages of the
 very same bytes are therefore one while both are in hand, which is what they are worth.
@@ -19,9 +20,8 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.store.keys import KEPT_S
 from kp_scorer.store.scripts import lua_source
 
-_TAKE, _ACKNOWLEDGE, _GIVE_BACK, _SWEEP = (
-    lua_source(__package__, name) for name in ("take", "acknowledge", "give_back", "sweep")
-)
+_ACKNOWLEDGE, _GIVE_BACK, _PUT = (lua_source(__package__, name) for name in ("acknowledge", "give_back", "put"))
+_TAKE, _SWEEP = (lua_source(__package__, "oversized", name) for name in ("take", "sweep"))
 
 _SWEPT_AT_ONCE: Final = 1_000
 _BEGINNING_BYTES: Final = 65_536
@@ -65,6 +65,10 @@ class RedisQueue:
         """Take the next message, or note one that was ``moved`` to ``taking``; None if the queue is empty."""
         return self.parse_taken(client.execute_command(*self.take_command(moved)))
 
+    def put(self, client: Any, message: str) -> None:
+        """Put a message on the queue, to be taken last, even if Redis is full."""
+        client.eval(_PUT, 1, self.name, message)
+
     def acknowledge(self, client: Any, digest: str) -> None:
         """Let go of a message for good."""
         client.eval(_ACKNOWLEDGE, 3, self._in_hand, self._index, self._deliveries, digest)
@@ -80,6 +84,10 @@ class RedisQueue:
         """
         keys = [self.name, self.taking, self._in_hand, self._index, self._oversized, *priorities]
         client.eval(_SWEEP, len(keys), *keys, visibility_timeout_ms, _SWEPT_AT_ONCE, *self._sizes(), *held)
+
+    def oversized(self, client: Any) -> int:
+        """How many messages are kept that were too large to be delivered whole."""
+        return int(client.llen(self._oversized))
 
     def _sizes(self) -> tuple[int, int, int]:
         return self._largest_bytes, _BEGINNING_BYTES, KEPT_S

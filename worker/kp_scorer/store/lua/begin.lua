@@ -1,35 +1,51 @@
--- Begin to decide traces: read their records, open those that came without, and count the attempt.
+-- Begin to decide traces: read their records, open those that came without, and note who decides them.
 --
--- KEYS  index of pending, counts, then a record for each trace
--- ARGV  ttl of what is pending in ms; 1 to count an attempt that is not the first; then for each trace its id and its digest
--- Reply for each trace: state, digest, decision, reason, detail, attempts before this one
+-- KEYS  index of pending, counts, index of workers, then a record for each trace
+-- ARGV  the worker that begins, how long it is taken for alive without another word in ms, how long a dead one is remembered in
+--       ms, how long it may take to decide in ms, 1 if it decides the trace alone; then for each trace its id and its digest
+-- Reply for each trace: state, digest, decision, reason, detail, attempts that came to no end, 1 if another worker holds it
 
-local pending, counts = KEYS[1], KEYS[2]
-local pending_ttl_ms, count_all = ARGV[1], ARGV[2] == '1'
-local FIRST_KEY, FIRST_ARGUMENT, ARGUMENTS = 3, 3, 2
+local pending, counts, workers = KEYS[1], KEYS[2], KEYS[3]
+local worker, worker_lease_ms, remembered_ms, lease_ms, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
+local FIRST_KEY, FIRST_ARGUMENT, ARGUMENTS = 4, 6, 2
 local now = now_ms()
+
+local function is_alive(owner)
+    local until_ms = redis.call('ZSCORE', workers, owner)
+    return until_ms and tonumber(until_ms) > now
+end
+
+use_reserve(pending)
+redis.call('ZADD', workers, now + worker_lease_ms, worker)
+redis.call('PEXPIRE', workers, remembered_ms)
 
 local reply = {}
 for i = FIRST_KEY, #KEYS do
     local record = KEYS[i]
     local argument = FIRST_ARGUMENT + (i - FIRST_KEY) * ARGUMENTS
     local trace_id, digest = ARGV[argument], ARGV[argument + 1]
-    local state, known_digest, decision, reason, detail, attempts =
-        unpack(redis.call('HMGET', record, 'state', 'digest', 'decision', 'reason', 'detail', 'attempts'))
-    attempts = tonumber(attempts or 0)
+    local state, known_digest, decision, reason, detail, attempts, owner, held_until_ms =
+        read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'attempts', 'owner', 'lease_ms')
     if not state or (state == 'dead' and known_digest ~= digest) then
-        redis.call('HINCRBY', counts, 'submitted', 1)
-        redis.call('HDEL', record, 'reason', 'detail', 'attempts', 'resends', 'submission')
-        redis.call('HSET', record, 'state', 'pending', 'digest', digest)
-        redis.call('PEXPIRE', record, pending_ttl_ms)
-        redis.call('ZADD', pending, now, trace_id)
-        redis.call('PEXPIRE', pending, pending_ttl_ms)
-        redis.call('PEXPIRE', counts, pending_ttl_ms)
-        state, known_digest, decision, reason, detail, attempts = 'pending', digest, false, false, false, 0
+        to_pending(record, trace_id, digest, pending, counts, now)
+        state, known_digest, decision, reason, detail, attempts, owner = 'pending', digest, false, false, false, 0, false
     end
-    if state == 'pending' and known_digest == digest and (attempts == 0 or count_all) then
-        redis.call('HSET', record, 'attempts', attempts + 1)
+    attempts = tonumber(attempts or 0)
+    local is_held = false
+    if state == 'pending' and known_digest == digest then
+        if owner and owner ~= worker then
+            if is_alive(owner) then
+                is_held = tonumber(held_until_ms) > now
+            else
+                -- The trace may be what ended its worker.
+                attempts = redis.call('HINCRBY', record, 'attempts', 1)
+                redis.call('HDEL', record, 'owner', 'lease_ms')
+            end
+        end
+        if not is_held and (alone or attempts == 0) then
+            redis.call('HSET', record, 'owner', worker, 'lease_ms', now + lease_ms)
+        end
     end
-    reply[#reply + 1] = {state, known_digest or '', decision or '', reason or '', detail or '', attempts}
+    reply[#reply + 1] = {state, known_digest or '', decision or '', reason or '', detail or '', attempts, is_held and 1 or 0}
 end
 return reply

@@ -1,32 +1,47 @@
--- Keep a submission as a dead letter, tell its trace's record, and count it; burying the same again changes nothing but times.
+-- Keep a submission as a dead letter and end its trace's record, if that is a record of this very submission.
 --
 -- KEYS  index of dead letters, this letter, index of pending, counts, the trace's record (none if it has none to speak of)
--- ARGV  letter's id, reason, detail, trace id, attempts, payload, ttl of a letter in ms, ttl of a record in ms
+-- ARGV  letter's id, reason, detail, trace id, digest (an empty string if the submission could not be decoded), attempts, payload,
+--       ttl of a letter in ms, ttl of a record in ms
+-- Reply the decision of this very submission, in place of a letter, if there is one; else an empty string
 
 local letters, letter, pending, counts, record = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local letter_id, reason, detail, trace_id, attempts, payload = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local letter_ttl_ms, record_ttl_ms = ARGV[7], ARGV[8]
+local letter_id, reason, detail, trace_id, digest, attempts, payload =
+    ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local letter_ttl_ms, record_ttl_ms = ARGV[8], ARGV[9]
 local now = now_ms()
 
+use_reserve(pending)
+
+local state, known_digest, decision, submission
+if record then state, known_digest, decision, submission = read(record, 'state', 'digest', 'decision', 'submission') end
+-- What could not be decoded is the same if its bytes are.
+local is_same = (digest ~= '' and known_digest == digest) or (submission and submission == payload)
+if state == 'decided' and is_same then return decision end
+
 local is_new = redis.call('HSETNX', letter, 'first_ms', now) == 1
-redis.call('HSET', letter, 'last_ms', now, 'reason', reason, 'detail', detail, 'trace_id', trace_id, 'attempts', attempts,
-    'payload', payload)
+redis.call('HSET', letter, 'last_ms', now, 'reason', reason, 'detail', detail, 'attempts', attempts, 'payload', payload)
+-- Bytes that name no trace may come under several names. Their letter has the first, and speaks for no other's record.
+if redis.call('HSETNX', letter, 'trace_id', trace_id) == 0 and redis.call('HGET', letter, 'trace_id') ~= trace_id then
+    record, state = nil, nil
+end
+redis.call('HINCRBY', letter, 'burials', 1)
 redis.call('PEXPIRE', letter, letter_ttl_ms)
 redis.call('ZADD', letters, now, letter_id)
 redis.call('ZREMRANGEBYSCORE', letters, '-inf', now - letter_ttl_ms)
 redis.call('PEXPIRE', letters, letter_ttl_ms)
 
-local state = record and redis.call('HGET', record, 'state')
-if state == 'pending' then
-    redis.call('ZREM', pending, trace_id)
-elseif is_new then
-    redis.call('HINCRBY', counts, 'submitted', 1)
+local ends_pending = state == 'pending' and is_same
+-- A letter buried again was counted when it was new; a pending submission was counted when it became so.
+if is_new and not ends_pending then redis.call('HINCRBY', counts, 'submitted', 1) end
+if is_new or ends_pending then redis.call('HINCRBY', counts, 'dead', 1) end
+-- Another content's record is none of this submission's business.
+if record and (not state or state == 'dead' or ends_pending) then
+    if known_digest ~= digest and (digest ~= '' or not state) then
+        give_up_place(record)
+        redis.call('HDEL', record, 'digest')
+        if digest ~= '' then redis.call('HSET', record, 'digest', digest) end
+    end
+    to_dead(record, trace_id, letter_id, reason, detail, pending, record_ttl_ms)
 end
-if state == 'pending' or is_new then redis.call('HINCRBY', counts, 'dead', 1) end
-redis.call('PEXPIRE', counts, letter_ttl_ms)
--- A decision that was made stands.
-if record and state ~= 'decided' then
-    redis.call('HSET', record, 'state', 'dead', 'reason', reason, 'detail', detail)
-    redis.call('HDEL', record, 'submission')
-    redis.call('PEXPIRE', record, record_ttl_ms)
-end
+return ''

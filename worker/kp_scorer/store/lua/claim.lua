@@ -2,32 +2,37 @@
 --
 -- KEYS  index of pending, counts, time when the queue was last seen empty
 -- ARGV  prefix of a record's key, age in ms from which on a trace may be lost, 1 if the queue is empty now, largest number to
---       claim, ttl of what is pending in ms
--- Reply for each trace claimed: its id, its submission, how often it has been sent again, this time included
+--       claim, ms for which a trace is kept of which there is nothing to send
+-- Reply for each trace claimed: its id, its submission, how often it has been sent again, its digest
 
 local pending, counts, drained = KEYS[1], KEYS[2], KEYS[3]
-local record_prefix, resend_after_ms, queue_is_empty, most, pending_ttl_ms = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
+local record_prefix, resend_after_ms, queue_is_empty, most, kept_ms = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local now = now_ms()
 
-if queue_is_empty then redis.call('SET', drained, now, 'PX', pending_ttl_ms) end
+use_reserve(pending)
+if queue_is_empty then redis.call('SET', drained, now, 'PX', kept_ms) end
 -- A trace that waits in a long queue is not lost; sending it again would only make the queue longer.
 local before = math.min(tonumber(redis.call('GET', drained) or 0), now - resend_after_ms)
 
 local reply = {}
-for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. before, 'LIMIT', 0, most)) do
+for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. string.format('%.0f', before), 'LIMIT', 0, most)) do
     local record = record_prefix .. trace_id
-    local state, submission = unpack(redis.call('HMGET', record, 'state', 'submission'))
-    if state ~= 'pending' then
-        -- Its record has expired after all this time; what is not known cannot be sent.
-        redis.call('ZREM', pending, trace_id)
-        redis.call('HINCRBY', counts, 'dead', 1)
-    else
+    local submission, resends, digest, since_ms, held_until_ms =
+        read(record, 'submission', 'resends', 'digest', 'since_ms', 'lease_ms')
+    if tonumber(held_until_ms or 0) > now then
+        -- A worker is deciding it.
         redis.call('ZADD', pending, now, trace_id)
-        -- Without the submission it came from another producer, and only its message can bring it back.
-        if submission then
-            redis.call('PEXPIRE', record, pending_ttl_ms)
-            reply[#reply + 1] = {trace_id, submission, redis.call('HINCRBY', record, 'resends', 1)}
-        end
+    elseif submission then
+        redis.call('ZADD', pending, now, trace_id)
+        reply[#reply + 1] = {trace_id, submission, tonumber(resends or 0), digest}
+    elseif now - tonumber(since_ms or 0) < kept_ms + 0 then
+        -- It came from another producer, and only its message can bring it back.
+        redis.call('ZADD', pending, now, trace_id)
+    else
+        -- Its message has been removed from the queue by hand: there is nothing left of it.
+        redis.call('ZREM', pending, trace_id)
+        redis.call('DEL', record)
+        redis.call('HINCRBY', counts, 'submitted', -1)
     end
 end
 return reply

@@ -1,23 +1,22 @@
 -- Erase a trace's entries from a novelty log, and note that for those who have read them.
 --
--- KEYS  log, head
--- ARGV  entry ids
+-- KEYS  log, erasures, the trace's record
+-- ARGV  ttl of the erasures in ms, largest number of them, then the entry ids
 -- Reply how many entries there were
 
-local log, head = KEYS[1], KEYS[2]
+local log, erasures, record = KEYS[1], KEYS[2], KEYS[3]
+local ttl_ms, most = ARGV[1], ARGV[2]
+local FIRST_ENTRY = 3
 
 local erased = 0
-local time, place = unpack(redis.call('HMGET', head, 'time_ms', 'place'))
-place = tonumber(place or 0)
-for _, entry in ipairs(ARGV) do
+for i = FIRST_ENTRY, #ARGV do
+    local entry = ARGV[i]
     if redis.call('XDEL', log, entry) == 1 then
         erased = erased + 1
-        place = place + 1
-        -- In order with everything else: whoever reads on from any entry learns of it, and the next entry id is greater.
-        redis.call('XADD', log, string.format('%s-%.0f', time, place), 'i', '', 'e', entry)
+        redis.call('XADD', erasures, 'MAXLEN', '~', most, '*', 'e', entry)
+        redis.call('PEXPIRE', erasures, ttl_ms)
     end
 end
-if erased > 0 then
-    redis.call('HSET', head, 'place', string.format('%.0f', place))
-end
+-- Should this be all that gets done, the trace must not look for its vector where there is none any more.
+redis.call('HDEL', record, 'epoch', 'entry', 'given_up')
 return erased

@@ -1,35 +1,34 @@
 -- Note submissions as pending before they are sent, unless they are known.
 --
 -- KEYS  index of pending, counts, then a record for each trace
--- ARGV  ttl of what is pending in ms, then for each trace its id, its digest and the submission itself
--- Reply for each trace its state, or an empty string if its id was taken by another digest
+-- ARGV  for each trace its id, its digest and the submission itself
+-- Reply for each trace its state, or an empty string if its id was taken by another digest; nothing at all if Redis is nearly full
 
 local pending, counts = KEYS[1], KEYS[2]
-local pending_ttl_ms = ARGV[1]
-local FIRST_KEY, FIRST_ARGUMENT, ARGUMENTS = 3, 2, 3
+local FIRST_KEY, FIRST_ARGUMENT, ARGUMENTS = 3, 1, 3
+local NEARLY_FULL = 0.9
 local now = now_ms()
+
+-- What is left is for what workers do: it is they who free memory.
+local memory = redis.call('INFO', 'memory')
+local limit = tonumber(string.match(memory, '\nmaxmemory:(%d+)'))
+if limit > 0 and tonumber(string.match(memory, '\nused_memory:(%d+)')) > limit * NEARLY_FULL then return false end
 
 local reply = {}
 for i = FIRST_KEY, #KEYS do
     local record = KEYS[i]
     local argument = FIRST_ARGUMENT + (i - FIRST_KEY) * ARGUMENTS
     local trace_id, digest, submission = ARGV[argument], ARGV[argument + 1], ARGV[argument + 2]
-    local state, known_digest = unpack(redis.call('HMGET', record, 'state', 'digest'))
-    if state and state ~= 'dead' and known_digest ~= digest then
+    local state, known_digest = read(record, 'state', 'digest')
+    if (state == 'pending' or state == 'decided') and known_digest ~= digest then
         reply[#reply + 1] = ''
     elseif state == 'decided' then
         reply[#reply + 1] = 'decided'
     else
         -- A dead trace submitted again gets another chance, as a new submission, with whatever it says now.
-        if state ~= 'pending' then
-            redis.call('HINCRBY', counts, 'submitted', 1)
-            redis.call('HDEL', record, 'reason', 'detail', 'attempts', 'resends')
-        end
-        redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'submission', submission)
-        redis.call('PEXPIRE', record, pending_ttl_ms)
+        if state ~= 'pending' then to_pending(record, trace_id, digest, pending, counts, now) end
+        redis.call('HSET', record, 'submission', submission)
         redis.call('ZADD', pending, now, trace_id)
-        redis.call('PEXPIRE', pending, pending_ttl_ms)
-        redis.call('PEXPIRE', counts, pending_ttl_ms)
         reply[#reply + 1] = 'pending'
     end
 end

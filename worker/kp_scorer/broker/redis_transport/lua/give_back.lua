@@ -6,8 +6,8 @@
 local queue, in_hand, index = KEYS[1], KEYS[2], KEYS[3]
 local digest, push = ARGV[1], ARGV[2]
 
+use_reserve(in_hand)
 local message = redis.call('HGET', in_hand, digest)
--- Removing comes first. Redis when full lets a script add only after that script has changed something.
 redis.call('ZREM', index, digest)
 redis.call('HDEL', in_hand, digest)
 if message then redis.call(push, queue, message) end

@@ -1,5 +1,5 @@
 -- Hold on to what the caller has in hand, give back what dead consumers have left, and let messages of other priorities join
--- the queue. Removing comes first each time, as Redis when full lets a script add only after that script has changed something.
+-- the queue.
 --
 -- KEYS  queue, taking, in hand, index of in hand, oversized, then the lists of the queue's other priorities
 -- ARGV  visibility timeout in ms, largest number of messages to move of each kind; largest size in bytes, bytes to deliver of a
@@ -10,6 +10,8 @@ local visibility_timeout_ms, most = ARGV[1], tonumber(ARGV[2])
 local largest_bytes, beginning_bytes, oversized_ttl_s = tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local FIRST_PRIORITY, FIRST_HELD = 6, 6
 local now = now_ms()
+
+use_reserve(in_hand)
 
 -- So however long deciding takes, only a consumer that is dead or stuck loses what it holds.
 for i = FIRST_HELD, #ARGV do
@@ -23,8 +25,7 @@ for _, message in ipairs(redis.call('LRANGE', taking, -most, -1)) do
     redis.call('LREM', taking, -1, message)
     if #message > largest_bytes then
         -- As when it is taken; only then its consumer may have died of reading it.
-        redis.call('RPUSH', oversized, message)
-        redis.call('EXPIRE', oversized, oversized_ttl_s)
+        keep_aside(oversized, message, oversized_ttl_s)
         redis.call('RPUSH', queue, string.sub(message, 1, beginning_bytes))
     else
         local digest = redis.sha1hex(message)

@@ -9,17 +9,16 @@ local queue, taking, in_hand, index, deliveries, oversized = unpack(KEYS)
 local message, largest_bytes, beginning_bytes, oversized_ttl_s = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local DELIVERIES_TTL_S = 86400
 
+use_reserve(in_hand)
 if message == '' then
-    -- Refused while Redis is full, before anything has changed: so nothing is taken that could not be decided.
-    message = redis.call('LMOVE', queue, taking, 'RIGHT', 'LEFT')
+    message = redis.call('RPOP', queue)
     if not message then return false end
+else
+    redis.call('LREM', taking, 1, message)
 end
--- Removing comes first. Redis when full lets a script add only after that script has changed something.
-redis.call('LREM', taking, 1, message)
 if #message > largest_bytes then
     -- It could end every worker that reads it. Kept here, it is its beginning that goes on.
-    redis.call('RPUSH', oversized, message)
-    redis.call('EXPIRE', oversized, oversized_ttl_s)
+    keep_aside(oversized, message, oversized_ttl_s)
     message = string.sub(message, 1, beginning_bytes)
 end
 local digest = redis.sha1hex(message)

@@ -1,0 +1,38 @@
+"""Copies of one message in many hands at once: none of them is a reason to suspect the trace."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.settings import Settings
+
+from tests.support.arena import Arena, supervised, traces
+
+
+@pytest.mark.slow
+def test_copies_to_idle_workers(arena: Arena) -> None:
+    # A single attempt would be one too many.
+    settings = arena.settings(worker__max_attempts=1, worker__batch_size=1)
+    load = traces(5)
+    with supervised(settings, arena.directory, 4, lambda place, life: {"EMBED_S": "0.3"}) as fleet:
+        fleet.wait_until_ready()
+        _send(settings, [trace for trace in load for _ in range(14)])
+        arena.finish(fleet, [str(trace["id"]) for trace in load])
+
+
+@pytest.mark.slow
+def test_copies_to_one_worker(arena: Arena) -> None:
+    settings = arena.settings(worker__max_attempts=1, worker__concurrency=96)
+    (trace,) = traces(1)
+    with supervised(settings, arena.directory, 1, lambda place, life: {"EMBED_S": "0.1"}) as fleet:
+        fleet.wait_until_ready()
+        _send(settings, [trace] * 60)
+        arena.finish(fleet, [str(trace["id"])])
+
+
+def _send(settings: Settings, load: Iterable[Mapping[str, Any]]) -> None:
+    with make_celery(settings) as foreign:
+        for trace in load:
+            foreign.send_task(TASK_NAME, args=[trace], queue=settings.queues.traces, ignore_result=True)

@@ -1,0 +1,162 @@
+"""Servers that are silent: the client says so in time, and works again by itself when they answer."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+import pytest
+from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable, TraceConflict
+from kp_scorer.settings import Settings, load_settings
+
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import own_queues
+from tests.support.traces import fresh_samples, new_id
+
+TIMEOUT_S: Final = 1.0
+LATE_BY_S: Final = 0.5
+SAFE: Final = r"^submit: no answer within 1 s; submit it again, which is always safe$"
+
+
+class Scene(NamedTuple):
+    """A client, and the network to what will be silent."""
+
+    client: Client
+    network: Proxy
+
+    def submit(self, timeout_s: float | None = None) -> str:
+        (trace,) = fresh_samples(1)
+        return self.client.submit(trace, timeout_s)
+
+    def submits(self) -> bool:
+        try:
+            return bool(self.submit())
+        except ServiceUnavailable:
+            return False
+
+
+def scene_of(opened: ExitStack, urls: dict[str, str], silent: str) -> Scene:
+    network = opened.enter_context(Proxy(urls[silent]))
+    # Delivered in the end, or closing would wait for the silent server.
+    opened.callback(network.deliver)
+    settings = load_settings({**urls, **own_queues(), silent: network.url, "broker.submit_timeout_s": TIMEOUT_S})
+    return Scene(opened.enter_context(Client(settings)), network)
+
+
+@pytest.fixture(params=["silent store", "silent Redis as broker", "silent RabbitMQ"])
+def scene(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Scene]:
+    """Something will be silent."""
+    urls = {"redis.url": settings.redis.url, "broker.url": settings.broker.url}
+    if request.param == "silent RabbitMQ":
+        urls["broker.url"] = request.getfixturevalue("rabbitmq_url")
+    with ExitStack() as opened:
+        yield scene_of(opened, urls, "redis.url" if request.param == "silent store" else "broker.url")
+
+
+@pytest.fixture
+def silent_store(settings: Settings) -> Iterator[Scene]:
+    with ExitStack() as opened:
+        yield scene_of(opened, {"redis.url": settings.redis.url, "broker.url": settings.broker.url}, "redis.url")
+
+
+def in_time(call: Callable[[], object], timeout_s: float, message: str) -> None:
+    """Assert that a call ends as unavailable when its time is up."""
+    started = time.monotonic()
+    with pytest.raises(ServiceUnavailable, match=message):
+        call()
+    assert time.monotonic() - started < timeout_s + LATE_BY_S
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["on an open connection", "from the start"])
+def test_a_submit_to_a_silent_server_ends_in_time_and_the_client_recovers(scene: Scene, connected: bool) -> None:
+    if connected:
+        scene.submit()
+    scene.network.hold()
+    in_time(scene.submit, TIMEOUT_S, SAFE)
+    # The first one still waits for the server.
+    in_time(scene.submit, TIMEOUT_S, SAFE)
+    in_time(lambda: scene.submit(0.2), 0.2, r"no answer within 0\.2 s")
+    scene.network.deliver()
+    wait_until(scene.submits, timeout_s=30)
+
+
+def test_what_was_put_off_is_put_on_the_queue_once(silent_store: Scene) -> None:
+    (trace,) = fresh_samples(1)
+    silent_store.submit()
+    silent_store.network.hold()
+    for _ in range(3):
+        in_time(lambda: silent_store.client.submit(trace, 0.2), 0.2, "no answer")
+    silent_store.network.deliver()
+    wait_until(silent_store.submits, timeout_s=30)
+    status, unknown = silent_store.client.look_up([trace["id"], new_id()])
+    assert status
+    assert (status.state, unknown) == ("pending", None)
+
+
+def test_looking_up_and_waiting_end_in_time_too(silent_store: Scene) -> None:
+    client, trace_id = silent_store.client, silent_store.submit()
+    silent_store.network.hold()
+    in_time(lambda: client.look_up([trace_id]), TIMEOUT_S, "^look up: no answer within 1 s$")
+    in_time(lambda: client.look_up([trace_id], 0.2), 0.2, "^look up: no answer within 0.2 s$")
+    in_time(lambda: client.wait(trace_id, timeout_s=30), TIMEOUT_S, "no answer")
+    in_time(lambda: client.wait(trace_id, timeout_s=0), TIMEOUT_S, "no answer")
+
+
+def test_a_client_of_a_silent_server_is_closed_in_time(silent_store: Scene) -> None:
+    silent_store.network.hold()
+    in_time(silent_store.submit, TIMEOUT_S, SAFE)
+    started = time.monotonic()
+    silent_store.client.close()
+    assert time.monotonic() - started < TIMEOUT_S + LATE_BY_S
+
+
+def test_a_client_that_waits_does_not_keep_its_process_alive(silent_store: Scene, settings: Settings) -> None:
+    silent_store.network.hold()
+    code = (
+        "from kp_scorer import Client, ServiceUnavailable\n"
+        f"client = Client.connect({settings.broker.url!r}, {silent_store.network.url!r})\n"
+        "try:\n    client.look_up(['kp:trace:one'], 0.1)\n"
+        "except ServiceUnavailable:\n    print('unavailable')\n"
+    )
+    started = time.monotonic()
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == "unavailable\n"
+    assert time.monotonic() - started < 10
+
+
+def test_a_client_works_on_in_a_fork(settings: Settings) -> None:
+    code = (
+        "import os\nfrom kp_scorer import Client\n"
+        f"client = Client.connect({settings.broker.url!r}, {settings.redis.url!r})\n"
+        "client.look_up(['kp:trace:one'])\n"
+        "child = os.fork()\n"
+        "print(client.look_up(['kp:trace:one']), flush=True)\n"
+        "if child:\n    assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == "[None]\n" * 2
+
+
+def test_closed_clients_leave_no_threads(settings: Settings) -> None:
+    def threads() -> int:
+        return sum(thread.name == "kp-scorer-client" for thread in threading.enumerate())
+
+    before = threads()
+    for _ in range(3):
+        with Client(settings) as client:
+            client.look_up(["kp:trace:one"])
+            assert threads() > before
+    wait_until(lambda: threads() <= before, timeout_s=10)
+
+
+def test_what_is_raised_there_is_raised_here(settings: Settings) -> None:
+    (trace,) = fresh_samples(1)
+    with Client(settings) as client:
+        client.submit(trace)
+        with pytest.raises(TraceConflict, match=trace["id"]):
+            client.submit(trace | {"task": {"objective": "something else"}})

@@ -1,0 +1,119 @@
+"""A Redis that submissions have filled: it takes no more of them, and a worker, even one that starts only now, empties it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from kombu.exceptions import OperationalError
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import publish_options
+from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
+
+from tests.support.outcomes import published
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.servers import RedisServer
+from tests.support.traces import short_traces
+
+LIMIT_BYTES: Final = 30_000_000
+MOST: Final = 2_000
+"""More traces than fit."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path) as started:
+        started.limit_memory(LIMIT_BYTES)
+        yield started
+
+
+@pytest.fixture
+def endpoints(server: RedisServer) -> Settings:
+    return load_settings({"broker.url": server.url, "redis.url": server.url})
+
+
+def large_traces(seed: int) -> list[dict[str, Any]]:
+    """Traces of some 50 kB each, of which a few hundred fit."""
+    traces = short_traces(MOST, seed)
+    for trace in traces:
+        trace["steps"] = [{"step_id": 0, "type": "thought", "content": "a" * 50_000}]
+    return traces
+
+
+def fill_by_client(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[str]:
+    """Submit until that is refused, as it is while there is room for what workers do."""
+    with Client(settings) as client:
+        taken, error = until_refused(client.submit, traces)
+    assert "ledger: Redis is nearly full" in str(error)
+    return taken
+
+
+def fill_by_force(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[str]:
+    """Put tasks on the queue, as other producers do, until Redis itself refuses."""
+    with make_celery(settings) as app:
+        send = partial(app.send_task, TASK_NAME, queue=settings.queues.traces, ignore_result=True, **publish_options(app))
+        taken, error = until_refused(lambda trace: send(args=[trace]), traces)
+    assert "maxmemory" in str(error)
+    return taken
+
+
+def until_refused(send: Callable[[Any], Any], traces: Sequence[dict[str, Any]]) -> tuple[list[str], Exception]:
+    """Send one after the other; return the ids of those that were taken, and the error that ended it."""
+    for number, trace in enumerate(traces):
+        try:
+            send(trace)
+        except (ServiceUnavailable, OperationalError) as error:
+            assert number > 10
+            return [str(taken["id"]) for taken in traces[:number]], error
+    raise AssertionError("nothing was refused")
+
+
+def test_a_worker_started_on_a_full_redis_empties_it(server: RedisServer, endpoints: Settings, tmp_path: Path) -> None:
+    submitted = fill_by_client(endpoints, large_traces(seed=1))
+    assert 0.85 < server.used_bytes() / LIMIT_BYTES < 0.95
+    submitted += fill_by_force(endpoints, large_traces(seed=2))
+    with start_worker(endpoints, tmp_path / "worker.log", command=FAST_WORKER) as worker, Store.open(endpoints) as store:
+        wait_until(lambda: store.ledger.counts().decided == len(submitted))
+        # There is room again, without anyone's doing.
+        with Client(endpoints) as client:
+            (trace,) = short_traces(1, seed=3)
+            submitted.append(client.submit(trace))
+            client.wait(submitted[-1], timeout_s=30)
+        assert store.ledger.counts() == (len(submitted), 0, len(submitted), 0)
+    assert "Traceback" not in worker.text()
+    assert worker.process.returncode == 0
+    assert {decision["trace_id"] for decision in published(endpoints)} == set(submitted)
+
+
+def test_a_worker_that_the_broker_refuses_says_so_once_a_second(
+    server: RedisServer, endpoints: Settings, tmp_path: Path
+) -> None:
+    with server.connect() as client:
+        client.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-eval")
+    limited = endpoints.model_copy(
+        update={"broker": endpoints.broker.model_copy(update={"url": server.url.replace("//", "//limited:secret@")})}
+    )
+    with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER, ready=False) as worker:
+        lines = wait_until(lambda: (found := worker.events("service_unavailable"))[3:] and found)
+        # Giving a fresh start to what was refused costs some moments too.
+        assert _seconds(lines[0], lines[3]) > 2.9
+        assert {(line["service"], line["detail"]) for line in lines} == {
+            ("broker", "the broker refuses (NoPermissionError)"),
+        }
+        with server.connect() as client:
+            client.execute_command("ACL", "SETUSER", "limited", "+eval")
+        (trace,) = short_traces(1, seed=4)
+        with Client(endpoints) as client:
+            client.wait(client.submit(trace), timeout_s=30)
+
+
+def _seconds(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """From one line of the log to another."""
+    first, last = (datetime.fromisoformat(line["timestamp"]) for line in (one, other))
+    return (last - first).total_seconds()

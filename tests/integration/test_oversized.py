@@ -1,0 +1,60 @@
+"""Messages too large for a worker: kept aside, whole, but not without end."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+from kp_scorer.broker.redis_transport.queue import RedisQueue
+from kp_scorer.cli.main import commands
+from kp_scorer.settings import Settings
+
+MIB = 2**20
+QUEUE = RedisQueue("traces", largest_bytes=10)
+
+
+@pytest.fixture(params=["taken", "swept"])
+def set_aside(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Any:
+    """Have messages kept aside, in order, in either way that they can be."""
+
+    def take(messages: Sequence[bytes]) -> list[bytes]:
+        for message in messages:
+            redis_client.lpush(QUEUE.name if request.param == "taken" else QUEUE.taking, message)
+            if request.param == "taken":
+                QUEUE.take(redis_client)
+            else:
+                QUEUE.sweep(redis_client, 60_000, (), ())
+        kept: Any = redis_client.lrange("traces.oversized", 0, -1)
+        return list(kept)
+
+    return take
+
+
+def test_the_newest_hundred_are_kept(set_aside: Any, redis_client: redis.Redis) -> None:
+    messages = [b"message %05d" % number for number in range(103)]
+    assert set_aside(messages) == messages[3:]
+    assert redis_client.ttl("traces.oversized") > 0
+
+
+def test_no_more_are_kept_than_their_bytes_allow(set_aside: Any, redis_client: redis.Redis) -> None:
+    messages = [bytes([number]) * (24 * MIB) for number in range(4)]
+    assert [len(kept) for kept in set_aside(messages)] == [24 * MIB] * 2
+    newest: Any = redis_client.lindex("traces.oversized", -1)
+    assert newest == messages[-1]
+    whole = b"x" * (65 * MIB)
+    assert set_aside([whole]) == [whole], "the newest stays whatever its size"
+    assert set_aside([b"smaller again"]) == [b"smaller again"]
+
+
+def test_stats_show_how_many_there_are(settings: Settings, redis_client: redis.Redis) -> None:
+    urls = ["--broker-url", settings.broker.url, "--redis-url", settings.redis.url]
+
+    def shown() -> Any:
+        found = CliRunner().invoke(commands, ["stats", *urls], catch_exceptions=False)
+        return json.loads(found.stdout)["oversized"]
+
+    assert shown() == 0
+    redis_client.rpush("traces.oversized", b"a", b"b")
+    assert shown() == 2

@@ -1,0 +1,22 @@
+"""What submitting leaves behind."""
+
+from typing import Any
+
+import redis
+from kp_scorer.client import Client
+from kp_scorer.settings import Settings
+
+from tests.support.traces import fresh_samples
+
+
+def test_submitting_subscribes_to_no_result(settings: Settings, redis_client: redis.Redis) -> None:
+    # Workers of other tests may still be about to let go of theirs.
+    others = {each["id"] for each in redis_client.client_list()}
+    with Client(settings) as client:
+        for trace in fresh_samples(3):
+            client.submit(trace)
+        connected: Any = redis_client.client_list()
+        assert redis_client.pubsub_channels() == []
+        ours = [each for each in connected if each["id"] not in others]
+        assert ours
+        assert {(int(each["sub"]), int(each["psub"])) for each in ours} == {(0, 0)}

@@ -1,0 +1,142 @@
+"""What may happen next, how often it should, and when it can at all."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final, NamedTuple
+
+from tests.model.contents import IDS, KINDS
+from tests.model.world import MOVES_MS, World
+
+LARGEST_NUMBER: Final = len(MOVES_MS) - 1
+_LONGEST_QUEUE: Final = 8
+_MOST_OPERATORS: Final = 4
+_RARE: Final = 4
+_OFTEN: Final = 14
+
+
+class Action(NamedTuple):
+    """An action of the world, its weight among the others, and whether there is anything it could be done to."""
+
+    do: Callable[[World, int, int], str]
+    weight: int
+    is_possible: Callable[[World], bool]
+
+    @property
+    def name(self) -> str:
+        return self.do.__name__
+
+
+class Step(NamedTuple):
+    """An action and the numbers it was given."""
+
+    name: str
+    first: int
+    second: int
+
+
+def _always(_world: World) -> bool:
+    return True
+
+
+def _has_room(world: World) -> bool:
+    return len(world.queue) < _LONGEST_QUEUE
+
+
+def _has_operators(world: World) -> bool:
+    return bool(world.operators)
+
+
+def _may_have_operators(world: World) -> bool:
+    return len(world.operators) < _MOST_OPERATORS
+
+
+def _can_begin(world: World) -> bool:
+    return any(worker.can_begin() for worker in world.workers)
+
+
+def _can_finish(world: World) -> bool:
+    return any(worker.can_finish() for worker in world.workers)
+
+
+def _can_end(world: World) -> bool:
+    return any(worker.ended for worker in world.workers)
+
+
+ACTIONS: Final = {
+    action.name: action
+    for action in (
+        Action(World.submit, 6, _may_have_operators),
+        Action(World.send_foreign, 8, _has_room),
+        Action(World.duplicate, 2, lambda world: bool(world.queue) and _has_room(world)),
+        Action(World.take, 12, lambda world: bool(world.queue)),
+        Action(World.begin, 16, _can_begin),
+        Action(World.begin_badly, 1, _can_begin),
+        Action(World.finish, 24, _can_finish),
+        Action(World.finish_badly, 1, _can_finish),
+        Action(World.end, 14, _can_end),
+        Action(World.catch_up, 1, lambda world: any(not worker.finishing for worker in world.workers)),
+        Action(World.renew, 2, _always),
+        Action(World.crash, 3, _always),
+        Action(World.reconcile, 3, _may_have_operators),
+        Action(World.replay, 2, _may_have_operators),
+        Action(World.drop, 1, _may_have_operators),
+        Action(World.forget, 1, _may_have_operators),
+        Action(World.go_on, 24, _has_operators),
+        Action(World.give_up, 1, _has_operators),
+        Action(World.move_time, 8, _always),
+        Action(World.expire, 1, lambda world: bool(world.ended_ids())),
+        Action(World.clear, 1, _always),
+        Action(World.remember, 1, _always),
+        Action(World.come_back, 1, lambda world: world.snapshot is not None),
+    )
+}
+
+
+def perform(world: World, step: Step) -> str:
+    """Do a step and check what came of it; nothing happens if it is not possible. Gives what was done."""
+    action = ACTIONS[step.name]
+    if not action.is_possible(world):
+        return "-"
+    told = action.do(world, step.first, step.second)
+    world.check()
+    return told
+
+
+class Chance:
+    """Chooses the steps of one run: some actions more often than in other runs, some not at all, and few contents."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random = Random(seed)
+        self._weights = {name: action.weight * random.choice((0, 1, 1, 2, 8)) for name, action in ACTIONS.items()}
+        for name in ("take", "begin", "finish", "end", "go_on", "send_foreign"):
+            self._weights[name] = max(self._weights[name], ACTIONS[name].weight)
+        # What is rare meets what is rare only in runs that are made for it.
+        rare = [name for name, action in ACTIONS.items() if action.weight < _RARE]
+        self._weights |= dict.fromkeys(random.sample(rare, random.choice((0, 1, 2, 3))), _OFTEN)
+        # Many traces fill windows; few meet each other.
+        self._contents = random.sample(range(len(IDS)), random.choice((1, 1, 2, 2, 3, 5)))
+        self._kinds = random.sample(range(len(KINDS)), random.randint(1, len(KINDS)))
+        self._longest_move = random.choice((3, 5, 8, 9, len(MOVES_MS) - 1))
+        self._stalls = random.choice((0, 0.2, 0.6))
+
+    def next(self, world: World) -> Step:
+        """A step that is possible."""
+        random = self._random
+        possible = [name for name, action in ACTIONS.items() if self._weights[name] and action.is_possible(world)]
+        name = random.choices(possible, [self._weights[name] for name in possible])[0]
+        if name in ("submit", "send_foreign"):
+            return Step(name, random.choice(self._contents), random.choice(self._kinds))
+        if name == "move_time":
+            return Step(
+                name, random.randint(0, self._longest_move), random.randrange(8) if random.random() < self._stalls else 0
+            )
+        return Step(name, random.randint(0, LARGEST_NUMBER), random.randint(0, LARGEST_NUMBER))
+
+
+def describe(steps: Sequence[Step], told: Sequence[str]) -> str:
+    """A run, a line for each step."""
+    width = len(str(len(steps)))
+    return "\n".join(
+        f"{number:{width}} {step.name}({step.first}, {step.second})  {what}"
+        for number, (step, what) in enumerate(zip(steps, told, strict=True), 1)
+    )

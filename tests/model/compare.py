@@ -1,0 +1,106 @@
+"""Hold what lies in Redis against the model, field by field."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tests.model.baton import Violation
+from tests.model.contents import vector_of
+from tests.model.patched_scripts import DEADLINES_KEY
+from tests.model.records import KEYS, Letter, TraceRecord
+from tests.model.reference import Reference
+from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW, LogModel
+
+_NUMBERS: Final = ("since_ms", "resends", "attempts", "lease_ms")
+
+
+def check_same(dump: dict[str, Any], model: Reference) -> None:
+    """Raise a violation if Redis holds anything but what the model says."""
+    expected = _expected(model)
+    found = {key: readable for key, content in dump.items() if (readable := _readable(key, content))}
+    if found == expected:
+        return
+    differences = []
+    for key in sorted(found.keys() | expected.keys()):
+        in_redis, specified = found.get(key), expected.get(key)
+        if in_redis != specified:
+            differences.append(f"{key}: Redis {_shown(in_redis, specified)}, the specification {_shown(specified, in_redis)}")
+    raise Violation("\n".join(differences))
+
+
+def _expected(model: Reference) -> dict[str, object]:
+    expected: dict[str, object] = {KEYS.record(trace_id): _record(record) for trace_id, record in model.records.items()}
+    expected |= {KEYS.letter(letter_id): _letter(letter) for letter_id, letter in model.letters.items()}
+    counts = {"submitted": model.submitted, "decided": model.decided, "dead": model.dead}
+    found: dict[str, object] = {
+        KEYS.pending: model.pending,
+        KEYS.workers: model.workers,
+        KEYS.dead_letters: model.letter_index,
+        KEYS.counts: {name: count for name, count in counts.items() if count},
+        KEYS.drained: model.drained,
+        DEADLINES_KEY: model.deadlines,
+        **_log(model.log),
+    }
+    return expected | {key: content for key, content in found.items() if content}
+
+
+def _record(record: TraceRecord) -> dict[str, object]:
+    fields: dict[str, object] = {name: value for name, value in vars(record).items() if value}
+    # A dead record says why even if there is nothing to say.
+    return fields | ({"detail": record.detail} if record.state == "dead" else {})
+
+
+def _letter(letter: Letter) -> dict[str, bytes]:
+    fields = {name: value for name, value in vars(letter).items() if name != "serial"}
+    return {name: value if isinstance(value, bytes) else str(value).encode() for name, value in fields.items()}
+
+
+def _log(log: LogModel) -> dict[str, object]:
+    head = (
+        {"epoch": log.epoch, "time_ms": str(log.time_ms), "place": str(log.number), "window": str(WINDOW)}
+        if log.epoch
+        else None
+    )
+    entries = [(entry.place, entry.trace_id, entry.digest, vector_of(entry.digest).tobytes()) for entry in log.present()]
+    return {LOG: entries, ERASED: log.erasures, HEAD: head and {name: text.encode() for name, text in head.items()}}
+
+
+def _readable(key: str, content: Any) -> object:
+    if key == LOG:
+        return [(place.decode(), fields[1].decode(), fields[3], fields[5]) for place, fields in content]
+    if key == ERASED:
+        return [fields[1].decode() for _, fields in content]
+    if key == KEYS.drained:
+        return int(content)
+    if key in (KEYS.pending, KEYS.workers, KEYS.dead_letters, DEADLINES_KEY):
+        return {member.decode(): int(float(score)) for member, score in pairs(content)}
+    fields = {name.decode(): value for name, value in pairs(content)}
+    if key == KEYS.counts:
+        # None is none, whether that is written down or not.
+        return {name: int(value) for name, value in fields.items() if int(value)}
+    return read_record(fields) if key.startswith(KEYS.record("")) else fields
+
+
+def read_record(fields: dict[str, bytes]) -> dict[str, object]:
+    """A record's fields as they are in the model."""
+    read: dict[str, object] = {}
+    for name, value in fields.items():
+        if name in _NUMBERS:
+            read[name] = int(value)
+        elif name == "given_up":
+            read[name] = value.decode().split()
+        else:
+            read[name] = value if name in ("digest", "decision", "submission") else value.decode()
+    # Neither has been tried nor sent again, whether that is written down or not.
+    return {name: value for name, value in read.items() if value != 0}
+
+
+def pairs(content: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """What Redis gives as a flat list of names and values."""
+    return list(zip(content[::2], content[1::2], strict=True))
+
+
+def _shown(own: object, other: object) -> str:
+    """What is different in one of two contents."""
+    if isinstance(own, dict) and isinstance(other, dict):
+        return str({name: value for name, value in own.items() if other.get(name) != value})
+    return str(own)

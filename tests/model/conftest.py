@@ -1,0 +1,14 @@
+"""A Redis for the model alone: its clock is the test's, and it is emptied for every run."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.model.server import Server, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server."""
+    with running(tmp_path_factory.mktemp("model")) as started:
+        yield started

@@ -1,0 +1,131 @@
+"""What producers may send: few ids and few contents, so that they meet often."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from kp_scorer.broker.task_message import as_bytes, trace_id_of
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.embedding.embedder import Vector, Vectors
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.trace import ReasoningTrace
+
+LIMITS: Final = Limits()
+IDS: Final = tuple(f"kp:trace:{number}" for number in range(5))
+DIMENSIONS: Final = 8
+_TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today")
+
+KINDS: Final = ("first", "first again", "second", "third", "undecodable", "nameless")
+"""The second says the very same as the first in other bytes; the last has no id of its own, only its message has one."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A submission as it lies in a message or a letter."""
+
+    raw: bytes
+    header_id: str
+    """What the header of its message calls it."""
+    named_id: str
+    """What it calls itself, if it does."""
+    trace: ReasoningTrace | None
+    """None if it cannot be decoded."""
+    digest: bytes
+    """Empty if it cannot be decoded."""
+
+
+@cache
+def payload_of(trace_id: str, kind: str) -> Payload:
+    """The content of a kind under an id. Some contents are the same under several ids."""
+    if kind == "nameless":
+        return _payload({"steps": "none"}, trace_id)
+    number = IDS.index(trace_id)
+    offset = {"first": 0, "first again": 0, "second": 1, "third": 2, "undecodable": 0}[kind]
+    content: dict[str, Any] = {
+        "@context": "https://openknowledgepulse.org/schema/v1",
+        "@type": "ReasoningTrace",
+        "id": trace_id,
+        "metadata": {
+            "created_at": "2026-01-02T00:00:00Z" if kind == "first again" else "2026-01-01T00:00:00Z",
+            "task_domain": "code",
+            "success": True,
+            "visibility": "network",
+            "privacy_level": "aggregated",
+        },
+        "task": {"objective": _TEXTS[(number + offset) % len(_TEXTS)]},
+        "steps": [] if kind == "undecodable" else [{"step_id": 0, "type": "thought"}],
+        "outcome": {"result_summary": "done", "confidence": 1.0},
+    }
+    return _payload(content, trace_id)
+
+
+def _payload(content: dict[str, Any], header_id: str) -> Payload:
+    trace: ReasoningTrace | None = None
+    with suppress(InvalidTrace):
+        trace = decode_trace(content, LIMITS)
+    return Payload(as_bytes(content), header_id, trace_id_of(content), trace, trace.digest() if trace else b"")
+
+
+@cache
+def by_bytes(raw: bytes) -> Payload:
+    """The submission that has these bytes, as whoever has only them would read it."""
+    content = json.loads(raw)
+    return _payload(content, trace_id_of(content))
+
+
+@cache
+def text_of(digest: bytes) -> str:
+    """What is embedded of the content with this digest."""
+    return next(
+        found.trace.embedding_text
+        for trace_id in IDS
+        for kind in KINDS
+        if (found := payload_of(trace_id, kind)).trace and found.digest == digest
+    )
+
+
+@cache
+def vector_of(digest: bytes) -> Vector:
+    """The vector of the content with this digest."""
+    vector: Vector = WordEmbedder().embed([text_of(digest)])[0]
+    return vector
+
+
+def letter_id_of(raw: bytes) -> str:
+    """The id of the dead letter of these bytes."""
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+class EmbeddingFailed(Exception):
+    """What an embedder raises that fails."""
+
+
+class WordEmbedder:
+    """Adds up a vector for each word, drawn by its hash."""
+
+    name = "words"
+    engine = "python"
+    space = "words"
+    dimensions = DIMENSIONS
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        # It fails with what it is given, and is in order itself.
+        if self.fails and any(text.startswith(_TEXTS) for text in texts):
+            raise EmbeddingFailed
+        sums = np.array([np.sum([_word(word) for word in text.split()], axis=0) for text in texts])
+        vectors: Vectors = (sums / np.linalg.norm(sums, axis=1, keepdims=True)).astype(np.float32)
+        return vectors
+
+
+@cache
+def _word(word: str) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    seed = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little")
+    return np.random.default_rng(seed).normal(size=DIMENSIONS)

@@ -1,0 +1,153 @@
+"""Whoever changes the books beside the workers: clients, the reconciler, and people at the command line."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from kp_scorer.broker.task_message import as_bytes
+from kp_scorer.decoding import parse_json
+from kp_scorer.errors import InvalidTrace, TraceConflict
+from kp_scorer.process import reconciler
+from kp_scorer.settings import LedgerSettings
+from kp_scorer.store import DeadLetter, Submission
+
+from tests.model.baton import Stretch, stop_before
+from tests.model.contents import LIMITS, Payload, by_bytes
+from tests.model.records import RESEND_AFTER_MS
+from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
+
+MAX_RESENDS: Final = 1
+
+Send = Callable[[Payload], None]
+
+
+class Operator:
+    """Somebody who is at work, and may be stopped or die between any two steps."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self.name = name
+        self._stretch = Stretch(work)
+
+    @property
+    def next_call(self) -> str:
+        return self._stretch.next_call
+
+    @property
+    def is_done(self) -> bool:
+        return self._stretch.is_done
+
+    def go_on(self) -> str:
+        """Do one step."""
+        told = f"{self.name}: {self.next_call}"
+        if not self._stretch.is_done:
+            self._stretch.run_on()
+        if self._stretch.error is not None:
+            raise AssertionError(f"{self.name} failed") from self._stretch.error
+        return told
+
+    def die(self) -> None:
+        self._stretch.die()
+
+
+def submitting(books: Books, payload: Payload, send: Send) -> Operator:
+    """A client that submits a trace."""
+
+    def submit() -> None:
+        with suppress(InvalidTrace, TraceConflict):
+            _submit(WatchedLedger(books), payload, send)
+
+    return Operator(f"client submits {payload.header_id}", submit)
+
+
+def replaying(books: Books, chosen: Callable[[int], int], send: Send) -> Operator:
+    """Somebody who submits a dead letter again."""
+
+    def replay() -> None:
+        letters, found = _choose(books, chosen)
+        for letter, serial in found:
+            # What is refused stays.
+            with suppress(InvalidTrace, TraceConflict):
+                stop_before("read the payload")
+                payload = letters.payload(letter.letter_id)
+                parse_json(payload, LIMITS)
+                _submit(WatchedLedger(books), by_bytes(payload), send)
+                stop_before("drop")
+                letters.drop(letter, serial)
+
+    return Operator("replay", replay)
+
+
+def dropping(books: Books, chosen: Callable[[int], int]) -> Operator:
+    """Somebody who drops a dead letter."""
+
+    def drop() -> None:
+        letters, found = _choose(books, chosen)
+        for letter, serial in found:
+            stop_before("drop")
+            letters.drop(letter, serial)
+
+    return Operator("drop", drop)
+
+
+def forgetting(books: Books, trace_id: str) -> Operator:
+    """Somebody who has a trace forgotten."""
+
+    def forget() -> None:
+        stop_before("read the places")
+        WatchedLog(books).erase(trace_id)
+        letters = WatchedLetters(books)
+        stop_before("read the letters")
+        for letter, serial in letters.read():
+            if letter.trace_id == trace_id:
+                stop_before("drop")
+                letters.drop(letter, serial)
+        stop_before("erase_record")
+        WatchedLedger(books).erase(trace_id)
+
+    return Operator(f"forget {trace_id}", forget)
+
+
+def reconciling(books: Books, is_empty: Callable[[], bool], send: Send) -> Operator:
+    """A worker's reconciler."""
+    store: Any = SimpleNamespace(ledger=WatchedLedger(books), dead_letters=WatchedLetters(books))
+    broker: Any = SimpleNamespace(traces=None, is_empty=is_empty, send=send)
+    settings = LedgerSettings(resend_after_s=RESEND_AFTER_MS / 1_000, max_resends=MAX_RESENDS)
+    return Operator("reconciler", reconciler.Reconciler(broker, broker, store, settings).reconcile)
+
+
+@contextmanager
+def patched_broker() -> Iterator[None]:
+    """Let the reconciler use the queue of the world it is in."""
+
+    def waiting(app: Any, _queue: object) -> int:
+        return 0 if app.is_empty() else 1
+
+    def send_trace(app: Any, _queues: object, _trace_id: str, payload: object) -> None:
+        stop_before("send")
+        app.send(by_bytes(as_bytes(payload)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconciler, "waiting", waiting)
+        patch.setattr(reconciler, "send_trace", send_trace)
+        yield
+
+
+def _choose(books: Books, chosen: Callable[[int], int]) -> tuple[WatchedLetters, list[tuple[DeadLetter, int]]]:
+    letters = WatchedLetters(books)
+    stop_before("read the letters")
+    found = letters.read()
+    return letters, [found[chosen(len(found))]] if found else []
+
+
+def _submit(ledger: WatchedLedger, payload: Payload, send: Send) -> None:
+    if payload.trace is None:
+        raise InvalidTrace(())
+    stop_before("open")
+    state = ledger.open(Submission(payload.header_id, payload.digest, payload.raw))
+    if isinstance(state, TraceConflict):
+        raise state
+    if state == "pending":
+        stop_before("send")
+        send(payload)

@@ -1,0 +1,67 @@
+"""The scripts under a clock that the test moves, and with a mutation if one is wanted."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from kp_scorer.store import scripts
+
+NOW_KEY: Final = "model:now"
+DEADLINES_KEY: Final = "model:deadlines"
+
+_CLOCK: Final = re.compile(r"local function now_ms\(\)\n.*?\nend\n", re.DOTALL)
+
+# Redis' own clock must not matter: what a script gives a life is noted, and the test ends it when its time has come.
+_PRELUDE: Final = f"""
+local server = redis
+local function now_ms()
+    return tonumber(server.call('GET', '{NOW_KEY}'))
+end
+local redis = {{call = function(command, key, ...)
+    local rest = {{...}}
+    if command == 'PEXPIRE' then
+        if server.call('EXISTS', key) == 1 then server.call('ZADD', '{DEADLINES_KEY}', now_ms() + rest[1], key) end
+        return 1
+    end
+    if command == 'SET' and rest[2] == 'PX' then
+        server.call('ZADD', '{DEADLINES_KEY}', now_ms() + rest[3], key)
+        return server.call('SET', key, rest[1])
+    end
+    local reply = server.call(command, key, ...)
+    if command == 'PERSIST' or server.call('EXISTS', key) == 0 then server.call('ZREM', '{DEADLINES_KEY}', key) end
+    return reply
+end}}
+"""
+
+
+class Mutant(NamedTuple):
+    """A script with one thing changed."""
+
+    script: str
+    text: str
+    replacement: str
+    meaning: str
+    """What is wrong with it."""
+
+
+@contextmanager
+def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
+    """Let whatever registers scripts within the context get the patched ones."""
+    original = scripts._text
+
+    def patched(package: str, name: str) -> str:
+        text = original(package, name)
+        if mutant and name == mutant.script:
+            assert text.count(mutant.text) == 1, f"{name}.lua holds {text.count(mutant.text)} times: {mutant.text}"
+            text = text.replace(mutant.text, mutant.replacement)
+        if name == "common":
+            text, count = _CLOCK.subn(lambda _: _PRELUDE, text)
+            assert count == 1, "common.lua defines its clock otherwise"
+        return text
+
+    setattr(scripts, "_text", patched)  # noqa: B010  # what mypy is told about it stays true
+    try:
+        yield
+    finally:
+        setattr(scripts, "_text", original)  # noqa: B010

@@ -1,0 +1,62 @@
+"""What lies in Redis for a trace and for a dead letter, and how long."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kp_scorer.store.keys import KEPT_S, Keys
+
+KEYS: Final = Keys("m")
+WORKER_LEASE_MS: Final = 5_000
+WORKERS_REMEMBERED_MS: Final = 3_600_000
+TRACE_LEASE_MS: Final = 120_000
+RESEND_AFTER_MS: Final = 600_000
+RECORD_TTL_MS: Final = 86_400_000
+KEPT_MS: Final = KEPT_S * 1_000
+
+
+@dataclass
+class TraceRecord:
+    """A trace's record; state is empty where only its place is known."""
+
+    state: str = ""
+    digest: bytes = b""
+    decision: bytes = b""
+    reason: str = ""
+    detail: str = ""
+    letter: str = ""
+    since_ms: int = 0
+    submission: bytes = b""
+    resends: int = 0
+    attempts: int = 0
+    owner: str = ""
+    lease_ms: int = 0
+    epoch: str = ""
+    entry: str = ""
+    given_up: list[str] = field(default_factory=list)
+
+    def give_up_place(self) -> None:
+        if self.entry:
+            self.given_up.append(self.entry)
+        self.epoch = self.entry = ""
+
+    def let_go(self) -> None:
+        self.owner, self.lease_ms = "", 0
+
+    def forget_pending(self) -> None:
+        self.since_ms, self.submission, self.resends, self.attempts = 0, b"", 0, 0
+        self.let_go()
+
+
+@dataclass
+class Letter:
+    """A dead letter. Its serial tells this burial from every other, whatever the letter says of itself."""
+
+    payload: bytes
+    reason: str
+    detail: str
+    trace_id: str
+    attempts: int
+    first_ms: int
+    last_ms: int
+    burials: int
+    serial: int

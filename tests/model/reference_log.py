@@ -1,0 +1,151 @@
+"""The specification of a novelty log: every entry there ever was, so that a window can be looked at whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kp_scorer.novelty import Candidate, Window
+from kp_scorer.store.keys import Keys
+
+from tests.model.contents import WordEmbedder, vector_of
+
+if TYPE_CHECKING:
+    from tests.model.reference import Reference
+
+WINDOW: Final = Window(max_elements=6, ttl_ms=3_600_000, slack_elements=5, slack_ms=900_000)
+LARGEST_BATCH: Final = 3
+_KEYS: Final = Keys("m")
+LOG: Final = _KEYS.log(WordEmbedder.space)
+HEAD: Final = _KEYS.head(WordEmbedder.space)
+ERASED: Final = _KEYS.erased(WordEmbedder.space)
+_LIFE_MS: Final = WINDOW.ttl_ms + WINDOW.slack_ms
+
+
+@dataclass
+class LogEntry:
+    """An entry; one that is erased keeps its number."""
+
+    time_ms: int
+    number: int
+    trace_id: str
+    digest: bytes
+    is_erased: bool = False
+    is_trimmed: bool = False
+
+    @property
+    def place(self) -> str:
+        return f"{self.time_ms}-{self.number}"
+
+
+class LogModel:
+    """The log as it should be."""
+
+    def __init__(self) -> None:
+        self.epoch = ""
+        self.time_ms = self.number = 0
+        self.entries: list[LogEntry] = []
+        self.erasures: list[str] = []
+
+    def lose(self, key: str) -> None:
+        """A key of the log is gone."""
+        if key == LOG:
+            self.entries.clear()
+        elif key == HEAD:
+            self.epoch, self.time_ms, self.number = "", 0, 0
+        elif key == ERASED:
+            self.erasures.clear()
+
+    def exchange(self, books: "Reference", epoch: str, candidates: Sequence[Candidate], given: Sequence[str]) -> list[str]:
+        """Say which places candidates get; ``given`` are those they got, for what the specification leaves open."""
+        before = self.number
+        places = [
+            self._admit(books, epoch, candidate.trace_id, candidate.digest, place)
+            for candidate, place in zip(candidates, given, strict=True)
+        ]
+        if self.number > before:
+            self._trim()
+        return places
+
+    def _admit(self, books: "Reference", epoch: str, trace_id: str, digest: bytes, given: str) -> str:
+        record = books.record(trace_id)
+        books.meets("admit", record, digest)
+        if (record.digest or record.state == "dead") and record.digest != digest:
+            return ""
+        if record.entry and record.epoch == epoch and self._keeps(record.entry, given, books.now):
+            return record.entry
+        place = self._append(books, epoch, trace_id, digest)
+        if record.state in ("decided", "dead"):
+            # What has ended keeps the place that its end rests on; this one is only its worker's, for the window it compares.
+            record.given_up.append(place)
+            return place
+        if record.epoch == epoch:
+            record.give_up_place()
+        record.digest, record.epoch, record.entry = digest, epoch, place
+        books.keep_place(trace_id, record)
+        return place
+
+    def _keeps(self, place: str, given: str, now: int) -> bool:
+        time_ms, _, number = place.partition("-")
+        oldest = self.number - WINDOW.slack_elements
+        is_within = int(number) > oldest and int(time_ms) > max(now, self.time_ms) - WINDOW.slack_ms
+        # A place that this very batch may push out of the slack may be given up at once.
+        return is_within and (given == place or int(number) > oldest + LARGEST_BATCH)
+
+    def _append(self, books: "Reference", epoch: str, trace_id: str, digest: bytes) -> str:
+        self.epoch, self.number = epoch, self.number + 1
+        self.time_ms = max(books.now, self.time_ms)
+        self.entries.append(LogEntry(self.time_ms, self.number, trace_id, digest))
+        books.expires_in(LOG, _LIFE_MS)
+        books.expires_in(HEAD, _LIFE_MS + 60_000)
+        return self.entries[-1].place
+
+    def _trim(self) -> None:
+        present = self.present()
+        for index, entry in enumerate(present):
+            is_beyond = index < len(present) - WINDOW.kept_elements
+            entry.is_trimmed = is_beyond or entry.time_ms < self.time_ms - _LIFE_MS
+
+    def present(self) -> list[LogEntry]:
+        """What the log holds."""
+        return [entry for entry in self.entries if not (entry.is_erased or entry.is_trimmed)]
+
+    def erase(self, places: Sequence[str], books: "Reference") -> int:
+        """Erase what is there of these places."""
+        erased = 0
+        for entry in self.entries:
+            if entry.place in places and not (entry.is_erased or entry.is_trimmed):
+                entry.is_erased = True
+                self.erasures.append(entry.place)
+                books.expires_in(ERASED, _LIFE_MS)
+                erased += 1
+        del self.erasures[: -WINDOW.kept_elements]
+        return erased
+
+    def at(self, place: str) -> LogEntry | None:
+        """The entry at a place."""
+        return next((entry for entry in self.entries if entry.place == place), None)
+
+    def window(self, place: str) -> list[LogEntry]:
+        """What a trace at a place is compared with, erased or not."""
+        own = self.at(place)
+        assert own, place
+        return [
+            entry
+            for entry in self.entries
+            if own.number - WINDOW.max_elements <= entry.number < own.number and entry.time_ms > own.time_ms - WINDOW.ttl_ms
+        ]
+
+    def is_whole(self, place: str) -> bool:
+        """Whether the log holds all of a place's window that was not erased."""
+        return not any(entry.is_trimmed and not entry.is_erased for entry in self.window(place))
+
+    def similarity(self, place: str) -> float | None:
+        """The largest similarity in the window of a place, by the definition of novelty; None if it is empty."""
+        own = self.at(place)
+        assert own, place
+        others = [entry for entry in self.window(place) if not entry.is_erased and entry.trace_id != own.trace_id]
+        if not others:
+            return None
+        if any(entry.digest == own.digest for entry in others):
+            return 1.0
+        return max(float(vector_of(entry.digest) @ vector_of(own.digest)) for entry in others)

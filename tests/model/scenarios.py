@@ -1,0 +1,61 @@
+"""Short sequences that few random runs come upon. Most were found by a long run, and cut down."""
+
+from typing import Final
+
+from tests.model.actions import Step
+
+
+def _steps(text: str) -> tuple[Step, ...]:
+    """Steps from ``name first second``, one after the other, separated by commas; numbers that are left out are 0."""
+    parts = [part.split() for part in text.split(",")]
+    return tuple(Step(name, int(first), int(second)) for name, first, second, *_ in ([*part, "0", "0"] for part in parts))
+
+
+_HELD_AND_FORGOTTEN: Final = "send_foreign 1, take 0, begin 0, forget 1, go_on, go_on, go_on"
+_PLACED_AND_FORGOTTEN: Final = "send_foreign 1, take 0, begin 0, finish, forget 1, go_on, go_on, go_on, go_on"
+_UNDECODABLE_BURIED: Final = "send_foreign 1 4, take 1, end"
+_DECIDED_AND_EXPIRED: Final = "send_foreign 0, take 0, begin, finish, finish, end, expire"
+
+SCENARIOS: Final = {
+    "a trace forgotten while it is decided, and something undecodable by its name before it is placed": _steps(
+        f"{_HELD_AND_FORGOTTEN}, {_UNDECODABLE_BURIED}, finish, finish, finish"
+    ),
+    "the same before its decision is stored": _steps(f"{_PLACED_AND_FORGOTTEN}, {_UNDECODABLE_BURIED}, finish"),
+    "the same, but placed before": _steps(f"{_HELD_AND_FORGOTTEN}, finish, {_UNDECODABLE_BURIED}, finish"),
+    "a record that has expired, one after it, and then both forgotten": _steps(
+        f"{_DECIDED_AND_EXPIRED}, send_foreign 0, take 0, begin, finish, forget 0, go_on, go_on"
+    ),
+    "a place that is late already, in a batch that makes it later": _steps(
+        ", ".join(
+            [
+                *[_DECIDED_AND_EXPIRED] * 7,
+                "send_foreign 1, take 1, begin, finish",
+                *[_DECIDED_AND_EXPIRED] * 4,
+                "finish_badly, finish, send_foreign 2, send_foreign 3, take 1 1, begin 0 2, finish",
+            ]
+        )
+    ),
+    "a decided trace placed once more, too late for its place": _steps(
+        "send_foreign 1, duplicate, take 0 1, begin, finish, begin, finish, move_time 8, finish, finish"
+    ),
+    "a letter dropped, and buried anew, and dropped by one who read it before": _steps(
+        "send_foreign 1 4, take 0, end, send_foreign 1 4, drop, go_on, drop, go_on 1, take 1, go_on, end, go_on"
+    ),
+    "the last burial of what has just been decided": _steps(
+        "submit 0 2, go_on, give_up, move_time 7, reconcile, go_on, go_on, go_on, take 2, begin, go_on, finish, move_time 9 7,"
+        "reconcile, go_on, go_on, finish, go_on"
+    ),
+    "a log that begins anew while one reads it": _steps(
+        "catch_up 2, send_foreign 1, take 2, begin, finish, clear, send_foreign 3, take 1, begin, finish, finish, finish"
+    ),
+    "bytes without a name under two names": _steps(
+        "send_foreign 1 5, take 0, crash, take 0, crash, take 1, end, send_foreign 1 5, take 2, end, drop, go_on,"
+        "send_foreign 2 5, take 0, crash, take 0, crash, take 1, end, go_on"
+    ),
+    "a trace of which nothing but its record is left for thirty days": _steps(
+        "send_foreign 0, take 0, begin, move_time 11 7, reconcile, go_on"
+    ),
+    "a resend that comes after the end": _steps(
+        "submit 0, go_on, give_up, move_time 7, reconcile, go_on, go_on, go_on, take 0, begin, finish, finish, go_on"
+    ),
+}

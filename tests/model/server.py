@@ -1,0 +1,89 @@
+"""The Redis of the test: read whole in one step, and put back to what it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import redis
+import structlog
+from kp_scorer.store.local_redis import embedded_redis
+
+from tests.model.patched_scripts import DEADLINES_KEY, NOW_KEY
+
+# Everything that is ours, as key, kind and content.
+_DUMP: Final = """
+local kinds = {hash = {'HGETALL'}, zset = {'ZRANGE', 0, -1, 'WITHSCORES'}, string = {'GET'}, stream = {'XRANGE', '-', '+'}}
+local found = {}
+for _, key in ipairs(redis.call('KEYS', 'm*')) do
+    local kind = redis.call('TYPE', key).ok
+    found[#found + 1] = {key, redis.call(kinds[kind][1], key, unpack(kinds[kind], 2))}
+end
+return found
+"""
+
+
+class Image(NamedTuple):
+    """All keys as they were."""
+
+    values: dict[bytes, bytes]
+
+
+class Server:
+    """A connection to a Redis that is the test's alone."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        # Trimming must not wait until a node of a stream is full; and there is nothing to keep if the test ends.
+        client.config_set("stream-node-max-entries", 1)
+        client.config_set("appendonly", "no")
+        self._dump = client.register_script(_DUMP)
+
+    def clear(self, now: int) -> None:
+        self.client.flushdb()
+        self.set_time(now)
+
+    def set_time(self, now: int) -> None:
+        self.client.set(NOW_KEY, now)
+
+    def read(self) -> dict[str, Any]:
+        """Every key but the test's clock, as of one moment."""
+        rows: Any = self._dump()
+        found = {key.decode(): content for key, content in rows}
+        found.pop(NOW_KEY, None)
+        return found
+
+    def delete(self, keys: list[str]) -> None:
+        """What Redis does with keys whose time has come."""
+        if keys:
+            self.client.delete(*keys)
+            self.client.zrem(DEADLINES_KEY, *keys)
+
+    def image(self) -> Image:
+        keys: Any = self.client.keys("m*")
+        pipeline = self.client.pipeline()
+        for key in keys:
+            pipeline.dump(key)
+        values = dict(zip(keys, pipeline.execute(), strict=True))
+        values.pop(NOW_KEY.encode(), None)
+        return Image(values)
+
+    def put_back(self, image: Image, now: int) -> None:
+        """Come back with all keys as they were in the image; only time has gone on."""
+        self.clear(now)
+        pipeline = self.client.pipeline()
+        for key, value in image.values.items():
+            pipeline.restore(key, 0, value)
+        pipeline.execute()
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Server]:
+    """A server for as long as the context lasts, and no log lines: they would be one for each dead letter."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    try:
+        with embedded_redis(directory) as url, redis.Redis.from_url(url) as client:
+            yield Server(client)
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,192 @@
+"""A worker process: what the task, the batcher and the decider do, one script at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Settled
+from kp_scorer.decision import Decision
+from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
+from kp_scorer.novelty import NoveltyCache
+from kp_scorer.scoring import Policy
+from kp_scorer.trace import ReasoningTrace
+
+from tests.model.baton import Stretch, Violation
+from tests.model.contents import DIMENSIONS, EmbeddingFailed, Payload, WordEmbedder
+from tests.model.reference_log import WINDOW
+from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
+
+MAX_ATTEMPTS: Final = 2
+DELIVERY_LIMIT: Final = 2
+_PREPARED_AHEAD: Final = 2
+
+
+@dataclass(eq=False)
+class Message:
+    """A message, wherever it is; two of them may hold the same."""
+
+    payload: Payload
+    deliveries: int = 0
+
+
+class Burial(NamedTuple):
+    """What a message is to be buried as."""
+
+    reason: Reason
+    detail: str
+    trace_id: str
+    digest: bytes
+
+
+class Ended(NamedTuple):
+    """A message of which only the last step is left to do: publish its decision, or bury it; then the ack."""
+
+    message: Message
+    end: Decision | Burial
+
+
+class Batch(NamedTuple):
+    """Messages that are decided together."""
+
+    messages: Sequence[Message]
+    prepared: Prepared
+
+
+class Worker:
+    """One process. Everything in here is gone when it crashes."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self.letters = WatchedLetters(books)
+        self.log = WatchedLog(books)
+        self.ledger = WatchedLedger(books, self.log)
+        self.embedder = WordEmbedder()
+        self.cache = NoveltyCache(self.log, WINDOW, DIMENSIONS)
+        self.decider = Decider(self.ledger, Policy(), NoveltyMeter(self.embedder, self.cache), MAX_ATTEMPTS)
+        self.hand: list[Message] = []
+        self.waiting: list[Message] = []
+        self.alone: list[Message] = []
+        self.prepared: list[Batch] = []
+        self.finishing: tuple[Batch, Stretch[list[Settled | None]]] | None = None
+        self.ended: list[Ended] = []
+        self.is_hopeless = False
+
+    def take(self, message: Message) -> None:
+        """Receive a message, and sort out what will never be decided."""
+        message.deliveries += 1
+        self.hand.append(message)
+        payload, tried = message.payload, message.deliveries - 1
+        if tried >= DELIVERY_LIMIT:
+            detail = f"delivered {tried} times, and no worker came to an end with it"
+            # What has no name of its own goes by that of its message.
+            trace_id = payload.trace.id if payload.trace else payload.header_id
+            self.ended.append(Ended(message, Burial("poison", detail, trace_id, payload.digest)))
+        elif payload.trace is None:
+            self.ended.append(Ended(message, Burial("invalid", "steps: expected some", payload.named_id, b"")))
+        else:
+            self.waiting.append(message)
+
+    def can_begin(self) -> bool:
+        if self.alone:
+            return not self.prepared and self.finishing is None
+        return bool(self.waiting) and len(self.prepared) < _PREPARED_AHEAD
+
+    def begin(self, count: int, *, embedding_fails: bool) -> str:
+        """Prepare the next message that is to be tried alone, or up to ``count`` of those that wait."""
+        alone = bool(self.alone)
+        source = self.alone if alone else self.waiting
+        messages = source[: 1 if alone else count]
+        del source[: len(messages)]
+        self.embedder.fails = embedding_fails
+        try:
+            self.prepared.append(
+                Batch(messages, self.decider.prepare([trace_in(message) for message in messages], alone=alone))
+            )
+        except EmbeddingFailed:
+            if len(messages) > 1:
+                self.alone += messages
+            else:
+                self._bury(messages[0], "scoring_failed", EmbeddingFailed.__name__)
+            return f"{_named(messages)}, alone: {alone}; embedding fails"
+        except ServiceUnavailable:
+            # The process gives back what it has and ends.
+            self.is_hopeless = True
+        return f"{_named(messages)}, alone: {alone}"
+
+    def can_finish(self) -> bool:
+        return bool(self.prepared) or self.finishing is not None
+
+    def finish(self, *, fails: bool) -> str:
+        """Run one more script of finishing the batch that is first; or let it fail, as in an outage."""
+        if self.finishing is None:
+            batch = self.prepared.pop(0)
+            self.finishing = batch, Stretch(_finishing(self.decider, batch.prepared))
+        batch, stretch = self.finishing
+        told = f"{_named(batch.messages)}: {stretch.next_call or 'nothing to do'}{' fails' if fails else ''}"
+        if not stretch.is_done:
+            stretch.run_on(ServiceUnavailable("outage") if fails else None)
+        if stretch.is_done:
+            self.finishing = None
+            self._sort_out(batch, stretch)
+        return told
+
+    def _sort_out(self, batch: Batch, stretch: Stretch[list[Settled | None]]) -> None:
+        if isinstance(stretch.error, ServiceUnavailable):
+            # The task holds on to its message and tries again.
+            self.waiting += batch.messages
+            return
+        if stretch.error is not None or stretch.result is None:
+            raise Violation(f"finishing failed: {stretch.error!r}") from stretch.error
+        for message, settled in zip(batch.messages, stretch.result, strict=True):
+            match settled:
+                case None:
+                    self.alone.append(message)
+                case TraceHeld():
+                    self.waiting.append(message)
+                case TraceConflict():
+                    self._bury(message, "conflict", "the id is taken")
+                case TraceDead():
+                    self._bury(message, settled.reason, settled.detail)
+                case _:
+                    self.ended.append(Ended(message, settled))
+
+    def _bury(self, message: Message, reason: Reason, detail: str) -> None:
+        payload = message.payload
+        self.ended.append(Ended(message, Burial(reason, detail, payload.named_id, payload.digest)))
+
+    def end(self, index: int) -> str:
+        """Bury a message and acknowledge it; or publish its decision and acknowledge it."""
+        message, end = self.ended.pop(index % len(self.ended))
+        payload = message.payload
+        published: Decision | None
+        if isinstance(end, Burial):
+            published = self.letters.bury(payload.raw, end.reason, end.detail, end.trace_id, end.digest, message.deliveries)
+            told = f"{payload.header_id} buried as {end.reason}"
+        else:
+            published, told = end, f"{payload.header_id} published"
+        if published is not None:
+            made_for = self._books.made.get(published.model_dump_json().encode())
+            if made_for != payload.digest:
+                raise Violation(f"{payload.header_id}: a decision is published that was not made for what was submitted")
+        self.hand.remove(message)
+        return told
+
+    def die(self) -> list[Message]:
+        """Crash, and give back the messages in hand."""
+        if self.finishing:
+            self.finishing[1].die()
+        return self.hand
+
+
+def trace_in(message: Message) -> ReasoningTrace:
+    """The trace of a message that could be decoded."""
+    assert message.payload.trace
+    return message.payload.trace
+
+
+def _finishing(decider: Decider, prepared: Prepared) -> Callable[[], list[Settled | None]]:
+    return lambda: decider.finish(prepared)
+
+
+def _named(messages: Sequence[Message]) -> list[str]:
+    return [message.payload.header_id for message in messages]

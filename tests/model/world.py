@@ -1,0 +1,280 @@
+"""Workers, producers and operators around one queue, and everything that may happen to them, one script at a time."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from kp_scorer.novelty.audit import audit
+
+from tests.model.baton import Violation
+from tests.model.compare import check_same
+from tests.model.contents import IDS, KINDS, Payload, payload_of
+from tests.model.invariants import Invariants
+from tests.model.operators import Operator, dropping, forgetting, reconciling, replaying, submitting
+from tests.model.records import KEPT_MS, KEYS, RECORD_TTL_MS, RESEND_AFTER_MS, TRACE_LEASE_MS, WORKER_LEASE_MS
+from tests.model.reference import Reference
+from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW
+from tests.model.server import Image, Server
+from tests.model.watched import Books, WatchedLedger, WatchedLog
+from tests.model.workers import Message, Worker
+
+WORKERS: Final = 3
+AUDIT_EVERY: Final = 20
+
+MOVES_MS: Final = (
+    1,
+    50,
+    1_000,
+    WORKER_LEASE_MS - 1,
+    WORKER_LEASE_MS + 1,
+    30_000,
+    TRACE_LEASE_MS + 1,
+    RESEND_AFTER_MS + 1,
+    WINDOW.slack_ms + 1,
+    WINDOW.ttl_ms + 1,
+    RECORD_TTL_MS,
+    KEPT_MS + 1,
+)
+
+T = TypeVar("T")
+
+
+class Snapshot(NamedTuple):
+    """What a Redis that comes back older comes back to: the books, and the queue with what was not acknowledged."""
+
+    image: Image
+    model: Reference
+    messages: Sequence[Message]
+
+
+class World:
+    """All of it. Every method that is an action takes numbers, which choose among what there is, and tells what it did."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.books = Books(server.client)
+        server.clear(self.model.now)
+        self.queue: list[Message] = []
+        self.operators: list[Operator] = []
+        self.workers = [Worker(self.books) for _ in range(WORKERS)]
+        self.snapshot: Snapshot | None = None
+        self._invariants = Invariants()
+        self._steps = 0
+        self._tainted: set[str] = set()
+
+    @property
+    def model(self) -> Reference:
+        return self.books.model
+
+    def check(self) -> None:
+        """Hold Redis against the model and the invariants."""
+        dump = self._server.read()
+        self._invariants.check(dump, self.model.now, self._has_message)
+        check_same(dump, self.model)
+        self._steps += 1
+        if self._steps % AUDIT_EVERY == 0:
+            self.audit()
+
+    def audit(self) -> None:
+        """Every decision's novelty must be what the log gives."""
+        log, ledger = WatchedLog(self.books).real, WatchedLedger(self.books).real
+        report = audit(list(log.entries()), ledger.decided, WINDOW, lambda _done, _total: None)
+        if differences := [found for found in report.differences if found.entry not in self._tainted]:
+            raise Violation(f"audit: {differences}")
+
+    def close(self) -> None:
+        """Let everybody die who is still at work."""
+        for operator in self.operators:
+            operator.die()
+        for worker in self.workers:
+            worker.die()
+
+    # Producers.
+
+    def submit(self, content: int, kind: int) -> str:
+        """A client begins to submit."""
+        payload = _content(content, kind)
+        self.operators.append(submitting(self.books, payload, self._send))
+        return self.operators[-1].name
+
+    def send_foreign(self, content: int, kind: int) -> str:
+        """Another producer puts a message on the queue."""
+        payload = _content(content, kind)
+        self._send(payload)
+        return f"{payload.header_id}, {KINDS[kind % len(KINDS)]}"
+
+    def duplicate(self, which: int, _: int) -> str:
+        message = pick(self.queue, which)
+        self.queue.append(Message(message.payload, message.deliveries))
+        return message.payload.header_id
+
+    # Workers.
+
+    def take(self, which: int, count: int) -> str:
+        for _ in range(min(1 + count % 3, len(self.queue))):
+            pick(self.workers, which).take(self.queue.pop(0))
+        return f"worker {which % WORKERS}"
+
+    def begin(self, which: int, count: int) -> str:
+        worker = pick([worker for worker in self.workers if worker.can_begin()], which)
+        return f"{self._name(worker)}: {worker.begin(1 + count % 3, embedding_fails=False)}"
+
+    def begin_badly(self, which: int, count: int) -> str:
+        """The embedder fails."""
+        worker = pick([worker for worker in self.workers if worker.can_begin()], which)
+        told = f"{self._name(worker)}: {worker.begin(1 + count % 3, embedding_fails=True)}"
+        if worker.is_hopeless:
+            self.crash(self.workers.index(worker), 0)
+        return told
+
+    def finish(self, which: int, _: int) -> str:
+        worker = pick([worker for worker in self.workers if worker.can_finish()], which)
+        return f"{self._name(worker)}: {worker.finish(fails=False)}"
+
+    def finish_badly(self, which: int, _: int) -> str:
+        """The next script does not get through."""
+        worker = pick([worker for worker in self.workers if worker.can_finish()], which)
+        return f"{self._name(worker)}: {worker.finish(fails=True)}"
+
+    def end(self, which: int, index: int) -> str:
+        worker = pick([worker for worker in self.workers if worker.ended], which)
+        return f"{self._name(worker)}: {worker.end(index)}"
+
+    def catch_up(self, which: int, _: int) -> str:
+        """A worker that has nothing to finish reads the log."""
+        worker = pick([worker for worker in self.workers if not worker.finishing], which)
+        worker.decider.refresh()
+        return self._name(worker)
+
+    def renew(self, which: int, _: int) -> str:
+        pick(self.workers, which).ledger.renew()
+        return f"worker {which % WORKERS}"
+
+    def crash(self, which: int, _: int) -> str:
+        """A worker dies; the broker gives its messages to others, and another worker starts in its place."""
+        index = which % WORKERS
+        self.queue += self.workers[index].die()
+        self.workers[index] = Worker(self.books)
+        return f"worker {index}"
+
+    # Operators, the reconciler among them.
+
+    def reconcile(self, _: int, __: int) -> str:
+        self.operators.append(reconciling(self.books, lambda: not self.queue, self._send))
+        return ""
+
+    def replay(self, which: int, _: int) -> str:
+        self.operators.append(replaying(self.books, lambda count: which % count, self._send))
+        return ""
+
+    def drop(self, which: int, _: int) -> str:
+        self.operators.append(dropping(self.books, lambda count: which % count))
+        return ""
+
+    def forget(self, which: int, _: int) -> str:
+        self.operators.append(forgetting(self.books, pick(IDS, which)))
+        return pick(IDS, which)
+
+    def go_on(self, which: int, _: int) -> str:
+        """An operator does one more step."""
+        operator = pick(self.operators, which)
+        # Nobody who reads and then acts does both within the same millisecond.
+        self.move(1, stalled=-1)
+        told = operator.go_on()
+        if operator.is_done:
+            self.operators.remove(operator)
+        return told
+
+    def give_up(self, which: int, _: int) -> str:
+        """An operator is interrupted, or dies."""
+        operator = pick(self.operators, which)
+        operator.die()
+        self.operators.remove(operator)
+        return f"{operator.name}, before it could {operator.next_call}"
+
+    # Time and Redis.
+
+    def move_time(self, amount: int, stalled: int) -> str:
+        """Time goes on; workers say meanwhile that they live, unless they are stalled."""
+        self.move(pick(MOVES_MS, amount), stalled)
+        return f"{pick(MOVES_MS, amount)} ms, {[index for index in range(WORKERS) if stalled >> index & 1]} stalled"
+
+    def expire(self, which: int, _: int) -> str:
+        """A record that has ended is kept no longer, as if the settings gave it a shorter life."""
+        trace_id = pick(self.ended_ids(), which)
+        self._lose([KEYS.record(trace_id)])
+        return trace_id
+
+    def clear(self, _: int, __: int) -> str:
+        """Somebody empties the novelty log. It does not get its first entry anew within the same millisecond."""
+        self.move(1, stalled=-1)
+        WatchedLog(self.books).real.clear()
+        self._lose([LOG, HEAD, ERASED])
+        return ""
+
+    def remember(self, _: int, __: int) -> str:
+        """Redis saves its data. With a Redis as the broker, that includes what has not been acknowledged."""
+        held = [message for worker in self.workers for message in worker.hand]
+        messages = [Message(message.payload, message.deliveries) for message in (*self.queue, *held)]
+        self.snapshot = Snapshot(self._server.image(), self.model.snapshot(), messages)
+        return ""
+
+    def come_back(self, _: int, __: int) -> str:
+        """Redis comes back with the data that it saved; whatever was acknowledged since comes again.
+
+        What cannot hold across this: a decision made since may be made again, otherwise; what was submitted since is lost with
+        its message, unless it is in somebody's hand; an erasure since has not happened.
+        """
+        assert self.snapshot
+        now, burials = self.model.now + 1_000, self.model.burials
+        self.books.model = self.snapshot.model.snapshot()
+        self.model.now, self.model.burials = now, burials
+        self._server.put_back(self.snapshot.image, now)
+        self._lose(self.model.due())
+        self.queue = [Message(message.payload, message.deliveries) for message in self.snapshot.messages]
+        self._invariants.came_back()
+        self._tainted |= {
+            place for worker in self.workers for place in worker.log.expected if self._is_other(worker.log, place)
+        }
+        return ""
+
+    # What the actions have in common.
+
+    def _send(self, payload: Payload) -> None:
+        self.queue.append(Message(payload))
+
+    def move(self, amount_ms: int, stalled: int) -> None:
+        """Time goes on by so much; workers that are not stalled, a bit for each, renew their leases."""
+        self.model.now += amount_ms
+        self._server.set_time(self.model.now)
+        self._lose(self.model.due())
+        for index, worker in enumerate(self.workers):
+            if not stalled >> index & 1:
+                worker.ledger.renew()
+
+    def _lose(self, keys: list[str]) -> None:
+        for key in keys:
+            self.model.lose(key)
+        self._server.delete(keys)
+
+    def ended_ids(self) -> list[str]:
+        """Whose records may expire."""
+        return [trace_id for trace_id, record in self.model.records.items() if record.state in ("decided", "dead")]
+
+    def _name(self, worker: Worker) -> str:
+        return f"worker {self.workers.index(worker)}"
+
+    def _has_message(self, trace_id: str, digest: bytes) -> bool:
+        messages = (*self.queue, *(message for worker in self.workers for message in worker.hand))
+        return any(message.payload.header_id == trace_id and message.payload.digest == digest for message in messages)
+
+    def _is_other(self, log: WatchedLog, place: str) -> bool:
+        return self.model.log.at(place) is None or self.model.log.similarity(place) != log.expected[place]
+
+
+def pick(options: Sequence[T], number: int) -> T:
+    """One of the options."""
+    return options[number % len(options)]
+
+
+def _content(content: int, kind: int) -> Payload:
+    return payload_of(pick(IDS, content), pick(KINDS, kind))

@@ -1,0 +1,156 @@
+"""One queue of decisions on the publishing side: whether it has room, and what to do when it has none."""
+
+import threading
+import time
+from typing import Any, Final
+
+import structlog
+from amqp.exceptions import MessageNacked
+from celery import Celery
+from kombu import Producer, Queue
+
+from kp_scorer.broker.publishing import publish_options, waiting, with_producer
+from kp_scorer.decision import Decision
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import QueueSettings, WhenFull
+from kp_scorer.store import Drops
+
+_LOOK_EVERY_S: Final = 1.0
+"""How often a queue is looked at: others publish to it too, and others read it."""
+_TELL_EVERY_S: Final = 1.0
+_LOW_WATER: Final = 0.8
+"""RabbitMQ, once it has refused a message, takes none before less than this part of the limit is left on the queue."""
+_DROPPED_AT_ONCE: Final = 100
+"""Before the queue is looked at again, as other workers may be dropping too."""
+
+log = structlog.get_logger("kp_scorer.broker.outbox")
+
+
+class Outbox:
+    """Where decisions for one queue are put. Safe to share between threads."""
+
+    def __init__(self, app: Celery, queue: Queue, settings: QueueSettings, when_full: WhenFull, drops: Drops) -> None:
+        """Publish to ``queue`` through the app's connection pool."""
+        self._app = app
+        self._queue = queue
+        self._settings = settings
+        self._drops_oldest = when_full == "drop_oldest"
+        self._drops = drops
+        self._lock = threading.Lock()
+        self._making_room = threading.Lock()
+        self._full = False
+        self._room = 0
+        self._look_again_at = 0.0
+        self._untold = 0
+        self._tell_again_at = 0.0
+
+    def put(self, decision: Decision) -> None:
+        """Publish a decision; if the queue is full and the settings say so, in place of the oldest.
+
+        Raises:
+            SettingsError: RabbitMQ has a queue of this name with other arguments.
+            ServiceUnavailable: the broker cannot be reached, or the queue is full.
+        """
+        if not self._has_room():
+            self._require_dropping()
+            self._drop_oldest(1)
+        if self._publish(decision):
+            return
+        # Others have filled it since.
+        self._require_dropping()
+        self._drop_to_low_water()
+        if not self._publish(decision):
+            raise self._is_full()
+
+    def _require_dropping(self) -> None:
+        if not self._drops_oldest:
+            raise self._is_full()
+
+    def _is_full(self) -> ServiceUnavailable:
+        return ServiceUnavailable(f"results: the queue {self._queue.name} is full of unread decisions")
+
+    def _publish(self, decision: Decision) -> bool:
+        """Publish; return whether the queue took it."""
+
+        def publish(producer: Producer) -> None:
+            producer.publish(
+                decision.model_dump_json(),
+                exchange="",
+                routing_key=self._queue.name,
+                content_type="application/json",
+                content_encoding="utf-8",
+                message_id=decision.trace_id,
+                declare=[self._queue],
+                **publish_options(self._app),
+            )
+
+        try:
+            with_producer(self._app, "results", publish)
+        except MessageNacked:
+            return False
+        return True
+
+    def _has_room(self) -> bool:
+        """Whether the queue has room for one more: one thread looks for all of them, and as rarely as it can."""
+        if not self._settings.results_limit:
+            return True
+        with self._lock:
+            used_up = self._room <= 0 and not self._full
+            # Whoever drops must know that the queue is full this very moment: it may be in the middle of being read.
+            if used_up or (self._full and self._drops_oldest) or time.monotonic() >= self._look_again_at:
+                self._look_again_at = time.monotonic() + _LOOK_EVERY_S
+                self._look()
+            if self._full:
+                return False
+            self._room -= 1
+            return True
+
+    def _look(self) -> None:
+        unread = waiting(self._app, self._queue)
+        self._room = self._settings.results_limit - unread
+        was_full, self._full = self._full, self._settings.is_full(unread)
+        if self._full and not was_full:
+            log.warning("results_full", queue=self._queue.name, unread=unread)
+        elif was_full and not self._full:
+            log.info("results_drained", queue=self._queue.name, unread=unread)
+
+    def _drop_to_low_water(self) -> None:
+        """Drop what has to go before RabbitMQ, which has refused a message, takes another."""
+        most = int(self._settings.results_limit * _LOW_WATER) - 1
+        # One thread drops for all of them.
+        with self._making_room:
+            while (excess := waiting(self._app, self._queue) - most) > 0 and self._drop_oldest(min(excess, _DROPPED_AT_ONCE)):
+                pass
+
+    def _drop_oldest(self, most: int) -> int:
+        """Take so many of the oldest decisions off the queue for good; return how many there were."""
+
+        def drop(producer: Producer) -> int:
+            producer.maybe_declare(self._queue)
+            return sum(self._drop_one(producer.channel) for _ in range(most))
+
+        dropped = with_producer(self._app, "results", drop)
+        self._tell(dropped)
+        return dropped
+
+    def _drop_one(self, channel: Any) -> bool:
+        message = channel.basic_get(self._queue.name)
+        if message is None:
+            return False
+        try:
+            # First, so that none goes uncounted.
+            self._drops.note(self._queue.name)
+        except ServiceUnavailable:
+            channel.basic_reject(message.delivery_tag, requeue=True)
+            raise
+        channel.basic_ack(message.delivery_tag)
+        return True
+
+    def _tell(self, dropped: int) -> None:
+        with self._lock:
+            self._untold += dropped
+            if not self._untold or time.monotonic() < self._tell_again_at:
+                return
+            self._tell_again_at = time.monotonic() + _TELL_EVERY_S
+            count, self._untold = self._untold, 0
+        log.warning("results_dropped", queue=self._queue.name, count=count)
