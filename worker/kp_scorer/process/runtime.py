@@ -93,7 +93,7 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
     loaded_ms = round((time.perf_counter() - started) * 1_000)
     log.info("embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms)
     cache = NoveltyCache(store.novelty_log(embedder.space), settings.novelty.window(), embedder.dimensions)
-    # Reading needs a transaction, which Redis refuses while it is full.
+    # Redis answered a moment ago; it may still be loading its file, or have gone away since.
     entries = _wait_for("redis", cache.catch_up, settings.worker.patience_s)
     log.info("novelty_log_read", entries=entries)
     return NoveltyMeter(embedder, cache)
