@@ -58,4 +58,10 @@ SCENARIOS: Final = {
     "a resend that comes after the end": _steps(
         "submit 0, go_on, give_up, move_time 7, reconcile, go_on, go_on, go_on, take 0, begin, finish, finish, go_on"
     ),
+    "a window that leaves the log while a mirror reads on": _steps(
+        "send_foreign 2 5, send_foreign 0 2, send_foreign 3 2, submit 3 2, go_on 4 1, submit 4 2, send_foreign 2 2, take 7 10,"
+        "submit 0 5, go_on 3 7, begin 9 3, take 6 8, finish 2 1, go_on 0 1, go_on 0 3, move_time 9 3, finish 8 8, begin 0 4,"
+        "take 4 7, begin 9 9, send_foreign 1 2, begin 0 6, move_time 8 0, finish 10 11, finish 5 7, move_time 9 4, finish 10 8,"
+        "finish 0 5, move_time 8 6"
+    ),
 }

@@ -53,10 +53,11 @@ class NoveltyCache:
         return [Placed(place, next(found)) if place else None for place in places]
 
     def _exchange(self, candidates: Sequence[Candidate]) -> list[Place | None]:
-        places, tail = self._log.exchange(candidates, self._mirror.cursor)
-        self._mirror.apply(tail)
         # Part of a window would give novelty that the log does not explain, so nothing is compared before the mirror is whole.
-        while tail.more:
-            _, tail = self._log.exchange((), self._mirror.cursor)
+        # The candidates go along each time: should the log be trimmed while it is read, those whose windows it cut get new
+        # places. That ends, because a batch is small against the slack and against what one round reads.
+        while True:
+            places, tail = self._log.exchange(candidates, self._mirror.cursor)
             self._mirror.apply(tail)
-        return places
+            if not tail.more:
+                return places
