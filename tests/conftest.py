@@ -16,9 +16,7 @@ from kp_scorer.store.local_redis import embedded_redis
 
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.processes import Worker, start_worker
-from tests.support.rabbitmq import RabbitMQ, own_virtual_host
-
-RABBITMQ_URL = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
+from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_virtual_host
 
 
 @pytest.fixture(autouse=True)

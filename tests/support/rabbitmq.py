@@ -1,5 +1,6 @@
 """A real RabbitMQ, with queues that belong to one test."""
 
+import os
 import shutil
 import subprocess
 import uuid
@@ -12,6 +13,7 @@ from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer.settings import Settings, load_settings
 
+RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
 QUEUES: Final = ("traces", "accepted", "rejected", "dead")
 
 
