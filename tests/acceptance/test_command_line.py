@@ -13,7 +13,11 @@ import psutil
 import pytest
 import redis
 from celery import Celery
+from click.testing import CliRunner
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.cli.main import commands
 from kp_scorer.settings import Settings, as_environment
+from kp_scorer.store import Store
 
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Worker, start_worker, wait_until
@@ -228,6 +232,59 @@ def test_stats_shows_books_that_balance_and_what_the_queues_hold(settings: Setti
     assert waiting == {settings.queues.traces: 3, settings.queues.accepted: 0, settings.queues.rejected: 0}
 
 
+@pytest.mark.parametrize("broken", ["closed", "full"])
+def test_submit_goes_on_when_stdout_cannot_be_written(settings: Settings, broken: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    # Nobody consumes this database's queue.
+    with open(writing, "wb") if broken == "closed" else Path("/dev/full").open("wb") as stdout:  # noqa: PTH123 - a descriptor
+        done = subprocess.run(
+            [sys.executable, "-m", "kp_scorer.cli", "submit", "-"],
+            input="{broken\n" + lines(*fresh_samples(5)),
+            env=os.environ | {"KP_BROKER_URL": settings.broker.url},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    reason = "Broken pipe" if broken == "closed" else "No space left on device"
+    assert done.stderr.splitlines()[-1] == f"kp-scorer: stdout: {reason}; submitted 5 of 6 all the same"
+    with Store.open(settings) as store:
+        assert store.ledger.counts().pending == 5
+
+
+@pytest.mark.parametrize("command", [["score", "-", "--embedder", "none"], ["schema", "trace"]])
+def test_a_full_disk_behind_stdout_is_named(command: list[str]) -> None:
+    with Path("/dev/full").open("wb") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "kp_scorer.cli", *command],
+            input=lines(*fresh_samples(2)),
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "kp-scorer: stdout: No space left on device")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["dead-letter show", "dead-letter list", "dead-letter drop --yes", "forget", "status"])
+def test_what_is_unknown_is_said_to_be_so(settings: Settings, command: str) -> None:
+    done = CliRunner().invoke(commands, [*command.split(), "nope", "--broker-url", settings.broker.url])
+    assert done.exit_code == 1
+    assert "nope: there is no such dead letter" in done.stderr or "unknown" in done.output
+
+
+@pytest.mark.parametrize("command", [["demo"], ["up"], ["score", "-"]])
+def test_urls_are_no_options_of_what_does_not_use_them(command: list[str]) -> None:
+    done = CliRunner().invoke(commands, [*command, "--broker-url", NOWHERE])
+    assert done.exit_code == 2
+    assert "No such option '--broker-url'" in done.stderr
+
+
 @pytest.mark.parametrize("file", ["config/kp-scorer.toml", "deploy/redis.conf"])
 def test_reference_prints_the_configuration_that_the_repository_has(file: str) -> None:
     assert run("reference", Path(file).name).stdout == (REPOSITORY / file).read_text("utf-8")
@@ -299,7 +356,9 @@ def test_forget_erases_vector_record_and_dead_letters(at_worker: dict[str, str])
     run("submit", "-", "--wait", stdin=lines(trace), **at_worker)
     (erased,) = rows(run("forget", trace["id"], **at_worker).stdout)
     assert erased == {"trace_id": trace["id"], "vectors": 1, "records": 1, "dead_letters": 0}
-    (again,) = rows(run("forget", trace["id"], **at_worker).stdout)
+    forgotten = run("forget", trace["id"], **at_worker)
+    assert forgotten.returncode == 1
+    (again,) = rows(forgotten.stdout)
     assert again == {"trace_id": trace["id"], "vectors": 0, "records": 0, "dead_letters": 0}
 
 
@@ -350,23 +409,39 @@ def test_up_serves_the_other_commands_and_stops_on_ctrl_c(tmp_path: Path) -> Non
     assert run("decisions").returncode == 2
 
 
+def test_what_up_has_started_ends_with_it_even_if_it_is_killed(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "kp_scorer.cli", "up", "--data-dir", str(tmp_path / "data")]
+    with subprocess.Popen(arguments, env=os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}, stderr=subprocess.DEVNULL) as up:
+        started = psutil.Process(up.pid)
+        # A Redis and a worker.
+        wait_until(lambda: len(started.children()) == 2)
+        children = started.children(recursive=True)
+        up.kill()
+    wait_until(lambda: not any(child.is_running() for child in children), timeout_s=20)
+
+
 def _celery(settings: Settings) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(
         [sys.executable, "-m", "celery", "-A", "kp_scorer.app", "worker"],
         env=os.environ | as_environment(settings) | {"KP_EMBEDDING_EMBEDDER": "none", "KP_LOG_FORMAT": "json"},
         stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         text=True,
     ) as process:
         yield process
         process.terminate()
         assert process.wait(30) == 0
+        assert process.stdout
+        assert process.stdout.read() == ""
 
 
 def test_celerys_own_command_runs_the_worker(settings: Settings) -> None:
     for process in _celery(settings):
         assert process.stderr
         assert any("worker_ready" in line for line in process.stderr)
+        with make_celery(settings) as app:
+            # Others on this machine have names of their own.
+            assert [name.partition("@")[0] for (name,) in app.control.ping(limit=1)] == [f"scorer-{process.pid}"]
         (trace,) = fresh_samples(1)
         done = run("submit", "-", "--wait", "--timeout", "30", stdin=lines(trace), KP_BROKER_URL=settings.broker.url)
         assert rows(done.stdout)[0]["decision"]["novelty"]["source"] == "no_embedder"

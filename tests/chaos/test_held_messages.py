@@ -72,7 +72,7 @@ def test_messages_held_for_an_outage_use_up_no_deliveries(arena: Arena) -> None:
         assert fleet.logged("message_sent_again") >= 2 * (2 * FEW + 1)
     with Store.open(arena.settings()) as store:
         letters = list(store.dead_letters.read())
-        assert {(letter.reason, letter.attempts) for letter in letters} == {("malformed", 1)}
+        assert {(letter.reason, letter.deliveries) for letter in letters} == {("malformed", 1)}
         assert sorted(store.dead_letters.payload(letter.letter_id) for letter in letters) == sorted(bodies)
 
 

@@ -35,7 +35,7 @@ def test_malformed_messages_wait_for_the_store_beside_the_connection(arena: Aren
         letters = list(store.dead_letters.read())
         assert {letter.reason for letter in letters} == {"malformed"}
         assert sorted(store.dead_letters.payload(letter.letter_id) for letter in letters) == sorted(bodies)
-        assert {letter.attempts for letter in letters} == {1}
+        assert {letter.deliveries for letter in letters} == {1}
 
 
 @pytest.mark.slow

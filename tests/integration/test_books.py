@@ -7,6 +7,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kp_scorer.decision import Decision
+from kp_scorer.settings import LedgerSettings
 from kp_scorer.store import DeadLetters, Identity, RedisLedger, Submission, Verdict
 from kp_scorer.store.keys import Keys
 
@@ -39,7 +40,7 @@ class Scene:
         redis_client.flushdb()
         self.redis_client = redis_client
         self.workers = [RedisLedger(redis_client, KEYS, ttl_ms=60_000, lease_ms=60_000) for _ in range(WORKERS)]
-        self.letters = DeadLetters(redis_client, KEYS, 60_000)
+        self.letters = DeadLetters(redis_client, KEYS, LedgerSettings(ttl_s=60))
         self.decided: dict[str, bytes] = {}
 
     def step(self, step: str, trace_id: str, digest: bytes, worker: int) -> None:

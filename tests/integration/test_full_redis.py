@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import redis
+from click.testing import CliRunner
 from kombu.exceptions import OperationalError
+from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import publish_options
+from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings, load_settings
@@ -89,6 +94,26 @@ def test_a_worker_started_on_a_full_redis_empties_it(server: RedisServer, endpoi
     assert "Traceback" not in worker.text()
     assert worker.process.returncode == 0
     assert {decision["trace_id"] for decision in published(endpoints)} == set(submitted)
+
+
+def test_an_operator_makes_room_on_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
+    (decision,) = score_traces(short_traces(1, seed=5), load_settings({"embedding.embedder": "none"}))
+    with Store.open(endpoints) as store, make_celery(endpoints) as app, server.connect() as client:
+        for number in range(3):
+            store.dead_letters.bury(b"%d" % number, "invalid", "$", f"kp:trace:{number}")
+        Publisher(app, endpoints, store.drops).publish(decision)
+        client.lpush(endpoints.queues.rejected, "foreign")
+        # Redis has more than this in use when it is empty.
+        server.limit_memory(1_000)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("one", "more")
+        for command in ("dead-letter list", "forget kp:trace:1", "dead-letter drop --yes", "stats"):
+            done = CliRunner().invoke(commands, [*command.split(), "--broker-url", server.url], catch_exceptions=False)
+            assert done.exit_code == 0, done.output
+        assert list(store.dead_letters.read()) == []
+        assert [taken["trace_id"] for taken in published(endpoints)] == [decision.trace_id]
+        # What was no decision.
+        assert [letter.size_bytes for letter in store.dead_letters.read()] == [len("foreign")]
 
 
 def test_a_worker_that_the_broker_refuses_says_so_once_a_second(

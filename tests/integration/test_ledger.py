@@ -7,10 +7,12 @@ import pytest
 import redis
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
+from kp_scorer.settings import LedgerSettings
 from kp_scorer.store import (
     Counts,
     DeadLetters,
     Death,
+    Drops,
     Identity,
     RedisLedger,
     Refusal,
@@ -46,7 +48,7 @@ def ledger(make_ledger: MakeLedger) -> RedisLedger:
 
 @pytest.fixture
 def letters(redis_client: redis.Redis, keys: Keys) -> DeadLetters:
-    return DeadLetters(redis_client, keys, TTL_MS)
+    return DeadLetters(redis_client, keys, LedgerSettings(ttl_s=TTL_MS / 1_000))
 
 
 @pytest.fixture
@@ -163,7 +165,7 @@ def test_a_decision_that_rests_on_another_place_is_to_be_made_again(
 
 def test_dead_trace_stays_dead_until_it_is_submitted_again(ledger: RedisLedger, letters: DeadLetters) -> None:
     ledger.open([submission()])
-    letters.bury(submission().payload, "poison", "5 attempts", ONE, DIGEST, attempts=5)
+    letters.bury(submission().payload, "poison", "5 attempts", ONE, DIGEST, deliveries=5)
     (record,) = ledger.begin([IDENTITY])
     assert (record.state, record.reason, record.detail) == ("dead", "poison", "5 attempts")
     assert ledger.open([submission()]) == ["pending"]
@@ -189,10 +191,10 @@ def test_an_invalid_message_with_the_id_of_a_valid_trace_leaves_that_alone(
 
 
 def test_burying_the_same_again_is_one_dead_letter(ledger: RedisLedger, letters: DeadLetters) -> None:
-    for attempts in (1, 2):
-        letters.bury(b"[]", "invalid", "$: expected an object", attempts=attempts)
+    for deliveries in (1, 2):
+        letters.bury(b"[]", "invalid", "$: expected an object", deliveries=deliveries)
     (letter,) = letters.read()
-    assert (letter.reason, letter.attempts, letter.size_bytes, letters.payload(letter.letter_id)) == ("invalid", 2, 2, b"[]")
+    assert (letter.reason, letter.deliveries, letter.size_bytes, letters.payload(letter.letter_id)) == ("invalid", 2, 2, b"[]")
     assert letter.first_ms <= letter.last_ms
     assert ledger.counts() == Counts(submitted=1, pending=0, decided=0, dead=1)
     assert letters.drop(letter)
@@ -222,6 +224,31 @@ def test_dropping_a_letter_forgets_what_died_of_it_and_nothing_else(ledger: Redi
     (second,) = letters.read()
     letters.drop(second)
     assert begin_states(ledger) == []
+
+
+@pytest.mark.parametrize("bound", [{"max_dead_letters": 250}, {"max_dead_letter_bytes": 250}])
+def test_the_oldest_letters_make_room_with_what_died_by_them(
+    ledger: RedisLedger, redis_client: redis.Redis, keys: Keys, bound: dict[str, int]
+) -> None:
+    letters = DeadLetters(redis_client, keys, LedgerSettings(**bound))
+    # An empty one takes no room, and is in nobody's way.
+    letters.bury(b"", "invalid", "$")
+    for number in range(256):
+        letters.bury(bytes([number]), "invalid", "$", f"kp:trace:{number}")
+    assert redis_client.hget(keys.letter_sizes, "total") == b"250"
+    kept = {letter.trace_id for letter in letters.read()}
+    assert len(kept) == 250
+    # Which of those goes first that are buried within a millisecond is left to chance.
+    assert kept > {f"kp:trace:{number}" for number in range(56, 256)}
+    trace_ids = [f"kp:trace:{number}" for number in range(256)]
+    assert {trace_id for trace_id, record in zip(trace_ids, ledger.look_up(trace_ids), strict=True) if record} == kept
+    assert Drops(redis_client, keys).counts() == {"dead letters": 7}
+    # One that is larger than everything takes the room of all, in several steps, and stays.
+    if "max_dead_letter_bytes" in bound:
+        letters.bury(b"large" * 100, "invalid", "$")
+        assert [letter.size_bytes for letter in letters.read()] == [500]
+        assert Drops(redis_client, keys).counts() == {"dead letters": 257}
+    assert ledger.counts().dead == ledger.counts().submitted
 
 
 def begin_states(ledger: RedisLedger) -> list[str]:

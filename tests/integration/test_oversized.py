@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner
-from kp_scorer.broker.redis_transport.queue import RedisQueue
+from kp_scorer.broker.redis_transport.queue import BEGINNING_BYTES, RedisQueue
 from kp_scorer.cli.main import commands
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 MIB = 2**20
 QUEUE = RedisQueue("traces", largest_bytes=10)
@@ -46,6 +47,25 @@ def test_no_more_are_kept_than_their_bytes_allow(set_aside: Any, redis_client: r
     whole = b"x" * (65 * MIB)
     assert set_aside([whole]) == [whole], "the newest stays whatever its size"
     assert set_aside([b"smaller again"]) == [b"smaller again"]
+
+
+def test_what_is_kept_is_listed_shown_and_dropped_with_the_dead_letter_of_its_beginning(
+    settings: Settings, store: Store, redis_client: redis.Redis
+) -> None:
+    beginning = b"x" * BEGINNING_BYTES
+    redis_client.rpush("traces.oversized", b"another" * 20_000, beginning + b"y" * 1_000)
+    for payload in (beginning, b"z" * BEGINNING_BYTES):
+        store.dead_letters.bury(payload, "malformed", "message: expected a smaller one")
+
+    def command(name: str, *options: str) -> list[Any]:
+        arguments = ["dead-letter", name, *options, "--broker-url", settings.broker.url]
+        found = CliRunner().invoke(commands, arguments, catch_exceptions=False)
+        return [json.loads(line) for line in found.stdout.splitlines()]
+
+    assert [letter["size_bytes"] for letter in command("list")] == [BEGINNING_BYTES + 1_000, BEGINNING_BYTES]
+    assert [letter["payload"][-1] for letter in command("show")] == ["y", "z"]
+    assert [letter["state"] for letter in command("drop", "--yes")] == ["dropped"] * 2
+    assert redis_client.lrange("traces.oversized", 0, -1) == [b"another" * 20_000]
 
 
 def test_stats_show_how_many_there_are(settings: Settings, redis_client: redis.Redis) -> None:

@@ -140,7 +140,7 @@ def test_a_trace_that_kills_its_worker_becomes_a_dead_letter(rabbitmq: RabbitMQ,
             assert _decided(client, fresh_samples(3))
         letters = store.dead_letters
         (letter,) = letters.read()
-        assert (letter.reason, letter.trace_id, letter.attempts) == ("poison", trace_id, 2)
+        assert (letter.reason, letter.trace_id, letter.deliveries) == ("poison", trace_id, 2)
         assert json.loads(letters.payload(letter.letter_id)) == deadly
         assert rabbitmq.waiting("dead") == 0
 

@@ -20,6 +20,7 @@ from kp_scorer.settings import Settings, WhenFull, as_environment, load_settings
 from kp_scorer.store import Store
 from structlog.testing import capture_logs
 
+from tests.support.builders import decision_on
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ
@@ -203,7 +204,10 @@ def _fill(settings: Settings) -> None:
         for _ in range(LIMIT + 5):
             with suppress(MessageNacked):
                 producer.publish(
-                    {"trace_id": "another's"}, exchange="", routing_key=settings.queues.rejected, serializer="json"
+                    json.loads(decision_on("kp:trace:another")),
+                    exchange="",
+                    routing_key=settings.queues.rejected,
+                    serializer="json",
                 )
 
 

@@ -35,6 +35,8 @@ def _expected(model: Reference) -> dict[str, object]:
         KEYS.pending: model.pending,
         KEYS.workers: model.workers,
         KEYS.dead_letters: model.letter_index,
+        KEYS.letter_sizes: _sizes(model),
+        KEYS.dropped: {"dead letters": model.dropped} if model.dropped else None,
         KEYS.counts: {name: count for name, count in counts.items() if count},
         KEYS.drained: model.drained,
         DEADLINES_KEY: model.deadlines,
@@ -52,6 +54,11 @@ def _record(record: TraceRecord) -> dict[str, object]:
 def _letter(letter: Letter) -> dict[str, bytes]:
     fields = {name: value for name, value in vars(letter).items() if name != "serial"}
     return {name: value if isinstance(value, bytes) else str(value).encode() for name, value in fields.items()}
+
+
+def _sizes(model: Reference) -> dict[str, int]:
+    sizes = model.letter_sizes
+    return {**sizes, "total": sum(sizes.values())} if sizes else {}
 
 
 def _log(log: LogModel) -> dict[str, object]:
@@ -74,7 +81,7 @@ def _readable(key: str, content: Any) -> object:
     if key in (KEYS.pending, KEYS.workers, KEYS.dead_letters, DEADLINES_KEY):
         return {member.decode(): int(float(score)) for member, score in pairs(content)}
     fields = {name.decode(): value for name, value in pairs(content)}
-    if key == KEYS.counts:
+    if key in (KEYS.counts, KEYS.letter_sizes, KEYS.dropped):
         # None is none, whether that is written down or not.
         return {name: int(value) for name, value in fields.items() if int(value)}
     return read_record(fields) if key.startswith(KEYS.record("")) else fields

@@ -39,12 +39,22 @@ MUTANTS: Final = (
     Mutant("commit", "if state ~= 'pending' then", "if now < 0 then", "what was forgotten is decided uncounted"),
     Mutant("commit", "(known_digest or state == 'dead')", "known_digest", "what could not be decoded stands for what could"),
     Mutant("bury", "(not state or state == 'dead' or ends_pending)", "true", "another content's record dies"),
-    Mutant("bury", "if state == 'decided' and is_same then return decision end", "", "a letter is kept of what is decided"),
+    Mutant(
+        "bury", "if state == 'decided' and is_same then return {decision, 0} end", "", "a letter is kept of what is decided"
+    ),
     Mutant("bury", "if is_new or ends_pending then", "if is_new then", "what dies again is not counted"),
     Mutant("bury", "if is_new and not ends_pending then", "if is_new then", "what was pending is counted twice"),
     Mutant("bury", "(digest ~= '' or not state)", "digest ~= ''", "what could not be decoded dies under another's digest"),
     Mutant("bury", "record, state = nil, nil", "", "a letter speaks for the records of two traces"),
     Mutant("bury", "redis.call('HINCRBY', letter, 'burials', 1)", "", "burials are not counted"),
+    Mutant(
+        "bury",
+        "redis.call('HSETNX', sizes, letter_id, #payload) == 1",
+        "redis.call('HSETNX', sizes, letter_id, #payload)",
+        "what is buried again takes room twice",
+    ),
+    Mutant("make_room", "redis.call('HINCRBY', dropped, 'dead letters', count)", "", "what makes room is not counted"),
+    Mutant("make_room", "if not is_expired then", "if true then", "what has expired counts as dropped"),
     Mutant(
         "drop",
         "if burials ~= chosen_burials or last_ms ~= chosen_last_ms then",
@@ -52,11 +62,6 @@ MUTANTS: Final = (
         "a letter is dropped though it was buried again",
     ),
     Mutant("drop", "or last_ms ~= chosen_last_ms", "", "a letter is dropped though it was dropped and buried anew"),
-    Mutant("drop", "state == 'dead' and record_letter == letter_id", "false", "a dead record stays without its bytes"),
-    Mutant(
-        "drop", "state == 'dead' and record_letter == letter_id", "state == 'dead'", "the record goes with any of its letters"
-    ),
-    Mutant("drop", "state == 'dead' and record_letter == letter_id", "true", "a record goes that is not dead"),
     Mutant(
         "claim",
         "redis.call('ZADD', pending, now, trace_id)\n        reply",
@@ -101,6 +106,15 @@ MUTANTS: Final = (
         "",
         "what is dead keeps its place for another content",
     ),
+    Mutant("ledger", "state == 'dead' and record_letter == letter_id", "false", "a dead record stays without its bytes"),
+    Mutant(
+        "ledger", "state == 'dead' and record_letter == letter_id", "state == 'dead'", "the record goes with any of its letters"
+    ),
+    Mutant("ledger", "state == 'dead' and record_letter == letter_id", "true", "a record goes that is not dead"),
+    Mutant("ledger", "0 - (redis.call('HGET', sizes, letter_id) or 0)", "0", "what is gone still takes room"),
+    Mutant("ledger", "count > most or", "", "too many letters are kept"),
+    Mutant("ledger", "or bytes > most_bytes", "", "too large letters are kept"),
+    Mutant("ledger", "tonumber(last_ms) <= expired_ms", "false", "what has expired takes room"),
     Mutant("ledger", "redis.call('PERSIST', record)", "", "what is pending again expires"),
     Mutant("ledger", "'decision', 'reason', 'detail', 'letter', ", "", "what is pending again is still dead"),
     Mutant("ledger", "redis.call('ZREM', pending, trace_id)", "", "what has ended is pending"),

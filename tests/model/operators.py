@@ -3,22 +3,19 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from kp_scorer.broker.task_message import as_bytes
 from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, TraceConflict
 from kp_scorer.process import reconciler
-from kp_scorer.settings import LedgerSettings
 from kp_scorer.store import DeadLetter, Submission
 
 from tests.model.baton import Stretch, stop_before
 from tests.model.contents import LIMITS, Payload, by_bytes
-from tests.model.records import RESEND_AFTER_MS
+from tests.model.records import LEDGER
 from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
-
-MAX_RESENDS: Final = 1
 
 Send = Callable[[Payload], None]
 
@@ -113,8 +110,7 @@ def reconciling(books: Books, is_empty: Callable[[], bool], send: Send) -> Opera
     """A worker's reconciler."""
     store: Any = SimpleNamespace(ledger=WatchedLedger(books), dead_letters=WatchedLetters(books))
     broker: Any = SimpleNamespace(traces=None, is_empty=is_empty, send=send)
-    settings = LedgerSettings(resend_after_s=RESEND_AFTER_MS / 1_000, max_resends=MAX_RESENDS)
-    return Operator("reconciler", reconciler.Reconciler(broker, broker, store, settings).reconcile)
+    return Operator("reconciler", reconciler.Reconciler(broker, broker, store, LEDGER).reconcile)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from kp_scorer.settings import LedgerSettings
 from kp_scorer.store.keys import KEPT_S, Keys
 
 KEYS: Final = Keys("m")
@@ -12,6 +13,14 @@ TRACE_LEASE_MS: Final = 120_000
 RESEND_AFTER_MS: Final = 600_000
 RECORD_TTL_MS: Final = 86_400_000
 KEPT_MS: Final = KEPT_S * 1_000
+LEDGER: Final = LedgerSettings(
+    ttl_s=RECORD_TTL_MS / 1_000,
+    resend_after_s=RESEND_AFTER_MS / 1_000,
+    max_resends=1,
+    # So few that letters are often dropped, for being too many or, three of those that can be decoded, too large.
+    max_dead_letters=3,
+    max_dead_letter_bytes=1_150,
+)
 
 
 @dataclass
@@ -55,7 +64,7 @@ class Letter:
     reason: str
     detail: str
     trace_id: str
-    attempts: int
+    deliveries: int
     first_ms: int
     last_ms: int
     burials: int

@@ -14,6 +14,7 @@ from tests.model.contents import letter_id_of
 from tests.model.records import (
     KEPT_MS,
     KEYS,
+    LEDGER,
     RECORD_TTL_MS,
     RESEND_AFTER_MS,
     TRACE_LEASE_MS,
@@ -35,6 +36,8 @@ class Reference:
         self.submitted = self.decided = self.dead = 0
         self.letters: dict[str, Letter] = {}
         self.letter_index: dict[str, int] = {}
+        self.letter_sizes: dict[str, int] = {}
+        self.dropped = 0
         self.workers: dict[str, int] = {}
         self.drained: int | None = None
         self.log = LogModel()
@@ -76,6 +79,8 @@ class Reference:
             del self.letters[letter_id]
         if key == KEYS.dead_letters:
             self.letter_index.clear()
+        elif key == KEYS.letter_sizes:
+            self.letter_sizes.clear()
         elif key == KEYS.workers:
             self.workers.clear()
         elif key == KEYS.drained:
@@ -165,7 +170,7 @@ class Reference:
 
     # Dead letters.
 
-    def bury(self, payload: bytes, reason: str, detail: str, trace_id: str, digest: bytes, attempts: int) -> bytes:
+    def bury(self, payload: bytes, reason: str, detail: str, trace_id: str, digest: bytes, deliveries: int) -> bytes:
         """Give the decision of this very submission if there is one; else keep a letter and give nothing."""
         record = self.record(trace_id) if trace_id else None
         if record:
@@ -179,7 +184,7 @@ class Reference:
         if letter_id in self.letters and self.letters[letter_id].trace_id != trace_id:
             # Bytes without a name came under another one first; their letter speaks for that one's record.
             record, trace_id = None, self.letters[letter_id].trace_id
-        is_new = self._keep_letter(letter_id, payload, reason, detail, trace_id, attempts)
+        is_new = self._keep_letter(letter_id, payload, reason, detail, trace_id, deliveries)
         ends_pending = record is not None and record.state == "pending" and is_same
         self.submitted += is_new and not ends_pending
         self.dead += is_new or ends_pending
@@ -193,31 +198,58 @@ class Reference:
             record.state, record.reason, record.detail, record.letter = "dead", reason, detail, letter_id
         return b""
 
-    def _keep_letter(self, letter_id: str, payload: bytes, reason: str, detail: str, trace_id: str, attempts: int) -> bool:
+    def _keep_letter(self, letter_id: str, payload: bytes, reason: str, detail: str, trace_id: str, deliveries: int) -> bool:
         old = self.letters.get(letter_id)
         first_ms, burials = (old.first_ms, old.burials + 1) if old else (self.now, 1)
         self.burials += 1
-        self.letters[letter_id] = Letter(payload, reason, detail, trace_id, attempts, first_ms, self.now, burials, self.burials)
+        self.letters[letter_id] = Letter(
+            payload, reason, detail, trace_id, deliveries, first_ms, self.now, burials, self.burials
+        )
         self.expires_in(KEYS.letter(letter_id), KEPT_MS)
         self.letter_index[letter_id] = self.now
-        for other in [other for other, last_ms in self.letter_index.items() if last_ms <= self.now - KEPT_MS]:
-            del self.letter_index[other]
+        self.letter_sizes[letter_id] = len(payload)
         self.expires_in(KEYS.dead_letters, KEPT_MS)
+        self.expires_in(KEYS.letter_sizes, KEPT_MS)
         return old is None
+
+    def is_over(self) -> bool:
+        """Whether there are letters whose time is over, or too many, or too large ones."""
+        return self._next_to_go() is not None
+
+    def _next_to_go(self) -> str | None:
+        letter_id = min(self.letter_index, key=lambda letter_id: (self.letter_index[letter_id], letter_id), default=None)
+        sizes = self.letter_sizes.values()
+        is_too_much = len(sizes) > LEDGER.max_dead_letters or sum(sizes) > LEDGER.max_dead_letter_bytes
+        if letter_id and (self.letter_index[letter_id] <= self.now - KEPT_MS or (is_too_much and len(sizes) > 1)):
+            return letter_id
+        return None
+
+    def make_room(self) -> int:
+        """Remove the oldest letters until all is within bounds; give how many went before their time."""
+        dropped = 0
+        while letter_id := self._next_to_go():
+            dropped += self.letter_index[letter_id] > self.now - KEPT_MS
+            self._remove_letter(letter_id)
+        self.dropped += dropped
+        return dropped
 
     def drop(self, letter_id: str, serial: int) -> bool:
         """Drop a letter unless it was buried since that burial."""
         letter = self.letters.get(letter_id)
         if letter is None or letter.serial != serial:
             return False
+        self._remove_letter(letter_id)
+        return True
+
+    def _remove_letter(self, letter_id: str) -> None:
+        trace_id = self.letters[letter_id].trace_id if letter_id in self.letters else ""
         self.lose(KEYS.letter(letter_id))
-        self.letter_index.pop(letter_id, None)
+        del self.letter_index[letter_id], self.letter_sizes[letter_id]
         if not self.letter_index:
             self.lose(KEYS.dead_letters)
-        record = self.records.get(letter.trace_id)
+        record = self.records.get(trace_id)
         if record and record.state == "dead" and record.letter == letter_id:
-            self.lose(KEYS.record(letter.trace_id))
-        return True
+            self.lose(KEYS.record(trace_id))
 
     # What brings lost messages back, and what erases.
 

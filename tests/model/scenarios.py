@@ -48,6 +48,10 @@ SCENARIOS: Final = {
     "a log that begins anew while one reads it": _steps(
         "catch_up 2, send_foreign 1, take 2, begin, finish, clear, send_foreign 3, take 1, begin, finish, finish, finish"
     ),
+    "a letter whose time is over, among others": _steps(
+        f"{_UNDECODABLE_BURIED}, move_time 10, send_foreign 2 4, take 1, end, {', '.join(['move_time 10'] * 29)},"
+        "send_foreign 3 4, take 1, end"
+    ),
     "bytes without a name under two names": _steps(
         "send_foreign 1 5, take 0, crash, take 0, crash, take 1, end, send_foreign 1 5, take 2, end, drop, go_on,"
         "send_foreign 2 5, take 0, crash, take 0, crash, take 1, end, go_on"

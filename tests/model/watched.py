@@ -26,7 +26,7 @@ from kp_scorer.store import (
 
 from tests.model.baton import Violation, stop_before
 from tests.model.contents import WordEmbedder, by_bytes, letter_id_of
-from tests.model.records import KEYS, RECORD_TTL_MS, TRACE_LEASE_MS
+from tests.model.records import KEYS, LEDGER, RECORD_TTL_MS, TRACE_LEASE_MS
 from tests.model.reference import Reference
 from tests.model.reference_log import WINDOW
 
@@ -132,21 +132,34 @@ class WatchedLetters:
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self.real = DeadLetters(books.client, KEYS, RECORD_TTL_MS)
+        self.real = DeadLetters(books.client, KEYS, LEDGER)
+        self._bury_script: Any = self.real._bury
+        self._make_room_script: Any = self.real._make_room
+        setattr(self.real, "_make_room", self._make_room)  # noqa: B010  # no Script, but called like one
 
     def bury(
-        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", attempts: int = 1
+        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", deliveries: int = 1
     ) -> Decision | None:
         stop_before("bury")
         model = self._books.model
-        found = _call(lambda: self.real.bury(payload, reason, detail, trace_id, digest, attempts))
-        # Whoever buries says what was decoded; what can be decoded has a digest, whether it is said or not.
-        known = model.bury(payload, reason, detail, trace_id, by_bytes(payload).digest, attempts)
-        decision = Decision.model_validate_json(known) if known else None
-        expect(f"bury {trace_id} as {reason}", found, decision)
-        if not known and self.real.payload(letter_id_of(payload)) != payload:
-            raise Violation(f"bury {trace_id}: its bytes are not kept")
-        return found
+
+        def bury_both(keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
+            reply: Any = self._bury_script(keys=keys, args=args)
+            # Whoever buries says what was decoded; what can be decoded has a digest, whether it is said or not.
+            expected = model.bury(payload, reason, detail, trace_id, by_bytes(payload).digest, deliveries)
+            expect(f"bury {trace_id} as {reason}", reply, [expected, int(not expected and model.is_over())])
+            if not expected and self.real.payload(letter_id_of(payload)) != payload:
+                raise Violation(f"bury {trace_id}: its bytes are not kept")
+            return reply
+
+        setattr(self.real, "_bury", bury_both)  # noqa: B010  # no Script, but called like one
+        return _call(lambda: self.real.bury(payload, reason, detail, trace_id, digest, deliveries))
+
+    def _make_room(self, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        stop_before("make_room")
+        reply: Any = self._make_room_script(keys=keys, args=args)
+        expect("make room", reply, [self._books.model.make_room(), 0])
+        return reply
 
     def read(self) -> list[tuple[DeadLetter, int]]:
         """All letters, and the burial that each was read at."""

@@ -1,5 +1,6 @@
 """Reading traces from files: lines, documents, and what is wrong with them."""
 
+import gzip
 import io
 import json
 import os
@@ -54,7 +55,7 @@ def test_input_without_anything_has_no_traces(raw: bytes) -> None:
     assert read(raw) == []
 
 
-@pytest.mark.parametrize("broken", [b"nope", b"{nope", b"}", b"\xff\xfe", b'{"id": "\xff"}', b'"text"', b"5", b"null", b"{}"])
+@pytest.mark.parametrize("broken", [b"nope", b"{nope", b"}", b"\xff\xff", b'{"id": "\xff"}', b'"text"', b"5", b"null", b"{}"])
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_invalid_line_keeps_its_number_and_the_others_are_read(broken: bytes, before: int) -> None:
     lines = [ONE] * before + [broken, TWO]
@@ -135,6 +136,26 @@ def test_traces_are_read_as_they_come_in() -> None:
 def test_every_line_that_is_not_blank_is_read_once(lines: list[bytes]) -> None:
     expected = [number for number, line in enumerate(lines, start=1) if line]
     assert [number for number, _ in read(b"\n".join(lines))] == expected
+
+
+@pytest.mark.parametrize("rest", [ONE + b"\n" + TWO, b"[" + ONE + b",\n" + TWO + b"]", pretty(json.loads(ONE)), b""])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(rest: bytes) -> None:
+    assert read(b"\xef\xbb\xbf" + rest) == read(rest)
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (gzip.compress(ONE), "gzip"),
+        (ONE.decode().encode("utf-16"), "UTF-16"),
+        (b"id,objective,steps\n1,pay,3\n", "CSV"),
+        (b'\xef\xbb\xbf"id";"the objective";\r\n1;2;\r\n', "CSV"),
+        (b"id\tobjective\n", "CSV"),
+    ],
+)
+def test_another_format_is_one_error_that_names_what_was_expected(raw: bytes, named: str) -> None:
+    with pytest.raises(click.BadParameter, match=rf"expected JSON Lines or one JSON document, in UTF-8; .* {named}$"):
+        read(raw)
 
 
 def test_file_is_opened_by_its_name(tmp_path: Path) -> None:

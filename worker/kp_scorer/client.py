@@ -113,7 +113,7 @@ class Client:
         """Wait for a trace's decision.
 
         Raises:
-            DecisionTimeout: none came in time.
+            DecisionTimeout: none came in time; it says whether the trace is known at all.
             TraceDead: none will come.
             ServiceUnavailable: Redis cannot be reached.
         """
@@ -122,7 +122,8 @@ class Client:
                 raise TraceDead(trace_id, status.reason, status.detail)
             if status.decision is not None:
                 return status.decision
-        raise DecisionTimeout(trace_id, timeout_s)
+        (found,) = self.look_up([trace_id], _LEAST_S)
+        raise DecisionTimeout(trace_id, timeout_s, is_known=found is not None)
 
     def as_settled(self, trace_ids: Iterable[str], timeout_s: float) -> Iterator[Status]:
         """Yield each trace's status as soon as it is decided or dead; end when all are, or when the time is up.

@@ -5,7 +5,8 @@
     ├── InvalidTrace             fix the trace; a worker dead-letters it
     ├── TraceConflict            use another id; a worker dead-letters it
     ├── TraceDead                look at the dead letter; no decision will come
-    ├── DecisionTimeout          wait again; the trace is still pending
+    ├── DecisionTimeout          wait again, if the trace is known
+    ├── OutputFailed             give the command a stdout that it can write to
     └── ServiceUnavailable       try again later; nothing was lost
         ├── TraceHeld            another worker is deciding it; look again in a moment
         └── EmbedderSick         give back all that is in hand and end; another process will do better
@@ -73,11 +74,19 @@ class TraceDead(ScorerError):
 
 
 class DecisionTimeout(ScorerError):
-    """No decision came within the time given; the trace is still pending."""
+    """No decision came within the time given; the trace is still pending, or unknown."""
 
-    def __init__(self, trace_id: str, timeout_s: float) -> None:
+    def __init__(self, trace_id: str, timeout_s: float, *, is_known: bool) -> None:
         self.trace_id = trace_id
-        super().__init__(f"no decision on {trace_id} within {timeout_s:g} s; it is still pending")
+        self.is_known = is_known
+        what = "still pending" if is_known else "unknown: never submitted, forgotten, or not taken by a worker yet"
+        super().__init__(f"no decision on {trace_id} within {timeout_s:g} s; it is {what}")
+
+
+class OutputFailed(ScorerError):
+    """Standard output cannot be written: nobody reads it any more, or its disk is full."""
+
+    exit_code = 2
 
 
 class ServiceUnavailable(ScorerError):

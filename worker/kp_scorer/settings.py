@@ -156,11 +156,13 @@ class EmbeddingSettings(_Section):
 
 
 class LedgerSettings(_Section):
-    """The record of every trace."""
+    """The record of every trace, and the dead letters."""
 
     ttl_s: Seconds = 86_400.0
     resend_after_s: Seconds = 600.0
     max_resends: Annotated[int, Field(ge=0)] = 3
+    max_dead_letters: Count = 100_000
+    max_dead_letter_bytes: Count = 268_435_456
 
     @property
     def ttl_ms(self) -> int:

@@ -162,6 +162,22 @@ def oversized(app: Celery, queue: Queue) -> int:
     return with_producer(app, queue.name, lambda producer: int(producer.channel.oversized(queue.name)))
 
 
+def whole_message(app: Celery, queues: Sequence[Queue], beginning: bytes, *, remove: bool = False) -> bytes:
+    """The message on queues on Redis that was too large to be delivered but for this beginning; no bytes if none is kept.
+
+    With ``remove`` it is kept no longer.
+
+    Raises:
+        ServiceUnavailable: the broker cannot be reached.
+    """
+
+    def look(producer: Producer) -> bytes:
+        found = [producer.channel.whole(queue.name, beginning, remove=remove) for queue in queues]
+        return next(filter(None, found), b"")
+
+    return with_producer(app, "oversized", look)
+
+
 @contextmanager
 def _producer(app: Celery, what: str) -> Iterator[Producer]:
     try:

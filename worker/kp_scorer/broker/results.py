@@ -1,5 +1,6 @@
 """The results queues: publish decisions to them, and take decisions off."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -10,9 +11,10 @@ from kombu import Queue
 from kp_scorer.broker.outbox import Outbox
 from kp_scorer.broker.publishing import declare_queues, unavailable_if_broker_fails, waiting
 from kp_scorer.broker.queues import results_queue, results_queues
+from kp_scorer.broker.task_message import raw_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.settings import Settings
-from kp_scorer.store import Drops
+from kp_scorer.store import DeadLetters, Drops, Store
 
 
 class Publisher:
@@ -55,34 +57,60 @@ def unread(app: Celery, settings: Settings) -> dict[str, int]:
 
 
 class Results:
-    """Takes decisions off the results queues."""
+    """Takes decisions off the results queues; what is none, and would be in the way for ever, becomes a dead letter."""
 
-    def __init__(self, queues: Sequence[Queue]) -> None:
+    def __init__(self, queues: Sequence[Queue], dead_letters: DeadLetters) -> None:
         """Take from these queues, which are bound to a channel."""
         self._queues = queues
+        self._dead_letters = dead_letters
+        self.set_aside = 0
+        """How many messages were no decisions, so far."""
 
     def take(self) -> Iterator["Taken"]:
         """Yield what is on the queues now, each message once; a message returns to its queue unless acknowledged.
 
         Raises:
-            ServiceUnavailable: the broker cannot be reached.
+            ServiceUnavailable: the broker cannot be reached; or Redis cannot, when there is something to set aside.
         """
         for queue in self._queues:
             while (message := self._next(queue)) is not None:
-                yield Taken(message)
+                decision = _decision_in(message)
+                if decision is None:
+                    self._set_aside(queue.name, message)
+                else:
+                    yield Taken(message, decision)
 
     @staticmethod
     def _next(queue: Any) -> Any:
         with unavailable_if_broker_fails("results"):
-            return queue.get()
+            found = queue.channel.basic_get(queue.name)
+        # Kombu's own way to get one raises an error for a body that it cannot decompress, again and again.
+        return None if found is None else queue.channel.message_to_python(found)
+
+    def _set_aside(self, queue: str, message: Any) -> None:
+        self._dead_letters.bury(raw_body(message), "malformed", f"queue {queue}: expected a decision")
+        with unavailable_if_broker_fails("results"):
+            message.ack()
+        self.set_aside += 1
+
+
+def _decision_in(message: Any) -> dict[str, Any] | None:
+    """The decision as the JSON object that was published; None if the message is none."""
+    try:
+        # Not by kombu's decoders, among which the message would choose.
+        decision: dict[str, Any] = json.loads(raw_body(message).decode("utf-8"))
+        Decision.model_validate(decision)
+    except (ValueError, RecursionError):
+        return None
+    return decision
 
 
 class Taken:
     """A decision taken off a queue, as the JSON object that was published."""
 
-    def __init__(self, message: Any) -> None:
+    def __init__(self, message: Any, decision: dict[str, Any]) -> None:
         self._message = message
-        self.decision: dict[str, Any] = message.decode()
+        self.decision = decision
 
     def acknowledge(self) -> None:
         """Remove the decision from its queue for good.
@@ -105,7 +133,7 @@ def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None
     wanted = [outcome] if outcome else get_args(Outcome)
     queues = {queue.name: queue for queue in (results_queue(settings, each) for each in wanted)}
     declare_queues(app, list(queues.values()))
-    with app.connection_for_read() as connection:
+    with Store.open(settings) as store, app.connection_for_read() as connection:
         with unavailable_if_broker_fails("results"):
             channel = connection.default_channel
-        yield Results([queue(channel) for queue in queues.values()])
+        yield Results([queue(channel) for queue in queues.values()], store.dead_letters)

@@ -8,7 +8,12 @@ from functools import wraps
 from typing import Any, cast
 
 import click
+from celery import Celery
 
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import whole_message
+from kp_scorer.broker.queues import results_queues, submission_queues
+from kp_scorer.broker.redis_transport.queue import BEGINNING_BYTES
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.client import Client
@@ -29,7 +34,7 @@ def dead_letter() -> None:
 def _chosen(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that choose dead letters, and pass the command ``wanted``, which says whether one is chosen.
 
-    The beginning of an id is enough.
+    The beginning of an id is enough. Exits 1 if there is no dead letter for one.
     """
 
     @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
@@ -47,17 +52,26 @@ def _chosen(command: Callable[..., None]) -> Callable[..., None]:
         before: datetime | None,
         **rest: Any,
     ) -> None:
+        missing = set(letter_ids)
+
         def wanted(letter: DeadLetter) -> bool:
             last = datetime.fromtimestamp(letter.last_ms / 1_000, UTC).replace(tzinfo=None)
-            return (
+            is_wanted = (
                 (not letter_ids or letter.letter_id.startswith(letter_ids))
                 and reason in (None, letter.reason)
                 and trace_id in (None, letter.trace_id)
                 and (since is None or last >= since)
                 and (before is None or last < before)
             )
+            if is_wanted:
+                missing.difference_update([letter_id for letter_id in missing if letter.letter_id.startswith(letter_id)])
+            return is_wanted
 
         command(wanted=wanted, **rest)
+        for letter_id in sorted(missing):
+            say(f"{letter_id}: there is no such dead letter")
+        if missing:
+            sys.exit(1)
 
     return with_choice
 
@@ -66,20 +80,27 @@ def _chosen(command: Callable[..., None]) -> Callable[..., None]:
 @_chosen
 def list_letters(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
     """Print a JSON line for each dead letter, without its content, the least recently buried first."""
-    with Store.open(settings) as store:
+    with Store.open(settings) as store, make_celery(settings) as app:
         letters = store.dead_letters
         for letter in filter(wanted, letters.read()):
-            print_json(_described(letter))
+            described = _described(letter)
+            if letter.size_bytes == BEGINNING_BYTES:
+                described["size_bytes"] = len(_whole(letters.payload(letter.letter_id), app, settings))
+            print_json(described)
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
 @_chosen
 def show(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
-    """Print dead letters with their content, the submission as it was received."""
-    with Store.open(settings) as store:
+    """Print dead letters with their content, the submission as it was received.
+
+    Of a message too large for a worker, that is the whole for as long as Redis keeps it; then its beginning.
+    """
+    with Store.open(settings) as store, make_celery(settings) as app:
         letters = store.dead_letters
         for letter in filter(wanted, letters.read()):
-            print_json({**_described(letter), "payload": _readable(letters.payload(letter.letter_id))})
+            content = _whole(letters.payload(letter.letter_id), app, settings)
+            print_json({**_described(letter), "size_bytes": len(content), "payload": _readable(content)})
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason invalid --dry-run")
@@ -113,16 +134,28 @@ def replay(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settin
 @_chosen
 def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, yes: bool, settings: Settings) -> None:
     """Remove dead letters and their bytes for good; all of them, unless some are chosen."""
-    with Store.open(settings) as store:
+    with Store.open(settings) as store, make_celery(settings) as app:
         letters = store.dead_letters
         chosen = list(filter(wanted, letters.read()))
         if chosen and not (dry_run or yes):
             click.confirm(f"Remove {len(chosen)} dead letters for good?", abort=True, err=True)
         for letter in chosen:
+            state = "would be dropped"
             if not dry_run:
-                letters.drop(letter)
-            state = "would be dropped" if dry_run else "dropped"
+                payload = letters.payload(letter.letter_id)
+                # One that is buried again meanwhile stays.
+                state = "dropped" if letters.drop(letter) else "dead"
+                if state == "dropped":
+                    _whole(payload, app, settings, remove=True)
             print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
+
+
+def _whole(payload: bytes, app: Celery, settings: Settings, *, remove: bool = False) -> bytes:
+    """A payload, or the message of which it is only the beginning, if that is kept. With ``remove`` it is kept no longer."""
+    if not settings.broker.is_redis or len(payload) != BEGINNING_BYTES:
+        return payload
+    queues = [submission_queues(settings).traces, *results_queues(settings).values()]
+    return whole_message(app, queues, payload, remove=remove) or payload
 
 
 def _readable(payload: bytes) -> Any:

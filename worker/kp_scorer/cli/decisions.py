@@ -25,7 +25,7 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Se
     """Take decisions off the results queues and print them as JSON Lines.
 
     A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are
-    empty, unless --follow is given.
+    empty, unless --follow is given. A message that is no decision becomes a dead letter, reason malformed.
     """
     # Ctrl-C ends the command between two decisions: one printed but not acknowledged would be printed again next time.
     stopping = Event()
@@ -46,3 +46,5 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Se
                     break
                 stopping.wait(_POLL_S)
     say(f"took {taken} decisions")
+    if results.set_aside:
+        say(f"set aside {results.set_aside} messages that are none: see `kp-scorer dead-letter list --reason malformed`")

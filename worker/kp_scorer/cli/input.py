@@ -1,15 +1,31 @@
 """Traces from a file or standard input: JSON Lines, or one JSON document."""
 
+import codecs
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, NamedTuple
+from itertools import chain
+from typing import IO, Final, NamedTuple
 
 import click
 
 from kp_scorer.decoding import Limits, decode_json, decode_trace, parse_json
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
+
+_BEGINNINGS: Final = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""What a file in another format begins with."""
+_CSV: Final = re.compile(rb'"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+')
+"""The names of columns."""
 
 
 class Line(NamedTuple):
@@ -23,18 +39,24 @@ class Line(NamedTuple):
 def open_input(name: str) -> Iterator[IO[bytes]]:
     """Open a file for reading, or standard input for ``-``."""
     try:
-        with click.open_file(name, "rb") as stream:
-            yield stream
+        opened = click.open_file(name, "rb")
     except OSError as error:
         raise click.BadParameter(f"{name}: {error.strerror}", param_hint="FILE") from None
+    with opened as stream:
+        yield stream
 
 
 def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     """Decode traces one by one, as they come in; blank lines are skipped.
 
     Input whose first line begins a list, or an object that ends on a later line, is one document: a trace or several.
+
+    Raises:
+        BadParameter: it is neither, but another format.
     """
-    numbered = enumerate(stream, start=1)
+    first = stream.readline()
+    _refuse_other_formats(first)
+    numbered = enumerate(chain([first.removeprefix(codecs.BOM_UTF8)], stream), start=1)
     for number, raw in numbered:
         if not raw.strip():
             continue
@@ -44,6 +66,17 @@ def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
         yield from _read_lines([(number, raw)], limits)
         break
     yield from _read_lines(numbered, limits)
+
+
+def _refuse_other_formats(first_line: bytes) -> None:
+    """Raise BadParameter for what would otherwise be an error for each of its lines."""
+    found = next((name for beginning, name in _BEGINNINGS.items() if first_line.startswith(beginning)), "")
+    if not found and _CSV.fullmatch(first_line.removeprefix(codecs.BOM_UTF8).rstrip()):
+        found = "CSV"
+    if found:
+        raise click.BadParameter(
+            f"expected JSON Lines or one JSON document, in UTF-8; this looks like {found}", param_hint="FILE"
+        )
 
 
 def _read_lines(numbered: Iterable[tuple[int, bytes]], limits: Limits) -> Iterator[Line]:

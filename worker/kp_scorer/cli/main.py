@@ -24,8 +24,8 @@ from kp_scorer.errors import ScorerError
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 all well; 1 some traces were invalid, dead or still pending; 2 wrong usage or settings; "
-    "3 Redis or the broker cannot be reached; 4 a worker came to a standstill. "
+    epilog="Exit codes: 0 all well; 1 some traces were invalid, dead, still pending or unknown; 2 wrong usage or settings, "
+    "or stdout cannot be written; 3 Redis or the broker cannot be reached; 4 a worker came to a standstill. "
     "Output for programs is JSON Lines on stdout, everything else goes to stderr.",
 )
 @click.version_option(version("kp-scorer"))

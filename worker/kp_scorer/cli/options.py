@@ -17,36 +17,31 @@ Command = Callable[..., None]
 
 
 def settings_options(command: Command) -> Command:
-    """Add the flags for settings to a command and pass it the loaded ``settings``."""
-    return _settings_options(command, lambda settings: settings)
+    """Add the flags for settings to a command, and pass it the loaded ``settings``."""
 
-
-def service_options(command: Command) -> Command:
-    """Like ``settings_options``, for a command that uses the broker or Redis: the settings name both URLs."""
-    return _settings_options(command, with_endpoints)
-
-
-def _settings_options(command: Command, complete: Callable[[Settings], Settings]) -> Command:
     @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
-    @click.option("--broker-url", help="The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.")
-    @click.option("--redis-url", help="Redis of the novelty log and the ledger (KP_REDIS_URL); by default the broker's.")
     @click.option("--set", "assignments", multiple=True, metavar="SECTION.NAME=VALUE", help="Any other setting; repeatable.")
     @wraps(command)
-    def with_settings(
-        *args: Any,
-        config: Path | None,
-        broker_url: str | None,
-        redis_url: str | None,
-        assignments: tuple[str, ...],
-        **kwargs: Any,
-    ) -> None:
-        flags = dict(map(_assigned, assignments))
-        flags |= {name: url for name, url in (("broker.url", broker_url), ("redis.url", redis_url)) if url}
-        settings = complete(load_settings(flags, config))
+    def with_settings(*args: Any, config: Path | None, assignments: tuple[str, ...], **kwargs: Any) -> None:
+        urls = {"broker.url": kwargs.pop("broker_url", None), "redis.url": kwargs.pop("redis_url", None)}
+        flags = dict(map(_assigned, assignments)) | {name: url for name, url in urls.items() if url}
+        settings = load_settings(flags, config)
         configure_logs(settings.log)
         command(*args, settings=settings, **kwargs)
 
     return with_settings
+
+
+def service_options(command: Command) -> Command:
+    """Like ``settings_options``, for a command that uses the broker or Redis: with flags for the URLs, and both filled in."""
+
+    @wraps(command)
+    def with_services(*args: Any, settings: Settings, **kwargs: Any) -> None:
+        command(*args, settings=with_endpoints(settings), **kwargs)
+
+    broker = click.option("--broker-url", help="The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.")
+    store = click.option("--redis-url", help="Redis of the novelty log and the ledger (KP_REDIS_URL); by default the broker's.")
+    return broker(store(settings_options(with_services)))
 
 
 def _assigned(assignment: str) -> tuple[str, Any]:

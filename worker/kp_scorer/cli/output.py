@@ -1,6 +1,7 @@
 """What commands print: JSON Lines for programs on stdout, progress and notes for people on stderr."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kp_scorer.cli.input import Line
 from kp_scorer.client import Status
-from kp_scorer.errors import InvalidTrace
+from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict
 
 _PLAIN_EVERY_S: Final = 2.0
 
@@ -30,23 +31,39 @@ def say(text: str) -> None:
 
 
 def print_json(row: dict[str, Any]) -> None:
-    """Print one JSON line and flush it, so that a reader of the pipe sees it at once."""
-    sys.stdout.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
-    sys.stdout.flush()
+    """Print one JSON line and flush it, so that a reader of the pipe sees it at once.
+
+    Raises:
+        OutputFailed: stdout cannot be written; what is printed from then on goes nowhere.
+    """
+    print_text(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
-def report_invalid(line: Line, error: InvalidTrace) -> None:
-    """Name an invalid line: for people on stderr, for programs on stdout."""
+def print_text(text: str) -> None:
+    """Print a text as it is; otherwise as :func:`print_json`."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What could not be written stays in the buffer: Python would try once more at the end, and fail in its own words.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OutputFailed(f"stdout: {error.strerror}") from None
+
+
+def refused(line: Line, error: InvalidTrace | TraceConflict) -> dict[str, Any]:
+    """Say on stderr what is wrong with a line; return the same for programs."""
     say(f"line {line.number}: {error}")
-    print_json({"line": line.number, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]})
+    if isinstance(error, TraceConflict):
+        return {"trace_id": error.trace_id, "state": "conflict", "line": line.number}
+    return {"line": line.number, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
 
 
-def print_status(status: Status) -> None:
+def print_status(trace_id: str, status: Status | None) -> None:
     """Print what is known of a trace, as one JSON line."""
-    row: dict[str, object] = {"trace_id": status.trace_id, "state": status.state}
-    if status.decision:
+    row: dict[str, object] = {"trace_id": trace_id, "state": status.state if status else "unknown"}
+    if status and status.decision:
         row["decision"] = status.decision.model_dump(mode="json")
-    if status.reason:
+    if status and status.reason:
         row |= {"reason": status.reason, "detail": status.detail}
     print_json(row)
 

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 from kp_scorer.embedding import usable_cores
 from kp_scorer.settings import Settings, as_environment
+from kp_scorer.store.children import dying_with_parent
 
 _STOP_TIMEOUT_S: Final = 60.0
 
@@ -42,7 +43,8 @@ def start_worker(settings: Settings, url: str, count: int) -> Process:
     # -P: a kp_scorer.py or redis.py in the current folder must not be imported instead of ours.
     command = [sys.executable, "-P", "-m", "kp_scorer.cli", "worker"]
     # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in hand.
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    # Killed with us, as its Redis ends with us too; what it had in hand is still there when that starts again.
+    return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=dying_with_parent(signal.SIGKILL))
 
 
 def _stop(processes: Sequence[Process]) -> None:

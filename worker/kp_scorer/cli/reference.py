@@ -4,6 +4,8 @@ from importlib import resources
 
 import click
 
+from kp_scorer.cli.output import print_text
+
 _FILES = ("kp-scorer.toml", "redis.conf")
 
 
@@ -11,4 +13,4 @@ _FILES = ("kp-scorer.toml", "redis.conf")
 @click.argument("file", type=click.Choice(_FILES))
 def reference(file: str) -> None:
     """Print a configuration file to start from: every setting with its default, or Redis' configuration."""
-    click.echo(resources.files("kp_scorer.reference").joinpath(file).read_text("utf-8"), nl=False)
+    print_text(resources.files("kp_scorer.reference").joinpath(file).read_text("utf-8"))

@@ -4,6 +4,7 @@ import json
 
 import click
 
+from kp_scorer.cli.output import print_text
 from kp_scorer.decision import Decision
 from kp_scorer.trace import ReasoningTrace
 
@@ -16,4 +17,4 @@ def schema(message: str) -> None:
         printed = ReasoningTrace.model_json_schema(mode="validation")
     else:
         printed = Decision.model_json_schema(mode="serialization")
-    click.echo(json.dumps(printed, indent=2, ensure_ascii=False))
+    print_text(json.dumps(printed, indent=2, ensure_ascii=False) + "\n")

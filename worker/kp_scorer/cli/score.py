@@ -6,9 +6,9 @@ import click
 
 from kp_scorer.cli.input import open_input, read_traces
 from kp_scorer.cli.options import settings_options
-from kp_scorer.cli.output import print_json, progress, report_invalid, say
+from kp_scorer.cli.output import print_json, progress, refused, say
 from kp_scorer.decision import Decision
-from kp_scorer.errors import InvalidTrace
+from kp_scorer.errors import InvalidTrace, TraceConflict
 from kp_scorer.offline import offline_decider
 from kp_scorer.settings import EmbeddingSettings, Settings
 
@@ -35,16 +35,17 @@ def score(file: str, embedder: str | None, settings: Settings) -> None:
         for done, line in enumerate(lines, start=1):
             if isinstance(line.trace, InvalidTrace):
                 failed += 1
-                report_invalid(line, line.trace)
+                print_json(refused(line, line.trace))
             else:
                 assert decider is not None
                 (decided,) = decider.decide([line.trace])
                 if isinstance(decided, Decision):
                     print_json(decided.model_dump(mode="json"))
                 else:
+                    # A ledger in memory knows of no other workers and of no deaths.
+                    assert isinstance(decided, TraceConflict)
                     failed += 1
-                    say(f"line {line.number}: {decided}")
-                    print_json({"trace_id": decided.trace_id, "state": "conflict", "line": line.number})
+                    print_json(refused(line, decided))
             advance(done, len(lines))
     if not lines:
         say(f"no traces in {file}")

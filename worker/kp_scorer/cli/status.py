@@ -5,7 +5,7 @@ import sys
 import click
 
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_json, print_status
+from kp_scorer.cli.output import print_status
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
 
@@ -21,9 +21,6 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
     with Client(settings) as client:
         found = client.look_up(trace_ids)
     for trace_id, known in zip(trace_ids, found, strict=True):
-        if known:
-            print_status(known)
-        else:
-            print_json({"trace_id": trace_id, "state": "unknown"})
+        print_status(trace_id, known)
     if not all(known and known.state == "decided" for known in found):
         sys.exit(1)

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -13,9 +13,9 @@ from kp_scorer.broker.queues import results_queues
 from kp_scorer.broker.results import unread
 from kp_scorer.cli.input import Line, open_input, read_traces
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_json, print_status, progress, report_invalid, say
+from kp_scorer.cli.output import print_json, print_status, progress, refused, say
 from kp_scorer.client import Client, Status
-from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict
+from kp_scorer.errors import InvalidTrace, OutputFailed, ScorerError, TraceConflict
 from kp_scorer.settings import Settings
 
 _LOOK_EVERY_S: Final = 2.0
@@ -31,55 +31,77 @@ def submit(file: str, wait: bool, timeout_s: float, settings: Settings) -> None:
     """Submit the traces in FILE (- for standard input): JSON Lines, or one JSON document.
 
     Prints one JSON line a trace: trace_id, state (pending, decided, dead, conflict, invalid) and, with --wait, the decision.
-    Invalid lines are named by number and field; the others are submitted.
+    Invalid lines are named by number and field; the others are submitted. All are, too, if nobody reads what is printed.
     """
     with Client(settings) as client, open_input(file) as stream:
-        submitted, seen = _submit(client, read_traces(stream, settings.limits), print_each=not wait)
-        say(f"submitted {len(submitted)} of {seen}" if seen else f"no traces in {file}")
-        unsettled = _wait(client, list(dict.fromkeys(submitted)), timeout_s, settings) if wait else 0
-    if len(submitted) < seen or unsettled:
+        done = _submit(client, read_traces(stream, settings.limits), print_each=not wait)
+        said = f"submitted {len(done.trace_ids)} of {done.seen}" if done.seen else f"no traces in {file}"
+        if done.failure:
+            raise OutputFailed(f"{done.failure}; {said} all the same")
+        say(said)
+        unsettled = _wait(client, list(dict.fromkeys(done.trace_ids)), timeout_s, settings) if wait else 0
+    if len(done.trace_ids) < done.seen or unsettled:
         sys.exit(1)
 
 
-def _submit(client: Client, lines: Iterable[Line], *, print_each: bool) -> tuple[list[str], int]:
-    """Submit what can be submitted and report the rest; return the ids submitted and how many lines there were."""
-    submitted: list[str] = []
+class _Submitted(NamedTuple):
+    """The ids of what was submitted, how many traces there were, and why not all of that could be printed."""
+
+    trace_ids: list[str]
+    seen: int
+    failure: OutputFailed | None
+
+
+def _submit(client: Client, lines: Iterable[Line], *, print_each: bool) -> _Submitted:
+    """Submit what can be submitted and report the rest, for as long as there is somebody to report to."""
+    trace_ids: list[str] = []
     seen = 0
+    failure: OutputFailed | None = None
     with progress("submitted") as advance:
         for line in lines:
             seen += 1
+            row = _submit_one(client, line)
+            is_pending = row["state"] == "pending"
+            if is_pending:
+                trace_ids.append(row["trace_id"])
             try:
-                if isinstance(line.trace, InvalidTrace):
-                    raise line.trace
-                trace_id = client.submit(line.trace)
-            except InvalidTrace as error:
-                report_invalid(line, error)
-            except TraceConflict as error:
-                say(f"line {line.number}: {error}")
-                print_json({"trace_id": error.trace_id, "state": "conflict", "line": line.number})
-            else:
-                submitted.append(trace_id)
-                if print_each:
-                    print_json({"trace_id": trace_id, "state": "pending"})
+                if print_each or not is_pending:
+                    print_json(row)
+            except OutputFailed as error:
+                failure = error
             advance(seen, None)
-    return submitted, seen
+    return _Submitted(trace_ids, seen, failure)
+
+
+def _submit_one(client: Client, line: Line) -> dict[str, Any]:
+    """Submit a line; return what is to be printed of it."""
+    try:
+        if isinstance(line.trace, InvalidTrace):
+            raise line.trace
+        return {"trace_id": client.submit(line.trace), "state": "pending"}
+    except (InvalidTrace, TraceConflict) as error:
+        return refused(line, error)
 
 
 def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float, settings: Settings) -> int:
-    """Print each trace as it settles; return how many are dead or still pending."""
+    """Print each trace as it settles, and what the others are; return how many were not decided."""
     left = dict.fromkeys(trace_ids)
     dead = 0
     with progress("decided") as advance:
         for status in _as_settled(client, trace_ids, timeout_s, settings):
             del left[status.trace_id]
             dead += status.state == "dead"
-            print_status(status)
+            print_status(status.trace_id, status)
             advance(len(trace_ids) - len(left), len(trace_ids))
-    for trace_id in left:
-        print_status(Status(trace_id, "pending"))
-    if left:
-        say(f"{len(left)} still pending after {timeout_s:g} s")
-    return dead + len(left)
+    found = client.look_up(list(left)) if left else []
+    for trace_id, known in zip(left, found, strict=True):
+        print_status(trace_id, known)
+    states = [known.state if known else "unknown" for known in found]
+    if pending := states.count("pending"):
+        say(f"{pending} still pending after {timeout_s:g} s")
+    if unknown := states.count("unknown"):
+        say(f"{unknown} unknown: forgotten, or dropped as dead letters, since they were submitted")
+    return dead + len(left) - states.count("decided")
 
 
 def _as_settled(client: Client, trace_ids: Sequence[str], timeout_s: float, settings: Settings) -> Iterator[Status]:

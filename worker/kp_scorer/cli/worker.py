@@ -1,7 +1,5 @@
 """``kp-scorer worker``: run one scorer in the foreground."""
 
-import os
-import sys
 import warnings
 
 import click
@@ -19,11 +17,8 @@ def worker(settings: Settings) -> None:
 
     It finishes what it has in hand before it ends.
     """
-    # Celery says on stdout that it stops, which is for people.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     app = create_app(settings)
     # Celery warns against running as root, because of pickle; we accept only JSON, and in a container root is common.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    # Gossip and mingle only serve features that workers do not use. The name must be unique on the machine.
-    flags = ["--without-gossip", "--without-mingle", "--hostname", f"scorer-{os.getpid()}@%h"]
-    app.worker_main(["--quiet", "worker", *flags])
+    # Gossip and mingle only serve features that workers do not use.
+    app.worker_main(["--quiet", "worker", "--without-gossip", "--without-mingle"])

@@ -168,7 +168,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
 
     def _bury_malformed(self, message: Any, detail: str) -> None:
         dead_letters = self._lifecycle.runtime.store.dead_letters
-        dead_letters.bury(raw_body(message), "malformed", detail, attempts=deliveries_by(message.headers))
+        dead_letters.bury(raw_body(message), "malformed", detail, deliveries=deliveries_by(message.headers))
 
     def _bury_poison(self, message: Any) -> None:
         runtime = self._lifecycle.runtime

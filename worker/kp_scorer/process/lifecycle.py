@@ -2,11 +2,14 @@
 
 import gc
 import math
+import os
+import sys
 import threading
 from typing import Any
 
 import structlog
 from celery import Celery, signals
+from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
 from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
@@ -34,6 +37,7 @@ class Lifecycle:
         self.hold_s = math.inf if settings.broker.is_redis else settings.broker.hold_s
         """How long a message that cannot be finished stays in hand, in seconds."""
         self._ending = threading.Lock()
+        signals.celeryd_init.connect(self._begin, weak=False)
         signals.setup_logging.connect(self._set_up_logging, weak=False)
         signals.worker_init.connect(self._open, weak=False)
         signals.worker_ready.connect(self._ready, weak=False)
@@ -55,6 +59,14 @@ class Lifecycle:
             self._begin_to_stop()
         # What its handler of SIGTERM sets, and its consumer looks at once a turn.
         state.should_stop = error.exit_code
+
+    def _begin(self, instance: Any, **_: Any) -> None:
+        # Two nodes of one name get each other's remote control, and are one to whoever inspects them.
+        name, host = nodesplit(instance.hostname)
+        if name == NODENAME_DEFAULT:
+            instance.hostname = nodename(f"scorer-{os.getpid()}", host)
+        # Celery greets, and says that it stops, on stdout, which is for programs.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def _set_up_logging(self, **_: Any) -> None:
         configure_logs(self._settings.log)

@@ -45,7 +45,7 @@ class Reconciler:
         if resends >= self._settings.max_resends:
             # The first sending is none of the resends.
             detail = f"sent {resends + 1} times, never decided"
-            self._store.dead_letters.bury(payload, "lost", detail, trace_id, digest, attempts=resends + 1)
+            self._store.dead_letters.bury(payload, "lost", detail, trace_id, digest, deliveries=0)
             return
         try:
             send_trace(self._app, self._queues, trace_id, json.loads(payload))

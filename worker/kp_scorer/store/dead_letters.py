@@ -9,11 +9,14 @@ import structlog
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason
+from kp_scorer.settings import LedgerSettings
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.scripts import lua_source
 
 _READ_CHUNK: Final = 500
+_DROPPED_AT_ONCE: Final = 100
+"""So many take Redis some 10 ms."""
 
 log = structlog.get_logger("kp_scorer.store.dead_letters")
 
@@ -28,8 +31,8 @@ class DeadLetter(NamedTuple):
     """Field paths and figures, never content."""
     trace_id: str
     """Empty where the submission had none to speak of."""
-    attempts: int
-    """How often it was delivered until it was given up."""
+    deliveries: int
+    """How often it was delivered until it was given up; 0 if it was lost, when the detail says how often it was sent."""
     first_ms: int
     """When it was first buried, in Unix time by Redis' clock."""
     last_ms: int
@@ -41,19 +44,26 @@ class DeadLetter(NamedTuple):
 
 
 class DeadLetters:
-    """The dead-letter queue, each letter kept for 30 days after it was last heard of."""
+    """The dead-letter queue, each letter kept for 30 days after it was last heard of, unless newer ones need its room."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, record_ttl_ms: int) -> None:
-        """Use the dead letters under the prefix of ``keys``; ``record_ttl_ms`` is how long the ledger keeps a record."""
+    def __init__(self, client: redis.Redis, keys: Keys, settings: LedgerSettings) -> None:
+        """Use the dead letters under the prefix of ``keys``; the settings say how many are kept."""
         self._client = client
         self._keys = keys
-        self._record_ttl_ms = record_ttl_ms
-        self._bury, self._drop = (client.register_script(lua_source(__package__, name)) for name in ("bury", "drop"))
+        self._record_ttl_ms = settings.ttl_ms
+        # No record outlives the letter that tells what it died of.
+        kept_ms = max(KEPT_S * 1_000, settings.ttl_ms)
+        self._bounds = kept_ms, settings.max_dead_letters, settings.max_dead_letter_bytes
+        self._bury, self._make_room, self._drop = (
+            client.register_script(lua_source(__package__, name)) for name in ("bury", "make_room", "drop")
+        )
 
     def bury(
-        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", attempts: int = 1
+        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", deliveries: int = 1
     ) -> Decision | None:
         """Keep a submission's bytes and why it is dead, log it, and end its trace's record if that is of the same submission.
+
+        If there are too many letters by then, or too large ones, the oldest are dropped, each with the record that died by it.
 
         Args:
             payload: the submission as UTF-8 JSON; if it is malformed, the body of the message as it came.
@@ -61,7 +71,7 @@ class DeadLetters:
             detail: what exactly: field paths and figures, never content.
             trace_id: what it calls itself. The record of another submission of that name comes to no harm.
             digest: of what it says, if it could be decoded.
-            attempts: how often the submission was delivered.
+            deliveries: how often the submission was delivered.
 
         Returns:
             The decision on this very submission, if there is one: then nothing is buried.
@@ -70,7 +80,7 @@ class DeadLetters:
             ServiceUnavailable: Redis cannot be reached; the submission must be given back, not acknowledged.
         """
         letter_id = hashlib.blake2b(payload, digest_size=16).hexdigest()
-        keys = [self._keys.dead_letters, self._keys.letter(letter_id), self._keys.pending, self._keys.counts]
+        keys = [*self._index(), self._keys.letter(letter_id), self._keys.pending, self._keys.counts]
         if trace_id:
             keys.append(self._keys.record(trace_id))
         arguments: list[str | bytes | int] = [
@@ -79,18 +89,32 @@ class DeadLetters:
             detail,
             trace_id,
             digest,
-            attempts,
+            deliveries,
             payload,
-            # No record outlives the letter that tells what it died of.
-            max(KEPT_S * 1_000, self._record_ttl_ms),
             self._record_ttl_ms,
+            *self._bounds,
         ]
         with unavailable_if_down("dead letters"):
-            decision: Any = self._bury(keys=keys, args=arguments)
+            found: Any = self._bury(keys=keys, args=arguments)
+        decision, is_over = found
         if decision:
             return Decision.model_validate_json(decision)
         log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
+        if is_over:
+            self._drop_oldest()
         return None
+
+    def _drop_oldest(self) -> None:
+        keys = [*self._index(), self._keys.dropped]
+        arguments: list[str | int] = [self._keys.letter(""), self._keys.record(""), _DROPPED_AT_ONCE, *self._bounds]
+        count, is_over = 0, True
+        while is_over:
+            with unavailable_if_down("dead letters"):
+                found: Any = self._make_room(keys=keys, args=arguments)
+            dropped, is_over = found
+            count += dropped
+        if count:
+            log.warning("letters_dropped", count=count)
 
     def read(self) -> Iterator[DeadLetter]:
         """Give all dead letters, the one longest not heard of first.
@@ -106,15 +130,15 @@ class DeadLetters:
                 pipeline = self._client.pipeline(transaction=False)
                 for letter_id in chunk:
                     key = self._keys.letter(letter_id)
-                    pipeline.hmget(key, "reason", "detail", "trace_id", "attempts", "first_ms", "last_ms", "burials")
+                    pipeline.hmget(key, "reason", "detail", "trace_id", "deliveries", "first_ms", "last_ms", "burials")
                     pipeline.hstrlen(key, "payload")
                 replies = iter(pipeline.execute())
             for letter_id, fields, size_bytes in zip(chunk, replies, replies, strict=True):
                 # Dropped or expired since the index was read.
                 if fields[0] is not None:
                     reason, detail, trace_id = (field.decode() for field in fields[:3])
-                    attempts, first_ms, last_ms, burials = map(int, fields[3:])
-                    yield DeadLetter(letter_id, reason, detail, trace_id, attempts, first_ms, last_ms, burials, size_bytes)
+                    deliveries, first_ms, last_ms, burials = map(int, fields[3:])
+                    yield DeadLetter(letter_id, reason, detail, trace_id, deliveries, first_ms, last_ms, burials, size_bytes)
 
     def payload(self, letter_id: str) -> bytes:
         """Give a dead letter's payload; empty if there is no such letter any more.
@@ -135,6 +159,9 @@ class DeadLetters:
             ServiceUnavailable: Redis cannot be reached.
         """
         with unavailable_if_down("dead letters"):
-            keys = [self._keys.dead_letters, self._keys.letter(letter.letter_id)]
+            keys = [*self._index(), self._keys.letter(letter.letter_id)]
             chosen = [letter.burials, letter.last_ms]
             return bool(self._drop(keys=keys, args=[letter.letter_id, self._keys.record(""), *chosen]))
+
+    def _index(self) -> tuple[str, str]:
+        return self._keys.dead_letters, self._keys.letter_sizes

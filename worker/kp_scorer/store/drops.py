@@ -1,4 +1,4 @@
-"""How many decisions nobody has read, so that they were dropped: one count a queue."""
+"""What was dropped to make room: one count for each queue of decisions, and one for dead letters."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class Drops:
             self._note(keys=[self._key], args=[queue])
 
     def counts(self) -> dict[str, int]:
-        """Give how many decisions were dropped by now, by queue; a queue that never lost one is not there.
+        """Give how many decisions were dropped by now, by queue, and how many ``dead letters``; none is not there.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached.

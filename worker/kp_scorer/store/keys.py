@@ -12,8 +12,11 @@
     {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
     {prefix}:counts             hash     how many were submitted, decided and dead; one key
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
-    {prefix}:dropped            hash     how many decisions were dropped unread, by queue; one key with a field a queue
-    {prefix}:dead               zset     ids of dead letters by the time each was last buried, in ms; trimmed by age
+    {prefix}:dropped            hash     how many decisions were dropped unread, by queue, and how many dead letters, to make
+                                         room; one key with a field a queue
+    {prefix}:dead               zset     ids of dead letters by the time each was last buried, in ms; trimmed by age, and to
+                                         ``ledger.max_dead_letters`` and ``ledger.max_dead_letter_bytes``
+    {prefix}:dead_sizes         hash     bytes of each dead letter's payload, by its id, and of all in ``total``
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last buried
 
 Queues belong to the broker and are bounded by whoever consumes them.
@@ -79,13 +82,18 @@ class Keys:
 
     @property
     def dropped(self) -> str:
-        """How many decisions were dropped unread."""
+        """How much was dropped to make room."""
         return f"{self.prefix}:dropped"
 
     @property
     def dead_letters(self) -> str:
         """The index of dead letters."""
         return f"{self.prefix}:dead"
+
+    @property
+    def letter_sizes(self) -> str:
+        """How large dead letters are."""
+        return f"{self.prefix}:dead_sizes"
 
     def letter(self, letter_id: str) -> str:
         """One dead letter."""

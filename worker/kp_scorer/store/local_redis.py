@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -16,6 +17,7 @@ from typing import Final
 import redis
 
 from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.store.children import dying_with_parent
 
 _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 20.0
@@ -73,7 +75,7 @@ def embedded_redis(data_dir: Path) -> Iterator[str]:
             raise SettingsError(f"--data-dir: {data_dir} is in use by another kp-scorer") from None
         password = secrets.token_urlsafe(24)
         port = _free_port()
-        # The server inherits the lock: should we die without stopping it, the directory stays taken until it ends.
+        # The server inherits the lock: should we be killed, the directory stays taken until it has ended too.
         process = subprocess.Popen(
             [executable, "-"],
             stdin=subprocess.PIPE,
@@ -82,6 +84,7 @@ def embedded_redis(data_dir: Path) -> Iterator[str]:
             pass_fds=[lock.fileno()],
             # Ctrl-C goes to the whole foreground group; the server must outlive the workers that still finish their batch.
             start_new_session=True,
+            preexec_fn=dying_with_parent(signal.SIGTERM),
         )
         try:
             _configure(process, data_dir, port, password)

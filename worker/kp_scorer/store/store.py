@@ -22,7 +22,7 @@ class Store:
         self._settings = settings
         self._keys = Keys(settings.redis.prefix)
         self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
-        self.dead_letters = DeadLetters(client, self._keys, settings.ledger.ttl_ms)
+        self.dead_letters = DeadLetters(client, self._keys, settings.ledger)
         self.drops = Drops(client, self._keys)
 
     @classmethod

@@ -142,6 +142,11 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         with self.conn_or_acquire() as client:
             return self.queue(queue).oversized(client)
 
+    def whole(self, queue: str, beginning: bytes, *, remove: bool = False) -> bytes:
+        """The message that was too large to be delivered but for this beginning, if it is still kept; else no bytes."""
+        with self.conn_or_acquire() as client:
+            return self.queue(queue).whole(client, beginning, remove=remove)
+
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or time.monotonic() < self._paused_until:

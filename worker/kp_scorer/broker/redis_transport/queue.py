@@ -22,9 +22,11 @@ from kp_scorer.store.scripts import lua_source
 
 _ACKNOWLEDGE, _GIVE_BACK, _PUT = (lua_source(__package__, name) for name in ("acknowledge", "give_back", "put"))
 _TAKE, _SWEEP = (lua_source(__package__, "oversized", name) for name in ("take", "sweep"))
+_WHOLE: Final = lua_source(__package__, "whole")
 
 _SWEPT_AT_ONCE: Final = 1_000
-_BEGINNING_BYTES: Final = 65_536
+BEGINNING_BYTES: Final = 65_536
+"""How much is delivered of a message that is too large."""
 
 
 class Taken(NamedTuple):
@@ -89,5 +91,13 @@ class RedisQueue:
         """How many messages are kept that were too large to be delivered whole."""
         return int(client.llen(self._oversized))
 
+    def whole(self, client: Any, beginning: bytes, *, remove: bool = False) -> bytes:
+        """The message that was too large to be delivered but for this beginning, if it is still kept; else no bytes.
+
+        With ``remove`` it is kept no longer.
+        """
+        found: bytes | None = client.eval(_WHOLE, 1, self._oversized, beginning, int(remove))
+        return found or b""
+
     def _sizes(self) -> tuple[int, int, int]:
-        return self._largest_bytes, _BEGINNING_BYTES, KEPT_S
+        return self._largest_bytes, BEGINNING_BYTES, KEPT_S

@@ -1,14 +1,16 @@
 -- Keep a submission as a dead letter and end its trace's record, if that is a record of this very submission.
 --
--- KEYS  index of dead letters, this letter, index of pending, counts, the trace's record (none if it has none to speak of)
--- ARGV  letter's id, reason, detail, trace id, digest (an empty string if the submission could not be decoded), attempts, payload,
---       ttl of a letter in ms, ttl of a record in ms
--- Reply the decision of this very submission, in place of a letter, if there is one; else an empty string
+-- KEYS  index of dead letters, their sizes, this letter, index of pending, counts, the trace's record (none if it has none to
+--       speak of)
+-- ARGV  letter's id, reason, detail, trace id, digest (an empty string if the submission could not be decoded), deliveries, payload,
+--       ttl of a record in ms, ttl of a letter in ms, largest number of letters, largest number of bytes of all payloads
+-- Reply the decision of this very submission, in place of a letter, if there is one, else an empty string; and 1 if letters are
+-- to make room
 
-local letters, letter, pending, counts, record = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local letter_id, reason, detail, trace_id, digest, attempts, payload =
+local letters, sizes, letter, pending, counts, record = unpack(KEYS)
+local letter_id, reason, detail, trace_id, digest, deliveries, payload =
     ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local letter_ttl_ms, record_ttl_ms = ARGV[8], ARGV[9]
+local record_ttl_ms, letter_ttl_ms, most, most_bytes = ARGV[8], ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
 local now = now_ms()
 
 use_reserve(pending)
@@ -17,10 +19,10 @@ local state, known_digest, decision, submission
 if record then state, known_digest, decision, submission = read(record, 'state', 'digest', 'decision', 'submission') end
 -- What could not be decoded is the same if its bytes are.
 local is_same = (digest ~= '' and known_digest == digest) or (submission and submission == payload)
-if state == 'decided' and is_same then return decision end
+if state == 'decided' and is_same then return {decision, 0} end
 
 local is_new = redis.call('HSETNX', letter, 'first_ms', now) == 1
-redis.call('HSET', letter, 'last_ms', now, 'reason', reason, 'detail', detail, 'attempts', attempts, 'payload', payload)
+redis.call('HSET', letter, 'last_ms', now, 'reason', reason, 'detail', detail, 'deliveries', deliveries, 'payload', payload)
 -- Bytes that name no trace may come under several names. Their letter has the first, and speaks for no other's record.
 if redis.call('HSETNX', letter, 'trace_id', trace_id) == 0 and redis.call('HGET', letter, 'trace_id') ~= trace_id then
     record, state = nil, nil
@@ -28,8 +30,9 @@ end
 redis.call('HINCRBY', letter, 'burials', 1)
 redis.call('PEXPIRE', letter, letter_ttl_ms)
 redis.call('ZADD', letters, now, letter_id)
-redis.call('ZREMRANGEBYSCORE', letters, '-inf', now - letter_ttl_ms)
+if redis.call('HSETNX', sizes, letter_id, #payload) == 1 then redis.call('HINCRBY', sizes, 'total', #payload) end
 redis.call('PEXPIRE', letters, letter_ttl_ms)
+redis.call('PEXPIRE', sizes, letter_ttl_ms)
 
 local ends_pending = state == 'pending' and is_same
 -- A letter buried again was counted when it was new; a pending submission was counted when it became so.
@@ -44,4 +47,4 @@ if record and (not state or state == 'dead' or ends_pending) then
     end
     to_dead(record, trace_id, letter_id, reason, detail, pending, record_ttl_ms)
 end
-return ''
+return {'', next_to_go(letters, sizes, most, most_bytes, now - letter_ttl_ms) and 1 or 0}

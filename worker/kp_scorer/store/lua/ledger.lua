@@ -43,3 +43,29 @@ local function to_dead(record, trace_id, letter_id, reason, detail, pending, ttl
     redis.call('PEXPIRE', record, ttl_ms)
 end
 
+-- A dead letter goes for good, and the record that died by it, as no record is dead of what cannot be read. `sizes` holds the
+-- bytes of each letter by its id, and those of all in `total`.
+local function remove_letter(letters, sizes, letter, letter_id, record_prefix)
+    local trace_id = redis.call('HGET', letter, 'trace_id')
+    if trace_id and trace_id ~= '' then
+        local record = record_prefix .. trace_id
+        local state, record_letter = read(record, 'state', 'letter')
+        if state == 'dead' and record_letter == letter_id then redis.call('DEL', record) end
+    end
+    redis.call('ZREM', letters, letter_id)
+    redis.call('HINCRBY', sizes, 'total', 0 - (redis.call('HGET', sizes, letter_id) or 0))
+    redis.call('HDEL', sizes, letter_id)
+    return redis.call('DEL', letter)
+end
+
+-- The dead letter that is to go next, and whether its time is over: the oldest, if that is so, or if there are too many or too
+-- large ones. The only one stays whatever its size, as its message is about to be acknowledged.
+local function next_to_go(letters, sizes, most, most_bytes, expired_ms)
+    local letter_id, last_ms = unpack(redis.call('ZRANGE', letters, 0, 0, 'WITHSCORES'))
+    if not letter_id then return nil end
+    if tonumber(last_ms) <= expired_ms then return letter_id, true end
+    local count, bytes = redis.call('ZCARD', letters), tonumber(redis.call('HGET', sizes, 'total') or 0)
+    if count > 1 and (count > most or bytes > most_bytes) then return letter_id, false end
+    return nil
+end
+
