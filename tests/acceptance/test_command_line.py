@@ -208,6 +208,7 @@ def test_score_prints_decisions_in_input_order() -> None:
     decisions = rows(done.stdout)
     assert [decision["trace_id"] for decision in decisions] == [trace["id"] for trace in traces]
     assert {decision["novelty"]["source"] for decision in decisions} == {"no_embedder"}
+    assert done.stderr.count("there is no embedder, so every novelty is 0.5") == 1
 
 
 def test_status_tells_what_became_of_each_trace_and_exits_0_only_if_all_are_decided(at_worker: dict[str, str]) -> None:
@@ -303,6 +304,7 @@ def test_audit_agrees_and_exits_1_once_a_decision_is_altered(at_worker: dict[str
     done = run("audit", **at_worker)
     assert done.returncode == 0, done.stdout
     assert " 0 differ" in done.stderr
+    assert "nothing was checked" not in done.stderr
     key = f"kp:trace:{trace['id']}"
     with redis.Redis.from_url(at_worker["KP_BROKER_URL"]) as store:
         stored: Any = store.hget(key, "decision")
@@ -314,6 +316,12 @@ def test_audit_agrees_and_exits_1_once_a_decision_is_altered(at_worker: dict[str
     assert done.returncode == 1
     (difference,) = rows(done.stdout)
     assert (difference["trace_id"], difference["decided"]) == (trace["id"], 0.987)
+
+
+def test_audit_says_that_it_checked_nothing_where_there_is_no_log(settings: Settings) -> None:
+    done = run("audit", **as_environment(settings))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "nothing was checked: there is no novelty log" in done.stderr
 
 
 def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str, str]) -> None:
@@ -375,6 +383,11 @@ def test_cache_is_shown_and_emptied_and_fills_again(at_worker: dict[str, str]) -
     assert rows(run("cache", "info", **at_worker).stdout) == []
     (decided,) = rows(run("submit", "-", "--wait", stdin=lines(other), **at_worker).stdout)
     assert decided["decision"]["novelty"]["source"] == "empty_cache"
+    informed = run("cache", "info", **at_worker)
+    (shown,) = rows(informed.stdout)
+    domain = other["metadata"]["task_domain"]
+    assert shown["domains"] == {domain: 1.0}
+    assert f"100% of the newest entries are of the domain {domain}" in informed.stderr
 
 
 @pytest.mark.slow
@@ -386,6 +399,14 @@ def test_demo_shows_decisions_and_leaves_nothing_behind() -> None:
     assert "first decision after" in done.stderr
     # Children inherit the variable, so it finds them wherever they went.
     assert [process for process in psutil.process_iter(["environ"]) if mark in str(process.info["environ"])] == []
+
+
+def test_demo_without_an_embedder_says_so_once(tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl"
+    file.write_text(lines(*fresh_samples(3)))
+    done = run("demo", str(file), "--set", "embedding.embedder=none")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("there is no embedder, so every novelty is 0.5") == 1
 
 
 @pytest.mark.slow
@@ -438,6 +459,7 @@ def _celery(settings: Settings) -> Iterator["subprocess.Popen[str]"]:
 def test_celerys_own_command_runs_the_worker(settings: Settings) -> None:
     for process in _celery(settings):
         assert process.stderr
+        assert any("every trace gets this novelty" in line for line in process.stderr), "it has no embedder"
         assert any("worker_ready" in line for line in process.stderr)
         with make_celery(settings) as app:
             # Others on this machine have names of their own.

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from kp_scorer.characters import acts
 from kp_scorer.cli.table import decisions_table, short_id, why
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
 from kp_scorer.scoring import PROFILES
@@ -143,3 +144,9 @@ def test_row_shows_figures_outcome_and_reason() -> None:
 def test_table_without_decisions_has_only_headings() -> None:
     assert "why" in shown()
     assert "code" not in shown()
+
+
+def test_nothing_in_the_table_acts_on_a_terminal() -> None:
+    text = shown(decision().model_copy(update={"domain": "a\x1b[2J\u202e\x9b[b]c"}))
+    assert "a\\u001b[2J\\u202e\\u009b[b]c" in text
+    assert not any(acts(line) for line in text.split("\n"))

@@ -198,21 +198,15 @@ def test_limit_on_bytes_is_inclusive_and_counts_utf8(text: str) -> None:
     assert refusal(lambda: decode_json(raw, short)).problems[0].field == "$"
 
 
-def test_size_on_the_wire_counts_where_it_is_known() -> None:
-    assert (
-        refusal(lambda: decode_trace(minimal_payload(), LIMITS, size_bytes=LIMITS.message_bytes + 1)).problems[0].field == "$"
-    )
-
-
 @pytest.mark.parametrize(
     ("raw", "told"),
     [
         (b'{"id": "\xff"}', "expected UTF-8; byte 8 is not"),
         (b"", "expected JSON"),
         (b'{"id":\n nope}', "at line 2 column 2"),
-        (b"[" * 100_000, "expected nesting of at most 32"),
-        (b"[" * 100_000 + b"]" * 100_000, "expected nesting of at most 32"),
-        (b'{"a":' * 100_000, "expected nesting of at most 32"),
+        (b"[" * 9_000, "expected nesting of at most 32"),
+        (b"[" * 9_000 + b"]" * 9_000, "expected nesting of at most 32"),
+        (b'{"a":' * 9_000, "expected nesting of at most 32"),
         (b"[]", "expected a JSON object"),
         (b"NaN", "expected a JSON object"),
         (b"\xef\xbb\xbf{}", "expected JSON"),

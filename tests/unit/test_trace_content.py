@@ -24,6 +24,7 @@ from tests.support.builders import (
 
 UNREAD: Final = {"@context", "@type", "id", "metadata.created_at", "metadata.quality_score"}
 CHOICES: Final[dict[str, list[object]]] = {
+    "metadata.task_domain": ["code", "else"],
     "metadata.visibility": ["private", "org"],
     "metadata.privacy_level": ["federated", "private"],
     "steps.0.type": ["thought", "observation", "error_recovery"],

@@ -1,4 +1,4 @@
-"""What may be the id of a trace, wherever one is read."""
+"""What may be the id of a trace, wherever one is read; and its domain, which goes to logs and tables as well."""
 
 import json
 import string
@@ -12,7 +12,7 @@ from kp_scorer.client import Client
 from kp_scorer.decoding import decode_json, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.settings import load_settings
-from kp_scorer.trace import TRACE_ID_PREFIX
+from kp_scorer.trace import DOMAIN_BYTES, TRACE_ID_PREFIX
 
 from tests.support.builders import LIMITS, minimal_payload
 
@@ -82,3 +82,42 @@ def test_escapes_in_json_are_what_they_stand_for() -> None:
     raw = json.dumps(minimal_payload(trace_id="kp:trace:\x7f")).encode()
     with pytest.raises(InvalidTrace, match=r"^id: "):
         decode_json(raw, LIMITS)
+
+
+ACTING: Final = (
+    "\0",
+    "\t",
+    "\n",
+    "\r",
+    "\x1b",
+    "\x7f",
+    "\x85",
+    "\x9b",
+    "\u2028",
+    "\u2029",
+    "\u200f",
+    "\u061c",
+    "\u202e",
+    "\u2066",
+)
+
+
+@pytest.mark.parametrize("domain", ["x" * DOMAIN_BYTES, "\u00e9" * (DOMAIN_BYTES // 2), "\u65e5\u672c\u8a9e", "a b/c-d_e"])
+def test_domain_may_be_of_any_script_within_its_bytes(domain: str) -> None:
+    assert decode_trace(minimal_payload(domain=domain), LIMITS).metadata.task_domain == domain
+
+
+@pytest.mark.parametrize(
+    ("domain", "expected"),
+    [
+        ("", "1 to 200 bytes of UTF-8"),
+        ("x" * (DOMAIN_BYTES + 1), "1 to 200 bytes of UTF-8"),
+        ("\u00e9" * (DOMAIN_BYTES // 2 + 1), "1 to 200 bytes of UTF-8"),
+        *((f"fin{odd}ance", "no control, line separating or bidirectional characters") for odd in ACTING),
+    ],
+    ids=ascii,
+)
+def test_domain_that_a_log_or_a_terminal_could_not_bear_is_refused(domain: str, expected: str) -> None:
+    with pytest.raises(InvalidTrace) as caught:
+        decode_trace(minimal_payload(domain=domain), LIMITS)
+    assert caught.value.problems == (("metadata.task_domain", f"expected {expected}"),)

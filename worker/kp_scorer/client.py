@@ -6,6 +6,7 @@ decision = client.wait(trace_id, timeout_s=30)
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +23,13 @@ from kp_scorer.broker.publishing import send_trace
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.errors import DecisionTimeout, Reason, ServiceUnavailable, TraceConflict, TraceDead
+from kp_scorer.errors import DecisionTimeout, Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Record, State, Store, Submission
 from kp_scorer.store.endpoints import with_endpoints
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.trace import ReasoningTrace, namespaced
 
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _POLL_FASTEST_S: Final = 0.01
 _POLL_SLOWEST_S: Final = 0.25
 _LEAST_S: Final = 1.0
@@ -54,8 +56,20 @@ class Client:
     No call waits longer than it says. After one that ran out of time the next ones do too until the servers answer again.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Use the broker and the Redis of ``settings``, whose URLs must be filled in. Connects on first use."""
+    def __init__(self, settings: Settings, namespace: str = "") -> None:
+        """Use the broker and the Redis of ``settings``, whose URLs must be filled in. Connects on first use.
+
+        Args:
+            settings: where to submit.
+            namespace: goes into the id of every trace that is submitted, after ``kp:trace:``, so that producers who share a
+                queue do not take each other's ids. It keeps nobody out.
+
+        Raises:
+            SettingsError: the namespace has other characters than letters, digits and ``_.-``, or more than 64.
+        """
+        if not _NAMESPACE.fullmatch(namespace):
+            raise SettingsError("namespace: expected up to 64 letters, digits, underscores, dots and hyphens")
+        self._namespace = namespace
         self._limits = settings.limits
         self._timeout_s = settings.broker.submit_timeout_s
         self._errands = _Errands()
@@ -64,17 +78,19 @@ class Client:
         self._store = Store.open(settings)
 
     @classmethod
-    def connect(cls, broker_url: str = "", redis_url: str = "") -> Self:
+    def connect(cls, broker_url: str = "", redis_url: str = "", namespace: str = "") -> Self:
         """Make a client from URLs, the environment and the configuration file, or for the running embedded Redis.
 
         Raises:
-            SettingsError: a setting is wrong, or nothing says where the broker is.
+            SettingsError: a setting or the namespace is wrong, or nothing says where the broker is.
         """
         given = {"broker.url": broker_url, "redis.url": redis_url}
-        return cls(with_endpoints(load_settings({name: url for name, url in given.items() if url})))
+        return cls(with_endpoints(load_settings({name: url for name, url in given.items() if url})), namespace)
 
     def submit(self, trace: Mapping[str, Any] | ReasoningTrace, timeout_s: float | None = None) -> str:
-        """Put a trace on the queue and return its id at once; a trace submitted before keeps its place and decision.
+        """Put a trace on the queue and return its id, with the namespace if there is one, at once.
+
+        A trace submitted before keeps its place and decision.
 
         Args:
             trace: the ReasoningTrace, or what its JSON says.
@@ -87,11 +103,7 @@ class Client:
             ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; submit it again,
                 which is always safe.
         """
-        if isinstance(trace, ReasoningTrace):
-            payload, checked = trace.model_dump(mode="json", exclude_none=True), trace
-        else:
-            payload = dict(trace) if isinstance(trace, Mapping) else trace
-            checked = decode_trace(payload, self._limits)
+        payload, checked = self._checked(trace)
         noted = Submission(checked.id, checked.digest(), json.dumps(payload, ensure_ascii=False).encode())
         self._do(lambda: self._submit(noted, payload), timeout_s, _SUBMITTED_TOO_LATE)
         return checked.id
@@ -152,6 +164,17 @@ class Client:
         with suppress(ServiceUnavailable):
             self._do(self._close)
         self._errands.end()
+
+    def _checked(self, trace: Mapping[str, Any] | ReasoningTrace) -> tuple[dict[str, Any], ReasoningTrace]:
+        if isinstance(trace, ReasoningTrace):
+            payload = trace.model_dump(mode="json", exclude_none=True)
+            if not self._namespace:
+                return payload, trace
+        else:
+            payload = dict(trace) if isinstance(trace, Mapping) else trace
+        if self._namespace and isinstance(payload, dict) and isinstance(payload.get("id"), str):
+            payload["id"] = namespaced(payload["id"], self._namespace)
+        return payload, decode_trace(payload, self._limits)
 
     def _do(self, errand: Callable[[], Found], timeout_s: float | None = None, too_late: str = "") -> Found:
         return self._errands.run(errand, self._timeout_s if timeout_s is None else timeout_s, too_late)

@@ -2,11 +2,17 @@
 
 Unknown fields are ignored. Everything else that does not fit is an :class:`~kp_scorer.errors.InvalidTrace`, which names the
 field's path and never repeats its value, because trace content must not reach logs or error messages.
+
+What is cheap to look at is looked at first, and bounds what comes after it: bytes and values before anything is parsed, the
+number of steps before any is checked, one bad item of a list before the next. ``tests/benchmarks/validation.py`` searches for
+the submission that costs the most.
 """
 
 import json
 import math
+import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,6 +30,8 @@ class Limits(BaseModel):
 
     message_bytes: Count = 1_048_576
     """Size of the trace as UTF-8 JSON, in bytes."""
+    values: Count = 20_000
+    """Number of objects, lists, texts, numbers and the like; an empty object or list counts as two."""
     steps: Count = 2_000
     """Number of steps."""
     field_chars: Count = 100_000
@@ -32,8 +40,14 @@ class Limits(BaseModel):
     """Nesting of objects and lists, counted from the trace itself."""
 
 
-# Python refuses to convert longer numbers from or to text, because that takes quadratic time.
-_HUGE_NUMBER: Final = Problem("$", "expected numbers of at most 4300 digits")
+_MOST_PROBLEMS: Final = 10
+"""Of those over a limit: nobody reads more, and there may be as many as there are values."""
+_MOST_DIGITS: Final = 1_000
+"""Of one number: converting it from and to text takes quadratic time."""
+_HUGE_NUMBER: Final = Problem("$", f"expected numbers of at most {_MOST_DIGITS} digits")
+_DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
+_TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
+_STRING: Final = re.compile(rb'"[^"]*"')
 
 
 def decode_json(raw: bytes, limits: Limits) -> ReasoningTrace:
@@ -42,12 +56,12 @@ def decode_json(raw: bytes, limits: Limits) -> ReasoningTrace:
     Raises:
         InvalidTrace: not UTF-8, not JSON, not a trace, or over a limit.
     """
-    return decode_trace(parse_json(raw, limits), limits, size_bytes=len(raw))
+    return _checked(parse_json(raw, limits), limits)
 
 
 def parse_json(raw: bytes, limits: Limits) -> object:
-    """Parse UTF-8 JSON of at most ``limits.message_bytes``; raises InvalidTrace that names line and column."""
-    _check_size(len(raw), limits)
+    """Parse UTF-8 JSON of at most ``limits.message_bytes`` and ``limits.values``; raises InvalidTrace that names the place."""
+    _check_size(raw, limits)
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -60,22 +74,56 @@ def parse_json(raw: bytes, limits: Limits) -> object:
         raise InvalidTrace([_HUGE_NUMBER]) from None
 
 
-def decode_trace(payload: object, limits: Limits, *, size_bytes: int | None = None) -> ReasoningTrace:
-    """Check parsed JSON and freeze it as a trace. ``size_bytes`` is its size on the wire, measured here if not given.
+def check_values(raw: bytes, most: int) -> None:
+    """Look whether JSON, unparsed, is cheap to parse: each value of it takes memory and time, however few its bytes are.
 
     Raises:
-        InvalidTrace: not a trace, or over a limit; names every offending field.
+        InvalidTrace: it has more than ``most`` values, or a number of too many digits.
     """
+    # Texts may hold commas, brackets and digits too, but most submissions have few enough even so.
+    if _too_many(raw, most) is None:
+        return
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # No value has more than two texts, itself and its name. Taking texts out costs time and memory for each of them.
+    if unescaped.count(b'"') > 4 * most:
+        raise InvalidTrace([_too_many_values(most)])
+    if problem := _too_many(_STRING.sub(b"", unescaped), most):
+        raise InvalidTrace([problem])
+
+
+def _too_many(json_bytes: bytes, most: int) -> Problem | None:
+    # Each comma has a value after it, each bracket counts for its first item, and there is the outermost.
+    if 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most:
+        return _too_many_values(most)
+    return _HUGE_NUMBER if _TOO_MANY_DIGITS in json_bytes.translate(_DIGITS_ALIKE) else None
+
+
+def _too_many_values(most: int) -> Problem:
+    return Problem("$", f"expected at most {most} values")
+
+
+def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
+    """Check parsed JSON and freeze it as a trace.
+
+    Raises:
+        InvalidTrace: not a trace, or over a limit; names the offending fields, of a list only the first item.
+    """
+    if isinstance(payload, dict):
+        _check_size(_on_the_wire(payload, limits), limits)
+    return _checked(payload, limits)
+
+
+def _checked(payload: object, limits: Limits) -> ReasoningTrace:
     if not isinstance(payload, dict):
         raise InvalidTrace([Problem("$", "expected a JSON object that is a ReasoningTrace")])
-    if size_bytes is None:
-        size_bytes = _size_on_the_wire(payload, limits)
-    _check_size(size_bytes, limits)
+    steps = payload.get("steps")
+    if isinstance(steps, list | tuple) and len(steps) > limits.steps:
+        raise InvalidTrace([Problem("steps", f"expected at most {limits.steps} steps, got {len(steps)}")])
     try:
         trace = ReasoningTrace.model_validate(payload)
     except ValidationError as error:
         raise InvalidTrace(_problems(error)) from None
-    if problems := list(_over_limits(trace, limits)):
+    if problems := list(islice(_over_limits(trace, limits), _MOST_PROBLEMS)):
         raise InvalidTrace(problems)
     return trace
 
@@ -93,7 +141,7 @@ def _problems(error: ValidationError) -> list[Problem]:
 _SAID_FOR_JSON: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
 
 
-def _size_on_the_wire(payload: dict[str, Any], limits: Limits) -> int:
+def _on_the_wire(payload: dict[str, Any], limits: Limits) -> bytes:
     try:
         # A list that contains itself counts as nested too deep.
         text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), check_circular=False)
@@ -105,46 +153,51 @@ def _size_on_the_wire(payload: dict[str, Any], limits: Limits) -> int:
         ) from None
     except ValueError:
         raise InvalidTrace([_HUGE_NUMBER]) from None
-    return len(text.encode("utf-8", "surrogatepass"))
+    return text.encode("utf-8", "surrogatepass")
 
 
-def _check_size(size_bytes: int, limits: Limits) -> None:
-    if size_bytes > limits.message_bytes:
-        raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes, got {size_bytes}")])
+def _check_size(raw: bytes, limits: Limits) -> None:
+    if len(raw) > limits.message_bytes:
+        raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes, got {len(raw)}")])
+    check_values(raw, limits.values)
 
 
 def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
     """Check what pydantic cannot: the settings' limits, and the contents of free-form objects."""
-    if len(trace.steps) > limits.steps:
-        yield Problem("steps", f"expected at most {limits.steps} steps, got {len(trace.steps)}")
-        return
-    # Walked with an explicit stack: free-form values may be nested deeper than Python can recurse.
-    pending: list[tuple[str, int, object]] = [("", 1, trace)]
-    while pending:
-        path, depth, value = pending.pop()
-        match value:
-            case str():
-                if len(value) > limits.field_chars:
-                    yield Problem(path, f"expected at most {limits.field_chars} characters, got {len(value)}")
-                elif not _is_unicode(value):
-                    yield Problem(path, "expected Unicode text, got a lone surrogate")
-            case float():
-                if not math.isfinite(value):
-                    yield Problem(path, "expected a finite number")
-            case None | int():
-                pass
-            case _ if depth > limits.depth:
-                yield Problem(path, f"expected nesting of at most {limits.depth}")
-            # Inside free-form values the path stops growing: their keys are content.
-            case dict():
-                pending.extend((path, depth + 1, key) for key in value)
-                pending.extend((path, depth + 1, item) for item in value.values())
-            case list():
-                pending.extend((path, depth + 1, item) for item in value)
-            case tuple():
-                pending.extend((f"{path}.{index}", depth + 1, item) for index, item in enumerate(value))
-            case BaseModel():
-                pending.extend((f"{path}.{name}".lstrip("."), depth + 1, item) for name, item in value)
+    parts: list[tuple[str, int, BaseModel | tuple[Any, ...]]] = [("", 1, trace)]
+    while parts:
+        path, depth, part = parts.pop()
+        for name, value in enumerate(part) if isinstance(part, tuple) else part.__dict__.items():
+            if isinstance(value, BaseModel | tuple):
+                parts.append((f"{path}{name}.", depth + 1, value))
+            elif expected := _expected_within(value, depth + 1, limits):
+                # Inside free-form values the path stops growing: their keys are content.
+                yield Problem(f"{path}{name}", expected)
+
+
+def _expected_within(value: object, depth: int, limits: Limits) -> str | None:
+    """What was expected of a text, a number or a free-form value, or of the first thing in it that is otherwise."""
+    # Level by level, not by recursion: free-form values may be nested deeper than Python can recurse.
+    level = [value]
+    while level:
+        deeper: list[object] = []
+        for item in level:
+            if isinstance(item, str):
+                if len(item) > limits.field_chars:
+                    return f"expected at most {limits.field_chars} characters, got {len(item)}"
+                if not (item.isascii() or _is_unicode(item)):
+                    return "expected Unicode text, got a lone surrogate"
+            elif isinstance(item, float):
+                if not math.isfinite(item):
+                    return "expected a finite number"
+            elif isinstance(item, dict | list | tuple):
+                if depth > limits.depth:
+                    return f"expected nesting of at most {limits.depth}"
+                deeper.extend(item)
+                if isinstance(item, dict):
+                    deeper.extend(item.values())
+        level, depth = deeper, depth + 1
+    return None
 
 
 def _is_unicode(text: str) -> bool:

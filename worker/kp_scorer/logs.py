@@ -1,13 +1,15 @@
 """Structured logs on stderr: JSON Lines, or colours on a terminal. An event is a stable name and fields, no trace content."""
 
+import json
 import logging
 import sys
 import traceback
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.settings import LogSettings
 
 # These repeat for every message what our own line says, or print task results.
@@ -34,11 +36,9 @@ def configure_logs(settings: LogSettings) -> None:
         cache_logger_on_first_use=True,
     )
     as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
-    rendering: list[Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if as_json
-        else [structlog.dev.ConsoleRenderer()]
-    )
+    # Plain tracebacks in both: those that structlog makes for terminals show local variables, and with them traces.
+    rendering: list[Processor] = [structlog.processors.format_exc_info]
+    rendering += [structlog.processors.JSONRenderer(_as_line)] if as_json else [_escaped, structlog.dev.ConsoleRenderer()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -58,6 +58,18 @@ def raised_at(error: BaseException) -> str:
     """Function, file and line that raised an error: what a log may say of one whose words may quote a trace."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.name} in {frame.filename}:{frame.lineno}"
+
+
+def _as_line(event: EventDict, **options: Any) -> str:
+    return escaped(json.dumps(event, **options))
+
+
+def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Leave nothing in an event that a terminal would act on. What is no text is shown by its repr, which escapes by itself."""
+    texts = {name: escaped(value) for name, value in event.items() if isinstance(value, str)}
+    if "exception" in event:
+        texts["exception"] = escaped_lines(event["exception"])
+    return {**event, **texts}
 
 
 def _without_content(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

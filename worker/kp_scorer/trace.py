@@ -6,12 +6,17 @@ import re
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeGuard, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
+
+from kp_scorer.characters import acts
 
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
 """The prefix and 1 to 191 printable ASCII characters, none of them a space."""
+
+DOMAIN_BYTES: Final = 200
+"""How long a domain may be, in bytes of UTF-8: it goes to log lines, where anybody may put anything."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 """A number in 0..1, both included."""
@@ -25,6 +30,14 @@ def is_trace_id(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and re.fullmatch(_TRACE_ID, value) is not None
 
 
+def namespaced(trace_id: str, namespace: str) -> str:
+    """The id with its producer's namespace after the prefix; as it is if it has that already, or is no id."""
+    start = f"{TRACE_ID_PREFIX}{namespace}:"
+    if trace_id.startswith(start) or not trace_id.startswith(TRACE_ID_PREFIX):
+        return trace_id
+    return start + trace_id.removeprefix(TRACE_ID_PREFIX)
+
+
 def _iso_datetime(text: str) -> str:
     try:
         datetime.fromisoformat(text)
@@ -32,6 +45,15 @@ def _iso_datetime(text: str) -> str:
         raise PydanticCustomError("iso_datetime", "expected an ISO 8601 date and time") from None
     if len(text) < len("2026-01-01T00:00"):
         raise PydanticCustomError("iso_datetime", "expected an ISO 8601 date and time, not a date alone")
+    return text
+
+
+def _domain(text: str) -> str:
+    # A domain names a profile and stands in log lines and tables, so it must be short and do nothing to a terminal.
+    if not text or len(text.encode("utf-8", "surrogatepass")) > DOMAIN_BYTES:
+        raise PydanticCustomError("domain", f"expected 1 to {DOMAIN_BYTES} bytes of UTF-8")
+    if acts(text):
+        raise PydanticCustomError("domain", "expected no control, line separating or bidirectional characters")
     return text
 
 
@@ -49,8 +71,10 @@ class _Part(BaseModel):
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 IsoDatetime = Annotated[str, AfterValidator(_iso_datetime)]
+Domain = Annotated[str, AfterValidator(_domain), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": DOMAIN_BYTES})]
 FreeObject = dict[str, Any]
-# A JSON array arrives as a list; strict mode alone would take only tuples. The items stay strict.
+# A JSON array arrives as a list; strict mode alone would take only tuples. The items stay strict. After the first bad item the
+# others are not looked at: collecting what is wrong with each of 100,000 takes seconds and hundreds of megabytes.
 _AsTuple = Field(strict=False)
 
 
@@ -58,14 +82,14 @@ class Metadata(_Part):
     """Where a trace comes from and how it may be shared. ``quality_score`` is accepted and never read."""
 
     created_at: IsoDatetime
-    task_domain: NonEmpty
+    task_domain: Domain
     success: bool
     quality_score: Fraction | None = None
     visibility: Literal["private", "org", "network"]
     privacy_level: Literal["aggregated", "federated", "private"]
     agent_id: str | None = None
     framework: str | None = None
-    validated_by: Annotated[tuple[str, ...], _AsTuple] = ()
+    validated_by: Annotated[tuple[str, ...], _AsTuple, FailFast()] = ()
 
 
 class Task(_Part):
@@ -118,8 +142,8 @@ class Relationship(_Part):
 class KnowledgeGraphDelta(_Part):
     """What the trace adds to the knowledge graph."""
 
-    entities: Annotated[tuple[Entity, ...], _AsTuple] = ()
-    relationships: Annotated[tuple[Relationship, ...], _AsTuple] = ()
+    entities: Annotated[tuple[Entity, ...], _AsTuple, FailFast()] = ()
+    relationships: Annotated[tuple[Relationship, ...], _AsTuple, FailFast()] = ()
 
 
 class ReasoningTrace(_Part):
@@ -130,7 +154,7 @@ class ReasoningTrace(_Part):
     id: Annotated[str, Field(pattern=_TRACE_ID)]
     metadata: Metadata
     task: Task
-    steps: Annotated[tuple[Step, ...], Field(min_length=1), _AsTuple]
+    steps: Annotated[tuple[Step, ...], Field(min_length=1), _AsTuple, FailFast()]
     outcome: TraceOutcome
     source_skill: str | None = None
     knowledge_graph_delta: KnowledgeGraphDelta | None = None

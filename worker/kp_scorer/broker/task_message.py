@@ -5,12 +5,15 @@ from contextlib import suppress
 from typing import Any, Final
 
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_json
+from kp_scorer.decoding import Limits, check_values, decode_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.store import DeadLetters
 from kp_scorer.trace import is_trace_id
 
 TASK_NAME: Final = "score_trace"
+
+_VALUES_AROUND: Final = 100
+"""What the body of a task message has besides the trace: its lists of arguments, and what Celery says of callbacks."""
 
 DELIVERY_COUNT: Final = "x-delivery-count"
 """The header in which RabbitMQ, and our Redis transport, say how often a message was delivered before."""
@@ -25,7 +28,7 @@ def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits
     Raises:
         ServiceUnavailable: Redis cannot be reached; the message must be given back, not acknowledged.
     """
-    payload = submission_in(raw_body(message), largest_message_bytes(limits))
+    payload = submission_in(raw_body(message), limits)
     trace_id, digest = checked_id(message.headers.get("id")), b""
     with suppress(InvalidTrace):
         trace = decode_json(payload, limits)
@@ -41,6 +44,18 @@ def largest_message_bytes(limits: Limits) -> int:
     worth a dead letter that says so.
     """
     return 16 * limits.message_bytes + 65_536
+
+
+def check_body(body: bytes, limits: Limits) -> None:
+    """Look whether the body of a task message may be parsed, before memory is used on it.
+
+    Raises:
+        InvalidTrace: it is too large, or has more values than a trace may have.
+    """
+    largest_bytes = largest_message_bytes(limits)
+    if len(body) > largest_bytes:
+        raise InvalidTrace([Problem("$", f"expected at most {largest_bytes} bytes, got {len(body)}")])
+    check_values(body, limits.values + _VALUES_AROUND)
 
 
 def deliveries_by(headers: Any) -> int:
@@ -73,11 +88,10 @@ def raw_body(message: Any) -> bytes:
     return body if isinstance(body, bytes) else str(body).encode("utf-8", "surrogatepass")
 
 
-def submission_in(body: bytes, largest_bytes: int) -> bytes:
-    """The submission in the body of a task message; the body as it is if there is none, or if it is too large to be parsed."""
-    if len(body) > largest_bytes:
-        return body
+def submission_in(body: bytes, limits: Limits) -> bytes:
+    """The submission in the body of a task message; the body as it is if there is none, or if it may not be parsed."""
     try:
+        check_body(body, limits)
         decoded = json.loads(body)
         args, kwargs = (decoded["args"], decoded["kwargs"]) if isinstance(decoded, dict) else decoded[:2]
         return as_bytes(only_argument(args, kwargs))

@@ -16,13 +16,11 @@ from kp_scorer.store import Store
 def audit(settings: Settings) -> None:
     """Recompute every decision's novelty from the log and report those that differ.
 
-    Prints a JSON line for each difference; exits 1 if there is any.
+    Prints a JSON line for each difference; exits 1 if there is any. Says so if there was nothing to check.
     """
-    differing = 0
+    checked = differing = 0
     with Store.open(settings) as store:
         logs = store.novelty_logs()
-        if not logs:
-            say("there is no novelty log")
         for log in logs:
             with progress("audited") as advance:
                 # By the window that the log was written with, whatever the settings say here.
@@ -31,9 +29,17 @@ def audit(settings: Settings) -> None:
             for difference in report.differences:
                 print_json({"space": log.space, **difference._asdict()})
             differing += len(report.differences)
+            checked += report.agreeing + len(report.differences)
             say(
                 f"{log.space}: {report.entries} entries, {report.agreeing} agree, {len(report.differences)} differ, "
                 f"{report.undecided} undecided, {report.beyond} beyond what the log still holds"
             )
+    if not checked:
+        why = (
+            "no entry has a decision that can be recomputed"
+            if logs
+            else "there is no novelty log, as where no worker has an embedder"
+        )
+        say(f"nothing was checked: {why}")
     if differing:
         sys.exit(1)

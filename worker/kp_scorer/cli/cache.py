@@ -1,13 +1,20 @@
 """``kp-scorer cache``: show or empty the shared novelty cache."""
 
 import time
+from collections import Counter
+from typing import Final
 
 import click
 
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
+from kp_scorer.store import RedisLog, Store
+
+_LOOKED_AT: Final = 1_000
+"""Of how many of the newest entries the domains are counted: a megabyte and a half for Redis to send."""
+_NAMED: Final = 3
+_MOST: Final = 0.5
 
 
 @click.group()
@@ -21,10 +28,14 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model, window."""
+    """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model, window, busiest domains.
+
+    The domains are those of the newest 1,000 entries, each with its share. Says so if one has more than half of them.
+    """
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             found = log.info()
+            domains = _busiest_domains(store, log)
             print_json(
                 {
                     "space": found.space,
@@ -34,8 +45,21 @@ def info(settings: Settings) -> None:
                     "oldest_age_s": round(time.time() - found.oldest.time_ms / 1_000, 1) if found.oldest else None,
                     "bytes": found.bytes,
                     "window": found.window.as_settings() if found.window else None,
+                    "domains": domains,
                 }
             )
+            for domain, share in domains.items():
+                if share > _MOST:
+                    say(
+                        f"{found.space}: {share:.0%} of the newest entries are of the domain {domain}; "
+                        "who fills the window makes repeats seem new"
+                    )
+
+
+def _busiest_domains(store: Store, log: RedisLog) -> dict[str, float]:
+    """The domains that have the most of a log's newest entries, with their shares of those that are decided."""
+    decided = [found.decision.domain for found in store.ledger.decided(log.newest(_LOOKED_AT)) if found]
+    return {domain: round(count / len(decided), 3) for domain, count in Counter(decided).most_common(_NAMED)}
 
 
 @cache.command(epilog="Example: kp-scorer cache clear --yes")

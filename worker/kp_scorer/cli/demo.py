@@ -12,7 +12,7 @@ import click
 
 from kp_scorer.cli.input import open_input, read_traces
 from kp_scorer.cli.options import settings_options
-from kp_scorer.cli.output import console, progress, say
+from kp_scorer.cli.output import console, progress, say, say_if_unmeasured
 from kp_scorer.cli.processes import worker_processes
 from kp_scorer.cli.table import decisions_table, short_id
 from kp_scorer.client import Client, Status
@@ -84,6 +84,7 @@ def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker_li
                 if not settled and status.decision:
                     first = f"{short_id(status.trace_id)} {status.decision.outcome} with {status.decision.score:.3f}"
                     say(f"first decision after {time.monotonic() - started:.1f} s: {first}")
+                    say_if_unmeasured(status.decision)
                 settled[status.trace_id] = status
                 advance(len(settled), len(trace_ids))
     return settled

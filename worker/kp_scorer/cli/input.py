@@ -10,6 +10,7 @@ from typing import IO, Final, NamedTuple
 
 import click
 
+from kp_scorer.characters import escaped
 from kp_scorer.decoding import Limits, decode_json, decode_trace, parse_json
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
@@ -41,7 +42,7 @@ def open_input(name: str) -> Iterator[IO[bytes]]:
     try:
         opened = click.open_file(name, "rb")
     except OSError as error:
-        raise click.BadParameter(f"{name}: {error.strerror}", param_hint="FILE") from None
+        raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="FILE") from None
     with opened as stream:
         yield stream
 
@@ -102,8 +103,8 @@ def _opens_document(line: bytes) -> bool:
 
 
 def _read_document(raw: bytes, first: int, limits: Limits) -> Iterator[Line]:
-    # The limit on bytes is for one trace; a list of traces may be longer.
-    whole = limits.model_copy(update={"message_bytes": max(limits.message_bytes, len(raw))})
+    # The limits on bytes and values are for one trace; a list of traces may be longer. No text has more values than bytes.
+    whole = limits.model_copy(update={"message_bytes": len(raw), "values": len(raw)})
     try:
         document = parse_json(raw, whole)
     except InvalidTrace as error:

@@ -11,6 +11,7 @@ from kp_scorer.cli.dead_letter import dead_letter
 from kp_scorer.cli.decisions import decisions
 from kp_scorer.cli.demo import demo
 from kp_scorer.cli.forget import forget
+from kp_scorer.cli.output import say
 from kp_scorer.cli.reference import reference
 from kp_scorer.cli.schema import schema
 from kp_scorer.cli.score import score
@@ -61,5 +62,5 @@ def main() -> None:
     try:
         commands(prog_name="kp-scorer")
     except ScorerError as error:
-        click.echo(f"kp-scorer: {error}", err=True)
+        say(f"kp-scorer: {error}")
         sys.exit(error.exit_code)

@@ -1,4 +1,7 @@
-"""What commands print: JSON Lines for programs on stdout, progress and notes for people on stderr."""
+"""What commands print: JSON Lines for programs on stdout, progress and notes for people on stderr.
+
+Either may be a terminal, so nothing that a trace, a file or a server said reaches them with characters that one acts on.
+"""
 
 import json
 import os
@@ -12,8 +15,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.input import Line
 from kp_scorer.client import Status
+from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict
 
 _PLAIN_EVERY_S: Final = 2.0
@@ -27,7 +32,7 @@ def console() -> Console:
 
 def say(text: str) -> None:
     """Print a note for people to stderr."""
-    click.echo(text, err=True)
+    click.echo(escaped_lines(text), err=True)
 
 
 def print_json(row: dict[str, Any]) -> None:
@@ -36,7 +41,7 @@ def print_json(row: dict[str, Any]) -> None:
     Raises:
         OutputFailed: stdout cannot be written; what is printed from then on goes nowhere.
     """
-    print_text(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+    print_text(escaped(json.dumps(row, ensure_ascii=False, separators=(",", ":"))) + "\n")
 
 
 def print_text(text: str) -> None:
@@ -66,6 +71,15 @@ def print_status(trace_id: str, status: Status | None) -> None:
     if status and status.reason:
         row |= {"reason": status.reason, "detail": status.detail}
     print_json(row)
+
+
+def say_if_unmeasured(decision: Decision) -> None:
+    """Say that there is no embedder, if a decision was made without: its scores look like any others."""
+    if decision.novelty.source == "no_embedder":
+        say(
+            f"there is no embedder, so every novelty is {decision.dimensions.novelty:g}: "
+            "install kp-scorer[embedding], and leave embedding.embedder at auto"
+        )
 
 
 class Advance(Protocol):

@@ -6,7 +6,7 @@ import click
 
 from kp_scorer.cli.input import open_input, read_traces
 from kp_scorer.cli.options import settings_options
-from kp_scorer.cli.output import print_json, progress, refused, say
+from kp_scorer.cli.output import print_json, progress, refused, say, say_if_unmeasured
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict
 from kp_scorer.offline import offline_decider
@@ -31,23 +31,24 @@ def score(file: str, embedder: str | None, settings: Settings) -> None:
     with open_input(file) as stream, progress("scored") as advance:
         lines = list(read_traces(stream, limits))
         decider = offline_decider(settings) if lines else None
-        failed = 0
+        scored = 0
         for done, line in enumerate(lines, start=1):
             if isinstance(line.trace, InvalidTrace):
-                failed += 1
                 print_json(refused(line, line.trace))
             else:
                 assert decider is not None
                 (decided,) = decider.decide([line.trace])
                 if isinstance(decided, Decision):
+                    if not scored:
+                        say_if_unmeasured(decided)
+                    scored += 1
                     print_json(decided.model_dump(mode="json"))
                 else:
                     # A ledger in memory knows of no other workers and of no deaths.
                     assert isinstance(decided, TraceConflict)
-                    failed += 1
                     print_json(refused(line, decided))
             advance(done, len(lines))
     if not lines:
         say(f"no traces in {file}")
-    if failed:
+    if scored < len(lines):
         sys.exit(1)

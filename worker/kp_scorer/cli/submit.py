@@ -26,14 +26,15 @@ _LOOK_EVERY_S: Final = 2.0
 @click.argument("file", metavar="FILE|-")
 @click.option("--wait", is_flag=True, help="Wait for the decisions and print each with its trace_id.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Seconds to wait.")
+@click.option("--namespace", default="", help="Goes into every id, after kp:trace:, to keep it apart from other producers'.")
 @service_options
-def submit(file: str, wait: bool, timeout_s: float, settings: Settings) -> None:
+def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Settings) -> None:
     """Submit the traces in FILE (- for standard input): JSON Lines, or one JSON document.
 
     Prints one JSON line a trace: trace_id, state (pending, decided, dead, conflict, invalid) and, with --wait, the decision.
     Invalid lines are named by number and field; the others are submitted. All are, too, if nobody reads what is printed.
     """
-    with Client(settings) as client, open_input(file) as stream:
+    with Client(settings, namespace) as client, open_input(file) as stream:
         done = _submit(client, read_traces(stream, settings.limits), print_each=not wait)
         said = f"submitted {len(done.trace_ids)} of {done.seen}" if done.seen else f"no traces in {file}"
         if done.failure:

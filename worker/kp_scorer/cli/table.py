@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision
 
 
@@ -23,7 +24,7 @@ def decisions_table(decisions: Sequence[Decision]) -> Table:
         accepted = decision.outcome == "accepted"
         table.add_row(
             escape(short_id(decision.trace_id)),
-            escape(decision.domain),
+            escape(escaped(decision.domain)),
             *(f"{figure:.2f}" for figure in figures),
             f"{decision.score:.3f}",
             f"{decision.threshold:.2f}",

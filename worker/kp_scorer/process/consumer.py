@@ -12,8 +12,8 @@ from celery.worker.consumer import Consumer
 from celery.worker.consumer.control import Control
 
 from kp_scorer.broker.publishing import described
-from kp_scorer.broker.task_message import bury_poison, deliveries_by, largest_message_bytes, raw_body
-from kp_scorer.errors import ScorerError
+from kp_scorer.broker.task_message import bury_poison, check_body, deliveries_by, raw_body
+from kp_scorer.errors import InvalidTrace, ScorerError
 from kp_scorer.logs import raised_at
 from kp_scorer.process.holding import PAUSE_S, Holding
 from kp_scorer.process.lifecycle import Lifecycle
@@ -62,7 +62,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         """Keep in the store of the lifecycle's runtime; the other arguments are Celery's."""
         self._lifecycle = lifecycle
         self._delivery_limit = settings.broker.delivery_limit
-        self._largest_bytes = largest_message_bytes(settings.limits)
+        self._limits = settings.limits
         super().__init__(*args, **kwargs)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
@@ -145,11 +145,13 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             self._keep(message, partial(self._bury_poison, message))
             return
         try:
-            if len(message.body) > self._largest_bytes:
-                raise ValueError("too large to be parsed")
+            check_body(raw_body(message), self._limits)
             # Celery would call the task with arguments of any kind, and acknowledge when that fails.
             _check_arguments(message.payload)
             _forget_times(message)
+        except InvalidTrace as error:
+            self._keep_malformed(message, f"message: {error.problems[0].expected}")
+            return
         except Exception as error:
             # Whatever it is, it is no fault of the connection.
             self._keep_malformed(message, _not_valid(error))

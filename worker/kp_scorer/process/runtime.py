@@ -88,7 +88,7 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
     started = time.perf_counter()
     embedder = load_embedder(settings.embedding)
     if embedder is None:
-        log.warning("no_embedder", novelty=0.5)
+        log.warning("no_embedder", novelty=0.5, detail="every trace gets this novelty: install kp-scorer[embedding]")
         return None
     loaded_ms = round((time.perf_counter() - started) * 1_000)
     log.info("embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms)

@@ -101,6 +101,18 @@ class RedisLog:
                 return
             start = f"({chunk[-1][0].decode()}"
 
+    def newest(self, count: int) -> list[str]:
+        """The ids of the traces of the newest entries, at most ``count``, newest first.
+
+        Raises:
+            ServiceUnavailable: the log cannot be reached.
+        """
+        with unavailable_if_down("novelty log"):
+            found: Any = self._client.xrevrange(self._log, count=count)
+        return [
+            self._entry(entry_id, [part for field in fields.items() for part in field]).trace_id for entry_id, fields in found
+        ]
+
     def erase(self, trace_id: str) -> int:
         """Remove a trace's vectors from the log and, as soon as they read on, from all mirrors; return how many there were.
 

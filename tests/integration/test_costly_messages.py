@@ -1,0 +1,50 @@
+"""Messages that are small and would cost a worker much: it keeps them unparsed, and goes on with the others."""
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import redis
+from kp_scorer.client import Client
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+
+from tests.support.costly import filled
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.traces import fresh_samples, new_id
+
+UNPARSED: Final = {
+    "message: expected at most 20100 values": [filled("steps", "{}", 340_000), filled("unknown", "[[]]", 200_000)],
+    "message: expected numbers of at most 1000 digits": [filled("steps.0.input", "9" * 4_000, 250)],
+}
+INVALID: Final = {
+    "$: expected at most 20000 values": filled("unknown", "0", 20_000),
+    "steps: expected at most 2000 steps, got 2001": filled("steps", "{}", 2_001),
+}
+
+
+def body(submission: bytes) -> str:
+    return f"[[{submission.decode()}],{{}},null]"
+
+
+def envelope(submission: bytes) -> str:
+    headers = {"task": "score_trace", "id": new_id()}
+    said = {"content-type": "application/json", "content-encoding": "utf-8", "headers": headers, "properties": {}}
+    return json.dumps({"body": body(submission), **said})
+
+
+def test_costly_messages_end_as_dead_letters_and_others_are_decided(
+    settings: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    unparsed = {body(submission).encode(): detail for detail, sent in UNPARSED.items() for submission in sent}
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
+        for submission in [*chain(*UNPARSED.values()), *INVALID.values()]:
+            redis_client.lpush(settings.queues.traces, envelope(submission))
+        (trace,) = fresh_samples(1)
+        assert client.wait(client.submit(trace), timeout_s=30)
+        wait_until(lambda: len(list(store.dead_letters.read())) == len(unparsed) + len(INVALID))
+    letters = list(store.dead_letters.read())
+    malformed = {store.dead_letters.payload(one.letter_id): one.detail for one in letters if one.reason == "malformed"}
+    assert malformed == unparsed
+    assert {one.detail for one in letters if one.reason == "invalid"} == INVALID.keys()

@@ -1,0 +1,81 @@
+"""Submissions that cost as much to look at as their bytes allow: what a hostile producer would send to keep workers busy."""
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from kp_scorer.decoding import Limits
+
+from tests.support.builders import changed, maximal_payload
+
+PLACES: Final = (
+    "steps",
+    "steps.0.input",
+    "steps.0.tool",
+    "task.input_schema",
+    "metadata.validated_by",
+    "knowledge_graph_delta.entities",
+    "unknown",
+    "@type",
+)
+"""Where a submission has a list or an object, may have one, or is given one against the rules."""
+
+ITEMS: Final = {
+    "empty objects": "{}",
+    "empty lists": "[]",
+    "zeros": "0",
+    "nulls": "null",
+    "NaN": "NaN",
+    "infinities": "-Infinity",
+    "infinite by size": "1e999",
+    "objects of one": '{"":0}',
+    "lists of lists": "[[]]",
+    "nested objects": '{"":' * 20 + "0" + "}" * 20,
+    "nested objects around texts": '{"":' * 19 + '"' + "\u00e9," * 300 + '"' + "}" * 19,
+    "nested lists": "[" * 20 + "]" * 20,
+    "nested too deep": "[" * 900 + "]" * 900,
+    "integers of 1,000 digits": "9" * 1_000,
+    "integers of 4,300 digits": "9" * 4_300,
+    "fractions of 1,000 digits": "0." + "7" * 998,
+    "short texts": '"ab"',
+    "long texts": '"' + "x" * 90_000 + '"',
+    "texts of commas": '"' + "," * 90_000 + '"',
+    "texts of quotes": '"' + '\\"' * 45_000 + '"',
+    "texts of escapes": '"' + "\\u00e9" * 15_000 + '"',
+    "texts beyond ASCII": '"' + "\U0001f600\u00e9" * 10_000 + '"',
+    "lone surrogates": '"\\ud800"',
+    "same key again": "{" + ",".join(['"k":0'] * 500) + "}",
+    "least steps": '{"step_id":0,"type":"thought"}',
+    "whole steps": '{"step_id":0,"type":"tool_call","content":"a","tool":{"name":"b","mcp_server":"c"},'
+    '"input":{"a":1,"b":"2","c":null},"output_summary":"d","latency_ms":1.5}',
+    "steps with all wrong": '{"step_id":"","type":0,"content":0,"tool":{},"input":0,"output_summary":0,"latency_ms":""}',
+    "entities": '{"name":"","type":""}',
+    "entities with all wrong": '{"name":0,"type":0}',
+}
+"""What the lists are filled with."""
+
+
+def costly_submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of every item in every place, as many as the limits on bytes, on values and on steps let through.
+
+    Those that are too many values for their bytes come a second time, with as many as their bytes allow; so do bad steps.
+    """
+    for place in PLACES:
+        for name, item in ITEMS.items():
+            by_bytes = (limits.message_bytes - 2_000) // (len(item.encode()) + 1)
+            by_values = (limits.values - 100) // (1 + sum(map(_bare(item).count, ",[{")))
+            by_steps = limits.steps if place == "steps" else by_bytes
+            for count in sorted({min(by_bytes, by_values, by_steps), by_bytes}):
+                yield f"{place}: {count:,} {name}", filled(place, item, count)
+
+
+def _bare(item: str) -> str:
+    return "" if item.startswith('"') else item
+
+
+def filled(place: str, item: str, count: int) -> bytes:
+    """A submission with so many of an item, given as JSON, in one place; otherwise good."""
+    mark = "list of items"
+    value = {"": [mark]} if place == "steps.0.input" else [mark]
+    text = json.dumps(changed(maximal_payload(), place, value), separators=(",", ":"))
+    return text.replace(f'"{mark}"', ",".join([item] * count)).encode()

@@ -1,0 +1,130 @@
+"""What a submission may cost: what bounds time and memory is looked at first, and errors are not collected."""
+
+import json
+import tracemalloc
+from contextlib import suppress
+from typing import Any, Final
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kp_scorer.broker.task_message import check_body
+from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace
+from kp_scorer.errors import InvalidTrace
+
+from tests.support.builders import LIMITS, changed, maximal_payload, minimal_payload, step
+from tests.support.costly import PLACES, filled
+from tests.support.traces import sample_traces
+
+MOST_BYTES: Final = 50_000_000
+MEGABYTE: Final = 1_000_000
+TEXTS: Final = st.text(st.characters(), max_size=8) | st.sampled_from([",", "[{", '"', "\\", '\\"', '\\\\"', '",', "9" * 1_001])
+VALUES: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
+    max_leaves=40,
+)
+
+
+def counted(value: Any) -> int:
+    """Values in it, itself too; an empty object or list counts as two."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + (sum(map(counted, value)) or 1) if isinstance(value, list) else 1
+
+
+def refused(raw: bytes) -> InvalidTrace:
+    with pytest.raises(InvalidTrace) as caught:
+        decode_json(raw, LIMITS)
+    return caught.value
+
+
+def is_cheap(raw: bytes, most: int) -> bool:
+    try:
+        check_values(raw, most)
+    except InvalidTrace:
+        return False
+    return True
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]))
+@example(["\\", ",", 1], True, None)
+@example({'\\"': {}, "[": []}, False, None)
+def test_values_are_counted_without_parsing(value: object, ascii_alone: bool, indent: int | None) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii_alone, indent=indent).encode("utf-8", "surrogatepass")
+    exact = counted(value)
+    assert is_cheap(raw, exact)
+    assert not is_cheap(raw, exact - 1)
+
+
+@given(VALUES, st.sampled_from(["steps", "steps.0.input", "steps.0.tool", "task", "metadata.validated_by", "unknown"]))
+def test_any_json_is_a_trace_or_refused(value: object, place: str) -> None:
+    # Anything else that it may raise would end as a failed score, not as an invalid submission.
+    with suppress(InvalidTrace):
+        decode_trace(changed(maximal_payload(), place, value), LIMITS).digest()
+
+
+def test_limit_on_values_is_inclusive() -> None:
+    payload = minimal_payload(steps=[step("thought", input={"a": [1, [], {"b": None}]})])
+    most = counted(payload)
+    raw = json.dumps(payload).encode()
+    enough, short = Limits(values=most), Limits(values=most - 1)
+    assert decode_json(raw, enough) == decode_trace(payload, enough)
+    with pytest.raises(InvalidTrace, match=rf"^\$: expected at most {most - 1} values$"):
+        decode_json(raw, short)
+    with pytest.raises(InvalidTrace, match=rf"^\$: expected at most {most - 1} values$"):
+        decode_trace(payload, short)
+
+
+def test_texts_may_hold_as_many_commas_brackets_and_digits_as_they_like() -> None:
+    text = ',[{"\\' * 10_000 + "7" * 50_000
+    assert decode_json(json.dumps(minimal_payload(objective=text)).encode(), LIMITS).task.objective == text
+
+
+@pytest.mark.parametrize("number", ["7" * 1_001, "-" + "7" * 1_001, "0." + "7" * 1_001, "1e" + "7" * 1_001])
+def test_long_numbers_are_refused_before_they_are_converted(number: str) -> None:
+    assert str(refused(filled("steps.0.input", number, 1))) == "$: expected numbers of at most 1000 digits"
+    decode_json(filled("steps.0.input", "7" * 1_000, 1), LIMITS)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "item", ["{}", "0", '"\\ud800"', '{"":{"":{"":0}}}', '{"step_id":"","type":0,"content":0,"tool":{},"input":0}', '","']
+)
+def test_worst_of_a_megabyte_takes_little_memory_and_few_errors(place: str, item: str) -> None:
+    raw = filled(place, item, MEGABYTE // (len(item) + 1))
+    tracemalloc.start()
+    try:
+        assert len(refused(raw).problems) <= 20
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("place", ["steps", "metadata.validated_by", "knowledge_graph_delta.entities"])
+@pytest.mark.parametrize("item", ["{}", "0"])
+def test_of_a_list_of_bad_items_only_the_first_is_told(place: str, item: str) -> None:
+    fields = [problem.field for problem in refused(filled(place, item, 1_900)).problems]
+    assert fields
+    assert all(field.startswith(f"{place}.0") for field in fields)
+
+
+def test_of_what_is_over_a_limit_only_ten_are_told() -> None:
+    error = refused(filled("metadata.validated_by", '"\\ud800"', 1_900))
+    assert [problem.field for problem in error.problems] == [f"metadata.validated_by.{number}" for number in range(10)]
+
+
+def test_too_many_steps_are_not_looked_at() -> None:
+    assert str(refused(filled("steps", "0", LIMITS.steps + 1))) == "steps: expected at most 2000 steps, got 2001"
+
+
+def test_body_of_a_message_is_bounded_as_its_trace_is() -> None:
+    for trace in sample_traces():
+        check_body(
+            json.dumps([[trace], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]).encode(), LIMITS
+        )
+    largest = filled("steps.0.input", "0", LIMITS.values - 60)
+    decode_json(largest, LIMITS)
+    check_body(b'[[%s],{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]' % largest, LIMITS)
+    with pytest.raises(InvalidTrace, match="expected at most 20100 values"):
+        check_body(b"[[%s],{},null]" % filled("steps.0.input", "0", LIMITS.values + 100), LIMITS)
