@@ -1,23 +1,27 @@
 """The cache of converted models: made once, whole or not at all, and all that a worker needs of torch."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.errors import SettingsError
 from kp_scorer.settings import EmbeddingSettings
 
 TEXTS = ["refund a double charge", "tree " * 600]
+ANOTHER_USER = 12_345
 HEAVY = ("torch", "transformers", "sentence_transformers")
 LOAD_AND_TELL = """
 import json, sys
 from kp_scorer.embedding import select_embedder
+from kp_scorer.errors import SettingsError
 from kp_scorer.settings import EmbeddingSettings
 embedder = select_embedder(EmbeddingSettings())
 print(json.dumps({"engine": embedder and embedder.engine, "imported": list(sys.modules)}))
@@ -44,6 +48,25 @@ def own_cache(expected: np.ndarray, model_cache: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (place,) = models(tmp_path / "kp-scorer")
     return place
+
+
+@pytest.fixture
+def no_converter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No torch: what is not in the cache cannot be had."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """Files are made for all to write, as some users have it."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, Path]]:
+    """Events of the cache, and what they are about."""
+    return [(record.message, Path(vars(record)["directory"])) for record in caplog.records if "directory" in vars(record)]
 
 
 def openvino() -> Embedder:
@@ -89,12 +112,42 @@ def test_a_model_in_the_cache_needs_no_torch(
 
 
 @pytest.mark.slow
-def test_a_damaged_model_is_converted_again(own_cache: Path, expected: np.ndarray) -> None:
+def test_a_damaged_model_is_converted_again(own_cache: Path, expected: np.ndarray, open_umask: None) -> None:
     weights = own_cache / "model.bin"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 64
     weights.write_bytes(content)
     assert np.array_equal(openvino().embed(TEXTS), expected)
+    assert not any(path.stat().st_mode & 0o022 for path in (own_cache, *own_cache.iterdir()))
+
+
+@pytest.mark.parametrize("name", ["", "model.bin", "digests.json"])
+@pytest.mark.usefixtures("no_converter")
+def test_a_model_that_others_could_write_is_not_used(own_cache: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    written = own_cache / name
+    written.chmod(written.stat().st_mode | 0o020)
+    with pytest.raises(SettingsError, match="needed to convert the model"):
+        openvino()
+    assert said(caplog) == [("model_converted_again", own_cache)]
+
+
+@pytest.mark.parametrize("name", ["model.bin", ".", ".."])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.usefixtures("no_converter")
+def test_another_users_model_is_not_used(own_cache: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    os.chown(own_cache / name, ANOTHER_USER, ANOTHER_USER)
+    with pytest.raises(SettingsError, match="needed to convert the model"):
+        openvino()
+    whole = name == ".."
+    assert said(caplog) == [("model_cache_ignored", own_cache.parent) if whole else ("model_converted_again", own_cache)]
+    assert {path.name for path in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+
+
+@pytest.mark.usefixtures("no_converter")
+def test_a_cache_that_others_could_write_is_made_ones_own(own_cache: Path, expected: np.ndarray) -> None:
+    own_cache.parent.chmod(0o777)
+    assert np.array_equal(openvino().embed(TEXTS), expected)
+    assert own_cache.parent.stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.slow

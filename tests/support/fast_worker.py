@@ -43,7 +43,7 @@ def run(load_embedder: LoadEmbedder = WordHashEmbedder) -> None:
     """Run the worker until it is told to stop."""
     warnings.filterwarnings("ignore", category=SecurityWarning)
     app = create_app(load_settings(), load_embedder)
-    app.worker_main(["--quiet", "worker", "--without-gossip", "--without-mingle", "--hostname", f"fast-{os.getpid()}@%h"])
+    app.worker_main(["--quiet", "worker", "--hostname", f"fast-{os.getpid()}@%h"])
 
 
 if __name__ == "__main__":

@@ -179,6 +179,7 @@ class WorkerSettings(_Section):
     patience_s: Seconds = 30.0
     decision_timeout_s: Seconds = 120.0
     grace_s: Seconds = 25.0
+    obey_commands: bool = False
 
 
 class LogSettings(_Section):

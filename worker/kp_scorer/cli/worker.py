@@ -20,5 +20,4 @@ def worker(settings: Settings) -> None:
     app = create_app(settings)
     # Celery warns against running as root, because of pickle; we accept only JSON, and in a container root is common.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    # Gossip and mingle only serve features that workers do not use.
-    app.worker_main(["--quiet", "worker", "--without-gossip", "--without-mingle"])
+    app.worker_main(["--quiet", "worker"])

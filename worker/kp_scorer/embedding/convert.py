@@ -9,10 +9,10 @@ import warnings
 from pathlib import Path
 from typing import Final
 
-import openvino
 import torch
 from sentence_transformers import SentenceTransformer
 
+from kp_scorer.embedding.silent_openvino import openvino
 from kp_scorer.embedding.torch_engine import load_model
 
 _TOLERANCE: Final = 1e-4

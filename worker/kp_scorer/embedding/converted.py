@@ -3,8 +3,10 @@
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+
+import structlog
 
 from kp_scorer.embedding.engine import EngineUnavailable
 from kp_scorer.embedding.model import ModelFiles, is_installed
@@ -25,6 +29,10 @@ _CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.convert imp
 
 _MODEL: Final = "model.xml"
 _DIGESTS: Final = "digests.json"
+_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+# By way of the standard library, because this also runs in programs of others, whose stdout is not ours to write to.
+log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
 def cache_dir() -> Path:
@@ -53,12 +61,15 @@ def converted_model(model: ModelFiles) -> Iterator[Path]:
 
 
 def _cached(model: ModelFiles) -> Path | None:
-    """The converted model's directory in the cache, filled if necessary; None if the cache cannot be written."""
+    """The converted model's directory in the cache, filled if necessary; None if the cache cannot be used."""
     try:
         place = cache_dir() / f"{model.space}-openvino-{version('openvino')}-{_CONVERSION}"
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        if not (_is_ours(place.parent) or _made_ours(place.parent)):
+            log.warning("model_cache_ignored", directory=str(place.parent), detail="another user can write to it")
+            return None
         if _is_whole(place):
             return place
-        place.parent.mkdir(parents=True, exist_ok=True)
         with place.with_name(f"{place.name}.lock").open("w") as lock:
             # When several workers start at once, one converts and the others wait for it.
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -69,22 +80,44 @@ def _cached(model: ModelFiles) -> Path | None:
         return None
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether nobody but this user and root can change a file or directory."""
+    found = path.stat()
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & _WRITABLE_BY_OTHERS
+
+
+def _made_ours(path: Path) -> bool:
+    """Whether a file or directory is this user's own; if so, nobody else can change it any more."""
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        return False
+    path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS)
+    return True
+
+
 def _fill(place: Path, model: ModelFiles) -> None:
     """Convert to the directory ``place``, which appears whole or not at all, even if the process dies."""
+    if place.exists():
+        log.warning("model_converted_again", directory=str(place), detail="damaged, or another user could write to it")
     with TemporaryDirectory(prefix="new-", dir=place.parent) as directory:
         new = Path(directory) / place.name
-        new.mkdir()
+        new.mkdir(mode=0o755)
         _convert(model, new)
         digests = {file.name: _digest(file) for file in new.iterdir()}
         (new / _DIGESTS).write_text(json.dumps(digests), "utf-8")
+        for file in new.iterdir():
+            # Whatever the umask is. Others may read: an image is often built by one user and run by another.
+            _made_ours(file)
         if place.exists():
             shutil.rmtree(place)
         new.rename(place)
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether a converted model exists and is as it was written; a truncated file of weights would give wrong vectors."""
+    """Whether a converted model exists and is as this user or root wrote it; other weights would give other scores."""
     try:
+        if not all(_is_ours(path) for path in (place, *place.iterdir())):
+            return False
         digests = json.loads((place / _DIGESTS).read_text("utf-8"))
         return bool(digests) and all(_digest(place / name) == digest for name, digest in digests.items())
     except (OSError, ValueError, AttributeError):
@@ -101,8 +134,6 @@ def _convert(model: ModelFiles, directory: Path) -> None:
         raise EngineUnavailable("sentence-transformers, which is needed to convert the model, is not installed")
     done = subprocess.run(
         [sys.executable, "-P", "-c", _CONVERT, model.path, directory / _MODEL],
-        # OpenVINO's converter sends telemetry unless it detects a CI job.
-        env=os.environ | {"CI": "true"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,7 +11,8 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 def usable_cores(cgroup: Path = _CGROUP) -> int:
     """Count the cores that the process may run on, at most as many as its container's share of processor time.
 
-    More threads than that would use up the share at once and then stall until the next period.
+    More threads than that would use up the share at once and then stall until the next period. A part of a core counts as a
+    core: with a thread less, that part of the share would never be used.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota(cgroup))))

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import openvino
 from numpy.typing import NDArray
 
 from kp_scorer.embedding.embedder import MAX_TOKENS, Vectors
 from kp_scorer.embedding.engine import Ids, rounded_up
+from kp_scorer.embedding.silent_openvino import openvino
 
 Int64s = NDArray[np.int64]
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Final
 import structlog
 from celery.exceptions import Ignore, Reject
 from celery.worker.consumer import Consumer
-from celery.worker.consumer.control import Control
 
 from kp_scorer.broker.publishing import described
 from kp_scorer.broker.task_message import bury_poison, check_body, deliveries_by, raw_body
@@ -17,6 +16,7 @@ from kp_scorer.errors import InvalidTrace, ScorerError
 from kp_scorer.logs import raised_at
 from kp_scorer.process.holding import PAUSE_S, Holding
 from kp_scorer.process.lifecycle import Lifecycle
+from kp_scorer.process.remote_control import RemoteControl
 from kp_scorer.settings import Settings
 
 _LEFT_OUT: Final = (
@@ -32,21 +32,6 @@ _HEARTBEAT_S: Final = 1.0
 log = structlog.get_logger("kp_scorer.process.consumer")
 
 
-class RemoteControl(Control):  # type: ignore[misc]  # celery ships no types
-    """Celery's, but if the broker refuses what it needs, as Redis does when it is full, the worker does without."""
-
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        """Take the consumer that the step is a part of; the other arguments are Celery's."""
-        super().__init__(consumer, **kwargs)
-        self.start = self._start_if_possible
-
-    def _start_if_possible(self, consumer: Any) -> None:
-        try:
-            self.box.start(consumer)
-        except consumer.channel_errors as error:
-            log.warning("remote_control_unavailable", detail=described(error))
-
-
 _REPLACED: Final = {"celery.worker.consumer.control:Control": RemoteControl}
 
 
@@ -58,12 +43,16 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     workers, whatever it is, is kept once it was delivered ``broker.delivery_limit`` times.
     """
 
-    def __init__(self, *args: Any, lifecycle: Lifecycle, settings: Settings, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lifecycle: Lifecycle, settings: Settings, worker_options: Any = None, **kwargs: Any) -> None:
         """Keep in the store of the lifecycle's runtime; the other arguments are Celery's."""
         self._lifecycle = lifecycle
         self._delivery_limit = settings.broker.delivery_limit
         self._limits = settings.limits
-        super().__init__(*args, **kwargs)
+        self.obeys_commands = settings.worker.obey_commands
+        """Whether remote control may change this worker."""
+        # By gossip and mingle workers believe what anyone who reaches the broker tells them, such as which tasks are revoked.
+        options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True}
+        super().__init__(*args, worker_options=options, **kwargs)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
         """Celery's, without what is left out."""

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from kp_scorer.store.children import dying_with_parent
 
 _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 20.0
+_LOCK: Final = "lock"
+_PRIVATE: Final = 0o700
 
 
 def state_dir() -> Path:
@@ -49,8 +52,9 @@ def advertised(url: str) -> Iterator[None]:
     """Let other commands of this user find the embedded Redis at ``url`` while the context lasts."""
     note = _note()
     note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The URL holds the password: created for this user's eyes only, never widened afterwards.
-    with os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    # The URL holds the password, so it is for this user's eyes only. Another file of this name may be open to others.
+    note.unlink(missing_ok=True)
+    with os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump({"url": url}, file)
     try:
         yield
@@ -63,12 +67,13 @@ def embedded_redis(data_dir: Path) -> Iterator[str]:
     """Run a Redis on a port of its own, with a password and its append-only file in ``data_dir``; yield its URL.
 
     Raises:
-        SettingsError: no redis-server can be found, or another instance uses the directory.
+        SettingsError: no redis-server can be found, or the directory is another user's, used by another instance, or has
+            been used for something else.
         ServiceUnavailable: the server did not start.
     """
     executable = redis_executable()
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (data_dir / "lock").open("w") as lock, (data_dir / "redis.log").open("ab") as output:
+    _make_private(data_dir)
+    with (data_dir / _LOCK).open("w") as lock, (data_dir / "redis.log").open("ab") as output:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -98,6 +103,20 @@ def embedded_redis(data_dir: Path) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _make_private(data_dir: Path) -> None:
+    """Make a directory for the server's data, which no other user may read or replace."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = data_dir.stat()
+    if found.st_uid != os.geteuid():
+        raise SettingsError(f"--data-dir: {data_dir} belongs to another user")
+    if not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return
+    # A home directory, or root's /tmp, would no longer be what others need.
+    if any(data_dir.iterdir()) and not (data_dir / _LOCK).exists():
+        raise SettingsError(f"--data-dir: {data_dir} is not empty, and no data directory of kp-scorer")
+    data_dir.chmod(_PRIVATE)
 
 
 def redis_executable() -> str:

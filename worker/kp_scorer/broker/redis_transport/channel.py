@@ -18,6 +18,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
+from kp_scorer.broker.redis_transport.broadcast import only_its_body
 from kp_scorer.broker.redis_transport.queue import RedisQueue, Taken
 from kp_scorer.broker.task_message import DELIVERY_COUNT
 from kp_scorer.store.connection import is_full, leave_replicas
@@ -146,6 +147,27 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         """The message that was too large to be delivered but for this beginning, if it is still kept; else no bytes."""
         with self.conn_or_acquire() as client:
             return self.queue(queue).whole(client, beginning, remove=remove)
+
+    def expire(self, queue: str, seconds: int) -> None:
+        """Have Redis remove a queue, whatever is in it, unless it is read before."""
+        with self.conn_or_acquire() as client:
+            client.expire(queue, seconds)
+
+    def maybe_refresh_binding_expiry(self) -> None:
+        """Keep the mailbox of remote control known; later, while Redis is full."""
+        try:
+            super().maybe_refresh_binding_expiry()
+        except redis.exceptions.ResponseError as error:
+            # Kombu would log a traceback each second.
+            if not is_full(error):
+                raise
+
+    def _handle_message(self, client: Any, response: Any) -> dict[str, Any]:
+        published: dict[str, Any] = super()._handle_message(client, response)
+        # Confirmations of a subscription have a number there.
+        if isinstance(published["data"], bytes):
+            published["data"] = only_its_body(published["data"])
+        return published
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))

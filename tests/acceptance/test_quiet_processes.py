@@ -1,0 +1,117 @@
+"""No command talks to a host that it was not told of, or writes where its files do not belong: the kernel is the witness."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.traces import sample_traces
+
+WATCHED: Final = "connect,sendto,sendmsg,sendmmsg,open,openat,creat,mkdir,mkdirat,rename,renameat,renameat2"
+ADDRESS: Final = re.compile(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"')
+ASKED_FOR_A_NAME: Final = re.compile(r"htons\(53\)|/resolv\.conf|resolve/io\.systemd")
+WRITES: Final = re.compile(r"\b(?:open\w*\(.*(?:O_WRONLY|O_RDWR|O_CREAT)|creat\(|mkdir|rename)")
+PATH: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+class Watched:
+    """A place for a user who has nothing yet, and what the processes that run there asked of the kernel."""
+
+    def __init__(self, place: Path, cache: Path) -> None:
+        self._seen = place / "seen"
+        self._home = place / "home"
+        self._own = [place / name for name in ("state", "tmp")] + [cache]
+        for directory in (self._home, *self._own):
+            directory.mkdir(exist_ok=True)
+        state, temporary, cache = self._own
+        # What OpenVINO takes for a sign of a CI job, where it would be quiet by itself.
+        outer = {name: value for name, value in os.environ.items() if name not in ("CI", "TF_BUILD", "JENKINS_URL")}
+        places = {"HOME": self._home, "XDG_STATE_HOME": state, "XDG_CACHE_HOME": cache, "TMPDIR": temporary}
+        self._environment = {**outer, **{name: str(path) for name, path in places.items()}, "PYTHONDONTWRITEBYTECODE": "1"}
+        self._traces = place / "traces.jsonl"
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Run `kp-scorer` with these arguments, and a file of one trace if they ask for FILE."""
+        self._traces.write_text(json.dumps(sample_traces()[0]))
+        command = [str(self._traces) if argument == "FILE" else argument for argument in arguments]
+        strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={WATCHED}", "-o", str(self._seen)]
+        return subprocess.Popen(
+            [*strace, sys.executable, "-P", "-m", "kp_scorer.cli", *command],
+            cwd=self._home,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def foreign(self) -> list[str]:
+        """What went elsewhere than to this machine, asked for a name, or wrote beside our directories."""
+        lines = self._seen.read_text("utf-8", "replace").splitlines()
+        assert any("kp_scorer" in line for line in lines), "nothing was seen"
+        return [line for line in lines if self._is_foreign(line)] + [str(path) for path in self._home.rglob("*")]
+
+    def _is_foreign(self, line: str) -> bool:
+        addresses = ["".join(found) for found in ADDRESS.findall(line)]
+        if ASKED_FOR_A_NAME.search(line) or any(address != "::1" and address[:4] != "127." for address in addresses):
+            return True
+        written = PATH.findall(line) if WRITES.search(line) else []
+        # Relative paths are those of Redis in its data directory, or lead to the home directory.
+        return any(path.startswith("/") and not path.startswith(("/dev/", *map(str, self._own))) for path in written)
+
+
+@pytest.fixture(autouse=True)
+def _strace() -> None:
+    if shutil.which("strace") is None:
+        if os.environ.get("CI"):
+            pytest.fail("there is no strace")
+        pytest.skip("there is no strace")
+
+
+@pytest.mark.slow
+def test_nor_when_the_model_is_converted_and_a_worker_started(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, tmp_path / "cache")
+    output, _ = (process := watched.start("demo", "FILE")).communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert watched.foreign() == []
+
+
+def test_nor_when_traces_are_scored_offline(tmp_path: Path, model_cache: Path) -> None:
+    watched = Watched(tmp_path, model_cache.parent)
+    output, _ = (process := watched.start("score", "FILE")).communicate(timeout=100)
+    assert process.returncode == 0, output
+    assert watched.foreign() == []
+
+
+def test_nor_as_a_service(tmp_path: Path, model_cache: Path) -> None:
+    watched = Watched(tmp_path, model_cache.parent)
+    with watched.start("up") as process:
+        assert process.stdout
+        output = _until(process.stdout, "worker_ready")
+        (child,) = wait_until(lambda: _children(process.pid))
+        os.kill(child, signal.SIGINT)
+        output += process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    assert watched.foreign() == []
+
+
+def _until(lines: Iterator[str], word: str) -> str:
+    seen = ""
+    for line in lines:
+        seen += line
+        if word in line:
+            return seen
+    raise AssertionError(seen)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
