@@ -32,6 +32,19 @@ def test_copies_to_one_worker(arena: Arena) -> None:
         arena.finish(fleet, [str(trace["id"])])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_copies_of_the_same_bytes(arena: Arena) -> None:
+    settings = arena.settings(worker__max_attempts=1, worker__concurrency=96)
+    (trace,) = traces(1)
+    _send(settings, [trace])
+    with arena.redis.connect() as redis_client:
+        (item,) = redis_client.lrange(settings.queues.traces, 0, -1)
+        redis_client.lpush(settings.queues.traces, *[item] * 59)
+    with supervised(settings, arena.directory, 1, lambda place, life: {"EMBED_S": "0.3"}) as fleet:
+        arena.finish(fleet, [str(trace["id"])])
+
+
 def _send(settings: Settings, load: Iterable[Mapping[str, Any]]) -> None:
     with make_celery(settings) as foreign:
         for trace in load:

@@ -1,5 +1,6 @@
 """Messages that come more than once, too early, or to workers whose clocks are wrong."""
 
+import random
 from collections.abc import Mapping
 
 import pytest
@@ -7,7 +8,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.task_message import TASK_NAME
 from kp_scorer.client import Client
 
-from tests.support.arena import TRACES, Arena, settle, submit, supervised, traces
+from tests.support.arena import SEED, TRACES, Arena, settle, submit, supervised, traces
 from tests.support.crashing_worker import STALLS
 from tests.support.processes import wait_until
 
@@ -23,6 +24,23 @@ def test_same_trace_to_two_workers_at_once(arena: Arena) -> None:
     with supervised(settings, arena.directory, 2) as fleet:
         arena.finish(fleet, [str(trace["id"]) for trace in load])
         assert fleet.logged("trace_decided") == 2 * len(load)
+
+
+@pytest.mark.slow
+def test_broker_that_delivers_everything_twice(arena: Arena) -> None:
+    chance, waiting, submitted = random.Random(SEED), traces(), list[str]()
+    with (
+        supervised(arena.settings(), arena.directory, 3, lambda place, life: {"DELIVERED_TWICE": "1"}) as fleet,
+        Client(arena.settings()) as client,
+    ):
+        fleet.wait_until_ready()
+        while waiting:
+            submitted += submit(client, waiting[:100])
+            del waiting[:100]
+            list(client.as_settled(submitted[-100:], timeout_s=chance.uniform(0.05, 0.7)))
+            fleet.kill(chance.randrange(3))
+        arena.finish(fleet, submitted)
+        assert fleet.logged("trace_decided") > 1.5 * len(submitted)
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """What is no decision on a results queue: in nobody's way, and in nobody's lap, but kept."""
 
 import pickle
+import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
@@ -13,11 +15,17 @@ from kp_scorer.store import Store
 from tests.support.builders import decision_on
 from tests.support.outcomes import published
 
+ZIPPED: dict[str, Any] = {"content_type": "application/json", "headers": {"compression": "application/x-gzip"}}
+
 FOREIGN: list[tuple[bytes, dict[str, Any]]] = [
     (pickle.dumps({"a": "pickle"}), {"content_type": "application/x-python-serialize", "content_encoding": "binary"}),
     (b"\xff\xfe\x00", {"content_type": "application/json", "content_encoding": "utf-8"}),
     (b"[1]", {"content_type": "application/json", "content_encoding": "utf-8"}),
     (b'{"trace_id":"kp:trace:another"}', {"content_type": "application/json", "content_encoding": "utf-8"}),
+    (
+        zlib.compress(b"[" + b" " * 2**28),
+        {"content_type": "application/json", "headers": {"compression": "application/x-gzip"}},
+    ),
     (b"not compressed", {"content_type": "application/json", "headers": {"compression": "application/x-gzip"}}),
 ]
 
@@ -37,7 +45,10 @@ def test_what_is_no_decision_becomes_a_dead_letter_and_decisions_behind_it_are_t
         for body, properties in [*FOREIGN, (decision_on("kp:trace:one"), {"content_type": "application/json"})]:
             message = {"body": body, "exchange": "", "routing_key": queue.name, **properties}
             with_producer(app, "test", lambda producer, message=message: producer.publish(**message))  # type: ignore[misc]
+    tracemalloc.start()
     assert [taken["trace_id"] for taken in published(on_broker)] == ["kp:trace:one"]
+    assert tracemalloc.get_traced_memory()[1] < 2**26, "a message was unpacked"
+    tracemalloc.stop()
     assert published(on_broker) == []
     with Store.open(on_broker) as store:
         letters = list(store.dead_letters.read())

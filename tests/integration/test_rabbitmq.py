@@ -2,6 +2,8 @@
 
 import json
 import signal
+import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +20,7 @@ from kp_scorer.broker.dead_queue import DeadQueue
 from kp_scorer.broker.publishing import declare_queues, publish_options, with_producer
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_message import deliveries_by
+from kp_scorer.broker.task_message import DELIVERY_COUNT, deliveries_by
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceDead
 from kp_scorer.settings import Settings
@@ -69,15 +71,18 @@ def test_a_message_without_a_queue_raises(rabbitmq: RabbitMQ) -> None:
     app.close()
 
 
-def test_deliveries_are_counted(rabbitmq: RabbitMQ) -> None:
-    with Client(rabbitmq.settings()) as client:
-        client.submit(fresh_samples(1)[0])
+def test_deliveries_are_counted_whatever_a_producer_counts(rabbitmq: RabbitMQ) -> None:
+    app, queues = make_celery(rabbitmq.settings()), submission_queues(rabbitmq.settings())
+    declare_queues(app, queues.in_order)
+    with app.connection_for_write() as connection:
+        connection.Producer().publish([], routing_key=rabbitmq.name("traces"), headers={DELIVERY_COUNT: 1_000})
+    app.close()
     counts = []
     with Connection(rabbitmq.settings().broker.url) as connection:
         for _ in range(3):
             found = wait_until(partial(connection.default_channel.basic_get, rabbitmq.name("traces")))
             message = connection.default_channel.message_to_python(found)
-            counts.append(deliveries_by(message.headers))
+            counts.append(deliveries_by(message))
             message.requeue()
     assert counts == [1, 2, 3]
 
@@ -150,10 +155,13 @@ def test_what_is_no_submission_keeps_its_body_as_a_dead_letter(rabbitmq: RabbitM
     app, letters, queues = make_celery(settings), store.dead_letters, submission_queues(settings)
     assert queues.dead
     declare_queues(app, queues.in_order)
-    bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}']
+    bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}', zlib.compress(b"[" + b" " * 2**28)]
     for body in bodies:
         _publish(app, rabbitmq.name("dead"), body)
+    tracemalloc.start()
     DeadQueue(app, queues.dead, letters, Publisher(app, settings, store.drops), settings).drain()
+    assert tracemalloc.get_traced_memory()[1] < 2**26, "a message was unpacked"
+    tracemalloc.stop()
     assert {letters.payload(letter.letter_id) for letter in letters.read()} == set(bodies)
     app.close()
 
@@ -264,7 +272,7 @@ def _publish(app: Celery, queue: str, body: bytes) -> None:
             routing_key=queue,
             content_type="application/json",
             content_encoding="utf-8",
-            # Which it is not: decompressing it fails.
+            # Which most are not: decompressing those fails.
             headers={"compression": "application/x-gzip"},
             **publish_options(app),
         )

@@ -1,72 +1,297 @@
-"""The commands that the scorer needs on its store, and no others: what the documents list is enough."""
+"""Redis as it is shipped, with its users: each may do what the documents show of its part, and nothing else."""
 
+import json
+import os
 import re
-import shlex
 import shutil
+import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from celery import Celery
+from kombu import Queue
+from kp_scorer.client import Client
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.novelty import NoveltyCache
 from kp_scorer.novelty.audit import audit
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import Settings
+from kp_scorer.settings import Settings, as_environment, load_settings
 from kp_scorer.store import Store, Submission
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.local_redis import redis_executable
 
 from tests.support.documents import code_with
 from tests.support.fast_worker import WordHashEmbedder
-from tests.support.processes import wait_until
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.traces import fresh_samples
 
 
-def _documented_rules() -> list[str]:
-    """The rule in the documents, as an operator would copy it."""
-    _, _, rule = code_with("ACL SETUSER scorer").partition("ACL SETUSER scorer ")
-    return shlex.split(rule.replace("\\\n", " ").partition("\n")[0])
+class Shipped:
+    """A Redis with the configuration and the users that the package carries, set up as the documents say."""
+
+    def __init__(self, directory: Path, executable: str) -> None:
+        self._directory = directory
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port: int = probe.getsockname()[1]
+        self.process = self._start(executable)
+
+    def url(self, user: str, host: str = "127.0.0.1") -> str:
+        """The URL by which a user connects."""
+        found = re.search(rf"^user {user} on >(\w+) ", (self._directory / "users.acl").read_text("utf-8"), re.MULTILINE)
+        assert found
+        return f"redis://{user}:{found[1]}@{host}:{self.port}/0"
+
+    def settings(self, user: str) -> Settings:
+        """Settings for this user."""
+        return load_settings({"broker.url": self.url(user), "redis.url": self.url(user)})
+
+    def connect(self, user: str) -> redis.Redis:
+        """A connection of this user."""
+        return redis.Redis.from_url(self.url(user), socket_timeout=5)
+
+    def refused(self) -> list[str]:
+        """What Redis has refused since the last look: user and command, or key.
+
+        But for CLIENT SETINFO, by which redis-py gives its name and version, and which Redis 7.0 could not be told to allow.
+        """
+        with self.connect("administrator") as admin:
+            entries: Any = admin.acl_log()
+            admin.acl_log_reset()
+        return [
+            f"{entry['username']}: {entry['reason']} {entry['object']}" for entry in entries if entry["object"][:6] != "client"
+        ]
+
+    def _start(self, executable: str) -> "subprocess.Popen[bytes]":
+        commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
+        program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{commands}'
+        subprocess.run(["bash", "-euc", program], cwd=self._directory, check=True, timeout=60)
+        with (self._directory / "users.acl").open("a") as users:
+            users.write("user administrator on >administrator ~* &* +@all\n")
+        arguments = ["redis.conf", "--port", str(self.port)]
+        with (self._directory / "redis.log").open("wb") as log:
+            process = subprocess.Popen([executable, *arguments], cwd=self._directory, stdout=log)
+        with self.connect("administrator") as client:
+            wait_until(lambda: process.poll() is not None or _answers(client), timeout_s=20)
+        assert process.poll() is None, (self._directory / "redis.log").read_text("utf-8")
+        return process
 
 
-@pytest.fixture(params=["embedded", "redis-server on the PATH"])
-def server(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> Iterator[str]:
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+@pytest.fixture(scope="module", params=["embedded", "redis-server on the PATH"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
     """The embedded Redis 6.2, and whatever newer server the machine has."""
-    if request.param == "embedded":
-        yield redis_url
-        return
-    executable = shutil.which("redis-server")
+    executable = redis_executable() if request.param == "embedded" else shutil.which("redis-server")
     if executable is None:
         pytest.skip("there is no redis-server on the PATH")
-    socket = tmp_path / "redis.sock"
-    arguments = [executable, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as process:
-        wait_until(socket.exists, timeout_s=10)
-        yield f"unix://{socket}"
-        process.terminate()
+    shipped = Shipped(tmp_path_factory.mktemp("shipped"), executable)
+    yield shipped
+    shipped.process.terminate()
+    shipped.process.wait()
 
 
-def test_the_documented_permissions_are_enough_for_everything(server: str) -> None:
-    with redis.Redis.from_url(server) as admin:
-        admin.flushdb()
+@pytest.fixture(autouse=True)
+def _emptied(server: Shipped) -> None:
+    with server.connect("administrator") as admin:
+        admin.flushall()
         # So that loading scripts needs permission too.
         admin.script_flush()
-        admin.execute_command("ACL", "SETUSER", "scorer", "reset", *_documented_rules())
-    with redis.Redis.from_url(re.sub(r"//(.*@)?", "//scorer:secret@", server, count=1)) as client:
+    server.refused()
+
+
+@pytest.mark.slow
+def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: Path) -> None:
+    settings = {user: server.settings(user) for user in ("client", "worker", "operator")}
+    producer = Celery("producer", broker=server.url("producer"), set_as_current=False)
+    asking = Celery("asking", broker=server.url("client"), backend=server.url("client"), set_as_current=False)
+    one, two, three, four = fresh_samples(4)
+    with (
+        start_worker(settings["worker"], tmp_path / "worker.log", command=FAST_WORKER) as worker,
+        Client(settings["client"]) as client,
+    ):
+        plain = Queue("traces", no_declare=True)
+        producer.send_task("score_trace", args=[one], queue=plain, mandatory=True)
+        asked = asking.send_task("score_trace", args=[two], queue=plain, ignore_result=False)
+        assert asked.get(timeout=30)["trace_id"] == two["id"]
+        assert client.wait(client.submit(three), timeout_s=30).trace_id == three["id"]
+        producer.send_task("score_trace", args=[{"id": "kp:trace:invalid"}], queue=plain)
+        wait_until(lambda: worker.events("trace_dead"), timeout_s=30)
+        _operate(settings["operator"], tmp_path, str(three["id"]), four)
+    for app in (producer, asking):
+        app.close()
+    assert server.refused() == []
+    assert worker.process.returncode == 0
+    assert "NOPERM" not in worker.text()
+
+
+def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str, Any]) -> None:
+    """Run each command that the documents show to an operator."""
+    file = directory / "trace.json"
+    file.write_text(json.dumps(trace), "utf-8")
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "kp_scorer.cli", *arguments]
+        variables = os.environ | as_environment(settings)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60, input="y\n")
+        assert done.returncode == 0, f"{arguments}: {done.stderr}"
+        return done.stdout
+
+    run("submit", str(file), "--wait")
+    run("stats")
+    run("status", decided)
+    letter = json.loads(run("dead-letter", "list").splitlines()[0])
+    run("dead-letter", "show", letter["letter_id"])
+    run("dead-letter", "replay", letter["letter_id"], "--dry-run")
+    run("dead-letter", "drop", letter["letter_id"])
+    run("audit")
+    run("cache", "info")
+    assert len(run("decisions").splitlines()) == 4
+    run("forget", decided)
+    run("cache", "clear")
+
+
+Forbidden = Callable[[redis.Redis], Any]
+
+TO_ALL: dict[str, Forbidden] = {
+    "read a neighbour's key": lambda client: client.get("neighbour"),
+    "write a neighbour's key": lambda client: client.set("neighbour", 1),
+    "push onto a neighbour's queue": lambda client: client.lpush("celery", "message"),
+    "push onto a queue of a like name": lambda client: client.lpush("traces2", "message"),
+    "change the database": lambda client: client.select(1),
+    "move to another database": lambda client: client.move("traces", 1),
+    "list keys": lambda client: client.keys("*"),
+    "empty the database": lambda client: client.flushdb(),
+    "configure": lambda client: client.config_set("maxmemory", 1),
+    "see the configuration": lambda client: client.config_get("requirepass"),
+    "see users": lambda client: client.acl_list(),
+    "see others": lambda client: client.client_list(),
+    "end it": lambda client: client.shutdown(nosave=True),
+    "reach a neighbour from a script": lambda client: client.eval("return redis.call('GET', KEYS[1])", 1, "neighbour"),
+    "tell a neighbour": lambda client: client.publish("neighbour", "message"),
+}
+TO_PRODUCERS: dict[str, Forbidden] = {
+    "read traces": lambda client: client.lrange("traces", 0, -1),
+    "take traces": lambda client: client.rpop("traces"),
+    "count traces": lambda client: client.llen("traces"),
+    "remove traces": lambda client: client.delete("traces"),
+    "touch what is in hand": lambda client: client.lpush("traces.taking", "message"),
+    "forge a decision": lambda client: client.lpush("decisions.accepted", "message"),
+    "divert messages": lambda client: client.sadd("_kombu.binding.traces", "traces\x06\x16\x06\x16decisions.accepted"),
+    "see a record": lambda client: client.hgetall("kp:trace:1"),
+    "run scripts": lambda client: client.eval("return 1", 0),
+    "control workers": lambda client: client.publish("/0.celery.pidbox", "message"),
+    "forge a result": lambda client: client.set("celery-task-meta-1", "result"),
+}
+TO_CLIENTS: dict[str, Forbidden] = {
+    **{name: TO_PRODUCERS[name] for name in TO_PRODUCERS.keys() - {"count traces", "see a record", "run scripts"}},
+    "read the log": lambda client: client.xrange("kp:log:space"),
+    "add to the log": lambda client: client.xadd("kp:log:space", {"i": "1"}),
+    "read dead letters": lambda client: client.hgetall("kp:dead:1"),
+    "remove a record": lambda client: client.delete("kp:trace:1"),
+}
+TO_OPERATORS: dict[str, Forbidden] = {
+    name: TO_PRODUCERS[name] for name in ("control workers", "divert messages", "forge a result")
+}
+
+
+@pytest.mark.parametrize(
+    ("user", "forbidden"),
+    [
+        ("producer", TO_ALL | TO_PRODUCERS),
+        ("client", TO_ALL | TO_CLIENTS),
+        ("worker", TO_ALL),
+        ("operator", TO_ALL | TO_OPERATORS),
+    ],
+)
+def test_nothing_else_is_allowed(server: Shipped, user: str, forbidden: dict[str, Forbidden]) -> None:
+    with server.connect(user) as client:
+        allowed = [name for name, forbid in forbidden.items() if not _is_refused(client, forbid)]
+    assert allowed == []
+
+
+def _is_refused(client: redis.Redis, forbidden: Forbidden) -> bool:
+    try:
+        forbidden(client)
+    except redis.exceptions.ResponseError as error:
+        return (
+            isinstance(error, redis.exceptions.NoPermissionError)
+            or "can't run this command" in str(error)
+            or "ACL" in str(error)
+        )
+    return False
+
+
+def test_who_is_no_user_is_refused_from_everywhere_in_the_words_of_redis(server: Shipped) -> None:
+    address = socket.gethostbyname(socket.gethostname())
+    with redis.Redis.from_url(server.url("worker", address)) as client:
+        assert client.ping()
+    for url, words in (
+        (f"redis://{address}:{server.port}/0", "HELLO must be called with the client already authenticated"),
+        (f"redis://worker:wrong-password@{address}:{server.port}/0", "invalid username-password pair"),
+    ):
+        with (
+            Store.open(load_settings({"redis.url": url})) as store,
+            pytest.raises(ServiceUnavailable, match=rf"^redis\.url: Redis refuses: .*{words}") as refused,
+        ):
+            store.ping()
+        assert "wrong-password" not in str(refused.value)
+
+
+def test_what_is_refused_is_said_in_the_words_of_redis_and_of_no_trace(server: Shipped) -> None:
+    submission = Submission("kp:trace:1", b"digest", b"marker")
+    with (
+        Store.open(server.settings("producer")) as store,
+        pytest.raises(ServiceUnavailable, match=r"^ledger: Redis refuses: .*NOPERM"),
+    ):
+        store.ledger.open([submission])
+    with server.connect("administrator") as admin:
+        admin.set(Keys("kp").record("kp:trace:1"), "no hash")
+    with (
+        Store.open(server.settings("client")) as store,
+        pytest.raises(ServiceUnavailable, match=r"^ledger: Redis refuses: \w+$") as refused,
+    ):
+        store.ledger.open([submission])
+    assert "marker" not in str(refused.value)
+
+
+def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:
+    for name in ("redis.conf", "users.acl"):
+        tmp_path.joinpath(name).write_text(resources.files("kp_scorer.reference").joinpath(name).read_text("utf-8"), "utf-8")
+    done = subprocess.run(
+        [redis_executable(), "redis.conf", "--port", "7"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=20
+    )
+    assert done.returncode == 1
+    assert "ACL" in done.stdout
+
+
+def test_the_store_is_used_whole_by_a_worker(server: Shipped) -> None:
+    with server.connect("worker") as client:
         _use_everything(Store(client, Settings()), Settings())
-        with pytest.raises(redis.exceptions.NoPermissionError):
-            client.set("other:key", "1")
-        with pytest.raises(redis.exceptions.NoPermissionError):
-            client.keys("*")
+    assert server.refused() == []
 
 
-def test_every_command_of_a_script_is_documented() -> None:
-    scripts = resources.files("kp_scorer.store").joinpath("lua").iterdir()
-    called = {name.lower() for script in scripts for name in re.findall(r"redis\.call\('(\w+)'", script.read_text("utf-8"))}
-    assert called
-    assert {f"+{name}" for name in called} <= set(_documented_rules())
+def test_every_command_of_a_script_is_a_workers() -> None:
+    users = resources.files("kp_scorer.reference").joinpath("users.acl").read_text("utf-8")
+    (rules,) = re.findall(r"^user worker (.*)", users, re.MULTILINE)
+    for package in ("store", "broker/redis_transport"):
+        scripts = resources.files("kp_scorer").joinpath(package, "lua").iterdir()
+        called = {name.lower() for script in scripts for name in re.findall(r"redis\.call\('(\w+)'", script.read_text("utf-8"))}
+        assert called
+        assert {f"+{name}" for name in called} <= set(rules.split())
 
 
 def _use_everything(store: Store, settings: Settings) -> None:

@@ -28,13 +28,15 @@ def check(
     """
     with Client(settings) as client, Store.open(settings) as store:
         statuses = dict(zip(submitted, client.look_up(list(submitted)), strict=True))
-        letters = Counter(letter.trace_id for letter in store.dead_letters.read() if letter.reason != "conflict")
+        found = list(store.dead_letters.read())
+        letters = Counter(letter.trace_id for letter in found if letter.reason != "conflict")
         decided = _ended_once(statuses, letters, dead)
         _published_as_stored([*taken, *published(settings)], decided, decided_twice)
         _placed_once(settings, store, decided, whole=not store_lost_writes)
         counts = store.ledger.counts()
-        # What could not be read has no trace id, and counts too.
-        ends = Counts(len(statuses) + letters[""], 0, len(decided), len(dead) + letters[""])
+        # What could not be read has no trace id, and counts too; so does other content under an id that was taken.
+        others = letters[""] + sum(letter.reason == "conflict" for letter in found)
+        ends = Counts(len(statuses) + others, 0, len(decided), len(dead) + others)
         assert counts == ends, f"the counts do not add up: {counts}"
 
 

@@ -8,8 +8,9 @@
     committed   the decisions of a batch are stored, and none is published
     published   a decision is published, and its message not acknowledged
 
-``CLOCK_OFFSET_S`` moves what the process takes for the time, and ``EMBED_S`` is how long a batch takes to embed. Words in a
-trace's objective do the rest; see below.
+With ``DELIVERED_TWICE`` each message is put on the queue once more when the process meets it for the first time, as if the
+broker delivered everything twice. ``CLOCK_OFFSET_S`` moves what the process takes for the time, and ``EMBED_S`` is how long a
+batch takes to embed. Words in a trace's objective do the rest; see below.
 """
 
 # ruff: noqa: E402  # the clock is moved before others can take the right one
@@ -29,8 +30,11 @@ from typing import Any
 
 import amqp.channel
 import redis
+from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.task_message import as_sent, raw_body
 from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.process.consumer import KeepingConsumer
 from kp_scorer.store import RedisLedger
 
 from tests.support.fast_worker import WordHashEmbedder, run
@@ -127,12 +131,29 @@ def _publish(publish: Callable[..., Any]) -> Callable[..., Any]:
     return publish_or_die
 
 
+def _deliver_twice(handle: Callable[..., Any]) -> Callable[..., Any]:
+    met = set[str]()
+
+    def copy_and_handle(self: Any, *args: Any) -> Any:
+        message = args[-1]
+        if message.headers["id"] not in met:
+            met.add(message.headers["id"])
+            headers, queue = as_sent(message.headers), message.delivery_info["routing_key"]
+            sent = {"content_type": message.content_type, "content_encoding": "utf-8", "headers": headers}
+            with_producer(self.app, "copy", lambda producer: producer.publish(raw_body(message), routing_key=queue, **sent))
+        return handle(self, *args)
+
+    return copy_and_handle
+
+
 def main() -> None:
     """Run the worker until it is told to stop, or dies."""
     _wrap(redis.Redis, "parse_response", _take_from_redis)
     _wrap(amqp.channel.Channel, "_on_basic_deliver", _take_from_rabbitmq)
     _wrap(RedisLedger, "commit", _commit)
     _wrap(Publisher, "publish", _publish)
+    if "DELIVERED_TWICE" in os.environ:
+        _wrap(KeepingConsumer, "_handle_or_keep", _deliver_twice)
     run(TroubledEmbedder)
 
 

@@ -39,11 +39,11 @@ class WordHashEmbedder:
         return unit
 
 
-def run(load_embedder: LoadEmbedder = WordHashEmbedder) -> None:
-    """Run the worker until it is told to stop."""
+def run(load_embedder: LoadEmbedder = WordHashEmbedder, *flags: str) -> None:
+    """Run the worker, with more flags of Celery's, until it is told to stop."""
     warnings.filterwarnings("ignore", category=SecurityWarning)
     app = create_app(load_settings(), load_embedder)
-    app.worker_main(["--quiet", "worker", "--hostname", f"fast-{os.getpid()}@%h"])
+    app.worker_main(["--quiet", "worker", "--hostname", f"fast-{os.getpid()}@%h", *flags])
 
 
 if __name__ == "__main__":

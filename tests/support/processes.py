@@ -21,6 +21,9 @@ FAST_WORKER = ("tests.support.fast_worker",)
 CRASHING_WORKER = ("tests.support.crashing_worker",)
 """That one, dying, erring or stalling where a test wants it to."""
 
+SMALL_WORKER = ("tests.support.small_worker",)
+"""The fast one in 1 GB of memory, telling monitors of its tasks."""
+
 
 def wait_until(condition: Callable[[], Found], timeout_s: float = 60.0) -> Found:
     """Wait for a condition to give something true, and return that; fail loudly if it never does."""

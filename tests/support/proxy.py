@@ -1,6 +1,7 @@
 """A TCP proxy in front of a real server, for tests of what a bad network does."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Coroutine
 from types import TracebackType
@@ -27,9 +28,10 @@ class _Connection:
 class Proxy:
     """Passes bytes both ways until told otherwise. It runs in a thread of its own; every method may be called from any."""
 
-    def __init__(self, url: str) -> None:
-        """Stand in front of the server that ``url`` names."""
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+        """Stand in front of the server that ``url`` names; given ``tls``, clients are to speak that to the proxy."""
         self._target = urlsplit(url)
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._server: asyncio.Server | None = None
@@ -99,7 +101,7 @@ class Proxy:
         self._run(act())
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1")
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", ssl=self._tls)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:

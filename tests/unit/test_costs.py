@@ -8,7 +8,8 @@ from typing import Any, Final
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kp_scorer.broker.task_message import check_body
+from kombu.message import Message
+from kp_scorer.broker.task_message import TASK_NAME, task_in
 from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace
 from kp_scorer.errors import InvalidTrace
 
@@ -119,12 +120,16 @@ def test_too_many_steps_are_not_looked_at() -> None:
 
 
 def test_body_of_a_message_is_bounded_as_its_trace_is() -> None:
+    callbacks = '{"callbacks": null, "errbacks": null, "chain": null, "chord": null}'
     for trace in sample_traces():
-        check_body(
-            json.dumps([[trace], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]).encode(), LIMITS
-        )
+        task_in(message(f"[[{json.dumps(trace)}],{{}},{callbacks}]".encode()), LIMITS)
     largest = filled("steps.0.input", "0", LIMITS.values - 60)
     decode_json(largest, LIMITS)
-    check_body(b'[[%s],{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]' % largest, LIMITS)
+    task_in(message(b"[[%s],{},%s]" % (largest, callbacks.encode())), LIMITS)
     with pytest.raises(InvalidTrace, match="expected at most 20100 values"):
-        check_body(b"[[%s],{},null]" % filled("steps.0.input", "0", LIMITS.values + 100), LIMITS)
+        task_in(message(b"[[%s],{},null]" % filled("steps.0.input", "0", LIMITS.values + 100)), LIMITS)
+
+
+def message(body: bytes) -> Message:
+    """A message to the task, as kombu has it."""
+    return Message(body=body, content_type="application/json", headers={"task": TASK_NAME}, delivery_info={})

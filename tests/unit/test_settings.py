@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -252,8 +253,8 @@ NAMES: Final = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=
 CHOSEN: Final = st.fixed_dictionaries(
     {},
     optional={
-        "broker.url": st.sampled_from(["", "redis://:pass@host:1/0?x=[1]", "amqps://user@host//"])
-        | NAMES.map("amqp://".__add__),
+        "broker.url": st.sampled_from(["", "redis://:pa%23ss@host:1/0", "amqps://user:pass@host//"])
+        | NAMES.map(lambda name: f"amqp://u{quote(name, safe='')}:%3F@host/{quote(name, safe='')}"),
         "redis.url": st.sampled_from(["", "unix:///run/kp.sock?db=1", "rediss://host"]),
         "redis.timeout_s": st.floats(0.001, 1e9),
         "queues.accepted": st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True),

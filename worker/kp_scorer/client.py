@@ -129,13 +129,13 @@ class Client:
             TraceDead: none will come.
             ServiceUnavailable: Redis cannot be reached.
         """
-        for status in self.as_settled([trace_id], timeout_s):
-            if status.reason is not None:
-                raise TraceDead(trace_id, status.reason, status.detail)
-            if status.decision is not None:
-                return status.decision
-        (found,) = self.look_up([trace_id], _LEAST_S)
-        raise DecisionTimeout(trace_id, timeout_s, is_known=found is not None)
+        # It may have ended after the last look, or have never been submitted.
+        status = next(self.as_settled([trace_id], timeout_s), None) or self.look_up([trace_id], _LEAST_S)[0]
+        if status and status.reason is not None:
+            raise TraceDead(trace_id, status.reason, status.detail)
+        if status and status.decision is not None:
+            return status.decision
+        raise DecisionTimeout(trace_id, timeout_s, is_known=status is not None)
 
     def as_settled(self, trace_ids: Iterable[str], timeout_s: float) -> Iterator[Status]:
         """Yield each trace's status as soon as it is decided or dead; end when all are, or when the time is up.

@@ -9,15 +9,23 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 from pydantic_settings import SettingsError as SourceError
 
 from kp_scorer.decision import Dimensions, Outcome
 from kp_scorer.decoding import Count, Limits
+from kp_scorer.environment import refuse_unknown_variables, service_links
 from kp_scorer.errors import SettingsError
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
 from kp_scorer.trace import Fraction
+from kp_scorer.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
 
 Seconds = Annotated[float, Field(gt=0)]
 VectorType = Literal["float32", "float16"]
@@ -25,10 +33,10 @@ WhenFull = Literal["wait", "drop_oldest", "none"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
-def _has_scheme(*schemes: str) -> Callable[[str], str]:
+def _server(*schemes: str) -> Callable[[str], str]:
     def check(url: str) -> str:
-        if url and url.partition("://")[0] not in schemes:
-            raise ValueError(f"expected a URL that begins with one of {', '.join(schemes)}")
+        if url:
+            parse_url(url, schemes)
         return url
 
     return check
@@ -41,7 +49,7 @@ class _Section(BaseModel):
 class BrokerSettings(_Section):
     """The broker that traces come from and decisions go to."""
 
-    url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "amqp", "amqps", "pyamqp"))] = ""
+    url: Annotated[str, AfterValidator(_server(*BROKER_SCHEMES)), Field(repr=False)] = ""
     visibility_timeout_s: Annotated[int, Field(ge=3)] = 60
     delivery_limit: Count = 20
     hold_s: Seconds = 600.0
@@ -53,13 +61,21 @@ class BrokerSettings(_Section):
         """Whether the queues are in Redis; otherwise the broker speaks AMQP."""
         return self.url.startswith("redis")
 
+    def server(self) -> ServerUrl:
+        """The URL, which must be filled in, taken apart."""
+        return parse_url(self.url, BROKER_SCHEMES)
+
 
 class RedisSettings(_Section):
     """Where the novelty log and the ledger live."""
 
-    url: Annotated[str, AfterValidator(_has_scheme("redis", "rediss", "unix"))] = ""
+    url: Annotated[str, AfterValidator(_server(*REDIS_SCHEMES)), Field(repr=False)] = ""
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] = "kp"
     timeout_s: Seconds = 5.0
+
+    def server(self) -> ServerUrl:
+        """The URL, which must be filled in, taken apart."""
+        return parse_url(self.url, REDIS_SCHEMES)
 
 
 class QueueSettings(_Section):
@@ -238,9 +254,9 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config)
+            return init_settings, _Variables(settings_cls), TomlConfigSettingsSource(settings_cls, config)
 
-    _refuse_unknown_variables()
+    refuse_unknown_variables(Settings.model_fields)
     try:
         return Settings(**dict(_Sources(**_nested(flags or {}))))
     except ValidationError as error:
@@ -249,6 +265,14 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
         raise SettingsError(f"{config}: {error}") from None
     except SourceError as error:
         raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
+
+
+class _Variables(EnvSettingsSource):
+    """The environment without what Kubernetes puts there."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        links = service_links(os.environ)
+        return {name: value for name, value in super()._load_env_vars().items() if name.upper() not in links}
 
 
 def _explain(error: ErrorDetails) -> str:
@@ -275,12 +299,3 @@ def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
             raise SettingsError(f"{dotted}: expected SECTION.NAME, such as novelty.max_elements")
         nested.setdefault(section, {})[name] = value
     return nested
-
-
-def _refuse_unknown_variables() -> None:
-    """Raise SettingsError for a misspelt variable, which would otherwise silently do nothing."""
-    prefixes = tuple(f"KP_{section.upper()}_" for section in Settings.model_fields)
-    for variable in os.environ:
-        name = variable.upper()
-        if name.startswith("KP_") and name != "KP_CONFIG" and not name.startswith(prefixes):
-            raise SettingsError(f"{variable}: no setting has this name")

@@ -71,7 +71,13 @@ class _Part(BaseModel):
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 IsoDatetime = Annotated[str, AfterValidator(_iso_datetime)]
-Domain = Annotated[str, AfterValidator(_domain), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": DOMAIN_BYTES})]
+_DOMAIN_SCHEMA: Final = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": DOMAIN_BYTES,
+    "description": f"At most {DOMAIN_BYTES} bytes of UTF-8, without control, line-separating or bidirectional characters.",
+}
+Domain = Annotated[str, AfterValidator(_domain), WithJsonSchema(_DOMAIN_SCHEMA)]
 FreeObject = dict[str, Any]
 # A JSON array arrives as a list; strict mode alone would take only tuples. The items stay strict. After the first bad item the
 # others are not looked at: collecting what is wrong with each of 100,000 takes seconds and hundreds of megabytes.

@@ -1,29 +1,73 @@
 """The Celery side of the settings: one way to make an app, for workers and clients."""
 
+import os
 import socket
+import ssl
+from functools import cache
 from typing import Any, Final
 
+import structlog
 from celery import Celery
+from celery.loaders.app import AppLoader
 
 from kp_scorer.broker.queues import results_queues, submission_queues
+from kp_scorer.broker.rabbitmq_frames import frame_handler
 from kp_scorer.broker.task_message import largest_message_bytes
-from kp_scorer.settings import Settings
+from kp_scorer.settings import BrokerSettings, Settings
+from kp_scorer.store.connection import tls_options
 
 # Only Linux has this option.
 _TCP_USER_TIMEOUT: Final = [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else []
 
+_CELERY_VARIABLES: Final = (
+    "CELERY_BROKER_URL",
+    "CELERY_BROKER_READ_URL",
+    "CELERY_BROKER_WRITE_URL",
+    "CELERY_RESULT_BACKEND",
+    "CELERY_CONFIG_MODULE",
+    "CELERY_LOADER",
+)
+
+log = structlog.get_logger("kp_scorer.broker.celery_app")
+
+
+class _App(Celery):  # type: ignore[misc]  # celery ships no types
+    """Celery, but that it connects where our settings say. Of Celery's own, those in the environment would come first."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.broker.server().without_parameters()
+        super().__init__("kp-scorer", set_as_current=False, loader=_Loader)
+        self.backend_cls = _result_backend(settings)
+        self.conf.update(_configuration(settings))
+
+    def _connection(self, url: str, *args: Any, **kwargs: Any) -> Any:
+        return super()._connection(self._url, *args, **kwargs)
+
+
+class _Loader(AppLoader):  # type: ignore[misc]
+    """Reads no module of settings."""
+
+    def read_configuration(self, env: str = "") -> dict[str, Any]:
+        return {}
+
 
 def make_celery(settings: Settings) -> Celery:
     """Make an app that knows the broker and the queue of traces, and no task yet."""
-    app = Celery("kp-scorer", set_as_current=False)
-    app.conf.update(_configuration(settings))
-    return app
+    return _App(settings)
+
+
+@cache
+def warn_of_celery_variables() -> None:
+    """Name the variables in the environment that would count for another Celery app, and do not here; once a process."""
+    if found := [name for name in _CELERY_VARIABLES if os.environ.get(name)]:
+        log.warning("celery_variables_ignored", variables=found, instead="broker.url and redis.url count")
 
 
 def _configuration(settings: Settings) -> dict[str, Any]:
     broker, redis = settings.broker, settings.redis
     return {
-        "broker_url": broker.url,
+        "broker_url": broker.server().without_parameters(),
+        "broker_use_ssl": _broker_tls(broker),
         "broker_transport": "kp_scorer.broker.redis_transport:Transport" if broker.is_redis else None,
         # Try again when Redis answers with an error, as when it is full; Celery's default is to exit.
         "broker_channel_error_retry": True,
@@ -42,8 +86,14 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "result_serializer": "json",
         "accept_content": ["json"],
         # A producer that passes ignore_result=False gets its decision from here; for others nothing is stored.
-        "result_backend": redis.url,
-        "result_backend_transport_options": {"visibility_timeout": broker.visibility_timeout_s},
+        "redis_backend_use_ssl": tls_options(redis.server()),
+        "result_backend_transport_options": {
+            "visibility_timeout": broker.visibility_timeout_s,
+            # By default a message stays in hand for 20 attempts at storing its result, each two minutes long at worst.
+            "retry_policy": {"max_retries": 1},
+        },
+        "redis_socket_timeout": redis.timeout_s,
+        "redis_socket_connect_timeout": redis.timeout_s,
         "task_ignore_result": True,
         "result_expires": 3600,
         "visibility_timeout": broker.visibility_timeout_s,
@@ -59,6 +109,22 @@ def _configuration(settings: Settings) -> dict[str, Any]:
     }
 
 
+def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:
+    """TLS for kombu, which would otherwise take ``rediss`` for a plain connection, and check no host's name with ``amqps``."""
+    server = broker.server()
+    if broker.is_redis or not server.is_tls:
+        return tls_options(server)
+    files = {name.removeprefix("ssl_"): path for name, path in server.tls_files.items()}
+    return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": server.host.strip("[]"), **files}
+
+
+def _result_backend(settings: Settings) -> str:
+    server = settings.redis.server()
+    if server.scheme != "unix":
+        return server.without_parameters()
+    return f"redis+socket://{server.authority()}{server.path}?virtual_host={server.database}"
+
+
 def _transport_options(settings: Settings) -> dict[str, Any]:
     broker = settings.broker
     # Kombu's attempts to connect before a publish fails; by default it tries for all of broker.timeout_s.
@@ -67,6 +133,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         return {
             **retries,
             "confirm_publish": True,
+            "frame_handler": frame_handler,
             # Without these, declaring a queue or opening a channel on a dead connection waits for ever.
             "read_timeout": broker.timeout_s,
             "write_timeout": broker.timeout_s,

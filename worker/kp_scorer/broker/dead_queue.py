@@ -44,7 +44,6 @@ class DeadQueue:
             found = channel.basic_get(self._queue.name)
             if found is None:
                 return
-            # Kombu's own way to get one raises an error for a body that it cannot decompress, again and again.
             message = channel.message_to_python(found)
             decision = bury_poison(self._dead_letters, message, self._delivery_limit, self._limits)
             if decision is not None:

@@ -10,12 +10,13 @@ from amqp.exceptions import AMQPError, MessageNacked
 from celery import Celery
 from kombu import Producer, Queue
 from kombu.exceptions import LimitExceeded, OperationalError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from kp_scorer.broker.queues import SubmissionQueues
-from kp_scorer.broker.task_message import DELIVERY_COUNT, TASK_NAME
+from kp_scorer.broker.task_message import TASK_NAME, as_sent
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.store.connection import is_full
+from kp_scorer.store.connection import REFUSALS, refusal
+from kp_scorer.store.suitability import shortcomings
 
 _PRECONDITION_FAILED: Final = 406
 _RETRY_PAUSES_S: Final = (0.1, 0.5)
@@ -125,9 +126,7 @@ def send_again(app: Celery, queue: Queue, message: Any) -> None:
     """
     # RabbitMQ would refuse another user's name.
     properties = {name: value for name, value in message.properties.items() if name != "user_id"}
-    # Kombu has decompressed the body, unless that failed.
-    untrue = {DELIVERY_COUNT} if message.errors else {DELIVERY_COUNT, "compression"}
-    properties["application_headers"] = {name: value for name, value in message.headers.items() if name not in untrue}
+    properties["application_headers"] = as_sent(message.headers)
     options = publish_options(app)
 
     def send(producer: Producer) -> None:
@@ -178,6 +177,15 @@ def whole_message(app: Celery, queues: Sequence[Queue], beginning: bytes, *, rem
     return with_producer(app, "oversized", look)
 
 
+def broker_shortcomings(app: Celery) -> list[str]:
+    """What the Redis of the queues is not set up for, each with its remedy.
+
+    Raises:
+        ServiceUnavailable: the broker cannot be reached, or does not say.
+    """
+    return with_producer(app, "broker", lambda producer: list(shortcomings(producer.channel.client.info())))
+
+
 @contextmanager
 def _producer(app: Celery, what: str) -> Iterator[Producer]:
     try:
@@ -191,12 +199,7 @@ def _producer(app: Celery, what: str) -> Iterator[Producer]:
 def described(error: Exception) -> str:
     """What an error of the broker says, without trace content."""
     # Kombu wraps what it gets while it publishes.
-    refusal = error.__cause__ or error
-    if isinstance(refusal, ResponseError):
-        # Redis' answer quotes the command, which contains the trace.
-        return (
-            "the broker is full, its maxmemory is reached"
-            if is_full(refusal)
-            else f"the broker refuses ({type(refusal).__name__})"
-        )
+    cause = error.__cause__ or error
+    if isinstance(cause, REFUSALS):
+        return f"the broker refuses: {refusal(cause)}"
     return f"cannot use the broker ({type(error).__name__}: {error})"

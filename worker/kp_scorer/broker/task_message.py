@@ -1,8 +1,13 @@
-"""What a message to the task holds, when it may hold anything."""
+"""What a message to the task holds, when it may hold anything: of all that a producer wrote, its id and its arguments go on."""
 
 import json
+import re
+import uuid
+import zlib
 from contextlib import suppress
 from typing import Any, Final
+
+from kombu.message import Message
 
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, check_values, decode_json
@@ -18,6 +23,65 @@ _VALUES_AROUND: Final = 100
 DELIVERY_COUNT: Final = "x-delivery-count"
 """The header in which RabbitMQ, and our Redis transport, say how often a message was delivered before."""
 
+PACKED_BY: Final = "x-packed-by"
+"""The header that says how a body is compressed, once a message is here."""
+
+_PACKED_BY_PRODUCER: Final = "compression"
+_DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
+"""What Celery calls the compression of zlib."""
+
+_TASK_ID: Final = re.compile(r"[!-~]{1,255}")
+
+
+class TaskMessage(Message):  # type: ignore[misc]  # kombu ships no types
+    """A submission as Celery gets to see it: all of it is ours but the id and the arguments, which were checked.
+
+    Celery acts on much else that a producer may write: as headers tell it, it sends other tasks, stores, waits, drops and logs.
+    """
+
+    def __init__(self, sent: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Stand for the kombu message ``sent``; acknowledging the one acknowledges the other."""
+        headers = {"task": TASK_NAME, "id": task_id, "argsrepr": "(trace,)", "kwargsrepr": "{}", "ignore_result": True}
+        super().__init__(channel=sent.channel, delivery_tag=sent.delivery_tag, headers=headers)
+        self.sent = sent
+        self.deliveries = deliveries_by(sent)
+        self.result_wanted = sent.headers.get("ignore_result") is False
+        """Whether the producer waits for the decision as the result of a Celery task."""
+        self._arguments = {"args": args, "kwargs": kwargs}
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """The body, in the form of which Celery knows that it is decoded."""
+        return self._arguments
+
+
+def task_in(message: Any, limits: Limits) -> TaskMessage:
+    """What goes on of a kombu message that came by the queue of traces.
+
+    Raises:
+        InvalidTrace: it is too large to hold a valid trace, or has too many values, so it was not parsed.
+        ValueError: it is no message to the task; says which part of it is not, without its content.
+    """
+    try:
+        body = _plain_body(message, limits)
+    except InvalidTrace:
+        # It is not parsed, so its headers alone say whether it is a submission.
+        if message.headers.get("task") != TASK_NAME:
+            raise ValueError(f"task: expected {TASK_NAME}") from None
+        raise
+    try:
+        payload = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"body: expected JSON ({type(error).__name__})") from None
+    # The first version of the protocol has in the body what the second has in the headers.
+    names = {**payload, **message.headers} if isinstance(payload, dict) else message.headers
+    if names.get("task") != TASK_NAME:
+        raise ValueError(f"task: expected {TASK_NAME}")
+    args, kwargs = _arguments_in(payload)
+    task_id = names.get("id")
+    named = isinstance(task_id, str) and _TASK_ID.fullmatch(task_id)
+    return TaskMessage(message, str(task_id) if named else str(uuid.uuid4()), args, kwargs)
+
 
 def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits: Limits) -> Decision | None:
     """Keep a kombu message that was delivered ``deliveries`` times in vain.
@@ -28,7 +92,7 @@ def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits
     Raises:
         ServiceUnavailable: Redis cannot be reached; the message must be given back, not acknowledged.
     """
-    payload = submission_in(raw_body(message), limits)
+    payload = _submission_in(message, limits)
     trace_id, digest = checked_id(message.headers.get("id")), b""
     with suppress(InvalidTrace):
         trace = decode_json(payload, limits)
@@ -38,7 +102,7 @@ def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits
 
 
 def largest_message_bytes(limits: Limits) -> int:
-    """How large a message may be to be parsed, in bytes.
+    """How large a message may be to be looked at, in bytes.
 
     A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and what is somewhat too large is still
     worth a dead letter that says so.
@@ -46,22 +110,31 @@ def largest_message_bytes(limits: Limits) -> int:
     return 16 * limits.message_bytes + 65_536
 
 
-def check_body(body: bytes, limits: Limits) -> None:
-    """Look whether the body of a task message may be parsed, before memory is used on it.
-
-    Raises:
-        InvalidTrace: it is too large, or has more values than a trace may have.
-    """
-    largest_bytes = largest_message_bytes(limits)
-    if len(body) > largest_bytes:
-        raise InvalidTrace([Problem("$", f"expected at most {largest_bytes} bytes, got {len(body)}")])
-    check_values(body, limits.values + _VALUES_AROUND)
+def leave_packed(headers: dict[str, Any]) -> None:
+    """Rename the header by which kombu would unpack a message, however large it became, before anyone has looked at it."""
+    if _PACKED_BY_PRODUCER in headers:
+        headers[PACKED_BY] = headers.pop(_PACKED_BY_PRODUCER)
 
 
-def deliveries_by(headers: Any) -> int:
-    """How often a message has been delivered, this time included, by its headers; 1 where no one counted."""
-    count = headers.get(DELIVERY_COUNT)
+def as_sent(headers: dict[str, Any]) -> dict[str, Any]:
+    """The headers of a message as its producer wrote them, without what was counted since."""
+    names = {PACKED_BY: _PACKED_BY_PRODUCER}
+    return {names.get(name, name): value for name, value in headers.items() if name != DELIVERY_COUNT}
+
+
+def deliveries_by(message: Any) -> int:
+    """How often a kombu message has been delivered, this time included; 1 where no one counted."""
+    # In a message that is delivered for the first time, RabbitMQ leaves the count that a producer may have written.
+    if not message.delivery_info.get("redelivered"):
+        return 1
+    count = message.headers.get(DELIVERY_COUNT)
     return count + 1 if isinstance(count, int) else 1
+
+
+def raw_body(message: Any) -> bytes:
+    """The body of a kombu message as it came."""
+    # Py-amqp makes a text of one that is empty.
+    return message.body.encode() if isinstance(message.body, str) else bytes(message.body)
 
 
 def only_argument(args: Any, kwargs: Any) -> Any:
@@ -82,23 +155,6 @@ def as_bytes(payload: Any) -> bytes:
     return json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def raw_body(message: Any) -> bytes:
-    """The body of a kombu message as it came."""
-    body = message.body
-    return body if isinstance(body, bytes) else str(body).encode("utf-8", "surrogatepass")
-
-
-def submission_in(body: bytes, limits: Limits) -> bytes:
-    """The submission in the body of a task message; the body as it is if there is none, or if it may not be parsed."""
-    try:
-        check_body(body, limits)
-        decoded = json.loads(body)
-        args, kwargs = (decoded["args"], decoded["kwargs"]) if isinstance(decoded, dict) else decoded[:2]
-        return as_bytes(only_argument(args, kwargs))
-    except (ValueError, TypeError, LookupError, RecursionError, InvalidTrace):
-        return body
-
-
 def trace_id_of(payload: Any) -> str:
     """The id of a submission that may be anything; empty unless it is one."""
     return checked_id(payload.get("id")) if isinstance(payload, dict) else ""
@@ -107,3 +163,65 @@ def trace_id_of(payload: Any) -> str:
 def checked_id(value: object) -> str:
     """The value if it is a trace id, else an empty string."""
     return value if is_trace_id(value) else ""
+
+
+def _submission_in(message: Any, limits: Limits) -> bytes:
+    """The submission in a message to the task; the body as it came if there is none, or if it is too large to be parsed."""
+    try:
+        payload = json.loads(_plain_body(message, limits).decode("utf-8"))
+        return as_bytes(only_argument(*_arguments_in(payload)))
+    except (ValueError, RecursionError, InvalidTrace):
+        return raw_body(message)
+
+
+def _plain_body(message: Any, limits: Limits) -> bytes:
+    """The body of a message, unpacked and not parsed.
+
+    Raises:
+        InvalidTrace: it is too large to hold a valid trace, or has too many values.
+        ValueError: it does not say that it is JSON, or cannot be unpacked.
+    """
+    body, packed_by = raw_body(message), message.headers.get(PACKED_BY)
+    if len(body) > largest_message_bytes(limits):
+        raise ValueError("body: too large to be looked at")
+    if message.content_type != "application/json":
+        raise ValueError("content type: expected application/json")
+    # JSON may write two bytes of UTF-8 as six.
+    largest_bytes = 4 * limits.message_bytes + 65_536
+    if packed_by:
+        body = _unpacked(body, packed_by, largest_bytes)
+    if len(body) > largest_bytes:
+        raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes")])
+    check_values(body, limits.values + _VALUES_AROUND)
+    return body
+
+
+def _unpacked(body: bytes, packed_by: object, largest_bytes: int) -> bytes:
+    """Unpack a body, one byte further than ``largest_bytes`` at most: it may be a thousand times its size."""
+    if packed_by not in _DEFLATE:
+        raise ValueError(f"compression: expected {_DEFLATE[0]}, or none")
+    unpacking = zlib.decompressobj()
+    try:
+        unpacked = unpacking.decompress(body, largest_bytes + 1)
+    except zlib.error:
+        raise ValueError(f"compression: expected {_DEFLATE[0]}") from None
+    if len(unpacked) <= largest_bytes and not unpacking.eof:
+        raise ValueError("compression: expected all of the body")
+    return unpacked
+
+
+def _arguments_in(payload: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a task in a parsed body: ``[args, kwargs, embed]``, or an object with them.
+
+    Raises:
+        ValueError: there are none, or not a list and an object.
+    """
+    match payload:
+        case [list() as args, dict() as kwargs, _]:
+            return args, kwargs
+        # Of an object that has neither, a bare trace for instance, nothing would reach the task.
+        case dict() if payload.keys() & {"args", "kwargs"}:
+            args, kwargs = payload.get("args", []), payload.get("kwargs", {})
+            if isinstance(args, list) and isinstance(kwargs, dict):
+                return args, kwargs
+    raise ValueError("arguments: expected a list and an object")

@@ -30,7 +30,8 @@ def cache() -> None:
 def info(settings: Settings) -> None:
     """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model, window, busiest domains.
 
-    The domains are those of the newest 1,000 entries, each with its share. Says so if one has more than half of them.
+    The domains are those of the newest 1,000 entries, as far as they are decided, each with its share. Says so if one has more
+    than half of them.
     """
     with Store.open(settings) as store:
         for log in store.novelty_logs():
@@ -51,7 +52,7 @@ def info(settings: Settings) -> None:
             for domain, share in domains.items():
                 if share > _MOST:
                     say(
-                        f"{found.space}: {share:.0%} of the newest entries are of the domain {domain}; "
+                        f"{found.space}: {share:.0%} of the newest decided entries are of the domain {domain}; "
                         "who fills the window makes repeats seem new"
                     )
 

@@ -55,21 +55,21 @@ def _chosen(command: Callable[..., None]) -> Callable[..., None]:
         missing = set(letter_ids)
 
         def wanted(letter: DeadLetter) -> bool:
+            missing.difference_update([letter_id for letter_id in missing if letter.letter_id.startswith(letter_id)])
             last = datetime.fromtimestamp(letter.last_ms / 1_000, UTC).replace(tzinfo=None)
-            is_wanted = (
+            return (
                 (not letter_ids or letter.letter_id.startswith(letter_ids))
                 and reason in (None, letter.reason)
                 and trace_id in (None, letter.trace_id)
                 and (since is None or last >= since)
                 and (before is None or last < before)
             )
-            if is_wanted:
-                missing.difference_update([letter_id for letter_id in missing if letter.letter_id.startswith(letter_id)])
-            return is_wanted
 
-        command(wanted=wanted, **rest)
-        for letter_id in sorted(missing):
-            say(f"{letter_id}: there is no such dead letter")
+        try:
+            command(wanted=wanted, **rest)
+        finally:
+            for letter_id in sorted(missing):
+                say(f"{letter_id}: there is no such dead letter")
         if missing:
             sys.exit(1)
 
@@ -145,9 +145,9 @@ def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, yes: bool, setting
                 payload = letters.payload(letter.letter_id)
                 # One that is buried again meanwhile stays.
                 state = "dropped" if letters.drop(letter) else "dead"
-                if state == "dropped":
-                    _whole(payload, app, settings, remove=True)
             print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
+            if state == "dropped":
+                _whole(payload, app, settings, remove=True)
 
 
 def _whole(payload: bytes, app: Celery, settings: Settings, *, remove: bool = False) -> bytes:

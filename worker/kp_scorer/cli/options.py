@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import click
 
+from kp_scorer.broker.celery_app import warn_of_celery_variables
 from kp_scorer.errors import SettingsError
 from kp_scorer.logs import configure_logs
 from kp_scorer.settings import Settings, load_settings
@@ -37,6 +39,7 @@ def service_options(command: Command) -> Command:
 
     @wraps(command)
     def with_services(*args: Any, settings: Settings, **kwargs: Any) -> None:
+        warn_of_celery_variables()
         command(*args, settings=with_endpoints(settings), **kwargs)
 
     broker = click.option("--broker-url", help="The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.")
@@ -47,8 +50,9 @@ def service_options(command: Command) -> Command:
 def _assigned(assignment: str) -> tuple[str, Any]:
     """Name and value of a ``--set``. Tables are written as JSON, as in variables; other values as they are."""
     name, equals, value = assignment.partition("=")
-    if not equals:
-        raise click.BadParameter(f"expected SECTION.NAME=VALUE, got {assignment!r}", param_hint="--set")
+    # What is no name is not quoted: it may be a URL, with its password.
+    if not equals or not re.fullmatch(r"\w+\.\w+", name):
+        raise click.BadParameter("expected SECTION.NAME=VALUE, such as novelty.max_elements=500", param_hint="--set")
     if not value.lstrip().startswith("{"):
         return name, value
     try:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import click
@@ -51,7 +52,8 @@ def print_text(text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         # What could not be written stays in the buffer: Python would try once more at the end, and fail in its own words.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise OutputFailed(f"stdout: {error.strerror}") from None
 
 

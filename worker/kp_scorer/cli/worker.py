@@ -1,5 +1,6 @@
 """``kp-scorer worker``: run one scorer in the foreground."""
 
+import sys
 import warnings
 
 import click
@@ -20,4 +21,7 @@ def worker(settings: Settings) -> None:
     app = create_app(settings)
     # Celery warns against running as root, because of pickle; we accept only JSON, and in a container root is common.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    app.worker_main(["--quiet", "worker"])
+    # Celery's command would first look for another app, as named by a variable APP.
+    started = app.Worker(quiet=True)
+    started.start()
+    sys.exit(started.exitcode)

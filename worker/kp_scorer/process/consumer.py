@@ -11,10 +11,10 @@ from celery.exceptions import Ignore, Reject
 from celery.worker.consumer import Consumer
 
 from kp_scorer.broker.publishing import described
-from kp_scorer.broker.task_message import bury_poison, check_body, deliveries_by, raw_body
-from kp_scorer.errors import InvalidTrace, ScorerError
+from kp_scorer.broker.task_message import bury_poison, deliveries_by, raw_body, task_in
+from kp_scorer.errors import InvalidTrace, Reason, ScorerError
 from kp_scorer.logs import raised_at
-from kp_scorer.process.holding import PAUSE_S, Holding
+from kp_scorer.process.holding import PAUSE_S, Holding, ignore
 from kp_scorer.process.lifecycle import Lifecycle
 from kp_scorer.process.remote_control import RemoteControl
 from kp_scorer.settings import Settings
@@ -38,9 +38,9 @@ _REPLACED: Final = {"celery.worker.consumer.control:Control": RemoteControl}
 class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """Keeps what never reaches the task.
 
-    Bodies that are not JSON, messages that are no task, tasks that are not ours, and task messages without what Celery needs.
-    Some of the last kind would otherwise stop the worker, and the next one that gets the message, and so on. What does end its
-    workers, whatever it is, is kept once it was delivered ``broker.delivery_limit`` times.
+    Bodies that are not JSON, messages that are no task, and tasks that are not ours. Some would otherwise stop the worker, and
+    the next one that gets the message, and so on. What does end its workers, whatever it is, is kept once it was delivered
+    ``broker.delivery_limit`` times.
     """
 
     def __init__(self, *args: Any, lifecycle: Lifecycle, settings: Settings, worker_options: Any = None, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         def stop_pool() -> None:
             self.pool.stop()
             ended.set()
-            self.hub.call_soon(_ignore, None)
+            self.hub.call_soon(ignore, None)
 
         threading.Thread(target=stop_pool, name="stop pool", daemon=True).start()
         try:
@@ -113,59 +113,29 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         handle = super().create_task_handler(*args, **kwargs)
         return partial(self._handle_or_keep, handle)
 
-    def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Keep a body that is not JSON."""
-        self._keep_malformed(message, f"body: expected JSON ({type(exc).__name__})")
-
-    def on_unknown_message(self, body: Any, message: Any) -> None:
-        """Keep what is no task message."""
-        self._keep_malformed(message, "message: expected a Celery task message")
-
-    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Keep a task that is not ours."""
-        self._keep_malformed(message, "task: expected score_trace")
-
-    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Keep a task message without what Celery needs."""
-        self._keep_malformed(message, _not_valid(exc))
-
     def _handle_or_keep(self, handle: Callable[[Any], None], message: Any) -> None:
-        if deliveries_by(message.headers) > self._delivery_limit:
+        if deliveries_by(message) > self._delivery_limit:
             self._keep(message, partial(self._bury_poison, message))
             return
         try:
-            check_body(raw_body(message), self._limits)
-            # Celery would call the task with arguments of any kind, and acknowledge when that fails.
-            _check_arguments(message.payload)
-            _forget_times(message)
+            task = task_in(message, self._limits)
         except InvalidTrace as error:
-            self._keep_malformed(message, f"message: {error.problems[0].expected}")
-            return
-        except Exception as error:
-            # Whatever it is, it is no fault of the connection.
-            self._keep_malformed(message, _not_valid(error))
-            return
-        try:
-            handle(message)
-        except Exception as error:
-            # Celery reconnects on the connection's errors, and the message comes back. Kombu counts KeyError among
-            # those of Redis, but here it is a header that is missing, in every worker that gets the message.
-            if isinstance(error, self.connection_errors + self.channel_errors) and not isinstance(error, KeyError):
-                raise
-            self._keep_malformed(message, _not_valid(error))
+            self._keep(message, partial(self._bury_unread, message, "invalid", str(error)))
+        except ValueError as error:
+            self._keep(message, partial(self._bury_unread, message, "malformed", str(error)))
+        else:
+            # What goes on is ours, so that an error here is one of the connection: it comes back.
+            handle(task)
 
-    def _keep_malformed(self, message: Any, detail: str) -> None:
-        self._keep(message, partial(self._bury_malformed, message, detail))
-
-    def _bury_malformed(self, message: Any, detail: str) -> None:
+    def _bury_unread(self, message: Any, reason: Reason, detail: str) -> None:
         dead_letters = self._lifecycle.runtime.store.dead_letters
-        dead_letters.bury(raw_body(message), "malformed", detail, deliveries=deliveries_by(message.headers))
+        dead_letters.bury(raw_body(message), reason, detail, deliveries=deliveries_by(message))
 
     def _bury_poison(self, message: Any) -> None:
         runtime = self._lifecycle.runtime
         # This delivery has not been tried.
-        deliveries = deliveries_by(message.headers) - 1
-        decision = bury_poison(runtime.store.dead_letters, message, deliveries, runtime.limits)
+        deliveries = deliveries_by(message) - 1
+        decision = bury_poison(runtime.store.dead_letters, message, deliveries, self._limits)
         if decision is not None:
             # Its worker may have died before it was published.
             runtime.publisher.publish(decision)
@@ -173,65 +143,33 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     def _keep(self, message: Any, bury: Callable[[], None]) -> None:
         """Bury a message in a thread of the pool: one that waited for the store would keep the consumer from its connection."""
         holding = Holding(self._lifecycle, message, time.monotonic(), "message_waits")
-        self.pool.apply_async(self._keep_in_pool, (message, bury, holding, self.restart_count), callback=_ignore)
+        self.pool.apply_async(self._keep_in_pool, (message, bury, holding, self.restart_count), callback=ignore)
 
     def _keep_in_pool(self, message: Any, bury: Callable[[], None], holding: Holding, connection: int) -> None:
-        let_go = message.ack_log_error
+        let_go = partial(message.reject_log_error, requeue=True)
         try:
-            if not self._buried(bury, holding, connection):
-                return
+            with holding:
+                self._bury(bury, holding, connection)
+            let_go = message.ack_log_error
         except Ignore:
             # Sent again.
-            pass
+            let_go = message.ack_log_error
         except Reject:
-            let_go = partial(message.reject_log_error, requeue=True)
+            pass
         except Exception as error:
             log.error("message_given_back", detail=type(error).__name__, where=raised_at(error))
             # The queue delivers it again at once; without a pause this would spin.
             self._lifecycle.stopping.wait(PAUSE_S)
-            let_go = partial(message.reject_log_error, requeue=True)
-        self.call_soon_ack(let_go, log, self.connection_errors)
+        finally:
+            # A message belongs to its connection: when that is lost, it comes back by another.
+            if self.restart_count == connection:
+                self.call_soon_ack(let_go, log, self.connection_errors)
 
-    def _buried(self, bury: Callable[[], None], holding: Holding, connection: int) -> bool:
-        # A message belongs to its connection: when that is lost, it comes back by another.
+    def _bury(self, bury: Callable[[], None], holding: Holding, connection: int) -> None:
         while self.restart_count == connection:
             try:
                 bury()
             except ScorerError as error:
                 holding.wait(error)
             else:
-                return True
-        return False
-
-
-def _ignore(result: object) -> None:
-    """What Celery's pool calls with a result."""
-
-
-def _not_valid(error: Exception) -> str:
-    return f"message: expected a valid Celery task message ({type(error).__name__})"
-
-
-def _check_arguments(payload: Any) -> None:
-    """Raise ValueError unless a decoded body has the arguments of a task: ``[args, kwargs, embed]``, or an object with them."""
-    if isinstance(payload, dict):
-        # Of an object that has neither, a bare trace for instance, nothing would reach the task.
-        if not payload.keys() & {"args", "kwargs"}:
-            raise ValueError("arguments of a task are missing")
-        payload = payload.get("args", []), payload.get("kwargs", {}), None
-    args, kwargs, embed = payload
-    # Celery fails on another kind of embed in the thread that would run the task, where nothing acknowledges or rejects.
-    if not (isinstance(args, list | tuple) and isinstance(kwargs, dict) and isinstance(embed, dict | None)):
-        raise ValueError("arguments of a task are a list and an object")
-
-
-def _forget_times(message: Any) -> None:
-    """Decide now what was to expire, or to wait.
-
-    Celery acknowledges an expired task unseen, so its trace would be neither decided nor kept; a late decision is better. And
-    of tasks that are to wait for their time it takes any number, beyond what may be in hand.
-    """
-    for holder in (message.headers, message.payload):
-        if isinstance(holder, dict):
-            holder.pop("expires", None)
-            holder.pop("eta", None)
+                return

@@ -1,14 +1,18 @@
 """Messages that cannot be finished yet: held on to, so that no more are taken, and no delivery is used up for an outage."""
 
+import os
 import time
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import structlog
+from celery.app.trace import fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
 
+from kp_scorer.broker.task_message import TaskMessage
 from kp_scorer.errors import ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.process.lifecycle import Lifecycle
+from kp_scorer.process.watchdog import StallTimer
 
 PAUSE_S: Final = 1.0
 """How long to wait before an outage is looked at again."""
@@ -16,17 +20,43 @@ PAUSE_S: Final = 1.0
 log = structlog.get_logger("kp_scorer.process.holding")
 
 
-class RequestWithMessage(Request):  # type: ignore[misc]  # celery ships no types
-    """Celery's request of a task, by which the task comes to know its message and when that came."""
+class SubmissionRequest(Request):  # type: ignore[misc]  # celery ships no types
+    """Celery's request of a task, by which the task comes to know its message and when that came. It always lets go of it."""
 
-    def __init__(self, message: Any, **options: Any) -> None:
+    def __init__(self, message: TaskMessage, **options: Any) -> None:
         """Take what Celery gives."""
         super().__init__(message, **options)
         self.request_dict.update(message=message, received_s=time.monotonic())
 
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """What monitors are shown: never the arguments, which are the trace."""
+        shown: dict[str, Any] = super().info(safe=True)
+        return shown
+
+    def execute_using_pool(self, pool: Any, **_: Any) -> Any:
+        """Run the task in the pool."""
+        return pool.apply_async(self._run, callback=ignore)
+
+    def _run(self) -> None:
+        """Run the task, and let go of the message whatever comes of it.
+
+        Celery does so only if no error leaves the code around the task, and none that is not an Exception leaves the task.
+        """
+        try:
+            self.on_accepted(os.getpid(), time.monotonic())
+            trace = fast_trace_task if self.app.use_fast_trace_task else trace_task_ret
+            self.on_success(trace(self.type, self.id, self.request_dict, self.body, None, None, app=self.app))
+        finally:
+            # Nothing happens if that is done already.
+            self.reject(requeue=True)
+
+
+def ignore(result: object) -> None:
+    """What Celery's pool calls with a result."""
+
 
 class Holding:
-    """One message in hand."""
+    """One message in hand. While the context is open the watchdog looks whether anything is done with the message."""
 
     def __init__(self, lifecycle: Lifecycle, message: Any, received_s: float, event: str) -> None:
         """Hold a kombu message that came at ``received_s`` by the monotonic clock; ``event`` says in the log that it waits."""
@@ -35,6 +65,15 @@ class Holding:
         self._received_s = received_s
         self._event = event
         self._told = ""
+        self._still = StallTimer()
+
+    def __enter__(self) -> Self:
+        self._still.start()
+        self._lifecycle.at_work.add(self._still)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lifecycle.at_work.discard(self._still)
 
     def wait(self, error: ScorerError) -> None:
         """Wait a moment before another try at what failed with ``error``.
@@ -43,6 +82,7 @@ class Holding:
             Reject: the worker is to end, so the message is to be given back.
             Ignore: the broker would soon take the message away, so it was sent again and is to be acknowledged.
         """
+        self._still.start()
         if str(error) != self._told:
             self._told = str(error)
             log.warning(self._event, detail=self._told)

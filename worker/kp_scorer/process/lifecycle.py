@@ -12,6 +12,7 @@ from celery import Celery, signals
 from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
+from kp_scorer.broker.celery_app import warn_of_celery_variables
 from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
 from kp_scorer.logs import configure_logs
 from kp_scorer.process.runtime import LoadEmbedder, Runtime
@@ -33,6 +34,8 @@ class Lifecycle:
         self._shutdown = StallTimer()
         self.stopping = threading.Event()
         """Set once the worker is to end: tasks that wait for something give their messages back."""
+        self.at_work: set[StallTimer] = set()
+        """Since when nothing was heard of each message in hand."""
         # Only RabbitMQ takes a message away from a worker that holds it for long.
         self.hold_s = math.inf if settings.broker.is_redis else settings.broker.hold_s
         """How long a message that cannot be finished stays in hand, in seconds."""
@@ -74,6 +77,7 @@ class Lifecycle:
     def _open(self, sender: Any, **_: Any) -> None:
         # Celery sets up logging only after worker_init, and what happens here is worth a line.
         configure_logs(self._settings.log)
+        warn_of_celery_variables()
         try:
             if _pool_name(sender.pool_cls) not in ("threads", "solo"):
                 raise SettingsError("pool: expected threads, so that one process loads one model and batches its tasks")
@@ -89,7 +93,13 @@ class Lifecycle:
         watchdog.watch_threads(runtime.threads)
         watchdog.watch("batcher", runtime.batcher.still_s, limit_s)
         watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
+        # Publishing alone is tried three times, each of which waits for a connection and for the broker's answers.
+        timeout_s = max(self._settings.broker.timeout_s, self._settings.redis.timeout_s)
+        watchdog.watch("message", self._longest_still_s, limit_s + 60 * timeout_s)
         watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
+
+    def _longest_still_s(self) -> float:
+        return max((timer.elapsed_s() for timer in tuple(self.at_work)), default=0.0)
 
     def _begin_to_stop(self, **_: Any) -> None:
         self._shutdown.start()

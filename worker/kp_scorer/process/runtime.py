@@ -4,13 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
 from celery import Celery
 
 from kp_scorer.broker.dead_queue import DeadQueue
-from kp_scorer.broker.publishing import declare_queues, send_again
+from kp_scorer.broker.publishing import broker_shortcomings, declare_queues, send_again
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Settled
@@ -55,6 +56,7 @@ class Runtime:
             # Now, so that a worker whose decisions would be refused does not begin to decide.
             declared = [*queues.in_order, *results_queues(settings).values()]
             _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
+            _warn_of_shortcomings(settings, app, self.store)
             self.publisher = Publisher(app, settings, self.store.drops)
             novelty = _open_novelty(settings, self.store, load_embedder)
             decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
@@ -97,6 +99,20 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
     entries = _wait_for("redis", cache.catch_up, settings.worker.patience_s)
     log.info("novelty_log_read", entries=entries)
     return NoveltyMeter(embedder, cache)
+
+
+def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None:
+    """Say what the Redis of the store, and that of the queues if it is another, is not set up for."""
+    found = {"redis": store.shortcomings}
+    if settings.broker.is_redis and settings.broker.url != settings.redis.url:
+        found["broker"] = partial(broker_shortcomings, app)
+    for service, look in found.items():
+        try:
+            for detail in look():
+                log.warning("redis_unsuitable", service=service, detail=detail)
+        except ServiceUnavailable as error:
+            # A user that may not ask can do everything else.
+            log.warning("redis_unsuitable", service=service, detail=f"cannot be looked at: {error}")
 
 
 @contextmanager

@@ -7,13 +7,14 @@ from typing import Any
 import structlog
 from celery import Celery
 from celery.exceptions import Reject
+from celery.states import SUCCESS
 
-from kp_scorer.broker.task_message import TASK_NAME, as_bytes, deliveries_by, only_argument, trace_id_of
+from kp_scorer.broker.task_message import TASK_NAME, TaskMessage, as_bytes, only_argument, trace_id_of
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import EmbedderSick, InvalidTrace, Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.logs import raised_at
-from kp_scorer.process.holding import PAUSE_S, Holding, RequestWithMessage
+from kp_scorer.process.holding import PAUSE_S, Holding, SubmissionRequest
 from kp_scorer.process.lifecycle import Lifecycle
 from kp_scorer.process.runtime import Runtime
 from kp_scorer.settings import WorkerSettings
@@ -25,66 +26,81 @@ log = structlog.get_logger("kp_scorer.process.tasks")
 def register(app: Celery, lifecycle: Lifecycle, settings: WorkerSettings) -> None:
     """Add ``score_trace`` to the app."""
 
-    # Celery formats each result, up to this many characters, for a log line that is switched off.
-    @app.task(
-        name=TASK_NAME,
-        bind=True,
-        Request=RequestWithMessage,
-        acks_late=True,
-        ignore_result=True,
-        typing=False,
-        resultrepr_maxsize=1,
-    )
-    def score_trace(task: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    @app.task(name=TASK_NAME, bind=True, Request=SubmissionRequest, acks_late=True, ignore_result=True, typing=False)
+    def score_trace(task: Any, *args: Any, **kwargs: Any) -> None:
         """Score one trace, given as the only argument: a JSON object.
 
-        Returns the decision, or for a dead letter ``{"trace_id", "state": "dead", "reason", "detail"}``.
+        A producer who asks for the result gets the decision, or for a dead letter
+        ``{"trace_id", "state": "dead", "reason", "detail"}``.
         """
-        attempts = deliveries_by(task.request)
-        holding = Holding(lifecycle, task.request.message, task.request.received_s, "trace_waits")
-        while True:
-            try:
-                return _score(lifecycle.runtime, settings, args, kwargs, attempts)
-            except EmbedderSick as error:
-                lifecycle.end(error)
-                raise Reject("given back", requeue=True) from None
-            except (ServiceUnavailable, SettingsError) as error:
-                holding.wait(error)
-            except Exception as error:
-                # The trace is neither decided nor a dead letter, so its message must not be lost.
-                log.error("trace_given_back", detail=type(error).__name__, where=raised_at(error))
-                # The queue delivers it again at once; without a pause this would spin.
-                lifecycle.stopping.wait(PAUSE_S)
-                raise Reject("given back", requeue=True) from None
+        message: TaskMessage = task.request.message
+        with Holding(lifecycle, message.sent, task.request.received_s, "trace_waits") as holding:
+            result = _scored(lifecycle, settings, holding, args, kwargs, message.deliveries)
+            if message.result_wanted:
+                _store_result(task, result)
+
+
+def _scored(
+    lifecycle: Lifecycle,
+    settings: WorkerSettings,
+    holding: Holding,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    deliveries: int,
+) -> dict[str, Any]:
+    """Score the trace among the arguments of the task, and wait as long as that takes."""
+    while True:
+        try:
+            return _score(lifecycle.runtime, settings, args, kwargs, deliveries)
+        except EmbedderSick as error:
+            lifecycle.end(error)
+            raise Reject("given back", requeue=True) from None
+        except (ServiceUnavailable, SettingsError) as error:
+            holding.wait(error)
+        except Exception as error:
+            # The trace is neither decided nor a dead letter, so its message must not be lost.
+            log.error("trace_given_back", detail=type(error).__name__, where=raised_at(error))
+            # The queue delivers it again at once; without a pause this would spin.
+            lifecycle.stopping.wait(PAUSE_S)
+            raise Reject("given back", requeue=True) from None
+
+
+def _store_result(task: Any, result: dict[str, Any]) -> None:
+    """Store the result of a task for its producer, if that can be done: the decision is published whether or not."""
+    try:
+        task.backend.store_result(task.request.id, result, SUCCESS)
+    except Exception as error:
+        # Celery would take it for a failure of the task.
+        log.warning("result_not_stored", detail=type(error).__name__)
 
 
 def _score(
-    runtime: Runtime, settings: WorkerSettings, args: tuple[Any, ...], kwargs: dict[str, Any], attempts: int
+    runtime: Runtime, settings: WorkerSettings, args: tuple[Any, ...], kwargs: dict[str, Any], deliveries: int
 ) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         payload = only_argument(args, kwargs)
     except InvalidTrace as error:
-        return _bury(runtime, {"args": args, "kwargs": kwargs}, "invalid", str(error), attempts)
+        return _bury(runtime, {"args": args, "kwargs": kwargs}, "invalid", str(error), deliveries)
     try:
         trace = decode_trace(payload, runtime.limits)
     except InvalidTrace as error:
-        return _bury(runtime, payload, "invalid", str(error), attempts)
+        return _bury(runtime, payload, "invalid", str(error), deliveries)
     with structlog.contextvars.bound_contextvars(trace_id=trace.id, domain=trace.metadata.task_domain):
         try:
             decision = _decide(runtime, trace, settings.decision_timeout_s)
         except TraceConflict as error:
-            return _bury(runtime, payload, "conflict", str(error), attempts, trace)
+            return _bury(runtime, payload, "conflict", str(error), deliveries, trace)
         except TraceDead as error:
             # Also raised for a trace that is dead already; burying it again changes nothing but times.
-            return _bury(runtime, payload, error.reason, error.detail, attempts, trace)
+            return _bury(runtime, payload, error.reason, error.detail, deliveries, trace)
         except (ServiceUnavailable, SettingsError):
             raise
         except Exception as error:
             # One trace that cannot be scored must neither stop the worker nor come back for ever. The error's
             # message is not logged: it may quote the trace.
             log.error("scoring_failed", error=type(error).__name__, where=raised_at(error))
-            return _bury(runtime, payload, "scoring_failed", type(error).__name__, attempts, trace)
+            return _bury(runtime, payload, "scoring_failed", type(error).__name__, deliveries, trace)
         runtime.publisher.publish(decision)
         log.info(
             "trace_decided",
@@ -109,12 +125,12 @@ def _decide(runtime: Runtime, trace: ReasoningTrace, timeout_s: float) -> Decisi
 
 
 def _bury(
-    runtime: Runtime, payload: Any, reason: Reason, detail: str, attempts: int, trace: ReasoningTrace | None = None
+    runtime: Runtime, payload: Any, reason: Reason, detail: str, deliveries: int, trace: ReasoningTrace | None = None
 ) -> dict[str, Any]:
     """Keep a submission as a dead letter, unless it has been decided after all; ``trace`` is what it says, if it says one."""
     trace_id = trace_id_of(payload)
     digest = trace.digest() if trace else b""
-    decision = runtime.store.dead_letters.bury(as_bytes(payload), reason, detail, trace_id, digest, attempts)
+    decision = runtime.store.dead_letters.bury(as_bytes(payload), reason, detail, trace_id, digest, deliveries)
     if decision is not None:
         runtime.publisher.publish(decision)
         return decision.model_dump(mode="json")

@@ -1,15 +1,17 @@
 """One way to connect to Redis, and one error for whatever goes wrong there."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import RedisSettings
+from kp_scorer.urls import ServerUrl
 
 # Broken connections are tried again at once a few times; longer patience is the caller's to choose. What did not answer in
 # time is not: redis-py tries each connecting of each try as often again, which made 16 timeouts of one.
@@ -17,25 +19,40 @@ _RETRIES = 3
 _WORTH_A_RETRY = (redis.exceptions.ConnectionError,)
 
 
-def connect(settings: RedisSettings) -> redis.Redis:
-    """Make a client that gives bytes, bounds every wait and reconnects by itself. Connects on first use.
+# What these say is about the server, the user or the password, never about the command's arguments.
+_NAMED: Final = re.compile(
+    r"\b(NOAUTH|WRONGPASS|NOPERM|DENIED|MISCONF|LOADING|BUSY|READONLY|NOREPLICAS|MASTERDOWN)\b.*", re.DOTALL
+)
+_QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
+_LONGEST_REFUSAL: Final = 300
+REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError)
+"""What redis-py raises where Redis has answered, and says no."""
 
-    Raises:
-        SettingsError: the URL is not one that redis-py takes.
-    """
-    try:
-        client = redis.Redis.from_url(
-            settings.url,
-            socket_timeout=settings.timeout_s,
-            socket_connect_timeout=settings.timeout_s,
-            socket_keepalive=True,
-            health_check_interval=25,
-            retry=Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), _RETRIES, _WORTH_A_RETRY),
-        )
-    except ValueError as error:
-        raise SettingsError(f"redis.url: {error}") from None
+
+def connect(settings: RedisSettings) -> redis.Redis:
+    """Make a client that gives bytes, bounds every wait and reconnects by itself. Connects on first use."""
+    server = settings.server()
+    # A socket is never half open.
+    of_tcp: dict[str, Any] = {} if server.scheme == "unix" else {"socket_keepalive": True}
+    client = redis.Redis.from_url(
+        server.without_parameters(),
+        db=server.database,
+        socket_timeout=settings.timeout_s,
+        socket_connect_timeout=settings.timeout_s,
+        health_check_interval=25,
+        retry=Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), _RETRIES, _WORTH_A_RETRY),
+        **tls_options(server),
+        **of_tcp,
+    )
     leave_replicas(client.connection_pool)
     return client
+
+
+def tls_options(server: ServerUrl) -> dict[str, Any]:
+    """What redis-py, kombu's channel and Celery's backend are told of TLS; nothing where the URL does not ask for it."""
+    if not server.is_tls:
+        return {}
+    return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **server.tls_files}
 
 
 def leave_replicas(pool: redis.ConnectionPool) -> None:
@@ -69,14 +86,28 @@ def unavailable_if_down(what: str) -> Iterator[None]:
     """
     try:
         yield
+    except REFUSALS as error:
+        raise ServiceUnavailable(f"{what}: Redis refuses: {refusal(error)}") from None
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
         raise ServiceUnavailable(f"{what}: {type(error).__name__}: {error}") from error
-    except redis.exceptions.ResponseError as error:
-        # The message quotes the command, and with it what the trace says.
-        said = "Redis is full, its maxmemory is reached" if is_full(error) else type(error).__name__
-        raise ServiceUnavailable(f"{what}: {said}") from None
     except redis.exceptions.RedisError as error:
         raise ServiceUnavailable(f"{what}: {type(error).__name__}") from None
+
+
+def refusal(error: redis.exceptions.RedisError) -> str:
+    """Why Redis refuses, in its own words where they say what to do about the server; else only what kind of error it is.
+
+    Other errors quote the command, and with it what the trace says.
+    """
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        return str(error)
+    if is_full(error):
+        return "it is full, its maxmemory is reached"
+    # redis-py takes the name off some errors, and keeps it beside them; a script's error has it within.
+    said = _NAMED.search(f"{getattr(error, 'status_code', None) or ''} {error}")
+    if said is None or _QUOTES.search(str(error)):
+        return type(error).__name__
+    return "".join(filter(str.isprintable, said[0]))[:_LONGEST_REFUSAL]
 
 
 def _is_from_replica(error: redis.exceptions.ResponseError) -> bool:
@@ -86,7 +117,7 @@ def _is_from_replica(error: redis.exceptions.ResponseError) -> bool:
     return isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY " in said or said.startswith("UNBLOCKED ")
 
 
-def is_full(error: redis.exceptions.ResponseError) -> bool:
+def is_full(error: redis.exceptions.RedisError) -> bool:
     """Whether Redis refused a command because its memory limit is reached."""
     # Redis 7 names the error; 6.2 quotes it within that of the script.
     return isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM " in str(error)

@@ -8,7 +8,7 @@ import redis
 import structlog
 
 from kp_scorer.decision import Decision
-from kp_scorer.errors import Reason
+from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.settings import LedgerSettings
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import KEPT_S, Keys
@@ -101,7 +101,11 @@ class DeadLetters:
             return Decision.model_validate_json(decision)
         log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
         if is_over:
-            self._drop_oldest()
+            try:
+                self._drop_oldest()
+            except ServiceUnavailable as error:
+                # This submission is kept all the same, and must not be buried again; the next burial makes room.
+                log.warning("letters_not_dropped", detail=str(error))
         return None
 
     def _drop_oldest(self) -> None:

@@ -1,7 +1,5 @@
 """Where the broker and the store are, when the settings leave that open."""
 
-from urllib.parse import urlsplit
-
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.store.local_redis import running_url
@@ -11,7 +9,8 @@ def with_endpoints(settings: Settings) -> Settings:
     """Fill in what the settings leave open: one Redis serves as broker and store, else the embedded one that runs.
 
     Raises:
-        SettingsError: nothing is configured and no embedded Redis runs, or only a broker that is not Redis is named.
+        SettingsError: nothing is configured and no embedded Redis runs, or only a broker that is not Redis is named, or only
+            the socket of a Redis.
     """
     broker, store = settings.broker.url, settings.redis.url
     if not broker and not store:
@@ -21,7 +20,9 @@ def with_endpoints(settings: Settings) -> Settings:
                 "broker.url: no broker is configured and no embedded one is running; "
                 "start one with `kp-scorer up`, or set KP_BROKER_URL and KP_REDIS_URL"
             )
-    if not store and urlsplit(broker).scheme not in ("redis", "rediss"):
+    if not broker and settings.redis.server().scheme == "unix":
+        raise SettingsError("broker.url: a broker is reached by TCP only, not by the socket of redis.url; set KP_BROKER_URL")
+    if not store and not settings.broker.is_redis:
         raise SettingsError("redis.url: the novelty log and the ledger need a Redis beside this broker; set KP_REDIS_URL")
     return settings.model_copy(
         update={

@@ -11,6 +11,7 @@ from kp_scorer.store.drops import Drops
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.redis_ledger import RedisLedger
 from kp_scorer.store.redis_log import RedisLog, find_logs
+from kp_scorer.store.suitability import shortcomings
 
 
 class Store:
@@ -27,11 +28,7 @@ class Store:
 
     @classmethod
     def open(cls, settings: Settings) -> Self:
-        """Make a store for the Redis that the settings name.
-
-        Raises:
-            SettingsError: ``redis.url`` is not one that redis-py takes.
-        """
+        """Make a store for the Redis that the settings name."""
         return cls(connect(settings.redis), settings)
 
     def ping(self) -> None:
@@ -42,6 +39,15 @@ class Store:
         """
         with unavailable_if_down("redis.url"):
             self._client.ping()
+
+    def shortcomings(self) -> list[str]:
+        """What this Redis is not set up for, each with its remedy.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached, or does not say.
+        """
+        with unavailable_if_down("redis.url"):
+            return list(shortcomings(self._client.info()))
 
     def novelty_log(self, space: str) -> RedisLog:
         """The log of a space, which need not exist yet; its vectors are stored as the settings say."""

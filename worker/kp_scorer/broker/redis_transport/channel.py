@@ -5,6 +5,7 @@ the message with it. It also ends its process, message and all, on an item that 
 """
 
 import base64
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +17,17 @@ import redis.exceptions
 import structlog
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import dumps
 
 from kp_scorer.broker.redis_transport.broadcast import only_its_body
 from kp_scorer.broker.redis_transport.queue import RedisQueue, Taken
-from kp_scorer.broker.task_message import DELIVERY_COUNT
+from kp_scorer.broker.task_message import DELIVERY_COUNT, leave_packed
+from kp_scorer.decoding import check_values
 from kp_scorer.store.connection import is_full, leave_replicas
 
 _SWEEP_EVERY_S: Final = 1.0
+_MOST_VALUES: Final = 1_000
+"""Of an envelope: it has some forty, and its body is one of them."""
 _PAUSE_WHEN_FULL_S: Final = 1.0
 
 log = structlog.get_logger("kp_scorer.broker.redis_transport")
@@ -252,31 +256,21 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             return sum(client.llen(self._q_for_pri(queue, priority)) for priority in self.priority_steps)
 
     def _message(self, queue: str, taken: Taken) -> dict[str, Any]:
-        """Make the message that kombu expects; an item that is none becomes one whose body it is, and which no one can read."""
-        tag = f"{taken.digest.decode()}@{queue}"
-        # As RabbitMQ counts: deliveries before this one.
-        count = {DELIVERY_COUNT: taken.deliveries - 1}
+        """Make the message that kombu expects: of an item the body, its type and the headers; of one that is no message itself.
+
+        What else kombu reads, such as how a body is packed and where a message came from, is not its producer's to say.
+        """
         try:
-            message: dict[str, Any] = loads(taken.message)
-            message["properties"]["delivery_tag"] = tag
-            message["properties"].setdefault("delivery_info", {})["redelivered"] = taken.deliveries > 1
-            message["headers"] = {**(message.get("headers") or {}), **count}
-            if not (message["body"] and isinstance(message["body"], str)):
-                raise ValueError("nothing in it but an envelope, or the body under another name")
-            if message["properties"].get("body_encoding") == "base64":
-                # Kombu would skip what is no base64, and with it lose bytes.
-                message["body"] = base64.b64decode(message["body"], validate=True)
-                del message["properties"]["body_encoding"]
-            self.Message(message, channel=self)
+            content_type, headers, body = _parts_of_message(taken.message)
         except Exception:
-            properties = {"delivery_tag": tag, "delivery_info": {"exchange": "", "routing_key": queue}}
-            return {
-                "body": taken.message,
-                "content-type": "application/octet-stream",
-                "headers": count,
-                "properties": properties,
-            }
-        return message
+            # One of the many things that no message is.
+            content_type, headers, body = "application/octet-stream", {}, taken.message
+        leave_packed(headers)
+        # As RabbitMQ counts: deliveries before this one.
+        headers[DELIVERY_COUNT] = taken.deliveries - 1
+        delivery_info = {"exchange": "", "routing_key": queue, "redelivered": taken.deliveries > 1}
+        properties = {"delivery_tag": f"{taken.digest.decode()}@{queue}", "delivery_info": delivery_info}
+        return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]
@@ -288,3 +282,16 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
 def _parts(tag: str) -> tuple[str, str]:
     digest, _, queue = tag.partition("@")
     return digest, queue
+
+
+def _parts_of_message(item: bytes) -> tuple[str, dict[str, Any], bytes]:
+    """Content type, headers and body of a message, or any of many errors if an item is none."""
+    check_values(item, _MOST_VALUES)
+    message = json.loads(item.decode("utf-8"))
+    body, encoding = message["body"].encode("utf-8", "surrogatepass"), message["properties"].get("body_encoding")
+    if not body or encoding not in (None, "", "base64"):
+        raise ValueError("nothing in it but an envelope, or a body in an encoding that no one knows")
+    if encoding == "base64":
+        # By default what is no base64 would be skipped, and with it bytes lost.
+        body = base64.b64decode(body, validate=True)
+    return message["content-type"], {**(message.get("headers") or {})}, body

@@ -3,7 +3,8 @@
 -- KEYS  queue, taking, in hand, index of in hand, deliveries, oversized
 -- ARGV  a message that was moved to `taking` already, or an empty string to take the next one; largest size in bytes, bytes to
 --       deliver of a larger one, seconds to keep that
--- Reply the message, its digest, how often it has been delivered; or nothing if the queue is empty
+-- Reply the message, its digest, how often it has been delivered, all copies that are in hand at once being one delivery; or nothing
+-- if the queue is empty
 
 local queue, taking, in_hand, index, deliveries, oversized = unpack(KEYS)
 local message, largest_bytes, beginning_bytes, oversized_ttl_s = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
@@ -22,8 +23,9 @@ if #message > largest_bytes then
     message = string.sub(message, 1, beginning_bytes)
 end
 local digest = redis.sha1hex(message)
-redis.call('HSET', in_hand, digest, message)
+-- A copy of what is in hand is no sign that anybody failed to end it.
+local is_copy = redis.call('HSET', in_hand, digest, message) == 0
 redis.call('ZADD', index, now_ms(), digest)
-local count = redis.call('HINCRBY', deliveries, digest, 1)
+local count = is_copy and redis.call('HGET', deliveries, digest) or redis.call('HINCRBY', deliveries, digest, 1)
 redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S)
-return {message, digest, count}
+return {message, digest, tonumber(count)}

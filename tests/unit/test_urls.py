@@ -1,0 +1,167 @@
+"""The URLs of servers: what they say, what is refused, and that no output ever holds a password."""
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.cli.main import commands
+from kp_scorer.errors import ScorerError, SettingsError
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store.connection import connect
+from kp_scorer.store.endpoints import with_endpoints
+from kp_scorer.urls import BROKER_SCHEMES, REDIS_SCHEMES, parse_url
+
+SCHEMES = (*BROKER_SCHEMES, *REDIS_SCHEMES)
+SECRET = "Hunter2Hunter2"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://", "redis://localhost/"),
+        ("redis://host", "redis://host/"),
+        ("redis://host:6380/2", "redis://host:6380/2"),
+        ("redis://:pa:ss@host/0", "redis://:pa%3Ass@host/0"),
+        ("redis://user:p%23a%2Fs%40s;@[::1]:6379/0", "redis://user:p%23a%2Fs%40s%3B@[::1]:6379/0"),
+        ("rediss://host:1", "rediss://host:1/"),
+        ("unix:///run/redis.sock?db=3", "unix:///run/redis.sock"),
+        ("unix://user:secret@/run/redis.sock", "unix://user:secret@/run/redis.sock"),
+        ("amqp://guest:guest@rabbit:5672//", "amqp://guest:guest@rabbit:5672/%2F"),
+        ("amqps://rabbit/%2Fa%2Fb", "amqps://rabbit/%2Fa%2Fb"),
+        ("pyamqp://rabbit/vhost", "pyamqp://rabbit/vhost"),
+    ],
+)
+def test_a_url_is_read_in_one_way(url: str, expected: str) -> None:
+    assert parse_url(url, SCHEMES).without_parameters() == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:pass#word@host/0",
+        "redis://:pass/word@host/0",
+        # A host named user, with a port, and a database that redis-py would take for none.
+        "redis://user:12/pass@host/0",
+        "redis://:pass?word@host/0",
+        "redis://:pass?ssl_cert_reqs=none@host/0",
+        "redis://:pass@word@host/0",
+        "redis://one;redis://two",
+        "redis://one,two",
+        "unix://run/redis.sock",
+        "unix://host:12/run/redis.sock",
+        "redis://:p%ffq@host",
+        "redis://:p%zz@host",
+        "redis://host:0",
+        "redis://host:65536",
+        "redis://host:port",
+        "redis://[::1",
+        "redis://ho st",
+        "redis://host/name",
+        "redis://host/1/2",
+        "redis://host?db=1",
+        "redis://:\udcff@host",
+        "redis://password@host",
+        "unix://",
+        "unix:///run/redis.sock?db=-1",
+        "unix:///run/redis.sock?virtual_host=1",
+        "rediss://host?ssl_keyfile=/etc/passwd",
+        "amqp://host/one/two",
+        "amqp://host/?heartbeat=10",
+        "redis+socket:///run/redis.sock",
+        "sentinel://host",
+    ],
+)
+def test_what_can_be_read_in_two_ways_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        parse_url(url, SCHEMES)
+
+
+def test_a_socket_serves_the_store_and_its_results_but_no_broker() -> None:
+    socket = "unix://user:pa%23ss@/run/redis.sock?db=2"
+    with pytest.raises(SettingsError, match=r"^broker\.url: .*by TCP only"):
+        with_endpoints(load_settings({"redis.url": socket}))
+    with pytest.raises(SettingsError, match=r"^broker\.url: expected a URL that begins with"):
+        load_settings({"broker.url": "unix:///run/redis.sock"})
+    settings = load_settings({"broker.url": "amqp://host", "redis.url": socket})
+    expected = {"path": "/run/redis.sock", "db": 2, "username": "user", "password": "pa#ss"}
+    with make_celery(settings) as app:
+        assert expected.items() <= app.backend.connparams.items()
+    with connect(settings.redis) as client:
+        assert expected.items() <= client.connection_pool.connection_kwargs.items()
+
+
+PIECES = st.sampled_from(
+    ["/", "#", "?", "@", ":", "%", "%2", "[", "]", ";", "=", "&", " ", "\n", "\x1b", "ü", "12", "user", "\udcff"]
+)
+MANGLED = st.lists(PIECES, max_size=3).map("".join)
+URLS = st.builds(
+    lambda scheme, *parts: scheme + "".join(parts),
+    st.sampled_from([f"{scheme}://" for scheme in (*SCHEMES, "http", "redis+socket")] + ["", "redis:", "redis:/", "redis//"]),
+    MANGLED,
+    st.sampled_from(["", ":"]),
+    MANGLED,
+    st.just(SECRET),
+    MANGLED,
+    st.sampled_from(["@localhost:1", "@localhost", "@", "", "@[::1]", "@localhost:port"]),
+    st.sampled_from(["", "/", "/0", "//", "/run/x.sock?db=1", "?ssl_cert_reqs=none", f"?{SECRET}=1", "/0#x"]),
+)
+
+
+@given(
+    URLS,
+    st.sampled_from(["broker", "redis"]),
+    st.sampled_from(["flag", "variable", "--set", "no flag", "file", "mistaken"]),
+)
+@hypothesis_settings(max_examples=400)
+def test_no_output_holds_a_password(url: str, section: str, way: str) -> None:
+    arguments = ["score", "-", "--set", "embedding.embedder=none"]
+    variables: dict[str, str] = {}
+    match way:
+        case "flag":
+            arguments += [f"--{section}-url", url]
+        case "variable":
+            variables[f"KP_{section.upper()}_URL"] = url
+        case "--set":
+            arguments += ["--set", f"{section}.url={url}"]
+        case "no flag":
+            arguments += ["--set", f"{section}.url:{url}"]
+        case "mistaken":
+            arguments += ["--set", url]
+        case "file":
+            arguments += ["--config", "/dev/null", "--set", f"{section}.urls={url}"]
+    result = CliRunner().invoke(commands, arguments, env=variables, input="")
+    assert SECRET not in result.output + result.stderr
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        assert isinstance(result.exception, SettingsError)
+        assert "\n" not in str(result.exception)
+        assert not set(chain(result.exception)) - {SettingsError}
+        assert SECRET not in str(result.exception)
+
+
+@given(URLS, st.sampled_from(["broker.url", "redis.url"]))
+@hypothesis_settings(max_examples=200)
+def test_what_is_connected_to_is_told_without_the_password(url: str, name: str) -> None:
+    try:
+        settings = with_endpoints(load_settings({"broker.url": "amqp://other", "redis.url": "redis://other", name: url}))
+    except ScorerError:
+        return
+    # What stands before the colon is a user, whose name may be seen.
+    assume(SECRET not in settings.broker.server().user + settings.redis.server().user)
+    with make_celery(settings) as app:
+        shown = [repr(settings), app.connection_for_read().as_uri(), repr(app.connection_for_write()), app.backend.as_uri()]
+    assert [text for text in shown if SECRET in text] == []
+
+
+def chain(error: BaseException | None) -> list[type[BaseException]]:
+    """The kinds of errors that a traceback would print."""
+    kinds = []
+    while error is not None:
+        kinds.append(type(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return kinds
+
+
+def test_settings_of_a_url_are_printed_without_it() -> None:
+    assert SECRET not in repr(Settings.model_validate({"redis": {"url": f"redis://:{SECRET}@host"}}))

@@ -1,0 +1,20 @@
+"""Whether a Redis is set up for what it is to keep, by what it says of itself."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_OLDEST: Final = (6, 2)
+
+
+def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
+    """What may lose queues, decisions or the log, each with its remedy, by the reply to ``INFO``."""
+    version = str(info.get("redis_version", ""))
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _OLDEST:
+        yield f"Redis {version} is too old: install 6.2 or later"
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield f"it throws keys away when its memory is full ({policy}): set maxmemory-policy noeviction"
+    if not info.get("maxmemory"):
+        yield "it takes memory without limit until the machine ends it: set maxmemory"
+    if not info.get("aof_enabled"):
+        yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"
