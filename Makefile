@@ -27,11 +27,14 @@ fix: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Two files at a time: most tests wait for servers and workers. More would measure how busy the machine is.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
 quick: check
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test: check
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Resolves everything anew, in an environment of its own, and writes down what came of it. Only torch keeps its version, which is
 # changed by hand: by itself pip would take the newest, with gigabytes of CUDA. The pin admits local builds such as +cpu.

@@ -34,7 +34,9 @@ class Watched:
             directory.mkdir(exist_ok=True)
         state, temporary, cache = self._own
         # What OpenVINO takes for a sign of a CI job, where it would be quiet by itself.
-        outer = {name: value for name, value in os.environ.items() if name not in ("CI", "TF_BUILD", "JENKINS_URL")}
+        ci = ("CI", "TF_BUILD", "JENKINS_URL")
+        # And where torch, once a test has imported it, has its children write.
+        outer = {name: value for name, value in os.environ.items() if name not in (*ci, "TORCHINDUCTOR_CACHE_DIR")}
         places = {"HOME": self._home, "XDG_STATE_HOME": state, "XDG_CACHE_HOME": cache, "TMPDIR": temporary}
         self._environment = {**outer, **{name: str(path) for name, path in places.items()}, "PYTHONDONTWRITEBYTECODE": "1"}
         self._traces = place / "traces.jsonl"

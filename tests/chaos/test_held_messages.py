@@ -58,7 +58,7 @@ def test_messages_held_for_an_outage_use_up_no_deliveries(arena: Arena) -> None:
             submitted = submit(client, traces(FEW))
         # Of a caller who waits for the result, and gets one in the end, not in between.
         (asked,) = short_traces(1, seed=9)
-        with make_celery(arena.settings()) as caller:
+        with make_celery(arena.settings(broker__delivery_limit=2)) as caller:
             result = caller.send_task(
                 "score_trace", args=[asked], queue=settings.queues.traces, ignore_result=False, headers={"kept": "as it is"}
             )

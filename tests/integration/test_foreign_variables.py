@@ -64,6 +64,19 @@ def test_a_worker_and_its_clients_connect_where_our_settings_say(
     assert "not-ours" not in worker.text()
 
 
+def test_celerys_command_takes_no_options_from_variables(settings: Settings, tmp_path: Path) -> None:
+    unscored = settings.model_copy(update={"embedding": settings.embedding.model_copy(update={"embedder": "none"})})
+    (trace,) = fresh_samples(1)
+    variables = {"CELERY_WORKER_PURGE": "1", "CELERY_WORKER_QUEUES": "other", "CELERY_WORKER_POOL": "prefork"}
+    with Client(settings) as client:
+        client.submit(trace)
+        command = ("celery", "-A", "kp_scorer.app", "worker")
+        with start_worker(unscored, tmp_path / "worker.log", command=command, variables=variables) as worker:
+            assert client.wait(trace["id"], timeout_s=30)
+    (warning,) = worker.events("celery_variables_ignored")
+    assert set(warning["variables"]) == variables.keys()
+
+
 def test_links_of_services_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LINKS.items():
         monkeypatch.setenv(name, value)

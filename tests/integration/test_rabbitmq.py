@@ -17,7 +17,7 @@ from celery import Celery
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_queue import DeadQueue
-from kp_scorer.broker.publishing import declare_queues, publish_options, with_producer
+from kp_scorer.broker.publishing import declare_queues, publish_options, send_again, with_producer
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.task_message import DELIVERY_COUNT, deliveries_by
@@ -89,11 +89,39 @@ def test_deliveries_are_counted_whatever_a_producer_counts(rabbitmq: RabbitMQ) -
 
 def test_a_submission_to_a_queue_that_has_gone_makes_it_anew(rabbitmq: RabbitMQ) -> None:
     with Client(rabbitmq.settings()) as client:
-        one, other = fresh_samples(2)
+        one, two, three = fresh_samples(3)
         client.submit(one)
         rabbitmq.delete("traces")
-        client.submit(other)
+        client.submit(two)
         wait_until(lambda: rabbitmq.waiting("traces") == 1)
+        rabbitmq.delete_exchange()
+        client.submit(three)
+        wait_until(lambda: rabbitmq.waiting("traces") == 2)
+
+
+def test_a_submission_makes_no_queue_that_is_there(rabbitmq: RabbitMQ) -> None:
+    with make_celery(rabbitmq.settings()) as app:
+        declare_queues(app, submission_queues(rabbitmq.settings()).in_order)
+    # Declaring the queue would be refused.
+    with Client(rabbitmq.settings(broker__delivery_limit=7)) as client:
+        client.submit(fresh_samples(1)[0])
+    wait_until(lambda: rabbitmq.waiting("traces") == 1)
+
+
+def test_a_message_sent_again_goes_to_no_queue_that_its_producer_named(rabbitmq: RabbitMQ) -> None:
+    traces, elsewhere = rabbitmq.name("traces"), rabbitmq.name("accepted")
+    queues = submission_queues(rabbitmq.settings())
+    with make_celery(rabbitmq.settings()) as app, Connection(rabbitmq.settings().broker.url) as connection:
+        declare_queues(app, [*queues.in_order, results_queue(rabbitmq.settings(), "accepted")])
+        headers = {"CC": [elsewhere], "BCC": [elsewhere]}
+        connection.Producer().publish([], exchange=traces, routing_key=traces, headers=headers)
+        found = wait_until(partial(connection.default_channel.basic_get, traces))
+        message = connection.default_channel.message_to_python(found)
+        assert message.headers["CC"] == [elsewhere]
+        send_again(app, queues.traces, message)
+        message.ack()
+        wait_until(lambda: rabbitmq.waiting("traces") == 1)
+    assert rabbitmq.waiting("accepted") == 0
 
 
 def test_a_results_queue_deleted_under_load_is_made_anew_and_nothing_is_dropped(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
@@ -259,7 +287,7 @@ def test_any_celery_app_can_submit_as_the_documents_say(rabbitmq: RabbitMQ) -> N
     ours.close()
     app = Celery("foreign", broker=settings.broker.url, set_as_current=False)
     (trace,) = fresh_samples(1)
-    code = code_with("no_declare=True").replace('"traces"', repr(rabbitmq.name("traces")))
+    code = code_with("declare=[]").replace('"traces"', repr(rabbitmq.name("traces")))
     exec(code, {"app": app, "trace": trace})
     app.close()
     wait_until(lambda: rabbitmq.waiting("traces") == 1)

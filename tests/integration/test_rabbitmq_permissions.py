@@ -5,17 +5,20 @@ import shlex
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import methodcaller
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from amqp import Message
 from amqp.exceptions import AccessRefused
 from celery import Celery
-from kombu import Connection, Queue
+from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import open_results
 from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.documents import code_with
@@ -23,6 +26,7 @@ from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.traces import fresh_samples
 
 USERS: Final = ("producer", "client", "worker", "operator")
+QUEUES: Final = ("traces", "traces.dead", "decisions.accepted", "decisions.rejected", "neighbour")
 
 
 class Users:
@@ -65,32 +69,70 @@ def _control(*arguments: str, check: bool = True) -> None:
 
 @pytest.mark.slow
 def test_each_may_do_its_part_and_reach_no_neighbour(users: Users, rabbitmq_url: str, tmp_path: Path) -> None:
-    one, two = fresh_samples(2)
+    one, two, three = fresh_samples(3)
     worker_settings, operator = users.settings("worker"), users.settings("operator")
-    with Connection(rabbitmq_url) as admin:
+    with Connection(rabbitmq_url) as admin, Client(users.settings("client")) as client:
         admin.default_channel.queue_declare("neighbour", durable=True, auto_delete=False)
+        with pytest.raises(ServiceUnavailable, match=r"no queue 'traces'.*start a worker"):
+            client.submit(two)
         with (
             start_worker(worker_settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
-            Client(users.settings("client")) as client,
             Celery("producer", broker=users.url("producer"), set_as_current=False) as producer,
         ):
-            producer.conf.broker_transport_options = {"confirm_publish": True}
-            producer.send_task("score_trace", args=[one], queue=Queue("traces", no_declare=True), mandatory=True)
+            exec(code_with("declare=[]"), {"app": producer, "trace": one})
             assert client.wait(client.submit(two), timeout_s=30).trace_id == two["id"]
             wait_until(lambda: len(worker.events("trace_decided")) == 2)
+            _send_beyond(users.url("producer"))
+            wait_until(lambda: worker.events("trace_dead"))
         with make_celery(operator) as app, open_results(app, operator) as results:
             taken = [found.decision["trace_id"] for found in results.take()]
         assert sorted(taken) == sorted([one["id"], two["id"]])
         for user in USERS:
             _refuses(users.url(user), "neighbour")
-        _refuses(users.url("producer"), "traces")
-        _refuses(users.url("client"), "decisions.accepted")
+        for user in ("producer", "client"):
+            _may_only_submit(users.url(user))
+        assert admin.default_channel.queue_declare("neighbour", passive=True).message_count == 0
+        admin.default_channel.queue_delete("traces")
+        with pytest.raises(ServiceUnavailable, match="start a worker"):
+            client.submit(three)
     assert worker.process.returncode == 0
     assert not re.search("ACCESS_REFUSED", worker.text())
 
 
+def _send_beyond(url: str) -> None:
+    """Send a message that is no submission to the queue of traces, and name other queues in its headers."""
+    headers = {name: list(QUEUES) for name in ("CC", "BCC")}
+    with Connection(url, transport_options={"confirm_publish": True}) as connection:
+        connection.Producer().publish([], exchange="traces", routing_key="traces", headers=headers, mandatory=True)
+
+
+def _may_only_submit(url: str) -> None:
+    """Assert that this user may read no queue, send to none by another way, and declare nothing."""
+    message = Message(b"7")
+    for queue in QUEUES:
+        _refuses(url, queue)
+        _refused(url, methodcaller("basic_publish", message, routing_key=queue))
+        _refused(url, methodcaller("queue_declare", queue, durable=True, auto_delete=False))
+        _refused(url, methodcaller("queue_bind", queue, "traces", "traces"))
+    for exchange in ("amq.direct", "amq.fanout", "amq.topic", "amq.headers", "celery.pidbox"):
+        _refused(url, methodcaller("basic_publish", message, exchange=exchange, routing_key="traces"))
+    _refused(url, methodcaller("queue_declare", "mine"))
+    _refused(url, methodcaller("queue_declare"))
+    _refused(url, methodcaller("exchange_declare", "mine", "direct"))
+    _refused(url, methodcaller("exchange_delete", "traces"))
+    _refused(url, methodcaller("queue_unbind", "traces", "traces", "traces"))
+
+
 def _refuses(url: str, queue: str) -> None:
     """Assert that this user may neither take from a queue, nor change it."""
-    for act in ("basic_get", "queue_purge", "queue_delete"):
-        with Connection(url) as connection, connection.channel() as channel, pytest.raises(AccessRefused):
-            getattr(channel, act)(queue)
+    for act in ("basic_get", "basic_consume", "queue_purge", "queue_delete"):
+        _refused(url, methodcaller(act, queue))
+
+
+def _refused(url: str, act: Callable[[Any], object]) -> None:
+    with (
+        Connection(url, transport_options={"confirm_publish": True}) as connection,
+        connection.channel() as channel,
+        pytest.raises(AccessRefused),
+    ):
+        act(channel)

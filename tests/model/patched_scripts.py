@@ -18,7 +18,7 @@ local server = redis
 local function now_ms()
     return tonumber(server.call('GET', '{NOW_KEY}'))
 end
-local redis = {{call = function(command, key, ...)
+local redis = {{pcall = server.pcall, call = function(command, key, ...)
     local rest = {{...}}
     if command == 'PEXPIRE' then
         if server.call('EXISTS', key) == 1 then server.call('ZADD', '{DEADLINES_KEY}', now_ms() + rest[1], key) end

@@ -96,10 +96,16 @@ class RabbitMQ:
         with self._connection.channel() as channel:
             return int(channel.queue_delete(self.name(kind)))
 
+    def delete_exchange(self) -> None:
+        """Delete the exchange that submissions go by."""
+        with self._connection.channel() as channel:
+            channel.exchange_delete(self.name("traces"))
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for queue in QUEUES:
             self.delete(queue)
+        self.delete_exchange()
         self._connection.close()

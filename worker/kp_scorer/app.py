@@ -4,8 +4,9 @@ from functools import partial
 
 from celery import Celery
 
-from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.celery_app import make_celery, remove_celery_variables
 from kp_scorer.embedding import select_embedder
+from kp_scorer.logs import configure_logs
 from kp_scorer.process.consumer import KeepingConsumer
 from kp_scorer.process.lifecycle import Lifecycle
 from kp_scorer.process.runtime import LoadEmbedder
@@ -31,6 +32,9 @@ def __getattr__(name: str) -> Celery:
     """Make ``app`` when Celery asks for it, so that importing this module reads no environment and no file."""
     if name != "app":
         raise AttributeError(name)
-    app = create_app(with_endpoints(load_settings()))
+    settings = with_endpoints(load_settings())
+    configure_logs(settings.log)
+    remove_celery_variables()
+    app = create_app(settings)
     globals()["app"] = app
     return app

@@ -99,9 +99,9 @@ class Client:
         Raises:
             InvalidTrace: it is not a ReasoningTrace, or over a limit; nothing was sent.
             TraceConflict: its id was submitted before with other content; nothing was sent.
-            SettingsError: RabbitMQ has the queue with other arguments.
-            ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; submit it again,
-                which is always safe.
+            SettingsError: the queues have to be declared, and RabbitMQ has one of this name with other arguments.
+            ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; or RabbitMQ has no
+                queue yet, and this user may not make it. Submit it again, which is always safe.
         """
         payload, checked = self._checked(trace)
         noted = Submission(checked.id, checked.digest(), json.dumps(payload, ensure_ascii=False).encode())

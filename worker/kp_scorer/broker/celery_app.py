@@ -19,15 +19,6 @@ from kp_scorer.store.connection import tls_options
 # Only Linux has this option.
 _TCP_USER_TIMEOUT: Final = [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else []
 
-_CELERY_VARIABLES: Final = (
-    "CELERY_BROKER_URL",
-    "CELERY_BROKER_READ_URL",
-    "CELERY_BROKER_WRITE_URL",
-    "CELERY_RESULT_BACKEND",
-    "CELERY_CONFIG_MODULE",
-    "CELERY_LOADER",
-)
-
 log = structlog.get_logger("kp_scorer.broker.celery_app")
 
 
@@ -59,8 +50,19 @@ def make_celery(settings: Settings) -> Celery:
 @cache
 def warn_of_celery_variables() -> None:
     """Name the variables in the environment that would count for another Celery app, and do not here; once a process."""
-    if found := [name for name in _CELERY_VARIABLES if os.environ.get(name)]:
-        log.warning("celery_variables_ignored", variables=found, instead="broker.url and redis.url count")
+    if found := _celery_variables():
+        log.warning("celery_variables_ignored", variables=found, instead="our own settings count")
+
+
+def remove_celery_variables() -> None:
+    """Name them, and hide them from Celery's command, which takes them for its options: one has it purge the queue."""
+    warn_of_celery_variables()
+    for name in _celery_variables():
+        del os.environ[name]
+
+
+def _celery_variables() -> list[str]:
+    return sorted(name for name, value in os.environ.items() if name.startswith("CELERY_") and value)
 
 
 def _configuration(settings: Settings) -> dict[str, Any]:

@@ -18,8 +18,12 @@ from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.store.connection import REFUSALS, refusal
 from kp_scorer.store.suitability import shortcomings
 
+_NO_ROUTE: Final = 312
+_ACCESS_REFUSED: Final = 403
+_NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
 _RETRY_PAUSES_S: Final = (0.1, 0.5)
+_NO_QUEUE: Final = "RabbitMQ has no queue {!r}, or no exchange that leads to it, and this user may not make it: start a worker"
 
 Found = TypeVar("Found")
 
@@ -50,27 +54,37 @@ def publish_options(app: Celery) -> dict[str, Any]:
     }
 
 
-def with_producer(app: Celery, what: str, use: Callable[[Producer], Found]) -> Found:
+def with_producer(app: Celery, what: str, use: Callable[[Producer], Found], if_missing: Sequence[Queue] = ()) -> Found:
     """Call ``use`` with a producer and return its result; if the broker or connection fails, retry on a new connection.
 
-    Queues declared through the producer are declared again on the new connection. ``use`` has to be safe to repeat. On
-    RabbitMQ a publish returns once the broker has confirmed it, and raises ``amqp.exceptions.MessageNacked`` if it refused.
+    Queues declared through the producer are declared again on the new connection. The queues ``if_missing``, the last of which
+    is the one that ``use`` sends to, are declared only when RabbitMQ has said that there is none: not every user may do so.
+    ``use`` has to be safe to repeat. On RabbitMQ a publish returns once the broker has confirmed it, and raises
+    ``amqp.exceptions.MessageNacked`` if it refused.
 
     Raises:
         SettingsError: RabbitMQ has a queue of this name with other arguments.
         ServiceUnavailable: the broker cannot be reached, has no such queue, or did not confirm in time.
     """
+    declared: Sequence[Queue] = ()
     for pause_s in (*_RETRY_PAUSES_S, None):
         with _producer(app, what) as producer:
             connection = producer.connection
             try:
+                for queue in declared:
+                    queue(producer.channel).declare()
                 return use(producer)
             except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
                 # Dropped, not closed: a late confirm would be taken for that of the next message on this channel, and
                 # closing would wait for a peer that may be gone.
                 connection.collect()
-                if getattr(error.__cause__ or error, "reply_code", None) == _PRECONDITION_FAILED:
+                code = getattr(error.__cause__ or error, "reply_code", None)
+                if code == _PRECONDITION_FAILED:
                     raise SettingsError(f"{what}: {error}; make the settings equal, or delete the queue") from error
+                if code == _ACCESS_REFUSED and declared:
+                    raise ServiceUnavailable(f"{what}: {_NO_QUEUE.format(declared[-1].name)}") from error
+                if code in (_NO_ROUTE, _NOT_FOUND):
+                    declared = if_missing
                 if pause_s is None:
                     raise ServiceUnavailable(f"{what}: {described(error)}") from error
         time.sleep(pause_s)
@@ -87,11 +101,12 @@ def unavailable_if_broker_fails(what: str) -> Iterator[None]:
 
 
 def send_trace(app: Celery, queues: SubmissionQueues, trace_id: str, payload: dict[str, Any]) -> None:
-    """Declare the queues of submissions and put a submission on the queue of traces.
+    """Put a submission on the queue of traces; if RabbitMQ has none, declare the queues of submissions first.
 
     Raises:
-        SettingsError: RabbitMQ has a queue of this name with other arguments.
-        ServiceUnavailable: the broker cannot be reached, refuses, or did not confirm in time.
+        SettingsError: the queues have to be declared, and RabbitMQ has one of this name with other arguments.
+        ServiceUnavailable: the broker cannot be reached, refuses, or did not confirm in time; or there is no queue, and this
+            user may not make it.
     """
 
     def send(producer: Producer) -> None:
@@ -99,12 +114,15 @@ def send_trace(app: Celery, queues: SubmissionQueues, trace_id: str, payload: di
             TASK_NAME,
             args=[payload],
             queue=queues.traces,
+            # Celery would otherwise send by the default exchange.
+            exchange=queues.traces.exchange.name,
+            routing_key=queues.traces.routing_key,
             # Says which trace it is even where the body must not be parsed.
             task_id=trace_id,
             # Celery would otherwise put a printed copy of the arguments into the headers.
             argsrepr="(trace,)",
             kwargsrepr="{}",
-            declare=queues.in_order,
+            declare=[],
             # Celery would otherwise subscribe to a channel for the result of each, which Redis keeps for the client.
             ignore_result=True,
             producer=producer,
@@ -112,7 +130,7 @@ def send_trace(app: Celery, queues: SubmissionQueues, trace_id: str, payload: di
         )
 
     try:
-        with_producer(app, "submit", send)
+        with_producer(app, "submit", send, if_missing=queues.in_order)
     except MessageNacked as error:
         raise ServiceUnavailable("submit: the broker refuses") from error
 
@@ -132,7 +150,9 @@ def send_again(app: Celery, queue: Queue, message: Any) -> None:
     def send(producer: Producer) -> None:
         producer.channel.basic_publish(
             amqp.Message(message.body, **properties),
-            routing_key=queue.name,
+            # Not the default exchange, by which a message also goes to every queue that its producer named in a header CC.
+            exchange=queue.exchange.name,
+            routing_key=queue.routing_key,
             **{name: options[name] for name in ("mandatory", "timeout", "confirm_timeout")},
         )
 

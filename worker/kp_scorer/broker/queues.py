@@ -12,7 +12,7 @@ class SubmissionQueues(NamedTuple):
     """The queues that must exist before a trace is submitted or taken."""
 
     traces: Queue
-    """The queue that workers consume."""
+    """The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name."""
     dead: Queue | None
     """Where RabbitMQ puts messages delivered too often; None on Redis, where the workers count deliveries."""
 
@@ -35,7 +35,8 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
         # By default RabbitMQ drops a message that the dead-letter queue does not accept at once.
         "x-dead-letter-strategy": "at-least-once",
     }
-    return SubmissionQueues(_quorum_queue(queues.traces, arguments), _quorum_queue(queues.dead))
+    # Its own exchange, because whoever may write to the default one can send to any queue.
+    return SubmissionQueues(_quorum_queue(queues.traces, arguments, exchange=queues.traces), _quorum_queue(queues.dead))
 
 
 def results_queue(settings: Settings, outcome: Outcome) -> Queue:
@@ -53,10 +54,10 @@ def results_queues(settings: Settings) -> dict[Outcome, Queue]:
     return {outcome: results_queue(settings, outcome) for outcome in published}
 
 
-def _queue(name: str, arguments: dict[str, Any] | None = None) -> Queue:
-    """A durable queue on the default exchange: on Redis a plain list, with no binding set whose loss would drop messages."""
-    return Queue(name, exchange=Exchange(""), routing_key=name, queue_arguments=arguments)
+def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "") -> Queue:
+    """A durable queue. On the default exchange it is a plain list on Redis: no binding set, whose loss would drop messages."""
+    return Queue(name, exchange=Exchange(exchange), routing_key=name, queue_arguments=arguments)
 
 
-def _quorum_queue(name: str, arguments: dict[str, Any] | None = None) -> Queue:
-    return _queue(name, {"x-queue-type": "quorum", "x-overflow": "reject-publish", **(arguments or {})})
+def _quorum_queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "") -> Queue:
+    return _queue(name, {"x-queue-type": "quorum", "x-overflow": "reject-publish", **(arguments or {})}, exchange)

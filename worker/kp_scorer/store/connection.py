@@ -21,7 +21,9 @@ _WORTH_A_RETRY = (redis.exceptions.ConnectionError,)
 
 # What these say is about the server, the user or the password, never about the command's arguments.
 _NAMED: Final = re.compile(
-    r"\b(NOAUTH|WRONGPASS|NOPERM|DENIED|MISCONF|LOADING|BUSY|READONLY|NOREPLICAS|MASTERDOWN)\b.*", re.DOTALL
+    r"\b(NOAUTH|WRONGPASS|NOPERM|DENIED|MISCONF|LOADING|BUSY|READONLY|NOREPLICAS|MASTERDOWN|WRONGTYPE)\b.*"
+    r"|DB index is out of range",
+    re.DOTALL,
 )
 _QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
 _LONGEST_REFUSAL: Final = 300

@@ -150,7 +150,7 @@ class RedisLedger:
     def release(self, trace_ids: Sequence[str]) -> None:
         """Hold traces no longer, in one round trip; see :class:`~kp_scorer.store.ledger.Ledger`."""
         self._deciding.difference_update(trace_ids)
-        self._run(self._release, [self._keys.pending, *map(self._keys.record, trace_ids)], [self._worker])
+        self._run(self._release, [self._keys.record(trace_id) for trace_id in trace_ids], [self._worker])
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store decisions in one round trip, the first end stands; see :class:`~kp_scorer.store.ledger.Ledger`."""

@@ -9,6 +9,8 @@ local pending, counts, workers = KEYS[1], KEYS[2], KEYS[3]
 local worker, worker_lease_ms, remembered_ms, lease_ms, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local FIRST_KEY, FIRST_ARGUMENT, ARGUMENTS = 4, 6, 2
 local now = now_ms()
+expect('zset', pending, workers)
+expect('hash', counts)
 
 local function is_alive(owner)
     local until_ms = redis.call('ZSCORE', workers, owner)

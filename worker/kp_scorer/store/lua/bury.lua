@@ -12,6 +12,8 @@ local letter_id, reason, detail, trace_id, digest, deliveries, payload =
     ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local record_ttl_ms, letter_ttl_ms, most, most_bytes = ARGV[8], ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
 local now = now_ms()
+expect('zset', letters, pending)
+expect('hash', sizes, letter, counts, record)
 
 use_reserve(pending)
 

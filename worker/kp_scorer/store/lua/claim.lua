@@ -6,6 +6,8 @@
 -- Reply for each trace claimed: its id, its submission, how often it has been sent again, its digest
 
 local pending, counts, drained = KEYS[1], KEYS[2], KEYS[3]
+expect('zset', pending)
+expect('hash', counts)
 local record_prefix, resend_after_ms, queue_is_empty, most, kept_ms = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local now = now_ms()
 

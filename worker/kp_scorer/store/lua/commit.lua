@@ -7,6 +7,8 @@
 -- another digest; or `again` if its place has changed and with it what its novelty is
 
 local pending, counts = KEYS[1], KEYS[2]
+expect('zset', pending)
+expect('hash', counts)
 local record_ttl_ms = ARGV[1]
 local FIRST_KEY, FIRST_ARGUMENT, ARGUMENTS = 3, 2, 4
 local now = now_ms()

@@ -5,6 +5,8 @@
 -- Reply how many letters there were
 
 local letters, sizes, letter = KEYS[1], KEYS[2], KEYS[3]
+expect('zset', letters)
+expect('hash', sizes, letter)
 local letter_id, record_prefix, chosen_burials, chosen_last_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local burials, last_ms = read(letter, 'burials', 'last_ms')

@@ -5,6 +5,8 @@
 -- Reply how many entries there were
 
 local log, erasures, record = KEYS[1], KEYS[2], KEYS[3]
+expect('stream', log, erasures)
+expect('hash', record)
 local ttl_ms, most = ARGV[1], ARGV[2]
 local FIRST_ENTRY = 3
 

@@ -5,6 +5,8 @@
 -- Reply how many records there were
 
 local pending, counts, record = KEYS[1], KEYS[2], KEYS[3]
+expect('zset', pending)
+expect('hash', counts, record)
 local trace_id = ARGV[1]
 
 -- A decided or dead trace has been counted and stays so; one that is pending would otherwise be pending for ever.

@@ -11,6 +11,8 @@
 --        newer entries; newer erasures. Or nothing but the window that the log was begun with, if it is another
 
 local log, head, erasures = KEYS[1], KEYS[2], KEYS[3]
+expect('stream', log, erasures)
+expect('hash', head)
 local new_epoch, max_elements, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local slack_elements, slack_ms, record_ttl_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local last_entry, last_erasure, most = ARGV[7], ARGV[8], ARGV[9]

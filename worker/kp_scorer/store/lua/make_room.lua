@@ -7,6 +7,8 @@
 -- Reply how many were dropped before their time, and 1 if more are to go
 
 local letters, sizes, dropped = KEYS[1], KEYS[2], KEYS[3]
+expect('zset', letters)
+expect('hash', sizes, dropped)
 local letter_prefix, record_prefix, at_once = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local letter_ttl_ms, most, most_bytes = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local expired_ms = now_ms() - letter_ttl_ms

@@ -5,6 +5,8 @@
 -- Reply for each trace its state, or an empty string if its id was taken by another digest; nothing at all if Redis is nearly full
 
 local pending, counts = KEYS[1], KEYS[2]
+expect('zset', pending)
+expect('hash', counts)
 local FIRST_KEY, FIRST_ARGUMENT, ARGUMENTS = 3, 1, 3
 local NEARLY_FULL = 0.9
 local now = now_ms()

@@ -4,6 +4,8 @@
 -- ARGV  trace id
 
 local pending, record = KEYS[1], KEYS[2]
+expect('zset', pending)
+expect('hash', record)
 local trace_id = ARGV[1]
 
 -- Unless it has ended meanwhile.

@@ -5,6 +5,8 @@
 
 local in_hand, index, deliveries = KEYS[1], KEYS[2], KEYS[3]
 local digest = ARGV[1]
+expect('hash', in_hand, deliveries)
+expect('zset', index)
 
 redis.call('HDEL', in_hand, digest)
 redis.call('ZREM', index, digest)

@@ -5,6 +5,9 @@
 
 local queue, in_hand, index = KEYS[1], KEYS[2], KEYS[3]
 local digest, push = ARGV[1], ARGV[2]
+expect('list', queue)
+expect('hash', in_hand)
+expect('zset', index)
 
 use_reserve(in_hand)
 local message = redis.call('HGET', in_hand, digest)

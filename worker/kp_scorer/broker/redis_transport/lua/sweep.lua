@@ -10,6 +10,9 @@ local visibility_timeout_ms, most = ARGV[1], tonumber(ARGV[2])
 local largest_bytes, beginning_bytes, oversized_ttl_s = tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local FIRST_PRIORITY, FIRST_HELD = 6, 6
 local now = now_ms()
+expect('list', queue, taking, oversized, unpack(KEYS, FIRST_PRIORITY))
+expect('hash', in_hand)
+expect('zset', index)
 
 use_reserve(in_hand)
 

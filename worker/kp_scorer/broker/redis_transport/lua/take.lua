@@ -9,6 +9,9 @@
 local queue, taking, in_hand, index, deliveries, oversized = unpack(KEYS)
 local message, largest_bytes, beginning_bytes, oversized_ttl_s = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local DELIVERIES_TTL_S = 86400
+expect('list', queue, taking, oversized)
+expect('hash', in_hand, deliveries)
+expect('zset', index)
 
 use_reserve(in_hand)
 if message == '' then
