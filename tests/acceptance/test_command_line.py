@@ -387,7 +387,7 @@ def test_cache_is_shown_and_emptied_and_fills_again(at_worker: dict[str, str]) -
     (shown,) = rows(informed.stdout)
     domain = other["metadata"]["task_domain"]
     assert shown["domains"] == {domain: 1.0}
-    assert f"100% of the newest entries are of the domain {domain}" in informed.stderr
+    assert f"100% of the newest decided entries are of the domain {domain}" in informed.stderr
 
 
 @pytest.mark.slow

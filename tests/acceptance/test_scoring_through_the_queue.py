@@ -1,5 +1,6 @@
 """A trace goes onto a queue, a worker in its own process scores it, a decision comes out."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,6 +127,38 @@ def test_nothing_is_kept_in_the_result_backend_unless_asked_for(
     sent = foreign.send_task("score_trace", args=[payload], queue="traces", ignore_result=True)
     client.wait(payload["id"], timeout_s=60)
     assert not shared_redis.exists(f"celery-task-meta-{sent.id}")
+
+
+@pytest.mark.usefixtures("shared_worker")
+def test_a_result_is_stored_only_under_an_id_that_nobody_guesses(
+    foreign: Celery, client: Client, shared_redis: redis.Redis
+) -> None:
+    (payload,) = fresh_samples(1)
+    foreign.send_task("score_trace", args=[payload], queue="traces", ignore_result=False, task_id="order-17")
+    client.wait(payload["id"], timeout_s=60)
+    wait_until(lambda: not (shared_redis.llen("traces") or shared_redis.hlen("traces.in_hand")))
+    assert not shared_redis.exists("celery-task-meta-order-17")
+
+
+@pytest.mark.usefixtures("shared_worker")
+def test_a_result_tells_of_a_message_that_is_not_parsed(foreign: Celery) -> None:
+    result = foreign.send_task("score_trace", args=["x" * 2_000_000], queue="traces", ignore_result=False)
+    detail = "$: expected at most 1048576 bytes"
+    assert result.get(timeout=30) == {"trace_id": "", "state": "dead", "reason": "invalid", "detail": detail}
+
+
+@pytest.mark.usefixtures("shared_worker")
+def test_whoever_submits_more_than_a_worker_takes_is_told_and_has_one_dead_letter(
+    shared_settings: Settings, shared_store: Store
+) -> None:
+    (payload,) = fresh_samples(1)
+    payload["steps"] = [{"step_id": number, "type": "thought", "content": "\u00e9" + "x" * 90_000} for number in range(20)]
+    with Client(shared_settings.model_copy(update={"limits": Limits(message_bytes=2**21)})) as generous:
+        generous.submit(payload)
+        with pytest.raises(TraceDead, match="at most 1048576 bytes"):
+            generous.wait(payload["id"], timeout_s=30)
+    (letter,) = [letter for letter in _dead_letters(shared_store) if letter["trace_id"] == payload["id"]]
+    assert json.loads(letter["payload"]) == payload
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,12 @@ def test_score_tells_of_odd_traces_without_showing_them() -> None:
 
 
 def test_dead_letters_show_what_was_sent_with_every_odd_character_escaped(settings: Settings, store: Store) -> None:
-    sent = [*(json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()), ODD, '"\\ud800"']
+    # Half a character is no JSON that every program reads.
+    texts = [ODD, '"\\ud800"']
+    sent = [*(json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()), *texts]
     for text in sent:
         store.dead_letters.bury(text.encode(), "malformed", "body: expected JSON")
     found = run("dead-letter", "show", **as_environment(settings))
     shown = [json.loads(line)["payload"] for line in found.stdout.splitlines()]
     for text in sent:
-        assert (json.loads(text) if text != ODD else ODD) in shown
+        assert (text if text in texts else json.loads(text)) in shown

@@ -1,9 +1,9 @@
-"""What a submission may cost: the time and memory from its bytes to a checked trace with its digest, or to its refusal.
+"""What a submission may cost: the time and memory from its message to a checked trace with its digest, or to its refusal.
 
 Every item of ``tests/support/costly.py`` fills every place, once as far as the limits let it and once as far as its bytes do;
-the most costly are shown, and the real traces beside them.
+the most costly are shown, and the real traces beside them. So are bodies that are packed, and four times as large as a trace.
 
-- ``kb``: size of the submission.
+- ``kb``: size of the body.
 - ``ms``: processor time, the least of three tries: counting, parsing, checking, the digest.
 - ``peak_mb``: the most memory that this takes at once beyond the bytes themselves, by tracemalloc.
 - ``kept_mb``: memory of what is there in the end: the bytes, the parsed JSON and the trace; 0 if it is refused.
@@ -12,20 +12,22 @@ the most costly are shown, and the real traces beside them.
 
 import argparse
 import gc
-import json
 import time
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
 import psutil
-from kp_scorer.decoding import Limits, check_values, decode_trace
+from kombu.message import Message
+from kp_scorer.broker.task_message import PACKED_BY, TASK_NAME, TaskMessage, task_in
+from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, emit, real, say, show_table
-from tests.support.costly import costly_submissions
+from tests.support.costly import costly_submissions, oversized_bodies
 
 _IN_HAND: Final = 96
 _MB: Final = 1_000_000
@@ -41,30 +43,39 @@ def main() -> None:
     # As in a worker that is ready.
     gc.collect()
     gc.freeze()
-    rows = [measured(name, raw, limits) for name, raw in _submissions(limits)]
+    rows = [measured(name, sent, limits) for name, sent in _messages(limits)]
     for row in rows:
         emit(row)
     for cost in ("ms", "peak_mb"):
         show_table(sorted(rows, key=lambda row: -float(row[cost]))[: options.show], _COLUMNS)
     most = max(rows, key=lambda row: float(row["kept_mb"]))["name"]
-    held_mb = next(held(raw, limits) for name, raw in _submissions(limits) if name == most)
+    held_mb = next(held(sent, limits) for name, sent in _messages(limits) if name == most)
     emit({"benchmark": "validation", "name": most, "held_mb": held_mb})
     say(f"\n{_IN_HAND} in hand of {most}: {held_mb:,.0f} MB")
 
 
-def _submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:
+def _messages(limits: Limits) -> Iterator[tuple[str, Message]]:
     if found := real():
         largest = max(found.traces, key=lambda trace: len(trace.model_dump_json()))
-        yield "the largest real trace", largest.model_dump_json(exclude_none=True).encode()
-    yield from costly_submissions(limits)
+        yield "the largest real trace", message(b"[[%s],{},null]" % largest.model_dump_json(exclude_none=True).encode())
+    for name, raw in costly_submissions(limits):
+        yield name, message(b"[[%s],{},null]" % raw)
+    for name, body in oversized_bodies(limits):
+        yield name, message(zlib.compress(body), {PACKED_BY: "gzip"})
 
 
-def measured(name: str, raw: bytes, limits: Limits) -> Row:
+def message(body: bytes, headers: dict[str, str] | None = None) -> Message:
+    """A message to the task, as it comes from the broker."""
+    said = {"task": TASK_NAME, **(headers or {})}
+    return Message(body=body, content_type="application/json", headers=said, delivery_info={})
+
+
+def measured(name: str, sent: Message, limits: Limits) -> Row:
     """Decode a submission as a worker does, three times for its time and once for its memory."""
     tracemalloc.start()
     ends, kept = "trace", None
     try:
-        kept = decode(raw, limits)
+        kept = decode(sent, limits)
     except InvalidTrace as error:
         ends = str(error)[:60]
     kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
@@ -72,43 +83,41 @@ def measured(name: str, raw: bytes, limits: Limits) -> Row:
     return {
         "benchmark": "validation",
         "name": name,
-        "kb": round(len(raw) / 1_000),
-        "ms": round(min(_seconds(raw, limits) for _ in range(3)) * 1_000, 1),
+        "kb": round(len(sent.body) / 1_000),
+        "ms": round(min(_seconds(sent, limits) for _ in range(3)) * 1_000, 1),
         "peak_mb": round(peak_bytes / _MB, 1),
-        "kept_mb": round((len(raw) + kept_bytes) / _MB, 1) if kept else 0.0,
+        "kept_mb": round((len(sent.body) + kept_bytes) / _MB, 1) if kept else 0.0,
         "ends": ends,
     }
 
 
-def decode(raw: bytes, limits: Limits) -> tuple[object, ReasoningTrace]:
-    """From bytes to parsed JSON, a trace and its digest, by the steps that a worker takes.
+def decode(sent: Message, limits: Limits) -> tuple[TaskMessage, ReasoningTrace]:
+    """From a message to parsed JSON, a trace and its digest, by the steps that a worker takes.
 
     Raises:
         InvalidTrace: it is refused.
     """
-    check_values(raw, limits.values)
-    payload = json.loads(raw.decode())
-    trace = decode_trace(payload, limits)
+    taken = task_in(sent, limits)
+    trace = decode_trace(taken.payload["args"][0], limits)
     trace.digest()
-    return payload, trace
+    return taken, trace
 
 
-def held(raw: bytes, limits: Limits) -> float:
+def held(sent: Message, limits: Limits) -> float:
     """Resident MB of as many copies of a submission as a worker has in hand, each with its own parts."""
     process = psutil.Process()
     gc.collect()
     before = process.memory_info().rss
-    kept = []
-    for number in range(_IN_HAND):
-        body = raw.replace(b"kp:trace:maximal", b"kp:trace:%d" % number, 1)
-        kept.append((body, *decode(body, limits)))
+    bodies = (sent.body.replace(b"kp:trace:maximal", b"kp:trace:%d" % number, 1) for number in range(_IN_HAND))
+    kept: list[object] = []
+    kept.extend(decode(message(body), limits) for body in bodies)
     return round(float(process.memory_info().rss - before) / _MB, 1)
 
 
-def _seconds(raw: bytes, limits: Limits) -> float:
+def _seconds(sent: Message, limits: Limits) -> float:
     started = time.thread_time()
     with suppress(InvalidTrace):
-        decode(raw, limits)
+        decode(sent, limits)
     return time.thread_time() - started
 
 

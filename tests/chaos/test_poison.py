@@ -10,7 +10,7 @@ from kp_scorer.client import Client
 from kp_scorer.store import Store
 
 from tests.support.arena import TRACES, Arena, submit, supervised, traces
-from tests.support.crashing_worker import BREAKS, KILLS
+from tests.support.crashing_worker import BREAKS, KILLS, PANICS
 
 UNREADABLE: Final = {
     "not JSON": b"hello",
@@ -25,8 +25,9 @@ UNREADABLE: Final = {
 @pytest.mark.slow
 def test_poison_among_innocent_traces(arena: Arena) -> None:
     settings = arena.settings(worker__max_attempts=2)
-    breaking, killing, innocent = traces(3, BREAKS), traces(2, KILLS), traces(TRACES)
+    breaking, killing, panicking, innocent = traces(3, BREAKS), traces(2, KILLS), traces(2, PANICS), traces(TRACES)
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
+    load += panicking
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
         put(arena, UNREADABLE["not JSON"])
         submitted = submit(client, load)
@@ -35,6 +36,7 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
         put_unknown_task(arena)
         arena.finish(fleet, submitted, dead=[str(trace["id"]) for trace in (*breaking, *killing)])
         assert set(fleet.ends) == {-9}
+        assert min(fleet.logged("message_given_back"), fleet.logged("trace_given_back")) >= len(panicking)
         assert len(fleet.ends) >= settings.worker.max_attempts
     with Store.open(settings) as store, arena.redis.connect() as redis_client:
         letters = store.dead_letters
@@ -44,9 +46,10 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     reasons = {letter.trace_id: letter.reason for letter in found if letter.trace_id}
     assert {reasons[str(trace["id"])] for trace in breaking} == {"scoring_failed"}
     assert {reasons[str(trace["id"])] for trace in killing} == {"poison"}
-    # On Redis a message too large to be read is put aside, and its beginning becomes the dead letter.
-    assert aside == ({UNREADABLE["tens of megabytes"]} if arena.broker == "redis" else set())
-    expected = {body[:65_536] if body in aside else body for body in UNREADABLE.values()}
+    # Of a message too large to be read the beginning becomes the dead letter; on Redis the whole is put aside.
+    huge = UNREADABLE["tens of megabytes"]
+    assert aside == ({huge} if arena.broker == "redis" else set())
+    expected = {body[:65_536] if body == huge else body for body in UNREADABLE.values()}
     assert {body: kept[body] for body in expected} == dict.fromkeys(expected, 1)
     assert len(kept) == len(UNREADABLE) + 1
 

@@ -12,14 +12,14 @@ from tests.support.processes import wait_until
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("embed_s", "grace_s"),
-    [pytest.param("0.1", 20.0, id="time to finish"), pytest.param("1.5", 4.0, id="no time to finish")],
+    [pytest.param("0.3", 20.0, id="time to finish"), pytest.param("1.5", 4.0, id="no time to finish")],
 )
 def test_sigterm_with_full_hands(arena: Arena, embed_s: str, grace_s: float) -> None:
     settings = arena.settings(worker__grace_s=grace_s)
     with Client(settings) as client:
+        submitted = submit(client, traces())
         with supervised(settings, arena.directory, 2, lambda place, life: {"EMBED_S": embed_s}) as fleet:
             fleet.wait_until_ready()
-            submitted = submit(client, traces())
             wait_until(lambda: fleet.logged("trace_decided"))
             started = time.monotonic()
             assert fleet.stop() == [0, 0]

@@ -1,14 +1,17 @@
 """Messages that are small and would cost a worker much: it keeps them unparsed, and goes on with the others."""
 
 import json
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import redis
+from kombu.message import Message
+from kp_scorer.broker.task_message import bury_unread
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
+from kp_scorer.store import Record, Store, Submission
 
 from tests.support.costly import filled
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -16,6 +19,8 @@ from tests.support.traces import fresh_samples, new_id
 
 UNPARSED: Final = {
     "$: expected at most 20100 values": [filled("steps", "{}", 340_000), filled("unknown", "[[]]", 200_000)],
+    # Python keeps a text with one such character at four bytes for each.
+    "$: expected at most 1048576 bytes": [filled("unknown", f'"\U0001f600{filler * 2_000_000}"', 1) for filler in ", "],
     "$: expected numbers of at most 1000 digits": [filled("steps.0.input", "9" * 4_000, 250)],
 }
 INVALID: Final = {
@@ -46,6 +51,34 @@ def test_costly_messages_end_as_dead_letters_and_others_are_decided(
         wait_until(lambda: len(list(store.dead_letters.read())) == len(unparsed) + len(INVALID))
     letters = list(store.dead_letters.read())
     assert {one.reason for one in letters} == {"invalid"}
+    assert all(one.trace_id for one in letters)
     kept = {store.dead_letters.payload(one.letter_id): one.detail for one in letters}
     assert unparsed.items() <= kept.items()
     assert set(kept.values()) - set(unparsed.values()) == INVALID.keys()
+
+
+def test_what_is_not_parsed_ends_no_other_submission(settings: Settings, store: Store) -> None:
+    (trace,) = fresh_samples(1)
+    trace_id, submission = str(trace["id"]), json.dumps(trace, ensure_ascii=False).encode()
+    store.ledger.open([Submission(trace_id, b"d" * 16, submission)])
+
+    callbacks = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
+
+    def bury(args: Sequence[object], embed: object = callbacks) -> tuple[Record | None, bytes]:
+        body = json.dumps([args, {}, embed]).encode()
+        bury_unread(store, Message(body=body), "invalid", "too large", trace_id)
+        (record,) = store.ledger.look_up([trace_id])
+        (*_, letter) = store.dead_letters.read()
+        return record, store.dead_letters.payload(letter.letter_id)
+
+    for args in ([trace, trace], [trace | {"mood": 1}], [[trace]], [], [submission.decode()]):
+        record, _ = bury(args)
+        assert record
+        assert record.state == "pending"
+    # The same trace, in a body that was refused for what is beside it.
+    record, _ = bury([trace], {**callbacks, "chain": [0] * 30_000})
+    assert record
+    assert record.state == "pending"
+    record, kept = bury([trace])
+    assert record
+    assert (record.state, record.reason, kept) == ("dead", "invalid", submission)

@@ -1,12 +1,18 @@
 """The embedded Redis keeps to itself: its data directory and the note of its password are this user's alone."""
 
 import os
+import signal
+import socketserver
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import redis
-from kp_scorer.errors import SettingsError
-from kp_scorer.store.local_redis import advertised, embedded_redis, running_url
+from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.store import local_redis
+from kp_scorer.store.local_redis import embedded_redis, running_url
 
 ANOTHER_USER = 12_345
 
@@ -43,15 +49,69 @@ def test_a_directory_with_other_things_in_it_is_left_as_it_is(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
-def test_the_note_of_the_password_is_private_whatever_was_there(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a server that is advertised is noted."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    note = tmp_path / "kp-scorer" / "embedded.json"
+    return tmp_path / "kp-scorer" / "embedded.json"
+
+
+def test_the_note_of_the_password_is_private_whatever_was_there(note: Path, tmp_path: Path) -> None:
     note.parent.mkdir()
     note.touch(mode=0o666)
     note.chmod(0o666)
-    with advertised(redis_url):
+    with embedded_redis(tmp_path / "data", advertise=True) as url:
         assert note.stat().st_mode & 0o777 == 0o600
-        assert running_url() == redis_url
+        assert [running_url(), running_url()] == [url, url]
     assert not note.exists()
+
+
+def test_whoever_gets_the_port_of_a_server_that_was_killed_is_told_nothing(note: Path, tmp_path: Path) -> None:
+    with embedded_redis(tmp_path / "data", advertise=True) as url:
+        with redis.Redis.from_url(url) as client:
+            server = int(client.info("server")["process_id"])
+        os.kill(server, signal.SIGKILL)
+        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+        with listener(int(url.rpartition(":")[2].partition("/")[0])) as heard:
+            assert note.exists()
+            assert running_url() == ""
+        assert heard == []
+
+
+def test_whoever_has_the_port_before_the_server_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listener(0) as heard:
+        monkeypatch.setattr(local_redis, "_free_port", lambda: heard.port)
+        with pytest.raises(ServiceUnavailable, match="did not start"), embedded_redis(tmp_path / "data"):
+            pass
+    assert heard == []
+
+
+class Heard(list[bytes]):
+    """What was said to a program that listens and answers as Redis would."""
+
+    port = 0
+
+
+@contextmanager
+def listener(port: int) -> Iterator[Heard]:
+    heard = Heard()
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while said := self.request.recv(4_096):
+                heard.append(said)
+                self.request.sendall(b"+PONG\r\n")
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True
+        daemon_threads = True
+
+    with Server(("127.0.0.1", port), Answer) as server:
+        heard.port = int(server.server_address[1])
+        answering = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        answering.start()
+        try:
+            yield heard
+        finally:
+            server.shutdown()
+            answering.join()

@@ -22,6 +22,10 @@ FOREIGN: list[tuple[bytes, dict[str, Any]]] = [
     (b"\xff\xfe\x00", {"content_type": "application/json", "content_encoding": "utf-8"}),
     (b"[1]", {"content_type": "application/json", "content_encoding": "utf-8"}),
     (b'{"trace_id":"kp:trace:another"}', {"content_type": "application/json", "content_encoding": "utf-8"}),
+    *(
+        (decision_on("kp:trace:another")[:-1] + b',"more":%s}' % more, {"content_type": "application/json"})
+        for more in (b"NaN", b"-Infinity", b"1e999", b"[" * 950 + b"]" * 950)
+    ),
     (
         zlib.compress(b"[" + b" " * 2**28),
         {"content_type": "application/json", "headers": {"compression": "application/x-gzip"}},

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner
-from kp_scorer.broker.redis_transport.queue import BEGINNING_BYTES, RedisQueue
+from kp_scorer.broker.redis_transport.queue import RedisQueue
+from kp_scorer.broker.task_message import BEGINNING_BYTES
 from kp_scorer.cli.main import commands
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -66,6 +67,20 @@ def test_what_is_kept_is_listed_shown_and_dropped_with_the_dead_letter_of_its_be
     assert [letter["payload"][-1] for letter in command("show")] == ["y", "z"]
     assert [letter["state"] for letter in command("drop", "--yes")] == ["dropped"] * 2
     assert redis_client.lrange("traces.oversized", 0, -1) == [b"another" * 20_000]
+
+
+def test_listing_letters_asks_once_for_all_that_is_kept_and_never_for_a_whole_message(
+    settings: Settings, store: Store, redis_client: redis.Redis
+) -> None:
+    for number in range(60):
+        store.dead_letters.bury(b"%05d" % number + b"x" * (BEGINNING_BYTES - 5), "malformed", "message: expected a smaller one")
+    redis_client.rpush("traces.oversized", b"00007" + b"x" * 8 * MIB)
+    redis_client.config_resetstat()
+    found = CliRunner().invoke(commands, ["dead-letter", "list", "--broker-url", settings.broker.url], catch_exceptions=False)
+    sizes = [json.loads(line)["size_bytes"] for line in found.stdout.splitlines()]
+    assert sorted(sizes) == [BEGINNING_BYTES] * 59 + [8 * MIB + 5]
+    assert redis_client.info("commandstats")["cmdstat_eval"]["calls"] <= 3, "once for each queue"
+    assert redis_client.info("stats")["total_net_output_bytes"] < MIB
 
 
 def test_stats_show_how_many_there_are(settings: Settings, redis_client: redis.Redis) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import amqp
 import pytest
 from amqp.exceptions import MessageNacked
 from celery import Celery
@@ -20,7 +21,7 @@ from kp_scorer.broker.dead_queue import DeadQueue
 from kp_scorer.broker.publishing import declare_queues, publish_options, send_again, with_producer
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_message import DELIVERY_COUNT, deliveries_by
+from kp_scorer.broker.task_message import BEGINNING_BYTES, DELIVERY_COUNT, deliveries_by, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceDead
 from kp_scorer.settings import Settings
@@ -29,7 +30,7 @@ from kp_scorer.store import Store
 from tests.support.crashing_worker import KILLS
 from tests.support.documents import code_with
 from tests.support.outcomes import published
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, launch_worker, start_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, FAST_WORKER, SMALL_WORKER, launch_worker, start_worker, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples, short_traces
@@ -192,6 +193,27 @@ def test_what_is_no_submission_keeps_its_body_as_a_dead_letter(rabbitmq: RabbitM
     tracemalloc.stop()
     assert {letters.payload(letter.letter_id) for letter in letters.read()} == set(bodies)
     app.close()
+
+
+def test_of_a_message_that_is_too_large_only_the_beginning_takes_memory(
+    rabbitmq: RabbitMQ, store: Store, tmp_path: Path
+) -> None:
+    settings = rabbitmq.settings()
+    largest_bytes = largest_body_bytes(settings.limits)
+    submission = json.dumps([fresh_samples(1), {}, {}]).encode()
+    too_large = [b"x" * 100_000_000, b"[" + b"y" * largest_bytes, submission + b" " * largest_bytes + b"and no JSON"]
+    as_large_as_may_be = b"[" + b"z" * (largest_bytes - 1)
+    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker, Client(settings) as client:
+        with Connection(settings.broker.url, transport_options={"confirm_publish": True}) as connection:
+            for body in (*too_large, as_large_as_may_be):
+                message = amqp.Message(body, content_type="application/json", application_headers={"task": "score_trace"})
+                connection.default_channel.basic_publish(message, routing_key=settings.queues.traces)
+        assert _decided(client, fresh_samples(1))
+        letters = store.dead_letters
+        wait_until(lambda: len(list(letters.read())) == 4)
+        assert worker.peak_bytes() < 250 * 2**20
+    kept = {letters.payload(letter.letter_id): letter.reason for letter in letters.read()}
+    assert kept == {**{body[:BEGINNING_BYTES]: "malformed" for body in too_large}, as_large_as_may_be: "invalid"}
 
 
 def test_killed_workers_lose_nothing(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

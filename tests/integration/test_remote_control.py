@@ -3,11 +3,13 @@
 import base64
 import json
 import pickle
+import time
 import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -16,8 +18,11 @@ import redis
 from celery import Celery
 from celery.worker.control import Panel
 from kombu import Connection
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.redis_transport.mailbox import LARGEST_REQUEST_BYTES
 from kp_scorer.client import Client
-from kp_scorer.process.remote_control import LARGEST_REQUEST_BYTES
+from kp_scorer.process.remote_control import RemoteControl
+from kp_scorer.process.replies import MOST_WAITING
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.crashing_worker import STALLS
@@ -180,12 +185,61 @@ def test_a_reply_goes_to_no_queue_but_that_of_a_reply(target: Target) -> None:
             assert 0 < client.ttl(f"{own}.reply.celery.pidbox") <= 60
 
 
+def test_who_consumes_does_not_wait_for_replies(settings: Settings, redis_client: redis.Redis) -> None:
+    to = uuid.uuid4()
+    with make_celery(settings) as app, app.connection_for_read() as connection, connection.clone() as asking:
+        kinds = {"connection_errors": connection.connection_errors, "channel_errors": connection.channel_errors}
+        consumer = SimpleNamespace(app=app, hostname="worker@here", obeys_commands=False, connection=connection, **kinds)
+        control = RemoteControl(consumer)
+        with ExitStack() as lent:
+            for _ in range(app.producer_pool.limit):
+                lent.enter_context(app.producer_pool.acquire())
+            control.start(consumer)
+            wait_until(lambda: _drained(connection) or redis_client.pubsub_numpat())
+            producer, exchange = asking.Producer(), app.control.mailbox.exchange
+            for _ in range(50):
+                producer.publish(json.loads(_request(reply_to={"routing_key": str(to)})), exchange=exchange, declare=[exchange])
+            began = time.monotonic()
+            wait_until(lambda: not _drained(connection))
+            assert time.monotonic() - began < settings.broker.timeout_s
+        replies = f"{to}.reply.celery.pidbox"
+        wait_until(lambda: int(redis_client.llen(replies)) >= MOST_WAITING)
+        control.stop(consumer)
+    assert int(redis_client.llen(replies)) <= MOST_WAITING + 1
+
+
+def _drained(connection: Connection) -> bool:
+    """Whether there was anything to be read."""
+    try:
+        connection.drain_events(timeout=0.2)
+    except TimeoutError:
+        return False
+    return True
+
+
 def test_a_worker_hears_no_gossip(target: Target) -> None:
     if not target.settings.broker.is_redis:
         pytest.skip("only Redis tells what is subscribed")
     with redis.Redis.from_url(target.settings.broker.url) as client:
         # The mailbox; gossip would be a second.
         assert sum(int(connection["psub"]) for connection in client.client_list() if connection["db"] == "3") == 1
+
+
+def test_a_worker_whom_redis_refuses_the_mailbox_does_without(
+    settings: Settings, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    redis_client.acl_setuser("deaf", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"], reset_channels=True)
+    address = urlsplit(settings.broker.url)
+    url = f"redis://deaf:secret@{address.hostname}:{address.port}{address.path}"
+    refused = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": url})})
+    with start_worker(refused, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        (line,) = wait_until(lambda: worker.events("remote_control_unavailable"))
+        for trace in fresh_samples(2):
+            client.wait(client.submit(trace), timeout_s=30)
+    redis_client.acl_deluser("deaf")
+    assert "NOPERM" in line["detail"]
+    assert len(worker.events("remote_control_unavailable")) == 1
+    assert worker.text().count("Connected to ") == 1
 
 
 def test_a_setting_has_commands_obeyed(settings: Settings, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ import bz2
 import json
 import lzma
 import pickle
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.broker.task_message import PACKED_BY, TASK_NAME
 
 from tests.support.traces import short_traces
 
@@ -55,7 +56,7 @@ _HEADERS: Final = (
         "redelivered",
         "x-delivery-count",
         "x-death",
-        "x-packed-by-whom",
+        PACKED_BY,
         "priority",
         "headers",
     ),
@@ -83,12 +84,14 @@ class Attack(NamedTuple):
     properties: Mapping[str, Any] = MappingProxyType({})
     content_type: Any = "application/json"
     content_encoding: Any = "utf-8"
+    dead_id: str = ""
+    """Of the trace that is dead by it: what is too costly to be parsed goes by the id in its headers."""
 
 
 def attacks() -> Iterator[Attack]:
     """All of them, that both brokers can carry."""
     traces = iter(short_traces(5_000, seed=11))
-    for make in (_odd_headers, _odd_embeds, _odd_fields_of_old, _odd_contents, _packed, _tasks_of_others, _copies):
+    for make in (_odd_headers, _odd_embeds, _odd_fields_of_old, _odd_contents, _packed, _results, _tasks_of_others, _copies):
         yield from make(_with_marker(trace) for trace in traces)
 
 
@@ -138,20 +141,31 @@ def _odd_contents(traces: Traces) -> Iterator[Attack]:
         yield _attack(next(traces), {})._replace(trace_id="", content_type=content_type)
     for encoding in _ENCODINGS:
         yield _attack(next(traces), {})._replace(content_encoding=encoding)
-    bodies = (pickle.dumps([[MARKER], {}, {}]), MARKER.encode(), b"\xff\xfe" + MARKER.encode("utf-16-le"), b"[" * 100_000)
-    for body in (*bodies, f"[[1], {MARKER!r}, {{}}]".encode(), b"9" * 5_000):
+    bodies = (pickle.dumps([[MARKER], {}, {}]), MARKER.encode(), b"\xff\xfe" + MARKER.encode("utf-16-le"))
+    for body in (*bodies, f"[[1], {MARKER!r}, {{}}]".encode()):
         yield _attack(next(traces), {})._replace(trace_id="", body=body)
+    for body in (b"[" * 100_000, b"9" * 5_000):
+        yield _too_costly(_attack(next(traces), {})._replace(body=body))
     # Beyond what any valid trace can be.
-    yield _attack(next(traces) | {"mood": MARKER * 500_000}, {})._replace(trace_id="")
+    yield _too_costly(_attack(next(traces) | {"mood": MARKER * 500_000}, {}))
 
 
 def _packed(traces: Traces) -> Iterator[Attack]:
     attack = _attack(next(traces), {"compression": "application/x-gzip"})
     yield attack._replace(body=zlib.compress(attack.body))
     yield attack._replace(trace_id="", body=zlib.compress(attack.body)[:-10])
+    # The name that the header has only once a message is here.
+    gzip = {PACKED_BY: "application/x-gzip"}
+    yield _attack(next(traces), gzip)
+    alone = _attack(next(traces), gzip)
+    yield alone._replace(trace_id="", body=zlib.compress(alone.body))
+    for other in (*gzip.values(), "brotli", [MARKER]):
+        beside = _attack(next(traces), {"compression": "application/x-gzip", PACKED_BY: other})
+        yield beside._replace(body=zlib.compress(beside.body))
     for compression in ("application/x-gzip", "application/x-bz2", "application/x-lzma", "brotli", MARKER, [MARKER], 5):
         bomb = _bombs().get(str(compression), MARKER.encode())
-        attack = _attack(next(traces), {"compression": compression})._replace(trace_id="", body=bomb)
+        attack = _attack(next(traces), {"compression": compression})._replace(body=bomb)
+        attack = _too_costly(attack) if compression == "application/x-gzip" else attack._replace(trace_id="")
         yield attack
         yield attack._replace(headers={**attack.headers, "shadow": [1], "ignore_result": False})
     for name, bomb in _bombs().items():
@@ -159,6 +173,12 @@ def _packed(traces: Traces) -> Iterator[Attack]:
         yield _attack(next(traces), {})._replace(
             trace_id="", body=bomb, content_type="application/data", content_encoding=codec
         )
+
+
+def _results(traces: Traces) -> Iterator[Attack]:
+    """Calls whose result is asked for, by an id as Celery makes them and by others."""
+    for task_id in (str(uuid.uuid4()), "order-17", str(uuid.uuid4()).upper()):
+        yield _attack(next(traces), {"id": task_id, "ignore_result": False})
 
 
 def _tasks_of_others(traces: Traces) -> Iterator[Attack]:
@@ -173,6 +193,10 @@ def _copies(traces: Traces) -> Iterator[Attack]:
 def _attack(trace: dict[str, Any], headers: dict[str, Any], embed: Any = None) -> Attack:
     body = json.dumps([[trace], {}, embed]).encode()
     return Attack(str(trace["id"]), body, {"task": TASK_NAME, "id": str(trace["id"]), **headers})
+
+
+def _too_costly(attack: Attack) -> Attack:
+    return attack._replace(trace_id="", dead_id=attack.trace_id)
 
 
 @cache

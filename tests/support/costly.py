@@ -55,6 +55,20 @@ ITEMS: Final = {
 """What the lists are filled with."""
 
 
+FILLERS: Final = {
+    "commas": ",",
+    "spaces": " ",
+    "quotes": '\\"',
+    "backslashes": "\\\\",
+    "backslashes before u": "\\\\u",
+    "slashes": "\\/",
+    "control characters": "\\u0001",
+    "emoji": "\U0001f600",
+    "texts": '","',
+}
+"""What makes a text much larger than it seems, or smaller."""
+
+
 def costly_submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of every item in every place, as many as the limits on bytes, on values and on steps let through.
 
@@ -67,6 +81,16 @@ def costly_submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:
             by_steps = limits.steps if place == "steps" else by_bytes
             for count in sorted({min(by_bytes, by_values, by_steps), by_bytes}):
                 yield f"{place}: {count:,} {name}", filled(place, item, count)
+
+
+def oversized_bodies(limits: Limits) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of bodies of messages as large as may be unpacked, of texts that take four bytes of memory a character."""
+    largest_bytes = 4 * limits.message_bytes + 65_000
+    for name, item in FILLERS.items():
+        text = item * ((largest_bytes - 100) // len(item.encode()))
+        yield f"body of {name}", f'[["\U0001f600{text}"],{{}},null]'.encode()
+    text = '[["' + "\U0001f600" + "x" * limits.message_bytes + '"'
+    yield "body padded with white space", (text + " " * (largest_bytes - len(text.encode())) + "],{},null]").encode()
 
 
 def _bare(item: str) -> str:

@@ -34,6 +34,7 @@ from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.task_message import as_sent, raw_body
 from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.process import consumer, tasks
 from kp_scorer.process.consumer import KeepingConsumer
 from kp_scorer.store import RedisLedger
 
@@ -45,8 +46,16 @@ BREAKS = "breaks-the-batch"
 KILLS = "kills-the-worker"
 """A text with this word kills the worker that embeds it."""
 
+PANICS = "panics-in-the-task"
+"""A text with this word takes all memory from the consumer, the first time that a process meets it; the second time it raises
+what is no Exception, in the task that decodes it."""
+
 STALLS = "stalls-the-batch"
 """A text with this word takes ``STALL_S`` seconds, the first time that a process meets it."""
+
+
+class NativePanicError(BaseException):
+    """What a native library raises that is no Exception."""
 
 
 class CrashPoint:
@@ -131,6 +140,31 @@ def _publish(publish: Callable[..., Any]) -> Callable[..., Any]:
     return publish_or_die
 
 
+def _run_out_of_memory(take: Callable[..., Any]) -> Callable[..., Any]:
+    met = set[str]()
+
+    def take_or_fail(message: Any, *args: Any) -> Any:
+        if PANICS.encode() in raw_body(message) and message.headers["id"] not in met:
+            met.add(message.headers["id"])
+            raise MemoryError
+        return take(message, *args)
+
+    return take_or_fail
+
+
+def _panic(decode: Callable[..., Any]) -> Callable[..., Any]:
+    met = set[str]()
+
+    def decode_or_panic(*args: Any) -> Any:
+        trace = decode(*args)
+        if PANICS in trace.task.objective.split() and trace.id not in met:
+            met.add(trace.id)
+            raise NativePanicError
+        return trace
+
+    return decode_or_panic
+
+
 def _deliver_twice(handle: Callable[..., Any]) -> Callable[..., Any]:
     met = set[str]()
 
@@ -152,6 +186,8 @@ def main() -> None:
     _wrap(amqp.channel.Channel, "_on_basic_deliver", _take_from_rabbitmq)
     _wrap(RedisLedger, "commit", _commit)
     _wrap(Publisher, "publish", _publish)
+    _wrap(consumer, "task_in", _run_out_of_memory)
+    _wrap(tasks, "decode_trace", _panic)
     if "DELIVERED_TWICE" in os.environ:
         _wrap(KeepingConsumer, "_handle_or_keep", _deliver_twice)
     run(TroubledEmbedder)

@@ -50,6 +50,11 @@ class Worker:
         """Everything it wrote to stderr and stdout, so far."""
         return self._log.read_text("utf-8")
 
+    def peak_bytes(self) -> int:
+        """The most memory that it ever had resident."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text("utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1_024
+
     def wait_until_ready(self) -> None:
         """Wait until it takes work; fail if it ends instead."""
         wait_until(lambda: self.events("worker_ready") or self.process.poll() is not None)

@@ -1,12 +1,14 @@
 """Reading traces from files: lines, documents, and what is wrong with them."""
 
+import errno
 import gzip
 import io
 import json
 import os
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import pytest
@@ -130,6 +132,49 @@ def test_traces_are_read_as_they_come_in() -> None:
         assert next(lines).number == 1
         source.write(TWO + b"\n")
         assert next(lines).number == 2
+
+
+class Endless(io.RawIOBase):
+    """Gives the same bytes for ever, or fails."""
+
+    def __init__(self, chunk: bytes) -> None:
+        self._chunk = chunk
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._chunk:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        buffer[: len(self._chunk)] = self._chunk
+        return len(self._chunk)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "said"),
+    [
+        (b"\0" * 8_192, "line 1: expected its end within 268435456 bytes"),
+        (b"[" + b" " * 8_191, "line 1 begins a document: expected one of at most 268435456 bytes; JSON Lines may be longer"),
+        (b"", "it cannot be read: Input/output error"),
+    ],
+)
+def test_input_without_end_is_refused_and_so_is_what_cannot_be_read(chunk: bytes, said: str) -> None:
+    with pytest.raises(click.BadParameter, match=said):
+        list(read_traces(io.BufferedReader(Endless(chunk), 8_192), LIMITS))
+
+
+def test_a_line_much_too_long_is_one_error_with_its_size_and_is_never_held_whole() -> None:
+    long = b'{"id":"' + b"x" * 50_000_000
+    stream = io.BytesIO(b"\xef\xbb\xbf" + b"\n".join([long, ONE, long, TWO, long]))
+    tracemalloc.start()
+    lines = list(read_traces(stream, LIMITS))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [(line.number, isinstance(line.trace, InvalidTrace)) for line in lines] == [
+        (number, number % 2 == 1) for number in range(1, 6)
+    ]
+    assert str(lines[0].trace).endswith(f"expected at most {LIMITS.message_bytes} bytes, got {len(long) + 1}")
+    assert peak < 20_000_000
 
 
 @given(st.lists(st.sampled_from([ONE, b"", b"nope", b"{}"])))

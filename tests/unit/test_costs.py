@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+import zlib
 from contextlib import suppress
 from typing import Any, Final
 
@@ -9,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.message import Message
-from kp_scorer.broker.task_message import TASK_NAME, task_in
-from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace
+from kp_scorer.broker.task_message import PACKED_BY, TASK_NAME, task_in
+from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace, least_bytes
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, changed, maximal_payload, minimal_payload, step
-from tests.support.costly import PLACES, filled
+from tests.support.costly import FILLERS, PLACES, filled, oversized_bodies
 from tests.support.traces import sample_traces
 
 MOST_BYTES: Final = 50_000_000
@@ -63,6 +64,16 @@ def test_any_json_is_a_trace_or_refused(value: object, place: str) -> None:
     # Anything else that it may raise would end as a failed score, not as an invalid submission.
     with suppress(InvalidTrace):
         decode_trace(changed(maximal_payload(), place, value), LIMITS).digest()
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]))
+@example("\b/\x01\x1f\u20ac\ud800\U0001f600\\u0041 \t", True, None)
+def test_least_bytes_are_no_more_than_what_is_said_takes(value: object, ascii_alone: bool, indent: int | None) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii_alone, indent=indent).encode("utf-8", "surrogatepass").replace(b"/", b"\\/")
+    shortest = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    least = least_bytes(raw, LIMITS.values)
+    assert least <= len(shortest)
+    assert least == len(shortest) or b"\\u" in raw
 
 
 def test_limit_on_values_is_inclusive() -> None:
@@ -130,6 +141,26 @@ def test_body_of_a_message_is_bounded_as_its_trace_is() -> None:
         task_in(message(b"[[%s],{},null]" % filled("steps.0.input", "0", LIMITS.values + 100)), LIMITS)
 
 
-def message(body: bytes) -> Message:
+def test_a_trace_may_be_written_with_every_escape_and_much_white_space() -> None:
+    payload = maximal_payload() | {"unknown": ["\u00e9" * 90_000] * 5}
+    raw = json.dumps([[payload], {}, None], indent=8).encode() + b" " * MEGABYTE
+    assert len(raw) > 3 * LIMITS.message_bytes
+    task_in(message(raw), LIMITS)
+
+
+@pytest.mark.parametrize("name", FILLERS)
+def test_a_packed_body_that_says_too_much_is_not_parsed(name: str) -> None:
+    packed = zlib.compress(dict(oversized_bodies(LIMITS))[f"body of {name}"])
+    assert len(packed) < 20_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidTrace, match="expected at most"):
+            task_in(message(packed, {PACKED_BY: "gzip"}), LIMITS)
+        assert tracemalloc.get_traced_memory()[1] < 3 * 4 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+def message(body: bytes, headers: dict[str, str] | None = None) -> Message:
     """A message to the task, as kombu has it."""
-    return Message(body=body, content_type="application/json", headers={"task": TASK_NAME}, delivery_info={})
+    return Message(body=body, content_type="application/json", headers={"task": TASK_NAME, **(headers or {})}, delivery_info={})

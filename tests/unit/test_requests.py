@@ -1,12 +1,13 @@
 """A request lets go of its message, whatever comes of the task."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.concurrency.thread import TaskPool
 from celery.exceptions import Reject
 from kombu.message import Message
 from kp_scorer.broker.task_message import TASK_NAME, TaskMessage
@@ -19,41 +20,58 @@ class NativePanicError(BaseException):
     """What a native library raises that is no Exception."""
 
 
-class InThisThread:
-    """A pool that runs at once, and keeps an error to itself, as that of threads does."""
-
-    def apply_async(self, target: Callable[[], object], callback: Callable[[object], None]) -> None:
-        """Run the target."""
-        with suppress(BaseException):
-            callback(target())
-
-
-def done_with_message_of(task: Callable[[], None], *, accepted: Callable[[], None] = lambda: None) -> list[Any]:
-    """Run a task, and give what was done with its message: acknowledged, or given back."""
+def done_with_message_of(task: Callable[[], None], *, accepted: Callable[[], None] = lambda: None) -> list[str]:
+    """Run a task as a worker does, and give what was done with its message: acknowledged, or given back."""
     app = Celery("test", set_as_current=False, backend="cache+memory://")
 
     def score_trace(trace: Any) -> None:
         task()
 
-    registered = app.task(score_trace, name=TASK_NAME, acks_late=True, ignore_result=True, shared=False)
-    app.finalize()
-    done: list[Any] = []
-    sent = Message(channel=SimpleNamespace(), delivery_tag="1", headers={})
-    request = SubmissionRequest(
-        TaskMessage(sent, "id", [{"secret": SECRET}], {}),
-        app=app,
-        task=registered,
-        headers={"id": "id", "task": TASK_NAME},
-        body=([{"secret": SECRET}], {}, None),
-        decoded=True,
-        on_ack=lambda *_: done.append("acknowledged"),
-        on_reject=lambda log, errors, requeue: done.append("given back" if requeue else "dropped"),
+    registered = app.task(
+        score_trace, name=TASK_NAME, acks_late=True, ignore_result=True, shared=False, Request=SubmissionRequest
     )
-    assert SECRET not in repr(request.info())
-    request.on_accepted = lambda *_: accepted()
-    request.execute_using_pool(InThisThread())
+    app.finalize()
+    pool = TaskPool(1, app=app)
+    pool.start()
+    done: list[str] = []
+
+    def run(request: Any) -> None:
+        assert SECRET not in repr(request.info())
+        request.on_accepted = lambda *_: accepted()
+        request.run_in(pool)
+
+    # Celery makes a class of its own of ours here.
+    handle = registered.start_strategy(app, consumer_with(pool, run))
+    sent = Message(channel=SimpleNamespace(), delivery_tag="1", headers={})
+    message = TaskMessage(sent, "id", [{"secret": SECRET}], {})
+    give_back = partial(given_back, done)
+    handle(message, None, lambda *_: done.append("acknowledged"), give_back, [])
+    pool.executor.shutdown()
     app.close()
     return done
+
+
+def given_back(done: list[str], log: object, errors: object, requeue: bool) -> None:
+    """Note that a message was given back, or dropped."""
+    done.append("given back" if requeue else "dropped")
+
+
+def consumer_with(pool: TaskPool, run: Callable[[Any], None]) -> SimpleNamespace:
+    """What a task's strategy wants of the consumer."""
+    return SimpleNamespace(
+        pool=pool,
+        on_task_request=run,
+        hostname="test",
+        connection_errors=(),
+        event_dispatcher=None,
+        timer=SimpleNamespace(call_at=None),
+        apply_eta_task=None,
+        disable_rate_limits=True,
+        task_buckets={},
+        controller=SimpleNamespace(state=SimpleNamespace(revoked=set())),
+        _limit_task=None,
+        _limit_post_eta=None,
+    )
 
 
 def raising(error: BaseException) -> Callable[[], None]:

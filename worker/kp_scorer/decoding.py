@@ -74,6 +74,20 @@ def parse_json(raw: bytes, limits: Limits) -> object:
         raise InvalidTrace([_HUGE_NUMBER]) from None
 
 
+def parse_strict_json(raw: bytes, limits: Limits) -> object:
+    """Parse UTF-8 JSON, of any length, that can be printed again and that every other program can read too.
+
+    Raises:
+        InvalidTrace: not so: it has a number that is not finite or half of a character, is nested deeper than
+            ``limits.depth``, or has more values than ``limits.values``.
+    """
+    of_any_length = limits.model_copy(update={"message_bytes": len(raw), "field_chars": len(raw)})
+    parsed = parse_json(raw, of_any_length)
+    if expected := _expected_within(parsed, 1, of_any_length):
+        raise InvalidTrace([Problem("$", expected)])
+    return parsed
+
+
 def check_values(raw: bytes, most: int) -> None:
     """Look whether JSON, unparsed, is cheap to parse: each value of it takes memory and time, however few its bytes are.
 
@@ -83,12 +97,32 @@ def check_values(raw: bytes, most: int) -> None:
     # Texts may hold commas, brackets and digits too, but most submissions have few enough even so.
     if _too_many(raw, most) is None:
         return
+    if problem := _too_many(_without_texts(raw, most), most):
+        raise InvalidTrace([problem])
+
+
+def least_bytes(raw: bytes, most_values: int) -> int:
+    """The fewest bytes in which what JSON says, unparsed, could be written: without white space between values and escapes.
+
+    Once parsed, a text may take four bytes of memory for each of these.
+
+    Raises:
+        InvalidTrace: it has more texts than ``most_values`` values can have.
+    """
+    escapes = raw.replace(b"\\\\", b"")
+    # Those of six bytes: a control character still takes two without, others one at least.
+    saved = 5 * escapes.count(b"\\u") - escapes.count(b"\\u000") - escapes.count(b"\\u001") + escapes.count(b"\\/")
+    around = _without_texts(escapes, most_values)
+    spaces = len(around) - len(around.translate(None, b" \t\r\n"))
+    return len(raw) - saved - spaces
+
+
+def _without_texts(raw: bytes, most_values: int) -> bytes:
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     # No value has more than two texts, itself and its name. Taking texts out costs time and memory for each of them.
-    if unescaped.count(b'"') > 4 * most:
-        raise InvalidTrace([_too_many_values(most)])
-    if problem := _too_many(_STRING.sub(b"", unescaped), most):
-        raise InvalidTrace([problem])
+    if unescaped.count(b'"') > 4 * most_values:
+        raise InvalidTrace([_too_many_values(most_values)])
+    return _STRING.sub(b"", unescaped)
 
 
 def _too_many(json_bytes: bytes, most: int) -> Problem | None:

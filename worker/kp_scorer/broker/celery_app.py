@@ -3,7 +3,7 @@
 import os
 import socket
 import ssl
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import structlog
@@ -12,7 +12,7 @@ from celery.loaders.app import AppLoader
 
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.rabbitmq_frames import frame_handler
-from kp_scorer.broker.task_message import largest_message_bytes
+from kp_scorer.broker.task_message import largest_body_bytes, largest_message_bytes
 from kp_scorer.settings import BrokerSettings, Settings
 from kp_scorer.store.connection import tls_options
 
@@ -135,7 +135,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         return {
             **retries,
             "confirm_publish": True,
-            "frame_handler": frame_handler,
+            "frame_handler": partial(frame_handler, largest_bytes=largest_body_bytes(settings.limits)),
             # Without these, declaring a queue or opening a channel on a dead connection waits for ever.
             "read_timeout": broker.timeout_s,
             "write_timeout": broker.timeout_s,

@@ -172,31 +172,6 @@ def waiting(app: Celery, queue: Queue) -> int:
     return with_producer(app, queue.name, lambda producer: int(queue(producer.channel).queue_declare().message_count))
 
 
-def oversized(app: Celery, queue: Queue) -> int:
-    """How many messages of a queue on Redis were too large for a worker to read, and are kept aside.
-
-    Raises:
-        ServiceUnavailable: the broker cannot be reached.
-    """
-    return with_producer(app, queue.name, lambda producer: int(producer.channel.oversized(queue.name)))
-
-
-def whole_message(app: Celery, queues: Sequence[Queue], beginning: bytes, *, remove: bool = False) -> bytes:
-    """The message on queues on Redis that was too large to be delivered but for this beginning; no bytes if none is kept.
-
-    With ``remove`` it is kept no longer.
-
-    Raises:
-        ServiceUnavailable: the broker cannot be reached.
-    """
-
-    def look(producer: Producer) -> bytes:
-        found = [producer.channel.whole(queue.name, beginning, remove=remove) for queue in queues]
-        return next(filter(None, found), b"")
-
-    return with_producer(app, "oversized", look)
-
-
 def broker_shortcomings(app: Celery) -> list[str]:
     """What the Redis of the queues is not set up for, each with its remedy.
 

@@ -1,9 +1,8 @@
 """The results queues: publish decisions to them, and take decisions off."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from celery import Celery
 from kombu import Queue
@@ -13,8 +12,13 @@ from kp_scorer.broker.publishing import declare_queues, unavailable_if_broker_fa
 from kp_scorer.broker.queues import results_queue, results_queues
 from kp_scorer.broker.task_message import raw_body
 from kp_scorer.decision import Decision, Outcome
+from kp_scorer.decoding import Limits, parse_strict_json
+from kp_scorer.errors import InvalidTrace
 from kp_scorer.settings import Settings
 from kp_scorer.store import DeadLetters, Drops, Store
+
+_LIMITS: Final = Limits()
+"""No decision comes near them, whatever those of traces are set to."""
 
 
 class Publisher:
@@ -98,11 +102,11 @@ def _decision_in(message: Any) -> dict[str, Any] | None:
     """The decision as the JSON object that was published; None if the message is none."""
     try:
         # Not by kombu's decoders, among which the message would choose.
-        decision: dict[str, Any] = json.loads(raw_body(message).decode("utf-8"))
+        decision: Any = parse_strict_json(raw_body(message), _LIMITS)
         Decision.model_validate(decision)
-    except (ValueError, RecursionError):
+    except (InvalidTrace, ValueError):
         return None
-    return decision
+    return dict(decision)
 
 
 class Taken:

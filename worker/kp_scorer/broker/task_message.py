@@ -10,15 +10,18 @@ from typing import Any, Final
 from kombu.message import Message
 
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, check_values, decode_json
-from kp_scorer.errors import InvalidTrace, Problem
-from kp_scorer.store import DeadLetters
+from kp_scorer.decoding import Limits, check_values, decode_json, least_bytes
+from kp_scorer.errors import InvalidTrace, Problem, Reason
+from kp_scorer.store import DeadLetters, Store
 from kp_scorer.trace import is_trace_id
 
 TASK_NAME: Final = "score_trace"
 
 _VALUES_AROUND: Final = 100
 """What the body of a task message has besides the trace: its lists of arguments, and what Celery says of callbacks."""
+
+_BYTES_AROUND: Final = 65_536
+"""What it may have of bytes besides the trace."""
 
 DELIVERY_COUNT: Final = "x-delivery-count"
 """The header in which RabbitMQ, and our Redis transport, say how often a message was delivered before."""
@@ -30,7 +33,11 @@ _PACKED_BY_PRODUCER: Final = "compression"
 _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
 """What Celery calls the compression of zlib."""
 
+BEGINNING_BYTES: Final = 65_536
+"""How much is delivered of a message that is too large to be looked at."""
+
 _TASK_ID: Final = re.compile(r"[!-~]{1,255}")
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class TaskMessage(Message):  # type: ignore[misc]  # kombu ships no types
@@ -45,8 +52,6 @@ class TaskMessage(Message):  # type: ignore[misc]  # kombu ships no types
         super().__init__(channel=sent.channel, delivery_tag=sent.delivery_tag, headers=headers)
         self.sent = sent
         self.deliveries = deliveries_by(sent)
-        self.result_wanted = sent.headers.get("ignore_result") is False
-        """Whether the producer waits for the decision as the result of a Celery task."""
         self._arguments = {"args": args, "kwargs": kwargs}
 
     @property
@@ -83,6 +88,27 @@ def task_in(message: Any, limits: Limits) -> TaskMessage:
     return TaskMessage(message, str(task_id) if named else str(uuid.uuid4()), args, kwargs)
 
 
+def bury_unread(store: Store, message: Any, reason: Reason, detail: str, trace_id: str = "") -> None:
+    """Keep a kombu message that was not parsed; ``trace_id`` is what its headers call the trace, if it is a submission.
+
+    If a client has noted this very submission, that is kept in place of the body, and its record ends.
+
+    Raises:
+        ServiceUnavailable: Redis cannot be reached; the message must be given back, not acknowledged.
+    """
+    payload = raw_body(message)
+    noted = store.ledger.noted(trace_id) if trace_id else b""
+    # Anyone may write any id, so what is noted under it counts only if the body says that and no more.
+    if noted and payload == _as_sent_by_client(noted):
+        payload = noted
+    store.dead_letters.bury(payload, reason, detail, trace_id, deliveries=deliveries_by(message))
+
+
+def _as_sent_by_client(submission: bytes) -> bytes:
+    """The body in which our client, by way of Celery, sends a submission."""
+    return json.dumps([[json.loads(submission)], {}, dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))]).encode()
+
+
 def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits: Limits) -> Decision | None:
     """Keep a kombu message that was delivered ``deliveries`` times in vain.
 
@@ -101,17 +127,34 @@ def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits
     return dead_letters.bury(payload, "poison", detail, trace_id, digest, deliveries)
 
 
+def result_id(message: Any) -> str:
+    """The id under which the producer of a kombu message waits for its end as the result of a Celery task; empty if for none.
+
+    Only for a UUID, as Celery's own ids are: by any other the results of somebody else's calls could be forged.
+    """
+    task_id = message.headers.get("id")
+    wanted = message.headers.get("ignore_result") is False and isinstance(task_id, str)
+    return task_id if wanted and _UUID.fullmatch(task_id) else ""
+
+
 def largest_message_bytes(limits: Limits) -> int:
     """How large a message may be to be looked at, in bytes.
 
     A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and what is somewhat too large is still
     worth a dead letter that says so.
     """
-    return 16 * limits.message_bytes + 65_536
+    return 16 * limits.message_bytes + _BYTES_AROUND
+
+
+def largest_body_bytes(limits: Limits) -> int:
+    """How large the body of a task message may be to be parsed, in bytes: JSON may write two bytes of UTF-8 as six."""
+    return 4 * limits.message_bytes + _BYTES_AROUND
 
 
 def leave_packed(headers: dict[str, Any]) -> None:
     """Rename the header by which kombu would unpack a message, however large it became, before anyone has looked at it."""
+    # One that a producer wrote would not be what its message was sent with.
+    headers.pop(PACKED_BY, None)
     if _PACKED_BY_PRODUCER in headers:
         headers[PACKED_BY] = headers.pop(_PACKED_BY_PRODUCER)
 
@@ -182,17 +225,15 @@ def _plain_body(message: Any, limits: Limits) -> bytes:
         ValueError: it does not say that it is JSON, or cannot be unpacked.
     """
     body, packed_by = raw_body(message), message.headers.get(PACKED_BY)
-    if len(body) > largest_message_bytes(limits):
-        raise ValueError("body: too large to be looked at")
     if message.content_type != "application/json":
         raise ValueError("content type: expected application/json")
-    # JSON may write two bytes of UTF-8 as six.
-    largest_bytes = 4 * limits.message_bytes + 65_536
+    largest_bytes = largest_body_bytes(limits)
     if packed_by:
         body = _unpacked(body, packed_by, largest_bytes)
-    if len(body) > largest_bytes:
+    most_bytes, most_values = limits.message_bytes + _BYTES_AROUND, limits.values + _VALUES_AROUND
+    if len(body) > largest_bytes or (len(body) > most_bytes and least_bytes(body, most_values) > most_bytes):
         raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes")])
-    check_values(body, limits.values + _VALUES_AROUND)
+    check_values(body, most_values)
     return body
 
 

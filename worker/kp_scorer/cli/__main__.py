@@ -1,5 +1,20 @@
-"""``python -m kp_scorer.cli``: the same as ``kp-scorer``, for starting it with a given interpreter."""
+"""Where ``kp-scorer`` starts, and ``python -m kp_scorer.cli``, which is the same with a given interpreter."""
 
-from kp_scorer.cli import main
+import sys
 
-main()
+from kp_scorer.cli.streams import guard_streams
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    guard_streams()
+    try:
+        # Not above: it takes a second, in which Ctrl-C is to end the command as it does later.
+        from kp_scorer.cli.main import run
+    except KeyboardInterrupt:
+        sys.exit("Aborted!")
+    run()
+
+
+if __name__ == "__main__":
+    main()

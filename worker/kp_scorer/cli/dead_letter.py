@@ -1,6 +1,5 @@
 """``kp-scorer dead-letter``: look at what could not be decided, and try it again or drop it."""
 
-import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -8,16 +7,13 @@ from functools import wraps
 from typing import Any, cast
 
 import click
-from celery import Celery
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import whole_message
-from kp_scorer.broker.queues import results_queues, submission_queues
-from kp_scorer.broker.redis_transport.queue import BEGINNING_BYTES
+from kp_scorer.broker.oversized import Oversized
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.client import Client
-from kp_scorer.decoding import parse_json
+from kp_scorer.decoding import Limits, parse_json, parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
 from kp_scorer.settings import Settings
 from kp_scorer.store import DeadLetter, Store
@@ -81,12 +77,9 @@ def _chosen(command: Callable[..., None]) -> Callable[..., None]:
 def list_letters(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
     """Print a JSON line for each dead letter, without its content, the least recently buried first."""
     with Store.open(settings) as store, make_celery(settings) as app:
-        letters = store.dead_letters
-        for letter in filter(wanted, letters.read()):
-            described = _described(letter)
-            if letter.size_bytes == BEGINNING_BYTES:
-                described["size_bytes"] = len(_whole(letters.payload(letter.letter_id), app, settings))
-            print_json(described)
+        oversized = Oversized(app, settings)
+        for letter in filter(wanted, store.dead_letters.read()):
+            print_json(_described(letter, oversized.size_bytes(letter.letter_id)))
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
@@ -97,10 +90,10 @@ def show(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
     Of a message too large for a worker, that is the whole for as long as Redis keeps it; then its beginning.
     """
     with Store.open(settings) as store, make_celery(settings) as app:
-        letters = store.dead_letters
+        letters, oversized = store.dead_letters, Oversized(app, settings)
         for letter in filter(wanted, letters.read()):
-            content = _whole(letters.payload(letter.letter_id), app, settings)
-            print_json({**_described(letter), "size_bytes": len(content), "payload": _readable(content)})
+            content = oversized.whole(letter.letter_id) or letters.payload(letter.letter_id)
+            print_json({**_described(letter, len(content)), "payload": _readable(content, settings.limits)})
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason invalid --dry-run")
@@ -139,35 +132,30 @@ def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, yes: bool, setting
         chosen = list(filter(wanted, letters.read()))
         if chosen and not (dry_run or yes):
             click.confirm(f"Remove {len(chosen)} dead letters for good?", abort=True, err=True)
+        oversized = Oversized(app, settings)
         for letter in chosen:
             state = "would be dropped"
             if not dry_run:
-                payload = letters.payload(letter.letter_id)
                 # One that is buried again meanwhile stays.
                 state = "dropped" if letters.drop(letter) else "dead"
             print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
             if state == "dropped":
-                _whole(payload, app, settings, remove=True)
+                oversized.remove(letter.letter_id)
 
 
-def _whole(payload: bytes, app: Celery, settings: Settings, *, remove: bool = False) -> bytes:
-    """A payload, or the message of which it is only the beginning, if that is kept. With ``remove`` it is kept no longer."""
-    if not settings.broker.is_redis or len(payload) != BEGINNING_BYTES:
-        return payload
-    queues = [submission_queues(settings).traces, *results_queues(settings).values()]
-    return whole_message(app, queues, payload, remove=remove) or payload
-
-
-def _readable(payload: bytes) -> Any:
-    """The payload parsed if it is JSON, else as text that shows every byte."""
+def _readable(payload: bytes, limits: Limits) -> object:
+    """The payload parsed if it is JSON, of no more values and no deeper than a trace, else as text that shows every byte."""
     try:
-        return json.loads(payload)
-    except (ValueError, RecursionError):
+        return parse_strict_json(payload, limits)
+    except InvalidTrace:
         return payload.decode("utf-8", "backslashreplace")
 
 
-def _described(letter: DeadLetter) -> dict[str, Any]:
+def _described(letter: DeadLetter, whole_bytes: int | None) -> dict[str, Any]:
+    """A letter as it is printed; ``whole_bytes`` is the size of what is kept of it, if that is more than its payload."""
     described = letter._asdict()
+    if whole_bytes is not None:
+        described["size_bytes"] = whole_bytes
     for name in ("first", "last"):
         at = datetime.fromtimestamp(described.pop(f"{name}_ms") / 1_000, UTC)
         described[f"{name}_at"] = at.isoformat(timespec="milliseconds")

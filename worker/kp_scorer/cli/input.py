@@ -3,16 +3,15 @@
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import IO, Final, NamedTuple
 
 import click
 
 from kp_scorer.characters import escaped
 from kp_scorer.decoding import Limits, decode_json, decode_trace, parse_json
-from kp_scorer.errors import InvalidTrace
+from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import ReasoningTrace
 
 _BEGINNINGS: Final = {
@@ -27,6 +26,10 @@ _BEGINNINGS: Final = {
 """What a file in another format begins with."""
 _CSV: Final = re.compile(rb'"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+')
 """The names of columns."""
+_AROUND_BYTES: Final = 4_096
+"""How much may stand around a trace on its line: spaces, the end of the line."""
+_MOST_BYTES: Final = 2**28
+"""Of a document; and how far the end of a line is looked for."""
 
 
 class Line(NamedTuple):
@@ -50,23 +53,60 @@ def open_input(name: str) -> Iterator[IO[bytes]]:
 def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     """Decode traces one by one, as they come in; blank lines are skipped.
 
-    Input whose first line begins a list, or an object that ends on a later line, is one document: a trace or several.
+    Input whose first line begins a list, or an object that ends on a later line, is one document: a trace or several. It is
+    held whole, so it may have 256 MiB; of lines only one is held, and of that no more than a trace may have.
 
     Raises:
-        BadParameter: it is neither, but another format.
+        BadParameter: it is neither, but another format; a document is larger, or a line too long by as much; it cannot be read.
     """
-    first = stream.readline()
-    _refuse_other_formats(first)
-    numbered = enumerate(chain([first.removeprefix(codecs.BOM_UTF8)], stream), start=1)
-    for number, raw in numbered:
-        if not raw.strip():
-            continue
-        if _opens_document(raw.strip()):
-            yield from _read_document(raw + stream.read(), number, limits)
-            return
-        yield from _read_lines([(number, raw)], limits)
-        break
-    yield from _read_lines(numbered, limits)
+    number, raw = 1, _begin_line(stream, limits)
+    _refuse_other_formats(raw)
+    raw = raw.removeprefix(codecs.BOM_UTF8)
+    while raw.isspace():
+        number, raw = number + 1, _begin_line(stream, limits)
+    if _opens_document(raw.strip()):
+        yield from _read_document(raw + _rest_of_document(stream, number), number, limits)
+        return
+    while raw:
+        size_bytes = len(raw) + _skip_rest_of_line(stream, raw, number)
+        if size_bytes > len(raw):
+            yield Line(number, _too_long(size_bytes, limits))
+        elif line := raw.strip():
+            yield _decoded(number, line, limits)
+        number, raw = number + 1, _begin_line(stream, limits)
+
+
+def _begin_line(stream: IO[bytes], limits: Limits) -> bytes:
+    """The next line, or as much of it as a trace may have and something around it; empty at the end."""
+    return _read(stream.readline, limits.message_bytes + _AROUND_BYTES)
+
+
+def _skip_rest_of_line(stream: IO[bytes], begun: bytes, number: int) -> int:
+    """Pass over what is left of a line; return how many bytes that is."""
+    skipped, piece = 0, begun
+    while piece and not piece.endswith(b"\n"):
+        piece = _read(stream.readline, _AROUND_BYTES)
+        skipped += len(piece)
+        if skipped > _MOST_BYTES:
+            raise click.BadParameter(f"line {number}: expected its end within {_MOST_BYTES} bytes", param_hint="FILE")
+    return skipped
+
+
+def _rest_of_document(stream: IO[bytes], number: int) -> bytes:
+    rest = _read(stream.read, _MOST_BYTES + 1)
+    if len(rest) > _MOST_BYTES:
+        raise click.BadParameter(
+            f"line {number} begins a document: expected one of at most {_MOST_BYTES} bytes; JSON Lines may be longer",
+            param_hint="FILE",
+        )
+    return rest
+
+
+def _read(read: Callable[[int], bytes], most_bytes: int) -> bytes:
+    try:
+        return read(most_bytes)
+    except OSError as error:
+        raise click.BadParameter(f"it cannot be read: {error.strerror}", param_hint="FILE") from None
 
 
 def _refuse_other_formats(first_line: bytes) -> None:
@@ -80,13 +120,15 @@ def _refuse_other_formats(first_line: bytes) -> None:
         )
 
 
-def _read_lines(numbered: Iterable[tuple[int, bytes]], limits: Limits) -> Iterator[Line]:
-    for number, raw in numbered:
-        if line := raw.strip():
-            try:
-                yield Line(number, decode_json(line, limits))
-            except InvalidTrace as error:
-                yield Line(number, error)
+def _decoded(number: int, line: bytes, limits: Limits) -> Line:
+    try:
+        return Line(number, decode_json(line, limits))
+    except InvalidTrace as error:
+        return Line(number, error)
+
+
+def _too_long(size_bytes: int, limits: Limits) -> InvalidTrace:
+    return InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes, got {size_bytes}")])
 
 
 def _opens_document(line: bytes) -> bool:
@@ -111,7 +153,7 @@ def _read_document(raw: bytes, first: int, limits: Limits) -> Iterator[Line]:
         lines = raw.splitlines()
         if lines[0].startswith(b"{") and any(line.startswith(b"{") for line in lines[1:]):
             # JSON Lines after all, with a truncated first line.
-            yield from _read_lines(enumerate(lines, start=first), limits)
+            yield from (_decoded(number, line, limits) for number, line in enumerate(map(bytes.strip, lines), first) if line)
         else:
             yield Line(first, error)
         return

@@ -57,7 +57,7 @@ for command in _COMMANDS:
     commands.add_command(command)
 
 
-def main() -> None:
+def run() -> None:
     """Run the command line and exit."""
     try:
         commands(prog_name="kp-scorer")

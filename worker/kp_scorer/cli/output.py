@@ -4,12 +4,10 @@ Either may be a terminal, so nothing that a trace, a file or a server said reach
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import click
@@ -20,7 +18,7 @@ from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.input import Line
 from kp_scorer.client import Status
 from kp_scorer.decision import Decision
-from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict
+from kp_scorer.errors import InvalidTrace, TraceConflict
 
 _PLAIN_EVERY_S: Final = 2.0
 
@@ -40,21 +38,16 @@ def print_json(row: dict[str, Any]) -> None:
     """Print one JSON line and flush it, so that a reader of the pipe sees it at once.
 
     Raises:
-        OutputFailed: stdout cannot be written; what is printed from then on goes nowhere.
+        OutputFailed: stdout, as it is guarded, cannot be written; what is printed from then on goes nowhere.
     """
-    print_text(escaped(json.dumps(row, ensure_ascii=False, separators=(",", ":"))) + "\n")
+    # Python would also write NaN and Infinity, which are no JSON.
+    print_text(escaped(json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))) + "\n")
 
 
 def print_text(text: str) -> None:
     """Print a text as it is; otherwise as :func:`print_json`."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        # What could not be written stays in the buffer: Python would try once more at the end, and fail in its own words.
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        raise OutputFailed(f"stdout: {error.strerror}") from None
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def refused(line: Line, error: InvalidTrace | TraceConflict) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import oversized, waiting
+from kp_scorer.broker.oversized import count_oversized
+from kp_scorer.broker.publishing import waiting
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import unread
 from kp_scorer.cli.options import service_options
@@ -32,6 +33,6 @@ def stats(settings: Settings) -> None:
         results = unread(app, settings)
         row["waiting"] = {traces.name: waiting(app, traces), **results}
         if settings.broker.is_redis:
-            row["oversized"] = oversized(app, traces)
+            row["oversized"] = count_oversized(app, traces)
     row["full"] = [name for name, count in results.items() if settings.queues.is_full(count)]
     print_json(row)

@@ -13,7 +13,7 @@ from kp_scorer.cli.output import say
 from kp_scorer.cli.processes import Process, start_worker, worker_processes
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings
-from kp_scorer.store.local_redis import advertised, embedded_redis, running_url, state_dir
+from kp_scorer.store.local_redis import embedded_redis, running_url, state_dir
 
 _RESTART_PAUSE_S: Final = 2.0
 _LOOK_EVERY_S: Final = 0.2
@@ -32,8 +32,7 @@ def up(workers: int, data_dir: Path | None, settings: Settings) -> None:
     if running_url():
         raise SettingsError("up: an embedded Redis is running already for this user; the other commands use it")
     with ExitStack() as stack:
-        url = stack.enter_context(embedded_redis(data_dir or state_dir() / "data"))
-        stack.enter_context(advertised(url))
+        url = stack.enter_context(embedded_redis(data_dir or state_dir() / "data", advertise=True))
         processes = stack.enter_context(worker_processes(settings, url, workers))
         say(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         try:

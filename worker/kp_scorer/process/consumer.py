@@ -11,12 +11,13 @@ from celery.exceptions import Ignore, Reject
 from celery.worker.consumer import Consumer
 
 from kp_scorer.broker.publishing import described
-from kp_scorer.broker.task_message import bury_poison, deliveries_by, raw_body, task_in
+from kp_scorer.broker.task_message import bury_poison, bury_unread, checked_id, deliveries_by, task_in
 from kp_scorer.errors import InvalidTrace, Reason, ScorerError
 from kp_scorer.logs import raised_at
 from kp_scorer.process.holding import PAUSE_S, Holding, ignore
 from kp_scorer.process.lifecycle import Lifecycle
 from kp_scorer.process.remote_control import RemoteControl
+from kp_scorer.process.tasks import dead_result, store_result
 from kp_scorer.settings import Settings
 
 _LEFT_OUT: Final = (
@@ -53,6 +54,8 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         # By gossip and mingle workers believe what anyone who reaches the broker tells them, such as which tasks are revoked.
         options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True}
         super().__init__(*args, worker_options=options, **kwargs)
+        # In place of the worker's own way, which asks the request by a name that Celery has overridden.
+        self.on_task_request = lambda request: request.run_in(self.pool)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
         """Celery's, without what is left out."""
@@ -120,16 +123,20 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         try:
             task = task_in(message, self._limits)
         except InvalidTrace as error:
-            self._keep(message, partial(self._bury_unread, message, "invalid", str(error)))
+            trace_id = checked_id(message.headers.get("id"))
+            self._keep(message, partial(self._bury_unread, message, "invalid", str(error), trace_id))
         except ValueError as error:
             self._keep(message, partial(self._bury_unread, message, "malformed", str(error)))
+        except MemoryError as error:
+            # What else is in hand takes it. The message is given back, and comes again.
+            self._keep(message, partial(_fail, error))
         else:
             # What goes on is ours, so that an error here is one of the connection: it comes back.
             handle(task)
 
-    def _bury_unread(self, message: Any, reason: Reason, detail: str) -> None:
-        dead_letters = self._lifecycle.runtime.store.dead_letters
-        dead_letters.bury(raw_body(message), reason, detail, deliveries=deliveries_by(message))
+    def _bury_unread(self, message: Any, reason: Reason, detail: str, trace_id: str = "") -> None:
+        bury_unread(self._lifecycle.runtime.store, message, reason, detail, trace_id)
+        store_result(self.app, message, dead_result(trace_id, reason, detail))
 
     def _bury_poison(self, message: Any) -> None:
         runtime = self._lifecycle.runtime
@@ -173,3 +180,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
                 holding.wait(error)
             else:
                 return
+
+
+def _fail(error: Exception) -> None:
+    raise error

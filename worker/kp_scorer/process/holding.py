@@ -8,9 +8,11 @@ import structlog
 from celery.app.trace import fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
+from celery.worker.state import task_ready
 
 from kp_scorer.broker.task_message import TaskMessage
 from kp_scorer.errors import ScorerError, ServiceUnavailable, SettingsError
+from kp_scorer.logs import raised_at
 from kp_scorer.process.lifecycle import Lifecycle
 from kp_scorer.process.watchdog import StallTimer
 
@@ -33,19 +35,27 @@ class SubmissionRequest(Request):  # type: ignore[misc]  # celery ships no types
         shown: dict[str, Any] = super().info(safe=True)
         return shown
 
-    def execute_using_pool(self, pool: Any, **_: Any) -> Any:
-        """Run the task in the pool."""
-        return pool.apply_async(self._run, callback=ignore)
+    def run_in(self, pool: Any) -> None:
+        """Run the task in a thread of the pool.
+
+        Not by the name that Celery has for it: the class that it makes of this one for each task has its own way, which lets go
+        of the message only if no error leaves the code around the task, and none that is not an Exception leaves the task.
+        """
+        pool.apply_async(self._run, callback=ignore)
 
     def _run(self) -> None:
-        """Run the task, and let go of the message whatever comes of it.
-
-        Celery does so only if no error leaves the code around the task, and none that is not an Exception leaves the task.
-        """
+        """Run the task, and let go of the message whatever comes of it."""
         try:
             self.on_accepted(os.getpid(), time.monotonic())
             trace = fast_trace_task if self.app.use_fast_trace_task else trace_task_ret
             self.on_success(trace(self.type, self.id, self.request_dict, self.body, None, None, app=self.app))
+        except BaseException as error:
+            log.error("trace_given_back", detail=type(error).__name__, where=raised_at(error))
+            # Otherwise monitors would be told for ever that it is at work.
+            task_ready(self)
+            # The queue delivers it again at once; without a pause this would spin.
+            time.sleep(PAUSE_S)
+            raise
         finally:
             # Nothing happens if that is done already.
             self.reject(requeue=True)

@@ -12,16 +12,13 @@ import structlog
 from celery.bootsteps import StartStopStep
 from celery.utils.collections import AttributeDict
 from celery.worker.control import Panel
-from kombu import Producer
 from kombu.common import ignore_errors
 from pydantic import BaseModel, ValidationError
 
-from kp_scorer.broker.publishing import described, publish_options, with_producer
+from kp_scorer.broker.publishing import described
+from kp_scorer.broker.redis_transport.mailbox import LARGEST_REQUEST_BYTES
 from kp_scorer.logs import raised_at
-
-LARGEST_REQUEST_BYTES: Final = 65_536
-
-_REPLY_EXPIRES_S: Final = 60
+from kp_scorer.process.replies import Replies, Reply
 
 Answer = Callable[[Any], Any]
 
@@ -53,9 +50,10 @@ class RemoteControl(StartStopStep):  # type: ignore[misc]  # celery ships no typ
         super().__init__(consumer, **kwargs)
         self._app = consumer.app
         self._hostname = consumer.hostname
-        self._commands = _control_commands() if consumer.obeys_commands else {}
+        self._commands = _celerys_commands() if consumer.obeys_commands else {}
         # What Celery gives its commands.
         self._state = AttributeDict(app=self._app, hostname=self._hostname, consumer=consumer, tset=set)
+        self._replies = Replies(consumer.app)
         self._channel: Any = None
 
     def include_if(self, consumer: Any) -> bool:
@@ -64,6 +62,7 @@ class RemoteControl(StartStopStep):  # type: ignore[misc]  # celery ships no typ
 
     def start(self, consumer: Any) -> None:
         """Begin to listen."""
+        self._replies.start()
         try:
             self._channel = consumer.connection.channel()
             # py-amqp would decode the body by any codec that the sender names.
@@ -99,34 +98,20 @@ class RemoteControl(StartStopStep):  # type: ignore[misc]  # celery ships no typ
         if name in _QUESTIONS:
             answer = _QUESTIONS[name](self._state)
         elif name in self._commands:
-            answer = self._obeyed(name, request.arguments or {})
+            answer = self._obey(name, request.arguments or {})
         else:
             # No name but Celery's is logged: a stranger chose it.
             log.warning("command_refused", command=name if name in Panel.data else "unknown")
             answer = {"error": "refused: this worker answers questions; worker.obey_commands makes it obey commands"}
         if request.reply_to:
-            self._reply(answer, request.reply_to.routing_key, request.ticket)
+            self._replies.put(Reply({self._hostname: answer}, request.reply_to.routing_key, request.ticket))
 
-    def _obeyed(self, name: str, arguments: dict[str, Any]) -> Any:
+    def _obey(self, name: str, arguments: dict[str, Any]) -> Any:
         log.warning("command_obeyed", command=name)
         try:
             return self._commands[name](self._state, **arguments)
         except Exception as error:
             return {"error": type(error).__name__}
-
-    def _reply(self, answer: Any, to: UUID, ticket: UUID | None) -> None:
-        # By the default exchange: which queues the exchange of replies leads to is up to whoever may write to the broker, and
-        # one of ours might be among them. No queue of ours is called like this.
-        queue = f"{to}.{self._app.control.mailbox.reply_exchange.name}"
-        options = {**publish_options(self._app), "delivery_mode": "transient", "mandatory": False}
-
-        def send(producer: Producer) -> None:
-            headers = {"ticket": ticket and str(ticket)}
-            producer.publish({self._hostname: answer}, routing_key=queue, headers=headers, serializer="json", **options)
-            if self._app.conf.broker_transport:
-                producer.channel.expire(queue, _REPLY_EXPIRES_S)
-
-        with_producer(self._app, "reply", send)
 
 
 def _parsed(body: str | bytes) -> _Request:
@@ -138,8 +123,8 @@ def _parsed(body: str | bytes) -> _Request:
     return _Request.model_validate_json(body if len(body) <= LARGEST_REQUEST_BYTES else b"")
 
 
-def _control_commands() -> dict[str, Callable[..., Any]]:
-    """Celery's commands that change a worker."""
+def _celerys_commands() -> dict[str, Callable[..., Any]]:
+    """Those that change a worker."""
     return {name: Panel.data[name] for name, info in Panel.meta.items() if info.type == "control"}
 
 

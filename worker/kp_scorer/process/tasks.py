@@ -9,7 +9,7 @@ from celery import Celery
 from celery.exceptions import Reject
 from celery.states import SUCCESS
 
-from kp_scorer.broker.task_message import TASK_NAME, TaskMessage, as_bytes, only_argument, trace_id_of
+from kp_scorer.broker.task_message import TASK_NAME, TaskMessage, as_bytes, only_argument, result_id, trace_id_of
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import EmbedderSick, InvalidTrace, Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
@@ -36,8 +36,7 @@ def register(app: Celery, lifecycle: Lifecycle, settings: WorkerSettings) -> Non
         message: TaskMessage = task.request.message
         with Holding(lifecycle, message.sent, task.request.received_s, "trace_waits") as holding:
             result = _scored(lifecycle, settings, holding, args, kwargs, message.deliveries)
-            if message.result_wanted:
-                _store_result(task, result)
+            store_result(task.app, message.sent, result)
 
 
 def _scored(
@@ -65,13 +64,24 @@ def _scored(
             raise Reject("given back", requeue=True) from None
 
 
-def _store_result(task: Any, result: dict[str, Any]) -> None:
-    """Store the result of a task for its producer, if that can be done: the decision is published whether or not."""
+def store_result(app: Celery, message: Any, result: dict[str, Any]) -> None:
+    """Store what became of a kombu message for its producer, if it asks for that and it can be done.
+
+    The decision is published, or the dead letter kept, whether or not.
+    """
+    task_id = result_id(message)
+    if not task_id:
+        return
     try:
-        task.backend.store_result(task.request.id, result, SUCCESS)
+        app.backend.store_result(task_id, result, SUCCESS)
     except Exception as error:
         # Celery would take it for a failure of the task.
         log.warning("result_not_stored", detail=type(error).__name__)
+
+
+def dead_result(trace_id: str, reason: Reason, detail: str) -> dict[str, Any]:
+    """The result of a task that made a dead letter."""
+    return {"trace_id": trace_id, "state": "dead", "reason": reason, "detail": detail}
 
 
 def _score(
@@ -134,4 +144,4 @@ def _bury(
     if decision is not None:
         runtime.publisher.publish(decision)
         return decision.model_dump(mode="json")
-    return {"trace_id": trace_id, "state": "dead", "reason": reason, "detail": detail}
+    return dead_result(trace_id, reason, detail)

@@ -43,6 +43,11 @@ class DeadLetter(NamedTuple):
     """Size of its payload."""
 
 
+def letter_id_of(payload: bytes) -> str:
+    """The id of the dead letter of a payload."""
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+
 class DeadLetters:
     """The dead-letter queue, each letter kept for 30 days after it was last heard of, unless newer ones need its room."""
 
@@ -79,7 +84,7 @@ class DeadLetters:
         Raises:
             ServiceUnavailable: Redis cannot be reached; the submission must be given back, not acknowledged.
         """
-        letter_id = hashlib.blake2b(payload, digest_size=16).hexdigest()
+        letter_id = letter_id_of(payload)
         keys = [*self._index(), self._keys.letter(letter_id), self._keys.pending, self._keys.counts]
         if trace_id:
             keys.append(self._keys.record(trace_id))

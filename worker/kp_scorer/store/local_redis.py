@@ -11,11 +11,9 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
-
-import redis
+from typing import IO, Final
 
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.store.children import dying_with_parent
@@ -24,6 +22,7 @@ _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 20.0
 _LOCK: Final = "lock"
 _PRIVATE: Final = 0o700
+_READY: Final = b"Ready to accept connections"
 
 
 def state_dir() -> Path:
@@ -37,34 +36,40 @@ def _note() -> Path:
 
 
 def running_url() -> str:
-    """URL of the embedded Redis that `kp-scorer up` runs for this user; empty if none answers."""
+    """URL of the embedded Redis that `kp-scorer up` runs for this user; empty if none runs.
+
+    Nothing is asked of whoever listens there: a note that nobody holds is of a server that has ended, whose port, and with it
+    the password and all that is submitted, another program may have got.
+    """
     try:
-        url = str(json.loads(_note().read_text("utf-8"))["url"])
-        with redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
-            client.ping()
-        return url
-    except (OSError, ValueError, KeyError, redis.RedisError):
-        return ""
+        with _note().open("rb") as note:
+            url = str(json.load(note)["url"])
+            try:
+                # Shared, or two commands that look at once would each take the other for the server.
+                fcntl.flock(note, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return url
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    return ""
 
 
-@contextmanager
-def advertised(url: str) -> Iterator[None]:
-    """Let other commands of this user find the embedded Redis at ``url`` while the context lasts."""
+def _new_note() -> IO[str]:
+    """Make a note that is empty, and held by whoever holds what is returned."""
     note = _note()
-    note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    note.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     # The URL holds the password, so it is for this user's eyes only. Another file of this name may be open to others.
     note.unlink(missing_ok=True)
-    with os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump({"url": url}, file)
-    try:
-        yield
-    finally:
-        note.unlink(missing_ok=True)
+    file = os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 @contextmanager
-def embedded_redis(data_dir: Path) -> Iterator[str]:
+def embedded_redis(data_dir: Path, *, advertise: bool = False) -> Iterator[str]:
     """Run a Redis on a port of its own, with a password and its append-only file in ``data_dir``; yield its URL.
+
+    With ``advertise``, other commands of this user find it for as long as it runs.
 
     Raises:
         SettingsError: no redis-server can be found, or the directory is another user's, used by another instance, or has
@@ -73,36 +78,55 @@ def embedded_redis(data_dir: Path) -> Iterator[str]:
     """
     executable = redis_executable()
     _make_private(data_dir)
-    with (data_dir / _LOCK).open("w") as lock, (data_dir / "redis.log").open("ab") as output:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SettingsError(f"--data-dir: {data_dir} is in use by another kp-scorer") from None
-        password = secrets.token_urlsafe(24)
-        port = _free_port()
-        # The server inherits the lock: should we be killed, the directory stays taken until it has ended too.
+    password, port = secrets.token_urlsafe(24), _free_port()
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    with ExitStack() as leaving:
+        held = [leaving.enter_context(_lock(data_dir))]
+        if advertise:
+            held.append(leaving.enter_context(_new_note()))
+            leaving.callback(_note().unlink, missing_ok=True)
+        output = leaving.enter_context((data_dir / "redis.log").open("ab"))
+        # To be read from where this server's lines begin. Opened by itself: where the server writes is shared.
+        log = leaving.enter_context((data_dir / "redis.log").open("rb"))
+        log.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             [executable, "-"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=[lock.fileno()],
+            pass_fds=[file.fileno() for file in held],
             # Ctrl-C goes to the whole foreground group; the server must outlive the workers that still finish their batch.
             start_new_session=True,
             preexec_fn=dying_with_parent(signal.SIGTERM),
         )
-        try:
-            _configure(process, data_dir, port, password)
-            url = f"redis://:{password}@127.0.0.1:{port}/0"
-            _wait_until_ready(process, url, data_dir)
-            yield url
-        finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        leaving.callback(_stop, process)
+        _configure(process, data_dir, port, password)
+        _wait_until_ready(process, log)
+        if advertise:
+            json.dump({"url": url}, held[-1])
+        # Held by the server alone from now on, the directory and the note are taken until it ends, however we do.
+        for file in held:
+            file.close()
+        yield url
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    lock = (data_dir / _LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise SettingsError(f"--data-dir: {data_dir} is in use by another kp-scorer") from None
+    return lock
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _make_private(data_dir: Path) -> None:
@@ -159,14 +183,13 @@ def _configure(process: "subprocess.Popen[bytes]", data_dir: Path, port: int, pa
         stdin.write("\n".join(lines).encode())
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str, data_dir: Path) -> None:
+def _wait_until_ready(process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
+    """Wait until the server says that it listens. It is not asked: another program may have got the port before it did."""
     deadline = time.monotonic() + _START_TIMEOUT_S
-    with redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1) as client:
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                client.ping()
-                return
-            except redis.RedisError:
-                # Not listening yet, or still loading its append-only file.
-                time.sleep(0.02)
-    raise ServiceUnavailable(f"embedded Redis did not start; see {data_dir / 'redis.log'}")
+    said = b""
+    while process.poll() is None and time.monotonic() < deadline:
+        said += log.read()
+        if _READY in said:
+            return
+        time.sleep(0.02)
+    raise ServiceUnavailable(f"embedded Redis did not start; see {log.name}")

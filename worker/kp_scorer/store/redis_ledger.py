@@ -111,6 +111,16 @@ class RedisLedger:
             rows = pipeline.execute()
         return [_record(*row) if row[0] else None for row in rows]
 
+    def noted(self, trace_id: str) -> bytes:
+        """The submission of a pending trace, as its client noted it; no bytes if there is none.
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
+        with unavailable_if_down("ledger"):
+            found: Any = self._client.hget(self._keys.record(trace_id), "submission")
+        return found or b""
+
     def decided(self, trace_ids: Sequence[str]) -> list[Decided | None]:
         """Read decisions in one round trip, in order; None where there is none.
 

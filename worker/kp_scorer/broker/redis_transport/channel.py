@@ -4,8 +4,6 @@ Kombu's own channel pops a message from the list and then notes it as unacknowle
 the message with it. It also ends its process, message and all, on an item that is no message.
 """
 
-import base64
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +17,13 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
-from kp_scorer.broker.redis_transport.broadcast import only_its_body
+from kp_scorer.broker.redis_transport.envelope import opened
+from kp_scorer.broker.redis_transport.mailbox import only_its_body
 from kp_scorer.broker.redis_transport.queue import RedisQueue, Taken
 from kp_scorer.broker.task_message import DELIVERY_COUNT, leave_packed
-from kp_scorer.decoding import check_values
-from kp_scorer.store.connection import is_full, leave_replicas
+from kp_scorer.store.connection import is_full, leave_replicas, refusal
 
 _SWEEP_EVERY_S: Final = 1.0
-_MOST_VALUES: Final = 1_000
-"""Of an envelope: it has some forty, and its body is one of them."""
 _PAUSE_WHEN_FULL_S: Final = 1.0
 
 log = structlog.get_logger("kp_scorer.broker.redis_transport")
@@ -142,16 +138,6 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         with self.conn_or_acquire() as client:
             self.queue(queue).sweep(client, int(self.visibility_timeout * 1_000), priorities, self.qos.held(queue))
 
-    def oversized(self, queue: str) -> int:
-        """How many messages of a queue are kept that were too large to be delivered whole."""
-        with self.conn_or_acquire() as client:
-            return self.queue(queue).oversized(client)
-
-    def whole(self, queue: str, beginning: bytes, *, remove: bool = False) -> bytes:
-        """The message that was too large to be delivered but for this beginning, if it is still kept; else no bytes."""
-        with self.conn_or_acquire() as client:
-            return self.queue(queue).whole(client, beginning, remove=remove)
-
     def expire(self, queue: str, seconds: int) -> None:
         """Have Redis remove a queue, whatever is in it, unless it is read before."""
         with self.conn_or_acquire() as client:
@@ -165,6 +151,16 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             # Kombu would log a traceback each second.
             if not is_full(error):
                 raise
+
+    def _receive_one(self, client: Any) -> Any:
+        try:
+            return super()._receive_one(client)
+        except redis.exceptions.ResponseError as error:
+            # Redis lets this user have no such channel, and says so only now. In the consumer's loop it would be an error of
+            # the connection, which would be made anew, and refused anew, for ever.
+            log.warning("remote_control_unavailable", detail=refusal(error))
+            self.active_fanout_queues.clear()
+            raise Empty from None
 
     def _handle_message(self, client: Any, response: Any) -> dict[str, Any]:
         published: dict[str, Any] = super()._handle_message(client, response)
@@ -261,7 +257,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         What else kombu reads, such as how a body is packed and where a message came from, is not its producer's to say.
         """
         try:
-            content_type, headers, body = _parts_of_message(taken.message)
+            content_type, headers, body = opened(taken.message)
         except Exception:
             # One of the many things that no message is.
             content_type, headers, body = "application/octet-stream", {}, taken.message
@@ -282,16 +278,3 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
 def _parts(tag: str) -> tuple[str, str]:
     digest, _, queue = tag.partition("@")
     return digest, queue
-
-
-def _parts_of_message(item: bytes) -> tuple[str, dict[str, Any], bytes]:
-    """Content type, headers and body of a message, or any of many errors if an item is none."""
-    check_values(item, _MOST_VALUES)
-    message = json.loads(item.decode("utf-8"))
-    body, encoding = message["body"].encode("utf-8", "surrogatepass"), message["properties"].get("body_encoding")
-    if not body or encoding not in (None, "", "base64"):
-        raise ValueError("nothing in it but an envelope, or a body in an encoding that no one knows")
-    if encoding == "base64":
-        # By default what is no base64 would be skipped, and with it bytes lost.
-        body = base64.b64decode(body, validate=True)
-    return message["content-type"], {**(message.get("headers") or {})}, body

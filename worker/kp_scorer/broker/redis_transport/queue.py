@@ -17,16 +17,15 @@ very same bytes are therefore one while both are in hand, which is what they are
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from kp_scorer.broker.task_message import BEGINNING_BYTES
 from kp_scorer.store.keys import KEPT_S
 from kp_scorer.store.scripts import lua_source
 
 _ACKNOWLEDGE, _GIVE_BACK, _PUT = (lua_source(__package__, name) for name in ("acknowledge", "give_back", "put"))
 _TAKE, _SWEEP = (lua_source(__package__, "oversized", name) for name in ("take", "sweep"))
-_WHOLE: Final = lua_source(__package__, "whole")
+_KEPT, _WHOLE = (lua_source(__package__, name) for name in ("kept", "whole"))
 
 _SWEPT_AT_ONCE: Final = 1_000
-BEGINNING_BYTES: Final = 65_536
-"""How much is delivered of a message that is too large."""
 
 
 class Taken(NamedTuple):
@@ -87,17 +86,23 @@ class RedisQueue:
         keys = [self.name, self.taking, self._in_hand, self._index, self._oversized, *priorities]
         client.eval(_SWEEP, len(keys), *keys, visibility_timeout_ms, _SWEPT_AT_ONCE, *self._sizes(), *held)
 
-    def oversized(self, client: Any) -> int:
+    def count_oversized(self, client: Any) -> int:
         """How many messages are kept that were too large to be delivered whole."""
         return int(client.llen(self._oversized))
 
-    def whole(self, client: Any, beginning: bytes, *, remove: bool = False) -> bytes:
-        """The message that was too large to be delivered but for this beginning, if it is still kept; else no bytes.
+    def oversized(self, client: Any) -> list[tuple[bytes, int]]:
+        """What was delivered of each of them, and its size in bytes, the oldest first."""
+        found = iter(client.eval(_KEPT, 1, self._oversized, BEGINNING_BYTES))
+        return list(zip(found, found, strict=True))
 
-        With ``remove`` it is kept no longer.
-        """
-        found: bytes | None = client.eval(_WHOLE, 1, self._oversized, beginning, int(remove))
-        return found or b""
+    def whole(self, client: Any, beginning: bytes) -> bytes | None:
+        """The newest of them of which this beginning was delivered, if it is still kept."""
+        found: bytes | None = client.eval(_WHOLE, 1, self._oversized, beginning, 0)
+        return found
+
+    def remove_oversized(self, client: Any, beginning: bytes) -> None:
+        """Keep none of them any longer of which this beginning was delivered."""
+        client.eval(_WHOLE, 1, self._oversized, beginning, 1)
 
     def _sizes(self) -> tuple[int, int, int]:
         return self._largest_bytes, BEGINNING_BYTES, KEPT_S

@@ -1,12 +1,17 @@
-"""What comes by Redis' publish and subscribe, to all workers at once, from anyone."""
+"""What comes to the mailbox of remote control by Redis' publish and subscribe: to all workers at once, from anyone."""
 
-import base64
 import json
 from typing import Final
 
 import structlog
 
-_LARGEST_BYTES: Final = 131_072
+from kp_scorer.broker.redis_transport.envelope import opened
+
+LARGEST_REQUEST_BYTES: Final = 65_536
+"""Of the body of a message in the mailbox."""
+
+_LARGEST_BYTES: Final = 2 * LARGEST_REQUEST_BYTES
+"""Of the whole message: a body in base64 is a third larger, and the rest is small."""
 
 log = structlog.get_logger("kp_scorer.broker.redis_transport")
 
@@ -22,14 +27,10 @@ def only_its_body(published: bytes) -> bytes:
     try:
         if len(published) > _LARGEST_BYTES:
             raise ValueError("too large")
-        message = json.loads(published)
-        body = message["body"]
-        if message["properties"].get("body_encoding") == "base64":
-            body = base64.b64decode(body, validate=True).decode()
-        if not (body and isinstance(body, str)):
-            raise ValueError("no body")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        log.warning("broadcast_ignored", detail=type(error).__name__)
+        body = opened(published).body.decode("utf-8")
+    except Exception as error:
+        # One of the many things that no message is.
+        log.warning("control_message_ignored", detail=type(error).__name__)
         return b""
     properties = {"delivery_tag": "", "delivery_info": {}}
     envelope = {"body": body, "content-type": "application/json", "content-encoding": "utf-8", "properties": properties}
