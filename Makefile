@@ -28,7 +28,7 @@ fix: install
 	$(BIN)/ruff format .
 
 # Two files at a time: most tests wait for servers and workers. More would measure how busy the machine is.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 quick: check
 	$(PYTEST) -m "not slow"

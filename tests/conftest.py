@@ -14,9 +14,10 @@ from kp_scorer.store import Store
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.local_redis import embedded_redis
 
+from tests.support.arena import Arena, BrokerName
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.processes import Worker, start_worker
-from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_virtual_host
+from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtual_host
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +111,21 @@ def worker(settings: Settings, tmp_path: Path) -> Iterator[Worker]:
     """One worker process that is ready for work."""
     with start_worker(settings, tmp_path / "worker.log") as started:
         yield started
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest) -> BrokerName:
+    """The broker of the case; one that has to do with one broker only is parametrised with that."""
+    name: BrokerName = request.param
+    return name
+
+
+@pytest.fixture
+def arena(broker: BrokerName, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
+    """A store and a broker of the test's own, both to be harmed."""
+    url = str(request.getfixturevalue("rabbitmq_url")) if broker == "rabbitmq" else ""
+    with Arena(broker, url, tmp_path, own_queues()) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

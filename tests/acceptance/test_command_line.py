@@ -19,6 +19,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.settings import Settings, as_environment
 from kp_scorer.store import Store
 
+from tests.support.commands import COMMAND, run
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Worker, start_worker, wait_until
 from tests.support.traces import fresh_samples, new_id
@@ -26,19 +27,6 @@ from tests.support.traces import fresh_samples, new_id
 NOWHERE = "redis://127.0.0.1:1/0"
 COMMANDS = ["demo", "up", "worker", "submit", "decisions", "status", "stats", "score", "audit", "forget", "schema", "reference"]
 COMMANDS += ["cache info", "cache clear", "dead-letter list", "dead-letter show", "dead-letter replay", "dead-letter drop"]
-
-
-def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "kp_scorer.cli", *arguments],
-        input=stdin,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def rows(output: str) -> list[dict[str, Any]]:
@@ -120,7 +108,7 @@ def test_decisions_takes_each_decision_once(at_worker: dict[str, str]) -> None:
 def test_decisions_follow_prints_what_comes_in_until_ctrl_c(at_worker: dict[str, str]) -> None:
     run("decisions", **at_worker)
     (trace,) = fresh_samples(1)
-    arguments = [sys.executable, "-m", "kp_scorer.cli", "decisions", "--follow"]
+    arguments = [*COMMAND, "decisions", "--follow"]
     with subprocess.Popen(arguments, env=os.environ | at_worker, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as follow:
         assert follow.stdout
         run("submit", "-", stdin=lines(trace), **at_worker)
@@ -240,7 +228,7 @@ def test_submit_goes_on_when_stdout_cannot_be_written(settings: Settings, broken
     # Nobody consumes this database's queue.
     with open(writing, "wb") if broken == "closed" else Path("/dev/full").open("wb") as stdout:  # noqa: PTH123 - a descriptor
         done = subprocess.run(
-            [sys.executable, "-m", "kp_scorer.cli", "submit", "-"],
+            [*COMMAND, "submit", "-"],
             input="{broken\n" + lines(*fresh_samples(5)),
             env=os.environ | {"KP_BROKER_URL": settings.broker.url},
             stdout=stdout,
@@ -260,7 +248,7 @@ def test_submit_goes_on_when_stdout_cannot_be_written(settings: Settings, broken
 def test_a_full_disk_behind_stdout_is_named(command: list[str]) -> None:
     with Path("/dev/full").open("wb") as stdout:
         done = subprocess.run(
-            [sys.executable, "-m", "kp_scorer.cli", *command],
+            [*COMMAND, *command],
             input=lines(*fresh_samples(2)),
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -411,7 +399,7 @@ def test_demo_without_an_embedder_says_so_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_up_serves_the_other_commands_and_stops_on_ctrl_c(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "kp_scorer.cli", "up", "--workers", "2", "--data-dir", str(tmp_path / "data")]
+    arguments = [*COMMAND, "up", "--workers", "2", "--data-dir", str(tmp_path / "data")]
     without_embedder = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     traces = fresh_samples(10)
     with subprocess.Popen(arguments, env=without_embedder, stderr=subprocess.DEVNULL) as up:
@@ -431,7 +419,7 @@ def test_up_serves_the_other_commands_and_stops_on_ctrl_c(tmp_path: Path) -> Non
 
 
 def test_what_up_has_started_ends_with_it_even_if_it_is_killed(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "kp_scorer.cli", "up", "--data-dir", str(tmp_path / "data")]
+    arguments = [*COMMAND, "up", "--data-dir", str(tmp_path / "data")]
     with subprocess.Popen(arguments, env=os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}, stderr=subprocess.DEVNULL) as up:
         started = psutil.Process(up.pid)
         # A Redis and a worker.

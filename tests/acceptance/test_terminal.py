@@ -1,9 +1,7 @@
 """Commands that show what others sent show nothing that a terminal acts on."""
 
 import json
-import os
 import subprocess
-import sys
 from typing import Any, Final
 
 from kp_scorer.characters import acts
@@ -11,20 +9,13 @@ from kp_scorer.settings import Settings, as_environment
 from kp_scorer.store import Store
 
 from tests.support.builders import minimal_payload, step
+from tests.support.commands import run
 
 ODD: Final = "a\x1b]0;owned\x07\x1b[2J\x7f\x9b31m\u202egnp.exe\u2028c"
 
 
-def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
-    found = subprocess.run(
-        [sys.executable, "-m", "kp_scorer.cli", *arguments],
-        input=stdin,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def run_shown(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+    found = run(*arguments, stdin=stdin, **variables)
     assert not any(acts(line) for line in (found.stdout + found.stderr).split("\n"))
     return found
 
@@ -40,7 +31,8 @@ def hostile_payloads() -> list[dict[str, Any]]:
 
 def test_score_tells_of_odd_traces_without_showing_them() -> None:
     lines = [json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()]
-    found = run("score", "--embedder", "none", "-", stdin="\n".join([*lines, f"{ODD}".replace("\u2028", ""), f'{{"{ODD}": 1']))
+    lines += [ODD.replace("\u2028", ""), f'{{"{ODD}": 1']
+    found = run_shown("score", "--embedder", "none", "-", stdin="\n".join(lines))
     states = [json.loads(line).get("state", "decided") for line in found.stdout.splitlines()]
     assert states == ["invalid", "invalid", "decided", "invalid", "invalid"]
     assert "line 2: metadata.task_domain: expected no control" in found.stderr
@@ -52,7 +44,7 @@ def test_dead_letters_show_what_was_sent_with_every_odd_character_escaped(settin
     sent = [*(json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()), *texts]
     for text in sent:
         store.dead_letters.bury(text.encode(), "malformed", "body: expected JSON")
-    found = run("dead-letter", "show", **as_environment(settings))
+    found = run_shown("dead-letter", "show", **as_environment(settings))
     shown = [json.loads(line)["payload"] for line in found.stdout.splitlines()]
     for text in sent:
         assert (text if text in texts else json.loads(text)) in shown

@@ -3,7 +3,6 @@
 import json
 import signal
 import tracemalloc
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceDead
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
+from tests.support.bombs import GZIP, bombs
 from tests.support.crashing_worker import KILLS
 from tests.support.documents import code_with
 from tests.support.outcomes import published
@@ -184,7 +184,7 @@ def test_what_is_no_submission_keeps_its_body_as_a_dead_letter(rabbitmq: RabbitM
     app, letters, queues = make_celery(settings), store.dead_letters, submission_queues(settings)
     assert queues.dead
     declare_queues(app, queues.in_order)
-    bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}', zlib.compress(b"[" + b" " * 2**28)]
+    bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}', bombs()[GZIP]]
     for body in bodies:
         _publish(app, rabbitmq.name("dead"), body)
     tracemalloc.start()
@@ -323,7 +323,7 @@ def _publish(app: Celery, queue: str, body: bytes) -> None:
             content_type="application/json",
             content_encoding="utf-8",
             # Which most are not: decompressing those fails.
-            headers={"compression": "application/x-gzip"},
+            headers={"compression": GZIP},
             **publish_options(app),
         )
 

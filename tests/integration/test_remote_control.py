@@ -25,6 +25,7 @@ from kp_scorer.process.remote_control import RemoteControl
 from kp_scorer.process.replies import MOST_WAITING
 from kp_scorer.settings import Settings, load_settings
 
+from tests.support.bombs import GZIP, bombs
 from tests.support.crashing_worker import STALLS
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, Worker, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ, own_queues
@@ -273,8 +274,8 @@ def _hostile(settings: Settings) -> Iterator[tuple[bytes, dict[str, Any]]]:
     }
     yield from ((body, {}) for body in (b"[]", b"null", b"7", b"{}", b"{", b"", b"\xff\xfe", MARKER.encode(), b"[" * 60_000))
     yield pickle.dumps({"method": "shutdown"}), {"content_type": "application/x-python-serialize"}
-    yield zlib.compress(shutdown), {"headers": {"compression": "application/x-gzip"}}
-    yield zlib.compress(b" " * 2**27), {"headers": {"compression": "application/x-gzip"}}
+    yield zlib.compress(shutdown), {"headers": {"compression": GZIP}}
+    yield bombs()[GZIP], {"headers": {"compression": GZIP}}
     yield b" " * LARGEST_REQUEST_BYTES + _request(), {}
     yield from ((_request(), {"headers": {"clock": clock}}) for clock in ("x", 2**62, -1))
     yield from ((_request(), {"content_encoding": encoding}) for encoding in ("bz2_codec", "punycode", MARKER))

@@ -1,18 +1,16 @@
 """What someone may put on the queue of traces who may do nothing else. Whatever can quote it must not: it holds a marker."""
 
-import bz2
 import json
-import lzma
 import pickle
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
-from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.broker.task_message import PACKED_BY, TASK_NAME
 
+from tests.support.bombs import GZIP, bombs
 from tests.support.traces import short_traces
 
 MARKER: Final = "Xylophonia"
@@ -70,8 +68,6 @@ _OLD_FIELDS: Final = (
 _TASKS: Final = ("", MARKER, f"pay.{MARKER}", "celery.backend_cleanup", "celery.chain", [TASK_NAME], {TASK_NAME: 1}, None, 5)
 _TYPES: Final = ("application/x-python-serialize", "application/data", "application/x-yaml", "text/plain", MARKER, "")
 _ENCODINGS: Final = ("bz2_codec", "zlib_codec", "punycode", "utf-16", "unicode_escape", "idna", "rot13", "base64", MARKER)
-_BOMB_BYTES: Final = 2**28
-_PIECES: Final = 64
 
 
 class Attack(NamedTuple):
@@ -151,25 +147,25 @@ def _odd_contents(traces: Traces) -> Iterator[Attack]:
 
 
 def _packed(traces: Traces) -> Iterator[Attack]:
-    attack = _attack(next(traces), {"compression": "application/x-gzip"})
+    attack = _attack(next(traces), {"compression": GZIP})
     yield attack._replace(body=zlib.compress(attack.body))
     yield attack._replace(trace_id="", body=zlib.compress(attack.body)[:-10])
     # The name that the header has only once a message is here.
-    gzip = {PACKED_BY: "application/x-gzip"}
+    gzip = {PACKED_BY: GZIP}
     yield _attack(next(traces), gzip)
     alone = _attack(next(traces), gzip)
     yield alone._replace(trace_id="", body=zlib.compress(alone.body))
     for other in (*gzip.values(), "brotli", [MARKER]):
-        beside = _attack(next(traces), {"compression": "application/x-gzip", PACKED_BY: other})
+        beside = _attack(next(traces), {"compression": GZIP, PACKED_BY: other})
         yield beside._replace(body=zlib.compress(beside.body))
-    for compression in ("application/x-gzip", "application/x-bz2", "application/x-lzma", "brotli", MARKER, [MARKER], 5):
-        bomb = _bombs().get(str(compression), MARKER.encode())
+    for compression in (GZIP, "application/x-bz2", "application/x-lzma", "brotli", MARKER, [MARKER], 5):
+        bomb = bombs().get(str(compression), MARKER.encode())
         attack = _attack(next(traces), {"compression": compression})._replace(body=bomb)
-        attack = _too_costly(attack) if compression == "application/x-gzip" else attack._replace(trace_id="")
+        attack = _too_costly(attack) if compression == GZIP else attack._replace(trace_id="")
         yield attack
         yield attack._replace(headers={**attack.headers, "shadow": [1], "ignore_result": False})
-    for name, bomb in _bombs().items():
-        codec = {"application/x-gzip": "zlib_codec", "application/x-bz2": "bz2_codec"}.get(name, "punycode")
+    for name, bomb in bombs().items():
+        codec = {GZIP: "zlib_codec", "application/x-bz2": "bz2_codec"}.get(name, "punycode")
         yield _attack(next(traces), {})._replace(
             trace_id="", body=bomb, content_type="application/data", content_encoding=codec
         )
@@ -197,14 +193,3 @@ def _attack(trace: dict[str, Any], headers: dict[str, Any], embed: Any = None) -
 
 def _too_costly(attack: Attack) -> Attack:
     return attack._replace(trace_id="", dead_id=attack.trace_id)
-
-
-@cache
-def _bombs() -> dict[str, bytes]:
-    """A quarter of a gigabyte each, once unpacked; some kinds can be made of pieces."""
-    piece = b"[" * (_BOMB_BYTES // _PIECES)
-    return {
-        "application/x-gzip": zlib.compress(piece * _PIECES, 1),
-        "application/x-bz2": bz2.compress(piece, 1) * _PIECES,
-        "application/x-lzma": lzma.compress(piece, preset=0) * _PIECES,
-    }

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from kp_scorer.broker.task_message import TASK_NAME
 
+from tests.support.bombs import GZIP
 from tests.support.damage import damaged
 from tests.support.mutations import base_texts, mutated_payload, odd_value
 
@@ -68,7 +69,7 @@ _ODD_HEADERS: Final[dict[str, tuple[Any, ...]]] = {
     "parent_id": (5, [], {}),
     "origin": (5, [], {}),
     "shadow": (5, [], "x" * 10_000),
-    "compression": ("application/x-gzip", "zlib", "no-such", 5, []),
+    "compression": (GZIP, "zlib", "no-such", 5, []),
     "stamped_headers": (5, "x", ["a"], {}),
     "stamps": (5, [1], "x"),
     "lang": (None, 5, "\0", "js"),
@@ -190,7 +191,7 @@ def _odd_type(chance: random.Random, trace: dict[str, Any], token: str) -> Envel
         case _:
             made["body"] = base64.b64encode(zlib.compress(base64.b64decode(made["body"]))).decode()
             if chance.random() < 0.5:
-                made["headers"]["compression"] = "application/x-gzip"
+                made["headers"]["compression"] = GZIP
     return made
 
 

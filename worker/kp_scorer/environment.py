@@ -5,9 +5,19 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from pydantic_settings import EnvSettingsSource
+
 from kp_scorer.errors import SettingsError
 
 _ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
+
+
+class Variables(EnvSettingsSource):
+    """The environment without what Kubernetes puts there."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        links = service_links(os.environ)
+        return {name: value for name, value in super()._load_env_vars().items() if name.upper() not in links}
 
 
 def refuse_unknown_variables(sections: Iterable[str]) -> None:

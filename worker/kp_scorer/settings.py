@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -20,7 +19,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from kp_scorer.decision import Dimensions, Outcome
 from kp_scorer.decoding import Count, Limits
-from kp_scorer.environment import refuse_unknown_variables, service_links
+from kp_scorer.environment import Variables, refuse_unknown_variables
 from kp_scorer.errors import SettingsError
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
@@ -254,7 +253,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, _Variables(settings_cls), TomlConfigSettingsSource(settings_cls, config)
+            return init_settings, Variables(settings_cls), TomlConfigSettingsSource(settings_cls, config)
 
     refuse_unknown_variables(Settings.model_fields)
     try:
@@ -265,14 +264,6 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
         raise SettingsError(f"{config}: {error}") from None
     except SourceError as error:
         raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
-
-
-class _Variables(EnvSettingsSource):
-    """The environment without what Kubernetes puts there."""
-
-    def _load_env_vars(self) -> Mapping[str, str | None]:
-        links = service_links(os.environ)
-        return {name: value for name, value in super()._load_env_vars().items() if name.upper() not in links}
 
 
 def _explain(error: ErrorDetails) -> str:

@@ -28,12 +28,11 @@ _LEFT_OUT: Final = (
     "celery.worker.consumer.delayed_delivery:DelayedDelivery",
 )
 
+_REPLACED: Final = {"celery.worker.consumer.control:Control": RemoteControl}
+
 _HEARTBEAT_S: Final = 1.0
 
 log = structlog.get_logger("kp_scorer.process.consumer")
-
-
-_REPLACED: Final = {"celery.worker.consumer.control:Control": RemoteControl}
 
 
 class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types

@@ -62,7 +62,6 @@ class RemoteControl(StartStopStep):  # type: ignore[misc]  # celery ships no typ
 
     def start(self, consumer: Any) -> None:
         """Begin to listen."""
-        self._replies.start()
         try:
             self._channel = consumer.connection.channel()
             # py-amqp would decode the body by any codec that the sender names.

@@ -38,13 +38,7 @@ class Replies:
         """Publish by this app."""
         self._app = app
         self._waiting: Queue[Reply] = Queue(MOST_WAITING)
-        self._started = False
-
-    def start(self) -> None:
-        """Begin to publish; once, whatever number of times it is said."""
-        if not self._started:
-            self._started = True
-            threading.Thread(target=self._publish_all, name="replies", daemon=True).start()
+        threading.Thread(target=self._publish_all, name="replies", daemon=True).start()
 
     def put(self, reply: Reply) -> None:
         """Have a reply published when its turn comes, unless too many wait."""
