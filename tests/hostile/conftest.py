@@ -15,6 +15,7 @@ def fleet(arena: Arena) -> Iterator[Fleet]:
     with arena.redis.connect() as admin:
         admin.execute_command("ACL", "SETUSER", "scorer", "on", ">secret", "~kp:*", "+@all")
     url = arena.redis.url.replace("//", "//scorer:secret@")
-    settings = arena.settings(redis__url=url, worker__concurrency=16, worker__batch_size=32)
+    # Nothing is broken here: a broker that is busy for a second shall be waited for.
+    settings = arena.settings(redis__url=url, broker__timeout_s=5.0, worker__concurrency=16, worker__batch_size=32)
     with start_fleet(settings, arena.directory / "logs", 1, SMALL_WORKER) as started:
         yield started

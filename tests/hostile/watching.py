@@ -6,6 +6,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from kombu.exceptions import OperationalError
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.settings import Settings
 
@@ -55,4 +56,6 @@ class Monitor:
         inspect = self._app.control.inspect(timeout=2, limit=1)
         while not self._ended.is_set():
             for question in ("active", "reserved", "scheduled"):
-                self.answers.append((question, getattr(inspect, question)() or {}))
+                # A broker that is busy for some seconds answers the next one.
+                with suppress(OperationalError, TimeoutError):
+                    self.answers.append((question, getattr(inspect, question)() or {}))
