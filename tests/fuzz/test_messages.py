@@ -50,7 +50,7 @@ def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
 
 def _has_ended(worker: Worker) -> bool:
     """It went down, or in circles: what nobody could ever handle, given back again and again."""
-    return worker.process.poll() is not None or len(worker.events("trace_given_back")) > 10
+    return worker.process.poll() is not None or len(worker.events("message_given_back")) > 10
 
 
 def _is_quiet(redis_client: redis.Redis, settings: Settings) -> bool:

@@ -25,7 +25,7 @@ def set_aside(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Any:
         for message in messages:
             redis_client.lpush(QUEUE.name if request.param == "taken" else QUEUE.taking, message)
             if request.param == "taken":
-                QUEUE.take(redis_client)
+                QUEUE.take(redis_client, 1)
             else:
                 QUEUE.sweep(redis_client, 60_000, (), ())
         kept: Any = redis_client.lrange("traces.oversized", 0, -1)

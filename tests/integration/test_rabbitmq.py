@@ -12,7 +12,6 @@ from typing import Any
 
 import amqp
 import pytest
-from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
@@ -22,7 +21,7 @@ from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.task_message import BEGINNING_BYTES, DELIVERY_COUNT, deliveries_by, largest_body_bytes
 from kp_scorer.client import Client
-from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceDead
+from kp_scorer.errors import SettingsError, TraceDead
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
@@ -48,28 +47,6 @@ def test_decisions_go_to_the_queues_of_their_outcomes(rabbitmq: RabbitMQ, tmp_pa
     assert {outcome: rabbitmq.waiting(outcome) for outcome in outcomes} == outcomes
     with Client(settings) as client:
         _published_as_decided(settings, client, payloads)
-
-
-def test_a_refused_message_raises(rabbitmq: RabbitMQ) -> None:
-    settings = rabbitmq.settings(queues__results_limit=3)
-    app = make_celery(settings)
-    queue = results_queue(settings, "accepted")
-    declare_queues(app, [queue])
-
-    for _ in range(3):
-        _publish(app, queue.name, b"7")
-    # RabbitMQ may take one or two more than the limit.
-    with pytest.raises(MessageNacked):
-        wait_until(lambda: _publish(app, queue.name, b"7"))
-    app.close()
-    wait_until(lambda: 3 <= rabbitmq.waiting("accepted") < 10)
-
-
-def test_a_message_without_a_queue_raises(rabbitmq: RabbitMQ) -> None:
-    app = make_celery(rabbitmq.settings())
-    with pytest.raises(ServiceUnavailable, match="NO_ROUTE"):
-        _publish(app, rabbitmq.name("accepted"), b"7")
-    app.close()
 
 
 def test_deliveries_are_counted_whatever_a_producer_counts(rabbitmq: RabbitMQ) -> None:

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -288,3 +288,42 @@ def test_the_clock_of_a_consumer_does_not_matter(
     monkeypatch.setattr(time, "time", lambda: 4_000_000_000.0)
     channel.sweep(QUEUE)
     assert take(channel) is None
+
+
+@contextmanager
+def consuming(channel: Channel, prefetch: int) -> Iterator[tuple[Connection, list[Any]]]:
+    """Consume as a worker does, and give the connection to be drained, and what it delivers."""
+    came: list[Any] = []
+    connection = channel.connection.client
+    channel.basic_qos(0, prefetch, False)
+    with connection.Consumer([queue_of_traces()], callbacks=[lambda _, message: came.append(message)], channel=channel):
+        yield connection, came
+
+
+def test_what_waits_is_taken_together_as_far_as_the_consumer_may_hold_more(
+    connection: Connection, channel: Channel, redis_client: redis.Redis
+) -> None:
+    for number in range(10):
+        publish(connection, number)
+    with consuming(channel, prefetch=7) as (draining, came):
+        calls = int(redis_client.info("commandstats").get("cmdstat_eval", {}).get("calls", 0))
+        draining.drain_events(timeout=5)
+        assert [message.payload for message in came] == list(range(7))
+        assert redis_client.llen(QUEUE) == 3
+        after = redis_client.info("commandstats")["cmdstat_eval"]["calls"]
+        assert int(after) - calls <= 2
+        channel.qos.ack_all([message.delivery_tag for message in came])
+        assert redis_client.hlen("traces.in_hand") == 0
+        draining.drain_events(timeout=5)
+        assert [message.payload for message in came[7:]] == [7, 8, 9]
+
+
+def test_no_more_is_taken_at_once_than_memory_should_hold(
+    connection: Connection, channel: Channel, redis_client: redis.Redis
+) -> None:
+    for _ in range(4):
+        publish(connection, "x" * 600_000)
+    with consuming(channel, prefetch=10) as (draining, came):
+        draining.drain_events(timeout=5)
+        assert len(came) == 2
+        assert redis_client.llen(QUEUE) == 2

@@ -66,7 +66,7 @@ def test_a_full_results_queue_stops_the_worker_until_it_is_read(limited: Setting
 
         wait_until(all_read)
         assert worker.events("results_drained")
-        assert worker.events("trace_given_back") == []
+        assert worker.events("message_given_back") == []
         assert worker.process.poll() is None
 
 

@@ -1,12 +1,11 @@
 """Whoever changes the books beside the workers: clients, the reconciler, and people at the command line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kp_scorer.broker.task_message import as_bytes
 from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, TraceConflict
 from kp_scorer.process import reconciler
@@ -120,13 +119,14 @@ def patched_broker() -> Iterator[None]:
     def waiting(app: Any, _queue: object) -> int:
         return 0 if app.is_empty() else 1
 
-    def send_trace(app: Any, _queues: object, _trace_id: str, payload: object) -> None:
-        stop_before("send")
-        app.send(by_bytes(as_bytes(payload)))
+    def send_traces(app: Any, _queues: object, submissions: Sequence[tuple[str, bytes]]) -> None:
+        for _, submission in submissions:
+            stop_before("send")
+            app.send(by_bytes(submission))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reconciler, "waiting", waiting)
-        patch.setattr(reconciler, "send_trace", send_trace)
+        patch.setattr(reconciler, "send_traces", send_traces)
         yield
 
 

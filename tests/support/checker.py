@@ -26,6 +26,7 @@ def check(
     lost writes, the log may lack entries of decisions that were made before, and of ``decided_twice`` a decision that it lost
     may have been published.
     """
+    settings = _patient(settings)
     with Client(settings) as client, Store.open(settings) as store:
         statuses = dict(zip(submitted, client.look_up(list(submitted)), strict=True))
         found = list(store.dead_letters.read())
@@ -38,6 +39,12 @@ def check(
         others = letters[""] + sum(letter.reason == "conflict" for letter in found)
         ends = Counts(len(statuses) + others, 0, len(decided), len(dead) + others)
         assert counts == ends, f"the counts do not add up: {counts}"
+
+
+def _patient(settings: Settings) -> Settings:
+    """The same settings, of someone who waits for servers that are busy."""
+    broker = settings.broker.model_copy(update={"timeout_s": 10.0, "submit_timeout_s": 30.0})
+    return settings.model_copy(update={"broker": broker, "redis": settings.redis.model_copy(update={"timeout_s": 10.0})})
 
 
 def _ended_once(statuses: Mapping[str, Status | None], letters: Counter[str], dead: Collection[str]) -> dict[str, Status]:

@@ -34,7 +34,7 @@ from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.task_message import as_sent, raw_body
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.process import consumer, tasks
+from kp_scorer.process import consumer
 from kp_scorer.process.consumer import KeepingConsumer
 from kp_scorer.store import RedisLedger
 
@@ -48,7 +48,7 @@ KILLS = "kills-the-worker"
 
 PANICS = "panics-in-the-task"
 """A text with this word takes all memory from the consumer, the first time that a process meets it; the second time it raises
-what is no Exception, in the task that decodes it."""
+what is no Exception, where it is decoded."""
 
 STALLS = "stalls-the-batch"
 """A text with this word takes ``STALL_S`` seconds, the first time that a process meets it."""
@@ -107,7 +107,7 @@ def _take_from_redis(parse_response: Callable[..., Any]) -> Callable[..., Any]:
     def parse(self: Any, connection: Any, command: str, **options: Any) -> Any:
         reply = parse_response(self, connection, command, **options)
         # Only kombu's channel names the command it waits for; a message comes as a list, or as itself.
-        if command in _TAKING_COMMANDS and isinstance(reply, bytes | list):
+        if command in _TAKING_COMMANDS and isinstance(reply, bytes | list) and reply:
             _TAKEN.passed()
         return reply
 
@@ -133,9 +133,11 @@ def _commit(commit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _publish(publish: Callable[..., Any]) -> Callable[..., Any]:
-    def publish_or_die(*args: Any) -> None:
-        publish(*args)
-        _PUBLISHED.passed()
+    def publish_or_die(self: Any, decisions: Sequence[Any]) -> Any:
+        errors = publish(self, decisions)
+        for _ in decisions:
+            _PUBLISHED.passed()
+        return errors
 
     return publish_or_die
 
@@ -185,9 +187,9 @@ def main() -> None:
     _wrap(redis.Redis, "parse_response", _take_from_redis)
     _wrap(amqp.channel.Channel, "_on_basic_deliver", _take_from_rabbitmq)
     _wrap(RedisLedger, "commit", _commit)
-    _wrap(Publisher, "publish", _publish)
+    _wrap(Publisher, "publish_all", _publish)
     _wrap(consumer, "task_in", _run_out_of_memory)
-    _wrap(tasks, "decode_trace", _panic)
+    _wrap(consumer, "decode_trace", _panic)
     if "DELIVERED_TWICE" in os.environ:
         _wrap(KeepingConsumer, "_handle_or_keep", _deliver_twice)
     run(TroubledEmbedder)

@@ -46,7 +46,28 @@ class GatedWork:
         pass
 
 
-Batcher = MicroBatcher[int, list[int], int]
+class Batcher:
+    """A batcher whose results come as futures."""
+
+    def __init__(self, work: GatedWork, max_batch: int) -> None:
+        self._batcher: MicroBatcher[int, list[int], int, Future[int]] = MicroBatcher(work, self._hand_on, max_batch)
+        self.stop = self._batcher.stop
+        self.handed_on: list[list[int | Exception]] = []
+
+    def submit(self, item: int) -> "Future[int]":
+        future: Future[int] = Future()
+        self._batcher.submit(item, future)
+        return future
+
+    def _hand_on(self, ended: Sequence[tuple["Future[int]", int | Exception]]) -> None:
+        self.handed_on.append([result for _, result in ended])
+        for future, result in ended:
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+
 Start = Callable[[GatedWork, int], Batcher]
 
 
@@ -56,7 +77,7 @@ def start() -> Iterator[Start]:
     started: list[tuple[GatedWork, Batcher]] = []
 
     def begin(work: GatedWork, max_batch: int) -> Batcher:
-        started.append((work, MicroBatcher(work, max_batch)))
+        started.append((work, Batcher(work, max_batch)))
         return started[-1][1]
 
     yield begin
@@ -105,6 +126,13 @@ def test_whatever_waits_becomes_one_batch(start: Start) -> None:
     work = GatedWork()
     results(hand_over(start(work, 8), work, [1, 2, 3, 4]))
     assert work.batches == [[1], [2, 3, 4]]
+
+
+def test_a_batch_is_handed_on_together(start: Start) -> None:
+    work = GatedWork()
+    batcher = start(work, 8)
+    results(hand_over(batcher, work, [1, 2, 3, 4]))
+    assert batcher.handed_on == [[2], [4, 6, 8]]
 
 
 def test_batch_is_bounded_and_the_rest_follows_in_order(start: Start) -> None:
@@ -175,7 +203,7 @@ def test_outage_while_items_are_tried_one_by_one_fails_only_those_it_meets(start
 @pytest.mark.parametrize("max_batch", [1, 2, 8])
 def test_stop_finishes_what_was_handed_over(max_batch: int) -> None:
     work = GatedWork()
-    batcher = MicroBatcher(work, max_batch)
+    batcher = Batcher(work, max_batch)
     futures = hand_over(batcher, work, range(7))
     batcher.stop()
     assert all(future.done() for future in futures)
@@ -184,7 +212,7 @@ def test_stop_finishes_what_was_handed_over(max_batch: int) -> None:
 
 def test_stop_of_an_idle_batcher_ends_at_once_and_does_no_work() -> None:
     work = GatedWork()
-    MicroBatcher(work, 8).stop()
+    Batcher(work, 8).stop()
     assert work.batches == []
 
 
@@ -272,7 +300,7 @@ def test_a_batch_that_fails_in_the_second_stage_is_tried_one_by_one(start: Start
 
 def test_stop_waits_for_what_has_to_be_tried_alone() -> None:
     work = TwoStages(wants_alone=[1, 2, 3])
-    batcher: Batcher = MicroBatcher(work, 4)
+    batcher = Batcher(work, 4)
     futures = [batcher.submit(item) for item in range(5)]
     work.finish_gate.set()
     batcher.stop()

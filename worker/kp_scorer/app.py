@@ -20,7 +20,7 @@ def create_app(settings: Settings, load_embedder: LoadEmbedder = select_embedder
     app = make_celery(settings)
     lifecycle = Lifecycle(app, settings, load_embedder)
     app.conf.worker_consumer = partial(KeepingConsumer, lifecycle=lifecycle, settings=settings)
-    register(app, lifecycle, settings.worker)
+    register(app)
     # Celery's own tasks would consume a message that names one; unregistered, the message becomes a dead letter.
     app.finalize()
     for name in [name for name in app.tasks if name.startswith("celery.")]:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from celery import Celery
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import send_trace
+from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
@@ -105,7 +105,7 @@ class Client:
         """
         payload, checked = self._checked(trace)
         noted = Submission(checked.id, checked.digest(), json.dumps(payload, ensure_ascii=False).encode())
-        self._do(lambda: self._submit(noted, payload), timeout_s, _SUBMITTED_TOO_LATE)
+        self._do(lambda: self._submit(noted), timeout_s, _SUBMITTED_TOO_LATE)
         return checked.id
 
     def look_up(self, trace_ids: Sequence[str], timeout_s: float | None = None) -> list[Status | None]:
@@ -179,13 +179,13 @@ class Client:
     def _do(self, errand: Callable[[], Found], timeout_s: float | None = None, too_late: str = "") -> Found:
         return self._errands.run(errand, self._timeout_s if timeout_s is None else timeout_s, too_late)
 
-    def _submit(self, noted: Submission, payload: dict[str, Any]) -> None:
+    def _submit(self, noted: Submission) -> None:
         # Noted before it is sent: a message lost on the way leaves a trace that is visibly pending.
         (state,) = self._store.ledger.open([noted])
         if isinstance(state, TraceConflict):
             raise state
         if state == "pending":
-            send_trace(self._app, self._queues, noted.trace_id, payload)
+            send_traces(self._app, self._queues, [(noted.trace_id, noted.payload)])
 
     def _close(self) -> None:
         self._app.close()

@@ -2,14 +2,14 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
-from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu import Producer, Queue
 
-from kp_scorer.broker.publishing import publish_options, waiting, with_producer
+from kp_scorer.broker.publishing import Outgoing, publish_all, waiting, with_producer
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import QueueSettings, WhenFull
@@ -44,66 +44,52 @@ class Outbox:
         self._untold = 0
         self._tell_again_at = 0.0
 
-    def put(self, decision: Decision) -> None:
-        """Publish a decision; if the queue is full and the settings say so, in place of the oldest.
+    def put_all(self, decisions: Sequence[Decision]) -> list[bool]:
+        """Publish decisions, in order; where the queue is full and the settings say so, in place of the oldest.
+
+        Returns:
+            For each whether it is published; the queue is full for the others.
 
         Raises:
             SettingsError: RabbitMQ has a queue of this name with other arguments.
-            ServiceUnavailable: the broker cannot be reached, or the queue is full.
+            ServiceUnavailable: the broker cannot be reached; any of them may be published.
         """
-        if not self._has_room():
-            self._require_dropping()
-            self._drop_oldest(1)
-        if self._publish(decision):
-            return
-        # Others have filled it since.
-        self._require_dropping()
-        self._drop_to_low_water()
-        if not self._publish(decision):
-            raise self._is_full()
+        room = self._take_room(len(decisions))
+        if room < len(decisions) and self._drops_oldest:
+            self._drop_oldest(len(decisions) - room)
+            room = len(decisions)
+        taken = self._publish(decisions[:room])
+        if self._drops_oldest and not all(taken):
+            # Others have filled it since.
+            self._drop_to_low_water()
+            again = iter(self._publish([decision for decision, is_taken in zip(decisions, taken, strict=True) if not is_taken]))
+            taken = [is_taken or next(again) for is_taken in taken]
+        return taken + [False] * (len(decisions) - room)
 
-    def _require_dropping(self) -> None:
-        if not self._drops_oldest:
-            raise self._is_full()
-
-    def _is_full(self) -> ServiceUnavailable:
+    def is_full(self) -> ServiceUnavailable:
+        """What to say of a decision that is not published."""
         return ServiceUnavailable(f"results: the queue {self._queue.name} is full of unread decisions")
 
-    def _publish(self, decision: Decision) -> bool:
-        """Publish; return whether the queue took it."""
+    def _publish(self, decisions: Sequence[Decision]) -> list[bool]:
+        """Publish; return which of them the queue took."""
+        if not decisions:
+            return []
+        messages = [Outgoing(decision.model_dump_json().encode(), decision.trace_id) for decision in decisions]
+        return publish_all(self._app, "results", self._queue, messages, if_missing=[self._queue])
 
-        def publish(producer: Producer) -> None:
-            producer.publish(
-                decision.model_dump_json(),
-                exchange="",
-                routing_key=self._queue.name,
-                content_type="application/json",
-                content_encoding="utf-8",
-                message_id=decision.trace_id,
-                declare=[self._queue],
-                **publish_options(self._app),
-            )
-
-        try:
-            with_producer(self._app, "results", publish)
-        except MessageNacked:
-            return False
-        return True
-
-    def _has_room(self) -> bool:
-        """Whether the queue has room for one more: one thread looks for all of them, and as rarely as it can."""
+    def _take_room(self, wanted: int) -> int:
+        """Say how many more the queue has room for: one thread looks for all of them, and as rarely as it can."""
         if not self._settings.results_limit:
-            return True
+            return wanted
         with self._lock:
-            used_up = self._room <= 0 and not self._full
+            used_up = self._room < wanted and not self._full
             # Whoever drops must know that the queue is full this very moment: it may be in the middle of being read.
             if used_up or (self._full and self._drops_oldest) or time.monotonic() >= self._look_again_at:
                 self._look_again_at = time.monotonic() + _LOOK_EVERY_S
                 self._look()
-            if self._full:
-                return False
-            self._room -= 1
-            return True
+            room = max(0, min(wanted, self._room))
+            self._room -= room
+            return room
 
     def _look(self) -> None:
         unread = waiting(self._app, self._queue)

@@ -13,7 +13,7 @@ from kp_scorer.broker.queues import results_queue, results_queues
 from kp_scorer.broker.task_message import raw_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
-from kp_scorer.errors import InvalidTrace
+from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.store import DeadLetters, Drops, Store
 
@@ -35,18 +35,35 @@ class Publisher:
         self._outboxes: dict[Outcome, Outbox] = {outcome: outboxes[queue.name] for outcome, queue in queues.items()}
 
     def publish(self, decision: Decision) -> None:
-        """Put a decision on its outcome's queue, as a persistent JSON message whose id is the trace's.
+        """Put a decision on its outcome's queue, as :meth:`publish_all` does, or raise what that returns."""
+        (error,) = self.publish_all([decision])
+        if error is not None:
+            raise error
 
-        Returns once the broker has the decision; at once if decisions of this outcome are not published.
+    def publish_all(self, decisions: Sequence[Decision]) -> list[ScorerError | None]:
+        """Put decisions on the queues of their outcomes, each a persistent JSON message whose id is the trace's.
 
-        Raises:
-            SettingsError: RabbitMQ has a queue of this name with other arguments.
-            ServiceUnavailable: the broker cannot be reached, or the queue is full of unread decisions. Publish again,
-                which is safe, because consumers go by the trace id.
+        Returns once the broker has them, all of a queue in one round trip. Decisions of an outcome that is not published are
+        done with at once.
+
+        Returns:
+            For each decision None, or why it is not published: ServiceUnavailable if the broker cannot be reached, or the queue
+            is full of unread decisions; SettingsError if RabbitMQ has a queue of this name with other arguments. Publish those
+            again, which is safe, because consumers go by the trace id.
         """
-        outbox = self._outboxes.get(decision.outcome)
-        if outbox is not None:
-            outbox.put(decision)
+        errors: list[ScorerError | None] = [None] * len(decisions)
+        for outbox in set(self._outboxes.values()):
+            places = [place for place, decision in enumerate(decisions) if self._outboxes.get(decision.outcome) is outbox]
+            if not places:
+                continue
+            try:
+                taken = outbox.put_all([decisions[place] for place in places])
+            except (ServiceUnavailable, SettingsError) as error:
+                errors = [error if place in places else found for place, found in enumerate(errors)]
+                continue
+            for place, is_taken in zip(places, taken, strict=True):
+                errors[place] = None if is_taken else outbox.is_full()
+        return errors
 
 
 def unread(app: Celery, settings: Settings) -> dict[str, int]:

@@ -2,8 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, Queue, SimpleQueue
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -12,6 +11,7 @@ from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 
 Item = TypeVar("Item")
+Ticket = TypeVar("Ticket")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -34,31 +34,46 @@ class Stages(Protocol[Item_contra, Work, Result_co]):
         ...
 
 
-class _Member(NamedTuple, Generic[Item, Result]):
+class _Member(NamedTuple, Generic[Item, Ticket]):
     item: Item
-    future: "Future[Result]"
+    ticket: Ticket
 
 
 _STOP: Final = "stop"
 _LOOK: Final = "look at those to be tried alone"
 
 
-class MicroBatcher(Generic[Item, Work, Result]):
+class MicroBatcher(Generic[Item, Work, Result, Ticket]):
     """Two threads that work on whatever items wait, at most ``max_batch`` at a time.
 
     An idle system answers at single-item latency, a busy one forms batches. If a batch fails, its items are tried one by
     one, with nothing else in hand, so that an item that causes the failure fails alone; only an outage fails them together.
     """
 
-    def __init__(self, stages: Stages[Item, Work, Result], max_batch: int, idle_s: float = 0.5) -> None:
-        """Start the threads. ``stages.refresh`` is called after ``idle_s`` without anything to finish."""
+    def __init__(
+        self,
+        stages: Stages[Item, Work, Result],
+        hand_on: Callable[[Sequence[tuple[Ticket, Result | Exception]]], None],
+        max_batch: int,
+        idle_s: float = 0.5,
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            stages: what to do with a batch.
+            hand_on: called, by either thread, with what has come to its end: each item's ticket, and its result or what was
+                raised for it. It must not raise an error, nor wait.
+            max_batch: how many items go together at most.
+            idle_s: ``stages.refresh`` is called after so many seconds without anything to finish.
+        """
         self._stages = stages
+        self._hand_on = hand_on
         self._max_batch = max_batch
         self._idle_s = idle_s
-        self._waiting: SimpleQueue[_Member[Item, Result] | str] = SimpleQueue()
-        self._alone: deque[_Member[Item, Result]] = deque()
+        self._waiting: SimpleQueue[_Member[Item, Ticket] | str] = SimpleQueue()
+        self._alone: deque[_Member[Item, Ticket]] = deque()
         # One batch is ready while another is finished. A second would only wait longer.
-        self._prepared: Queue[tuple[Sequence[_Member[Item, Result]], Work] | None] = Queue(maxsize=1)
+        self._prepared: Queue[tuple[Sequence[_Member[Item, Ticket]], Work] | None] = Queue(maxsize=1)
         self._in_hand = 0
         self._changed = threading.Condition()
         self._given_up = threading.Event()
@@ -68,11 +83,9 @@ class MicroBatcher(Generic[Item, Work, Result]):
         for thread in self.threads:
             thread.start()
 
-    def submit(self, item: Item) -> "Future[Result]":
-        """Hand over an item; the future gets its result, or what was raised for it."""
-        future: Future[Result] = Future()
-        self._waiting.put(_Member(item, future))
-        return future
+    def submit(self, item: Item, ticket: Ticket) -> None:
+        """Hand over an item, and by what to know it when it is handed on. Any thread may do so."""
+        self._waiting.put(_Member(item, ticket))
 
     def still_s(self) -> float:
         """Seconds that a stage has been working on its current batch, the longer of the two."""
@@ -108,10 +121,10 @@ class MicroBatcher(Generic[Item, Work, Result]):
         with self._changed:
             self._changed.wait_for(lambda: not self._in_hand)
 
-    def _take(self) -> tuple[list[_Member[Item, Result]], bool]:
+    def _take(self) -> tuple[list[_Member[Item, Ticket]], bool]:
         """Wait for an item and take it and those behind it, up to the next signal; return too whether that says stop."""
         found = self._waiting.get()
-        batch: list[_Member[Item, Result]] = []
+        batch: list[_Member[Item, Ticket]] = []
         while isinstance(found, _Member):
             batch.append(found)
             if len(batch) == self._max_batch:
@@ -122,7 +135,7 @@ class MicroBatcher(Generic[Item, Work, Result]):
                 return batch, False
         return batch, found == _STOP
 
-    def _prepare(self, batch: Sequence[_Member[Item, Result]], *, alone: bool) -> None:
+    def _prepare(self, batch: Sequence[_Member[Item, Ticket]], *, alone: bool) -> None:
         if not batch:
             return
         if self._given_up.is_set():
@@ -160,25 +173,22 @@ class MicroBatcher(Generic[Item, Work, Result]):
                 self._in_hand -= 1
                 self._changed.notify_all()
 
-    def _finish(self, batch: Sequence[_Member[Item, Result]], work: Work) -> None:
+    def _finish(self, batch: Sequence[_Member[Item, Ticket]], work: Work) -> None:
         try:
             results = list(zip(batch, self._stages.finish(work), strict=True))
         except Exception as error:
             self._fail(batch, error)
             return
-        for member, result in results:
-            if result is None:
-                self._try_alone([member])
-            else:
-                member.future.set_result(result)
+        if alone := [member for member, result in results if result is None]:
+            self._try_alone(alone)
+        self._hand_on([(member.ticket, result) for member, result in results if result is not None])
 
-    def _fail(self, batch: Sequence[_Member[Item, Result]], error: Exception) -> None:
+    def _fail(self, batch: Sequence[_Member[Item, Ticket]], error: Exception) -> None:
         if len(batch) > 1 and not isinstance(error, ServiceUnavailable):
             self._try_alone(batch)
             return
-        for member in batch:
-            member.future.set_exception(error)
+        self._hand_on([(member.ticket, error) for member in batch])
 
-    def _try_alone(self, members: Sequence[_Member[Item, Result]]) -> None:
+    def _try_alone(self, members: Sequence[_Member[Item, Ticket]]) -> None:
         self._alone.extend(members)
         self._waiting.put(_LOOK)

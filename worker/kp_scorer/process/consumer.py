@@ -2,22 +2,31 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
 import structlog
-from celery.exceptions import Ignore, Reject
 from celery.worker.consumer import Consumer
 
-from kp_scorer.broker.publishing import described
-from kp_scorer.broker.task_message import bury_poison, bury_unread, checked_id, deliveries_by, task_in
-from kp_scorer.errors import InvalidTrace, Reason, ScorerError
-from kp_scorer.logs import raised_at
-from kp_scorer.process.holding import PAUSE_S, Holding, ignore
+from kp_scorer.broker.publishing import acknowledge_all, described
+from kp_scorer.broker.task_message import (
+    TaskMessage,
+    bury_poison,
+    bury_unread,
+    checked_id,
+    deliveries_by,
+    only_argument,
+    task_in,
+)
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import decode_trace
+from kp_scorer.errors import InvalidTrace, Reason
+from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest, Submitted
 from kp_scorer.process.lifecycle import Lifecycle
+from kp_scorer.process.pipeline import PAUSE_S
 from kp_scorer.process.remote_control import RemoteControl
-from kp_scorer.process.tasks import dead_result, store_result
+from kp_scorer.process.settling import burial_of, dead_result
 from kp_scorer.settings import Settings
 
 _LEFT_OUT: Final = (
@@ -53,8 +62,9 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         # By gossip and mingle workers believe what anyone who reaches the broker tells them, such as which tasks are revoked.
         options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True}
         super().__init__(*args, worker_options=options, **kwargs)
-        # In place of the worker's own way, which asks the request by a name that Celery has overridden.
-        self.on_task_request = lambda request: request.run_in(self.pool)
+        # In place of a thread of the pool for each.
+        self.on_task_request = self._begin
+        self._pipeline = lifecycle.begin(self)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
         """Celery's, without what is left out."""
@@ -85,22 +95,21 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             time.sleep(PAUSE_S)
 
     def stop(self) -> None:
-        """Take no more, and look after the connection until the pool has finished what is in hand.
+        """Take no more, and look after the connection until nothing is in hand.
 
-        Celery would look at nothing else than the pool: the broker would hear no heartbeat, and get what is acknowledged
-        meanwhile only in the end, if it is still there.
+        Otherwise the broker would hear no heartbeat, and get what is acknowledged meanwhile only in the end, if it is there.
         """
         super().stop()
         if not (self.hub and self.connection):
             return
         ended = threading.Event()
 
-        def stop_pool() -> None:
-            self.pool.stop()
-            ended.set()
-            self.hub.call_soon(ignore, None)
+        def wait() -> None:
+            self._pipeline.wait_until_empty()
+            # In its turn, so after what is to be acknowledged.
+            self.hub.call_soon(ended.set)
 
-        threading.Thread(target=stop_pool, name="stop pool", daemon=True).start()
+        threading.Thread(target=wait, name="wait for the pipeline", daemon=True).start()
         try:
             loop = self.hub.create_loop()
             while not ended.is_set():
@@ -117,69 +126,86 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
 
     def _handle_or_keep(self, handle: Callable[[Any], None], message: Any) -> None:
         if deliveries_by(message) > self._delivery_limit:
-            self._keep(message, partial(self._bury_poison, message))
+            self._keep(message, Burial(partial(self._bury_poison, message), {}))
             return
         try:
             task = task_in(message, self._limits)
         except InvalidTrace as error:
-            trace_id = checked_id(message.headers.get("id"))
-            self._keep(message, partial(self._bury_unread, message, "invalid", str(error), trace_id))
+            self._keep_unread(message, "invalid", str(error), checked_id(message.headers.get("id")))
         except ValueError as error:
-            self._keep(message, partial(self._bury_unread, message, "malformed", str(error)))
+            self._keep_unread(message, "malformed", str(error))
         except MemoryError as error:
             # What else is in hand takes it. The message is given back, and comes again.
-            self._keep(message, partial(_fail, error))
+            self._keep(message, Burial(partial(_fail, error), {}))
         else:
             # What goes on is ours, so that an error here is one of the connection: it comes back.
             handle(task)
 
-    def _bury_unread(self, message: Any, reason: Reason, detail: str, trace_id: str = "") -> None:
-        bury_unread(self._lifecycle.runtime.store, message, reason, detail, trace_id)
-        store_result(self.app, message, dead_result(trace_id, reason, detail))
+    def _begin(self, request: SubmissionRequest) -> None:
+        """Take a submission in hand."""
+        task: TaskMessage = request.message
+        delivery = Delivery(task.sent, self.restart_count, request)
+        payload: Any = {"args": request.args, "kwargs": request.kwargs}
+        try:
+            payload = only_argument(request.args, request.kwargs)
+            delivery.submitted = Submitted(payload, decode_trace(payload, self._limits))
+        except InvalidTrace as error:
+            letters = self._lifecycle.runtime.store.dead_letters
+            delivery.burial = burial_of(payload, "invalid", str(error), task.deliveries, letters)
+        except BaseException as error:
+            # Not only an Exception: what a native library raises when it panics is none, and would end the worker.
+            delivery.burial = Burial(partial(_fail, error), {})
+        self._pipeline.put(delivery)
 
-    def _bury_poison(self, message: Any) -> None:
-        runtime = self._lifecycle.runtime
+    def _keep_unread(self, message: Any, reason: Reason, detail: str, trace_id: str = "") -> None:
+        store = self._lifecycle.runtime.store
+        bury = partial(bury_unread, store, message, reason, detail, trace_id)
+        self._keep(message, Burial(bury, dead_result(trace_id, reason, detail)))
+
+    def _keep(self, message: Any, burial: Burial) -> None:
+        """Bury a message by way of the pipeline: waiting for the store here would keep the consumer from its connection."""
+        delivery = Delivery(message, self.restart_count)
+        delivery.burial = burial
+        self._pipeline.put(delivery)
+
+    def _bury_poison(self, message: Any) -> Decision | None:
         # This delivery has not been tried.
         deliveries = deliveries_by(message) - 1
-        decision = bury_poison(runtime.store.dead_letters, message, deliveries, self._limits)
-        if decision is not None:
-            # Its worker may have died before it was published.
-            runtime.publisher.publish(decision)
+        return bury_poison(self._lifecycle.runtime.store.dead_letters, message, deliveries, self._limits)
 
-    def _keep(self, message: Any, bury: Callable[[], None]) -> None:
-        """Bury a message in a thread of the pool: one that waited for the store would keep the consumer from its connection."""
-        holding = Holding(self._lifecycle, message, time.monotonic(), "message_waits")
-        self.pool.apply_async(self._keep_in_pool, (message, bury, holding, self.restart_count), callback=ignore)
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        """Let go of messages for good, all of them in one round trip."""
+        self.call_soon_ack(self._acknowledge, deliveries)
+        for delivery in deliveries:
+            delivery.end()
 
-    def _keep_in_pool(self, message: Any, bury: Callable[[], None], holding: Holding, connection: int) -> None:
-        let_go = partial(message.reject_log_error, requeue=True)
+    def give_back(self, delivery: Delivery) -> None:
+        """Have a message delivered again, if it does not come again by itself."""
+        self.call_soon_ack(self._give_back, delivery)
+        delivery.let_go()
+
+    def has_lost(self, delivery: Delivery) -> bool:
+        """Whether a message is gone with its connection: then it comes again by another."""
+        return bool(delivery.connection != self.restart_count)
+
+    def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        held = [delivery.message for delivery in deliveries if not self.has_lost(delivery)]
         try:
-            with holding:
-                self._bury(bury, holding, connection)
-            let_go = message.ack_log_error
-        except Ignore:
-            # Sent again.
-            let_go = message.ack_log_error
-        except Reject:
-            pass
-        except Exception as error:
-            log.error("message_given_back", detail=type(error).__name__, where=raised_at(error))
-            # The queue delivers it again at once; without a pause this would spin.
-            self._lifecycle.stopping.wait(PAUSE_S)
-        finally:
-            # A message belongs to its connection: when that is lost, it comes back by another.
-            if self.restart_count == connection:
-                self.call_soon_ack(let_go, log, self.connection_errors)
+            acknowledge_all(held)
+        except self.connection_errors as error:
+            log.warning("messages_not_acknowledged", messages=len(held), detail=type(error).__name__)
+        self._count_let_go(len(deliveries))
 
-    def _bury(self, bury: Callable[[], None], holding: Holding, connection: int) -> None:
-        while self.restart_count == connection:
-            try:
-                bury()
-            except ScorerError as error:
-                holding.wait(error)
-            else:
-                return
+    def _give_back(self, delivery: Delivery) -> None:
+        if not self.has_lost(delivery):
+            delivery.message.reject_log_error(log, self.connection_errors, requeue=True)
+        self._count_let_go(1)
+
+    def _count_let_go(self, messages: int) -> None:
+        # After a lost connection Celery takes fewer messages, until it knows that what it had in hand has ended.
+        for _ in range(messages):
+            self._restore_prefetch_count_after_connection_restart(None)
 
 
-def _fail(error: Exception) -> None:
+def _fail(error: BaseException) -> None:
     raise error

@@ -1,7 +1,6 @@
 """When a worker process opens and closes what it holds: its answers to Celery's signals."""
 
 import gc
-import math
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from celery.worker import state
 from kp_scorer.broker.celery_app import warn_of_celery_variables
 from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
 from kp_scorer.logs import configure_logs
+from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.runtime import LoadEmbedder, Runtime
 from kp_scorer.process.watchdog import StallTimer, Watchdog
 from kp_scorer.settings import Settings
@@ -32,13 +32,9 @@ class Lifecycle:
         self._settings = settings
         self._runtime: Runtime | None = None
         self._shutdown = StallTimer()
-        self.stopping = threading.Event()
-        """Set once the worker is to end: tasks that wait for something give their messages back."""
-        self.at_work: set[StallTimer] = set()
-        """Since when nothing was heard of each message in hand."""
-        # Only RabbitMQ takes a message away from a worker that holds it for long.
-        self.hold_s = math.inf if settings.broker.is_redis else settings.broker.hold_s
-        """How long a message that cannot be finished stays in hand, in seconds."""
+        self._pipeline: Pipeline | None = None
+        self._watchdog = Watchdog()
+        self._is_stopping = False
         self._ending = threading.Lock()
         signals.celeryd_init.connect(self._begin, weak=False)
         signals.setup_logging.connect(self._set_up_logging, weak=False)
@@ -50,13 +46,24 @@ class Lifecycle:
     @property
     def runtime(self) -> Runtime:
         """The process's runtime; there is one from the worker's start to its end."""
-        assert self._runtime is not None, "score_trace runs in a worker"
+        assert self._runtime is not None, "only a worker has one"
         return self._runtime
+
+    def begin(self, hands: Hands) -> Pipeline:
+        """Start what takes messages in hand; ``hands`` let go of them."""
+        pipeline = self._pipeline = self.runtime.begin(hands, on_sick=self.end)
+        limit_s = self._settings.worker.decision_timeout_s
+        self._watchdog.watch_threads(pipeline.threads)
+        self._watchdog.watch("batcher", pipeline.deciding_s, limit_s)
+        # Publishing alone is tried three times, each of which waits for a connection and for the broker's answers.
+        timeout_s = max(self._settings.broker.timeout_s, self._settings.redis.timeout_s)
+        self._watchdog.watch("message", pipeline.longest_still_s, limit_s + 60 * timeout_s)
+        return pipeline
 
     def end(self, error: EmbedderSick) -> None:
         """End the worker in good order, as SIGTERM would, but with the error's exit code. Any thread may say so, any number."""
         with self._ending:
-            if self.stopping.is_set():
+            if self._is_stopping:
                 return
             log.critical("embedder_sick", detail=str(error))
             self._begin_to_stop()
@@ -89,26 +96,19 @@ class Lifecycle:
 
     def _watch(self, runtime: Runtime) -> None:
         limit_s = self._settings.worker.decision_timeout_s
-        watchdog = Watchdog()
-        watchdog.watch_threads(runtime.threads)
-        watchdog.watch("batcher", runtime.batcher.still_s, limit_s)
-        watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
-        # Publishing alone is tried three times, each of which waits for a connection and for the broker's answers.
-        timeout_s = max(self._settings.broker.timeout_s, self._settings.redis.timeout_s)
-        watchdog.watch("message", self._longest_still_s, limit_s + 60 * timeout_s)
-        watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
-
-    def _longest_still_s(self) -> float:
-        return max((timer.elapsed_s() for timer in tuple(self.at_work)), default=0.0)
+        self._watchdog.watch_threads(runtime.threads)
+        self._watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
+        self._watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
 
     def _begin_to_stop(self, **_: Any) -> None:
         self._shutdown.start()
-        self.stopping.set()
-        if self._runtime is not None:
+        self._is_stopping = True
+        if self._pipeline is not None:
+            self._pipeline.hurry()
             # What cannot be finished in good time must still be given back in time.
-            hurry = threading.Timer(self._settings.worker.grace_s / 2, self._runtime.batcher.give_up)
-            hurry.daemon = True
-            hurry.start()
+            giving_up = threading.Timer(self._settings.worker.grace_s / 2, self._pipeline.give_up)
+            giving_up.daemon = True
+            giving_up.start()
 
     def _ready(self, **_: Any) -> None:
         # What is there now stays for good. Looking through it for garbage would stop all threads for 60 to 90 ms each time.

@@ -1,11 +1,9 @@
 """Sends submissions again whose messages are lost, as after a broker that came back without its last second."""
 
-import json
-
 import structlog
 from celery import Celery
 
-from kp_scorer.broker.publishing import send_trace, waiting
+from kp_scorer.broker.publishing import send_traces, waiting
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.settings import LedgerSettings
 from kp_scorer.store import Claim, Store
@@ -48,7 +46,7 @@ class Reconciler:
             self._store.dead_letters.bury(payload, "lost", detail, trace_id, digest, deliveries=0)
             return
         try:
-            send_trace(self._app, self._queues, trace_id, json.loads(payload))
+            send_traces(self._app, self._queues, [(trace_id, payload)])
         except Exception as error:
             # What cannot be sent now is due again later, and says nothing about the others.
             log.warning("trace_not_sent_again", trace_id=trace_id, detail=type(error).__name__)

@@ -1,11 +1,12 @@
 """What a worker process holds open: opened before it takes work, closed after its last task, in reverse order."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 from celery import Celery
@@ -14,16 +15,16 @@ from kp_scorer.broker.dead_queue import DeadQueue
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues, send_again
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Settled
+from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.embedding import Embedder
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import EmbedderSick, ServiceUnavailable
 from kp_scorer.novelty import NoveltyCache
-from kp_scorer.process.batcher import MicroBatcher
+from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.reconciler import Reconciler
+from kp_scorer.process.settling import Settling
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 from kp_scorer.settings import EmbeddingSettings, Settings
 from kp_scorer.store import Store
-from kp_scorer.trace import ReasoningTrace
 
 _RECONCILE_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
@@ -47,7 +48,7 @@ class Runtime:
         """
         patience_s = settings.worker.patience_s
         self._app = app
-        self.limits = settings.limits
+        self._settings = settings
         self.heartbeat = StallTimer()
         with ExitStack() as opened:
             self.store = opened.enter_context(Store.open(settings))
@@ -57,28 +58,38 @@ class Runtime:
             declared = [*queues.in_order, *results_queues(settings).values()]
             _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
             _warn_of_shortcomings(settings, app, self.store)
-            self.publisher = Publisher(app, settings, self.store.drops)
+            self._publisher = Publisher(app, settings, self.store.drops)
             novelty = _open_novelty(settings, self.store, load_embedder)
-            decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
-            self.batcher: MicroBatcher[ReasoningTrace, Prepared, Settled] = MicroBatcher(decider, settings.worker.batch_size)
-            opened.callback(self.batcher.stop)
-            self.threads = [*self.batcher.threads]
+            self._decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
+            self.threads: list[VitalThread] = []
             """All that must be alive as long as the runtime is open."""
             self._repeat(opened, "renew_lease", self.store.ledger.renew, _RENEW_EVERY_S)
             reconciler = Reconciler(app, queues, self.store, settings.ledger)
             every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
             self._repeat(opened, "reconcile", reconciler.reconcile, every_s)
             if queues.dead is not None:
-                dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self.publisher, settings)
+                dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self._publisher, settings)
                 self._repeat(opened, "drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
             self._opened = opened.pop_all()
 
     def _repeat(self, opened: ExitStack, work: str, do: Callable[[], None], every_s: float) -> None:
         self.threads.append(opened.enter_context(_repeated(work, do, every_s)))
 
-    def send_again(self, message: Any) -> None:
-        """Put a message that is in hand at the end of the queue of traces; see :func:`send_again`."""
-        send_again(self._app, self._queues.traces, message)
+    def begin(self, hands: Hands, on_sick: Callable[[EmbedderSick], None]) -> Pipeline:
+        """Start the pipeline that takes messages in hand; ``hands`` let go of them. For ``on_sick`` see there."""
+        settings = self._settings
+        pipeline = Pipeline(
+            self._decider,
+            Settling(self._app, self._publisher, self.store.dead_letters),
+            hands,
+            batch_size=settings.worker.batch_size,
+            # Only RabbitMQ takes a message away from a worker that holds it for long.
+            hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
+            send_again=lambda delivery: send_again(self._app, self._queues.traces, delivery.message),
+            on_sick=on_sick,
+        )
+        self._opened.callback(pipeline.stop)
+        return pipeline
 
     def close(self) -> None:
         """Finish the batch in hand and let go of everything."""

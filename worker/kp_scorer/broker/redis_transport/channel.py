@@ -25,6 +25,7 @@ from kp_scorer.store.connection import is_full, leave_replicas, refusal
 
 _SWEEP_EVERY_S: Final = 1.0
 _PAUSE_WHEN_FULL_S: Final = 1.0
+_TAKEN_AT_ONCE: Final = 32
 
 log = structlog.get_logger("kp_scorer.broker.redis_transport")
 
@@ -38,9 +39,16 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
     def ack(self, delivery_tag: str) -> None:
         """Let go of a message for good."""
-        digest, queue = _parts(delivery_tag)
-        with self._letting_go(delivery_tag) as client:
-            self.channel.queue(queue).acknowledge(client, digest)
+        self.ack_all([delivery_tag])
+
+    def ack_all(self, delivery_tags: Sequence[str]) -> None:
+        """Let go of messages for good, in one round trip for each queue."""
+        digests: dict[str, list[str]] = {}
+        for digest, queue in map(_parts, delivery_tags):
+            digests.setdefault(queue, []).append(digest)
+        with self._letting_go(*delivery_tags) as client:
+            for queue, of_queue in digests.items():
+                self.channel.queue(queue).acknowledge(client, of_queue)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Give a message back to be taken last, or let go of it for good."""
@@ -51,13 +59,14 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
             self.restore_by_tag(delivery_tag, client, leftmost=True)
 
     @contextmanager
-    def _letting_go(self, delivery_tag: str) -> Iterator[Any]:
-        """Hold a message no longer, whether Redis can be told or not: else it would be renewed, and count, for ever."""
+    def _letting_go(self, *delivery_tags: str) -> Iterator[Any]:
+        """Hold messages no longer, whether Redis can be told or not: else they would be renewed, and count, for ever."""
         try:
             with self.channel.conn_or_acquire() as client:
                 yield client
         finally:
-            virtual.QoS.ack(self, delivery_tag)
+            for delivery_tag in delivery_tags:
+                virtual.QoS.ack(self, delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
         """Give back all that is in hand, as the channel closes."""
@@ -182,7 +191,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         if self._blocking:
             connection.send_command("BLMOVE", queue.name, queue.taking, "RIGHT", "LEFT", timeout or self.brpop_timeout)
         else:
-            connection.send_command(*queue.take_command())
+            connection.send_command(*queue.take_command(self._most()))
 
     def _brpop_read(self, **options: Any) -> bool:
         name = self._polled
@@ -192,13 +201,19 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             self._in_poll = None
             # Between two commands is the one safe moment for a pending re-authentication.
             self._flush_brpop_reauth()
-        if taken is None:
+        if not taken:
             self._queue_cycle.rotate(name)
             raise Empty
-        self.connection._deliver(self._message(name, taken), name)  # noqa: SLF001  # the transport's own
+        for each in taken:
+            self.connection._deliver(self._message(name, each), name)  # noqa: SLF001  # the transport's own
         return True
 
-    def _read_taken(self, queue: RedisQueue, **options: Any) -> Taken | None:
+    def _most(self) -> int:
+        """How many more messages this channel may hold."""
+        estimate = self.qos.can_consume_max_estimate()
+        return _TAKEN_AT_ONCE if estimate is None else max(1, min(estimate, _TAKEN_AT_ONCE))
+
+    def _read_taken(self, queue: RedisQueue, **options: Any) -> Sequence[Taken]:
         connection = self.client.connection
         try:
             reply = self.client.parse_response(connection, "BLMOVE" if self._blocking else "EVAL", **options)
@@ -213,38 +228,49 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             log.warning("broker_full", queue=queue.name)
             self._paused_until = time.monotonic() + _PAUSE_WHEN_FULL_S
             self._blocking = False
-            return None
+            return []
         taken = self._note(queue, reply) if self._blocking else queue.parse_taken(reply)
         self._blocking = not taken
         return taken
 
-    def _note(self, queue: RedisQueue, moved: bytes | None) -> Taken | None:
-        """Note a message that a blocking take has moved."""
+    def _note(self, queue: RedisQueue, moved: bytes | None) -> Sequence[Taken]:
+        """Note a message that a blocking take has moved, and take what has come behind it."""
         if not moved:
-            return None
+            return []
         if queue.is_oversized(moved):
             # Not sent once more: where it lies, the sweep sees to it.
             self.sweep(queue.name)
-            return None
+            return []
         with self.conn_or_acquire() as client:
-            return queue.take(client, moved)
+            return queue.take(client, self._most(), moved)
 
     def _get(self, queue: str) -> dict[str, Any]:
         if time.monotonic() - self._swept_at.get(queue, 0.0) > _SWEEP_EVERY_S:
             self._swept_at[queue] = time.monotonic()
             self.sweep(queue)
         with self.conn_or_acquire() as client:
-            taken = self.queue(queue).take(client)
-        if taken is None:
+            taken = self.queue(queue).take(client, 1)
+        if not taken:
             raise Empty
-        return self._message(queue, taken)
+        return self._message(queue, taken[0])
 
     def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
         if queue not in self.always_take:
             super()._put(queue, message, **options)
             return
         with self.conn_or_acquire() as client:
-            self.queue(queue).put(client, dumps(message))
+            self.queue(queue).put(client, [dumps(message)])
+
+    def publish_all(self, queue: str, messages: Sequence[dict[str, Any]]) -> None:
+        """Put messages, as :meth:`prepare_message` makes them, on a queue in one step: all of them or, after an error, none."""
+        for message in messages:
+            self._inplace_augment_message(message, "", queue)
+        items = [dumps(message) for message in messages]
+        with self.conn_or_acquire() as client:
+            if queue in self.always_take:
+                self.queue(queue).put(client, items)
+            else:
+                client.lpush(queue, *items)
 
     def _size(self, queue: str) -> int:
         # Kombu asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.

@@ -27,6 +27,9 @@ _KEPT, _WHOLE = (lua_source(__package__, name) for name in ("kept", "whole"))
 
 _SWEPT_AT_ONCE: Final = 1_000
 
+TAKEN_BYTES: Final = 1_048_576
+"""How many bytes of messages are taken before the last one: what is taken at once is in memory at once, several times over."""
+
 
 class Taken(NamedTuple):
     """A message just taken."""
@@ -52,27 +55,30 @@ class RedisQueue:
         """Whether only the beginning of a message is delivered."""
         return len(message) > self._largest_bytes
 
-    def take_command(self, moved: bytes = b"") -> tuple[Any, ...]:
-        """The command that takes the next message, or notes one that was ``moved`` to ``taking``; see :meth:`parse_taken`."""
+    def take_command(self, most: int, moved: bytes = b"") -> tuple[Any, ...]:
+        """The command that takes the next messages, ``most`` of them at most; the first is one ``moved`` to ``taking``, if any.
+
+        Of large messages it takes fewer: none after the first :data:`TAKEN_BYTES`. For its reply see :meth:`parse_taken`.
+        """
         keys = (self.name, self.taking, self._in_hand, self._index, self._deliveries, self._oversized)
-        return "EVAL", _TAKE, len(keys), *keys, moved, *self._sizes()
+        return "EVAL", _TAKE, len(keys), *keys, moved, most, TAKEN_BYTES, *self._sizes()
 
     @staticmethod
-    def parse_taken(reply: Any) -> Taken | None:
-        """What was taken, by the reply to a :meth:`take_command`; None if the queue was empty."""
-        return Taken(*reply) if reply else None
+    def parse_taken(reply: Any) -> list[Taken]:
+        """What was taken, by the reply to a :meth:`take_command`, the first first."""
+        return [Taken(*each) for each in reply]
 
-    def take(self, client: Any, moved: bytes = b"") -> Taken | None:
-        """Take the next message, or note one that was ``moved`` to ``taking``; None if the queue is empty."""
-        return self.parse_taken(client.execute_command(*self.take_command(moved)))
+    def take(self, client: Any, most: int, moved: bytes = b"") -> list[Taken]:
+        """Take the next messages; see :meth:`take_command`."""
+        return self.parse_taken(client.execute_command(*self.take_command(most, moved)))
 
-    def put(self, client: Any, message: str) -> None:
-        """Put a message on the queue, to be taken last, even if Redis is full."""
-        client.eval(_PUT, 1, self.name, message)
+    def put(self, client: Any, messages: Sequence[str]) -> None:
+        """Put messages on the queue, to be taken last and in this order, even if Redis is full."""
+        client.eval(_PUT, 1, self.name, *messages)
 
-    def acknowledge(self, client: Any, digest: str) -> None:
-        """Let go of a message for good."""
-        client.eval(_ACKNOWLEDGE, 3, self._in_hand, self._index, self._deliveries, digest)
+    def acknowledge(self, client: Any, digests: Sequence[str]) -> None:
+        """Let go of messages for good."""
+        client.eval(_ACKNOWLEDGE, 3, self._in_hand, self._index, self._deliveries, *digests)
 
     def give_back(self, client: Any, digest: str, *, taken_next: bool) -> None:
         """Put a message back on the queue, to be taken next or last; nothing happens if it is no longer in hand."""

@@ -1,10 +1,9 @@
--- Put a message on a queue, whether Redis is full or not.
+-- Put messages on a queue, whether Redis is full or not.
 --
 -- KEYS  queue
--- ARGV  the message
+-- ARGV  the messages
 
 local queue = KEYS[1]
-local message = ARGV[1]
 
 use_reserve(queue)
-redis.call('LPUSH', queue, message)
+redis.call('LPUSH', queue, unpack(ARGV))

@@ -1,0 +1,111 @@
+"""Messages are published many at a time, and each of them is known to be on its queue or not to be."""
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from kombu import Producer, Queue
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import Outgoing, acknowledge_all, declare_queues, publish_all, waiting, with_producer
+from kp_scorer.broker.queues import results_queue
+from kp_scorer.broker.task_message import raw_body
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import Settings
+
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitMQ
+
+LIMIT = 10
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def on_broker(request: pytest.FixtureRequest) -> Settings:
+    if request.param == "redis":
+        return request.getfixturevalue("settings")  # type: ignore[no-any-return]
+    settings: Settings = request.getfixturevalue("rabbitmq").settings(queues__results_limit=LIMIT)
+    return settings
+
+
+@pytest.fixture
+def app(on_broker: Settings) -> Iterator[Celery]:
+    with make_celery(on_broker) as made:
+        yield made
+
+
+@pytest.fixture
+def queue(on_broker: Settings, app: Celery) -> Queue:
+    """A queue that is there; on RabbitMQ it takes no more than its limit, or a few."""
+    found = results_queue(on_broker, "accepted")
+    declare_queues(app, [found])
+    return found
+
+
+def numbered(count: int, first: int = 0) -> list[Outgoing]:
+    return [Outgoing(b"%d" % number, f"id-{number}") for number in range(first, first + count)]
+
+
+def taken(app: Celery, queue: Queue) -> list[tuple[bytes, str]]:
+    """Bodies and ids of the messages on a queue, all of them acknowledged at once."""
+
+    def take(producer: Producer) -> list[tuple[bytes, str]]:
+        channel = producer.channel
+        messages = []
+        while (found := channel.basic_get(queue.name)) is not None:
+            messages.append(channel.message_to_python(found))
+        acknowledge_all(messages)
+        return [(raw_body(message), message.properties.get("message_id", "")) for message in messages]
+
+    return with_producer(app, "test", take)
+
+
+def test_messages_arrive_in_order_and_are_let_go_of_together(app: Celery, queue: Queue) -> None:
+    assert publish_all(app, "test", queue, numbered(LIMIT)) == [True] * LIMIT
+    assert [body for body, _ in taken(app, queue)] == [b"%d" % number for number in range(LIMIT)]
+    assert taken(app, queue) == []
+    assert waiting(app, queue) == 0
+
+
+def test_again_and_again_on_one_connection(app: Celery, queue: Queue) -> None:
+    for first in range(0, 5 * LIMIT, LIMIT):
+        assert all(publish_all(app, "test", queue, numbered(LIMIT, first)))
+        assert len(taken(app, queue)) == LIMIT
+
+
+def test_of_some_that_are_refused_it_is_known_which(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings(queues__results_limit=LIMIT)
+    queue = results_queue(settings, "accepted")
+    with make_celery(settings) as app:
+        declare_queues(app, [queue])
+        assert all(publish_all(app, "test", queue, numbered(LIMIT)))
+        # RabbitMQ may take some more than the limit, until it has noticed.
+        wait_until(lambda: not any(publish_all(app, "test", queue, numbered(3, first=100))))
+        before = {body for body, _ in taken(app, queue)}
+        found = publish_all(app, "test", queue, numbered(50 * LIMIT, first=1_000))
+        assert not all(found)
+        kept = {int(body) for body, _ in taken(app, queue)} - {int(body) for body in before}
+        assert kept == {1_000 + place for place, is_taken in enumerate(found) if is_taken}
+
+
+def test_what_leads_to_no_queue_raises(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings()
+    queue = results_queue(settings, "accepted")
+    with make_celery(settings) as app:
+        with pytest.raises(ServiceUnavailable, match="NO_ROUTE"):
+            publish_all(app, "test", queue, numbered(3))
+        assert publish_all(app, "test", queue, numbered(3), if_missing=[queue]) == [True] * 3
+        assert waiting(app, queue) == 3
+
+
+def test_confirms_that_do_not_come_are_not_waited_for(rabbitmq: RabbitMQ) -> None:
+    with Proxy(rabbitmq.settings().broker.url) as proxy:
+        settings = rabbitmq.settings(broker__url=proxy.url, broker__timeout_s=0.5)
+        queue = results_queue(settings, "accepted")
+        with make_celery(settings) as app:
+            declare_queues(app, [queue])
+            assert all(publish_all(app, "test", queue, numbered(3)))
+            proxy.hold_replies()
+            with pytest.raises(ServiceUnavailable):
+                publish_all(app, "test", queue, numbered(3))
+            proxy.deliver()
+            assert all(publish_all(app, "test", queue, numbered(3)))

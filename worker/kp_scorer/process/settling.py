@@ -1,0 +1,150 @@
+"""The last stage of every message: what was decided is published, what cannot be becomes a dead letter."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+from celery import Celery
+from celery.states import SUCCESS
+
+from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.task_message import as_bytes, deliveries_by, result_id, trace_id_of
+from kp_scorer.decider import Settled
+from kp_scorer.decision import Decision
+from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
+from kp_scorer.logs import raised_at
+from kp_scorer.process.delivery import Burial, Delivery
+from kp_scorer.store import DeadLetters
+
+log = structlog.get_logger("kp_scorer.process.settling")
+
+
+class Settling:
+    """Publishes and buries, whole batches at a time. One thread owns it."""
+
+    def __init__(self, app: Celery, publisher: Publisher, dead_letters: DeadLetters) -> None:
+        """Publish by ``publisher``, keep in ``dead_letters``; store what producers ask for in the app's result backend."""
+        self._app = app
+        self._publisher = publisher
+        self._dead_letters = dead_letters
+
+    def take(self, delivery: Delivery, settled: Settled | Exception) -> None:
+        """Note what is to be done with a delivery, now that this has become of its trace.
+
+        Raises:
+            ServiceUnavailable: it is to be decided again, later.
+            SettingsError: the same.
+        """
+        match settled:
+            case Decision():
+                delivery.decision = settled
+            case TraceConflict():
+                delivery.burial = self._burial(delivery, "conflict", str(settled))
+            case TraceDead():
+                # Also for one that is dead already; burying it again changes nothing but times.
+                delivery.burial = self._burial(delivery, settled.reason, settled.detail)
+            case ServiceUnavailable() | SettingsError():
+                raise settled
+            case Exception():
+                # One trace that cannot be scored must neither stop the worker nor come back for ever. The error's message is
+                # not logged: it may quote the trace.
+                log.error("scoring_failed", **_named(delivery), error=type(settled).__name__, where=raised_at(settled))
+                delivery.burial = self._burial(delivery, "scoring_failed", type(settled).__name__)
+
+    def _burial(self, delivery: Delivery, reason: Reason, detail: str) -> Burial:
+        assert delivery.submitted, "only a submission is decided"
+        payload, trace = delivery.submitted
+        return burial_of(payload, reason, detail, deliveries_by(delivery.message), self._dead_letters, trace.digest())
+
+    def end(self, deliveries: Sequence[Delivery]) -> list[BaseException | None]:
+        """Bury and publish what is due.
+
+        Returns:
+            For each delivery None if that is done, so that its message is to be acknowledged; or why it is not. After a
+            ScorerError it is to be tried again.
+        """
+        errors: dict[Delivery, BaseException] = {}
+        self._bury([delivery for delivery in deliveries if delivery.burial], errors)
+        self._publish([delivery for delivery in deliveries if delivery.decision], errors)
+        for delivery in deliveries:
+            if delivery not in errors:
+                self._store_result(delivery)
+        return [errors.get(delivery) for delivery in deliveries]
+
+    def _bury(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
+        away: ServiceUnavailable | None = None
+        for delivery in deliveries:
+            assert delivery.burial
+            if away:
+                # Each would wait for Redis as long as the first one did.
+                errors[delivery] = away
+                continue
+            try:
+                delivery.decision = delivery.burial.bury()
+            except ServiceUnavailable as error:
+                away = errors[delivery] = error
+            except BaseException as error:
+                # Not only an Exception: what a native library raises when it panics is none, and would end this thread.
+                errors[delivery] = error
+            else:
+                if delivery.decision:
+                    delivery.burial = None
+
+    def _publish(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
+        decided = [(delivery, delivery.decision) for delivery in deliveries if delivery.decision]
+        failed = self._publisher.publish_all([decision for _, decision in decided])
+        for (delivery, decision), error in zip(decided, failed, strict=True):
+            if error is not None:
+                errors[delivery] = error
+            else:
+                _log(decision, delivery)
+
+    def _store_result(self, delivery: Delivery) -> None:
+        """Store what became of a message for its producer, if it asks for that and it can be done.
+
+        The decision is published, or the dead letter kept, whether or not.
+        """
+        task_id = result_id(delivery.message)
+        if not task_id:
+            return
+        result = delivery.burial.result if delivery.burial else {}
+        if delivery.decision:
+            result = delivery.decision.model_dump(mode="json")
+        try:
+            self._app.backend.store_result(task_id, result, SUCCESS)
+        except Exception as error:
+            log.warning("result_not_stored", detail=type(error).__name__)
+
+
+def burial_of(
+    payload: Any, reason: Reason, detail: str, deliveries: int, dead_letters: DeadLetters, digest: bytes = b""
+) -> Burial:
+    """How a submission, which is parsed JSON, becomes a dead letter; ``digest`` is that of the trace, if it is one."""
+    trace_id = trace_id_of(payload)
+    bury = partial(dead_letters.bury, as_bytes(payload), reason, detail, trace_id, digest, deliveries)
+    return Burial(bury, dead_result(trace_id, reason, detail))
+
+
+def dead_result(trace_id: str, reason: Reason, detail: str) -> dict[str, Any]:
+    """The result of a message that became a dead letter, for a producer who asks for it."""
+    return {"trace_id": trace_id, "state": "dead", "reason": reason, "detail": detail}
+
+
+def _named(delivery: Delivery) -> dict[str, str]:
+    trace = delivery.submitted.trace if delivery.submitted else None
+    return {"trace_id": trace.id, "domain": trace.metadata.task_domain} if trace else {}
+
+
+def _log(decision: Decision, delivery: Delivery) -> None:
+    log.info(
+        "trace_decided",
+        trace_id=decision.trace_id,
+        domain=decision.domain,
+        outcome=decision.outcome,
+        score=round(decision.score, 6),
+        novelty_source=decision.novelty.source,
+        embed_ms=decision.timings.embed_ms,
+        batch_size=decision.timings.batch_size,
+        duration_ms=round(delivery.held_s() * 1_000, 1),
+    )
