@@ -5,6 +5,7 @@ moment when the worker goes on to the last decision's arrival on its queue. The 
 this process, in batches as the worker makes them, and some of them through the reference engine (where node is installed), so
 that a machine that slows down for a minute slows all.
 
+- ``texts``: of the whole length, cut to their first 1,000 characters, or to the objective alone.
 - ``traces_per_s``: submissions decided and published a second; the median of the portions.
 - ``engine_traces_per_s``, ``of_engine``: the bare engine's rate on the same texts, and the median share of it.
 - ``reference_traces_per_s``, ``ratio``: the reference engine's rate, and the median ratio to it.
@@ -26,14 +27,18 @@ from kp_scorer.settings import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, batches, emit, real_embedder, say, show_table
-from tests.benchmarks.load import Bench, bench, submit, traces
+from tests.benchmarks.load import Bench, bench, cut, submit, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, node_is_there, reference_engine
 
 _BATCH: Final = WorkerSettings().batch_size
 _REFERENCE_SHARE: Final = 5
 """The reference gets one in so many texts: it is slow, and its rate is steady."""
 
+_CHARS: Final = {"short": 0, "medium": 1_000, "long": 10**9}
+"""Characters of a text at most: only the objective, its beginning, or all of it."""
+
 _COLUMNS: Final = {
+    "texts": "texts",
     "traces": "traces",
     "traces_per_s": "traces/s",
     "engine_traces_per_s": "engine/s",
@@ -59,19 +64,20 @@ def main() -> None:
     """Measure and write one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=int, default=2_000, metavar="N", help="submissions (default: 2000)")
+    parser.add_argument("--texts", choices=list(_CHARS), default="long", help="how long the texts are (default: long)")
     parser.add_argument("--portion", type=int, default=200, metavar="N", help="submissions at a time (default: 200)")
     options = parser.parse_args()
     embedder = real_embedder()
     with ExitStack() as stack:
         reference = stack.enter_context(reference_engine()) if node_is_there() else None
         found = stack.enter_context(bench(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-        items = traces(options.traces)
+        items = [cut(trace, _CHARS[options.texts]) for trace in traces(options.traces)]
         engine_of(embedder, reference, items[:96])
         portions = []
         for portion in batches(items, options.portion):
             portions.append(measure(found, embedder, reference, portion))
             say(f"{len(portions)}: {portions[-1].rate:.1f}/s, engine {portions[-1].engine_rate:.1f}/s")
-    row = summary(portions, options.traces, embedder)
+    row = {"texts": options.texts, **summary(portions, options.traces, embedder)}
     emit(row)
     show_table([row], _COLUMNS)
 

@@ -104,6 +104,16 @@ def traces(count: int) -> list[ReasoningTrace]:
     return as_new(list(islice(cycle((real() or samples()).traces), count)))
 
 
+def cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
+    """The same trace with an embedding text of so many characters at most, but never without all of its objective."""
+    left, steps = chars - len(trace.task.objective), []
+    for step in trace.steps:
+        content = (step.content or "")[: max(0, left)]
+        left -= len(content)
+        steps.append(step.model_copy(update={"content": content or None}))
+    return trace.model_copy(update={"steps": tuple(steps)})
+
+
 def submit(found: Bench, items: Sequence[ReasoningTrace]) -> None:
     """Submit traces while the worker is held."""
     with found.held():
