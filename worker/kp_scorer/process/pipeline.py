@@ -81,6 +81,7 @@ class Pipeline:
         self._handed: SimpleQueue[Sequence[_Handed] | None] = SimpleQueue()
         self._waiting: list[Delivery] = []
         self._try_again_at = 0.0
+        self._send_again_from = 0.0
         self._stopping = False
         self._stopped = False
         self._settling_for = StallTimer()
@@ -188,12 +189,13 @@ class Pipeline:
         if delivery.is_hopeless or self._stopping or self._hands.has_lost(delivery):
             self._give_back(delivery)
             return True
-        if delivery.held_s() <= self._hold_s:
+        if delivery.held_s() <= self._hold_s or time.monotonic() < self._send_again_from:
             return False
         try:
             self._send_again(delivery)
         except (ServiceUnavailable, SettingsError):
-            # It is still in hand, and due again.
+            # It is still in hand, and due again. The others would wait for the broker as long as this one did.
+            self._send_again_from = time.monotonic() + PAUSE_S
             return False
         log.info("message_sent_again", held_s=round(delivery.held_s()))
         self._acknowledge([delivery])
