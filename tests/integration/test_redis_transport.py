@@ -327,3 +327,19 @@ def test_no_more_is_taken_at_once_than_memory_should_hold(
         draining.drain_events(timeout=5)
         assert len(came) == 2
         assert redis_client.llen(QUEUE) == 2
+
+
+def test_what_is_on_its_way_as_consuming_ends_goes_back_untried_and_in_order(
+    connection: Connection, channel: Channel, other: Channel, redis_client: redis.Redis
+) -> None:
+    with consuming(channel, prefetch=10) as (draining, came), suppress(TimeoutError):
+        # The queue is empty, so that the channel waits at it when it ceases to consume.
+        draining.drain_events(timeout=0.2)
+    for number in range(3):
+        publish(connection, number)
+    channel.close()
+    assert came == []
+    assert redis_client.hlen("traces.in_hand") == 0
+    found = [take(other) for _ in range(3)]
+    assert [message.payload for message in found] == [0, 1, 2]
+    assert [message.headers["x-delivery-count"] for message in found] == [0, 0, 0]

@@ -2,11 +2,13 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from celery.worker import state
 from kombu.message import Message
 from kp_scorer.broker.task_message import TASK_NAME, TaskMessage
 from kp_scorer.decider import Decider
@@ -64,10 +66,11 @@ class Scene:
         self.sent_again: list[Delivery] = []
         publisher: Any = SimpleNamespace(publish_all=self._publish_all)
         letters: Any = SimpleNamespace(bury=lambda *_: None)
-        app: Any = SimpleNamespace()
+        self.app: Any = SimpleNamespace()
+        self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
-            Settling(app, publisher, letters),
+            Settling(self.app, publisher, letters),
             self.hands,
             batch_size=8,
             hold_s=hold_s,
@@ -92,6 +95,8 @@ class Scene:
 
     def _publish_all(self, decisions: Sequence[Decision]) -> list[ScorerError | None]:
         self.tries += bool(decisions)
+        if self.breaks_by and decisions:
+            raise self.breaks_by
         if self.is_away.is_set():
             return [AWAY] * len(decisions)
         self.published += [decision.trace_id for decision in decisions]
@@ -245,8 +250,84 @@ def test_a_message_in_hand_ages_until_something_is_tried_with_it(scene: Scene, m
     monkeypatch.undo()
 
 
-def test_monitors_are_never_shown_the_trace() -> None:
+def test_results_that_cannot_be_stored_keep_nothing_waiting(scene: Scene) -> None:
+    tries: list[str] = []
+
+    def store_result(task_id: str, *_: object) -> None:
+        tries.append(task_id)
+        raise OSError("away")
+
+    scene.app.backend = SimpleNamespace(store_result=store_result)
+    scene.is_away.set()
+    deliveries = [scene.take() for _ in range(5)]
+    for delivery in deliveries:
+        delivery.message.headers = {"id": str(uuid.uuid4()), "ignore_result": False}
+    wait_until(lambda: all(delivery.waits_for for delivery in deliveries), PATIENCE_S)
+    scene.is_away.clear()
+    wait_until(lambda: len(scene.hands.ended) == 5, PATIENCE_S)
+    # One for each time that some were published.
+    assert len(tries) == len(scene.hands.acknowledged) < 5
+
+
+@pytest.mark.parametrize("error", [MemoryError(), NativePanicError()])
+def test_an_error_in_publishing_gives_back_and_the_pipeline_goes_on(scene: Scene, error: BaseException) -> None:
+    scene.breaks_by = error
+    failed = scene.take()
+    wait_until(lambda: scene.hands.given_back == [failed], PATIENCE_S)
+    scene.breaks_by = None
+    other = scene.take()
+    wait_until(lambda: scene.hands.ended == [other], PATIENCE_S)
+
+
+def test_waiting_to_be_decided_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    class Slow(Decider):
+        def prepare(self, *args: Any, **options: Any) -> Any:
+            assert gate.wait(PATIENCE_S)
+            return super().prepare(*args, **options)
+
+    scene = Scene(decider=Slow(MemoryLedger(), Policy(), None, max_attempts=5))
+    deliveries = [scene.take() for _ in range(20)]
+    now = time.monotonic() + 500
+    monkeypatch.setattr("kp_scorer.process.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    assert scene.pipeline.longest_still_s() == 0
+    assert scene.pipeline.deciding_s() >= 400
+    monkeypatch.undo()
+    gate.set()
+    wait_until(lambda: len(scene.hands.ended) == len(deliveries), PATIENCE_S)
+    scene.pipeline.stop()
+
+
+@pytest.fixture
+def request_of() -> Iterator[Callable[[dict[str, Any]], SubmissionRequest]]:
+    """Makes Celery's request of a payload, reserved as a worker does it."""
+    app: Any = SimpleNamespace(
+        tasks={TASK_NAME: SimpleNamespace(ignore_result=True, acks_late=True)}, conf=SimpleNamespace(timezone=None)
+    )
+
+    def make(payload: dict[str, Any]) -> SubmissionRequest:
+        task_message = TaskMessage(message(), "id", [payload], {})
+        request = SubmissionRequest(task_message, app=app, body=([payload], {}, {}), decoded=True)
+        state.task_reserved(request)
+        return request
+
+    yield make
+    state.reset_state()
+
+
+@pytest.mark.parametrize("end", [Delivery.end, Delivery.let_go])
+def test_celery_remembers_no_message_that_was_let_go_of(
+    request_of: Callable[[dict[str, Any]], SubmissionRequest], end: Callable[[Delivery], None]
+) -> None:
+    request = request_of({})
+    delivery = Delivery(message(), 0, request)
+    assert list(state.active_requests) == [request]
+    end(delivery)
+    assert (list(state.active_requests), list(state.reserved_requests), state.requests) == ([], [], {})
+    assert request.acknowledged, "Celery would acknowledge it once more"
+
+
+def test_monitors_are_never_shown_the_trace(request_of: Callable[[dict[str, Any]], SubmissionRequest]) -> None:
     (payload,) = fresh_samples(1)
-    app: Any = SimpleNamespace(tasks={TASK_NAME: SimpleNamespace(ignore_result=True)}, conf=SimpleNamespace(timezone=None))
-    request = SubmissionRequest(TaskMessage(message(), "id", [payload], {}), app=app, body=([payload], {}, {}), decoded=True)
-    assert payload["task"]["objective"] not in repr(request.info())
+    assert payload["task"]["objective"] not in repr(request_of(payload).info())

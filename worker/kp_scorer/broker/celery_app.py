@@ -101,11 +101,10 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "visibility_timeout": broker.visibility_timeout_s,
         # A message is acknowledged only when decided and published, or dead-lettered; given back when the process dies.
         "task_acks_late": True,
-        "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,
         "worker_pool": "threads",
         "worker_concurrency": settings.worker.concurrency,
-        # The threads pool cannot cancel a task, and late acks make cancelling needless.
+        # What was in hand when a connection is lost is decided all the same, and comes again.
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "enable_utc": True,
     }

@@ -54,6 +54,12 @@ class Outbox:
             SettingsError: RabbitMQ has a queue of this name with other arguments.
             ServiceUnavailable: the broker cannot be reached; any of them may be published.
         """
+        # No more at once than the queue may hold: the oldest make room one by one.
+        most = self._settings.results_limit or len(decisions)
+        parts = [decisions[start : start + most] for start in range(0, len(decisions), most)]
+        return [is_taken for part in parts for is_taken in self._put(part)]
+
+    def _put(self, decisions: Sequence[Decision]) -> list[bool]:
         room = self._take_room(len(decisions))
         if room < len(decisions) and self._drops_oldest:
             self._drop_oldest(len(decisions) - room)

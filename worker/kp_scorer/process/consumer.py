@@ -176,13 +176,10 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Let go of messages for good, all of them in one round trip."""
         self.call_soon_ack(self._acknowledge, deliveries)
-        for delivery in deliveries:
-            delivery.end()
 
     def give_back(self, delivery: Delivery) -> None:
         """Have a message delivered again, if it does not come again by itself."""
         self.call_soon_ack(self._give_back, delivery)
-        delivery.let_go()
 
     def has_lost(self, delivery: Delivery) -> bool:
         """Whether a message is gone with its connection: then it comes again by another."""
@@ -192,13 +189,18 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         held = [delivery.message for delivery in deliveries if not self.has_lost(delivery)]
         try:
             acknowledge_all(held)
-        except self.connection_errors as error:
+        except Exception as error:
+            # They come again. An error here would take along what else Celery's loop was about to do.
             log.warning("messages_not_acknowledged", messages=len(held), detail=type(error).__name__)
+        # In this thread, as Celery looks through its requests in it, and sends what monitors are told.
+        for delivery in deliveries:
+            delivery.end()
         self._count_let_go(len(deliveries))
 
     def _give_back(self, delivery: Delivery) -> None:
         if not self.has_lost(delivery):
-            delivery.message.reject_log_error(log, self.connection_errors, requeue=True)
+            delivery.message.reject_log_error(log, (Exception,), requeue=True)
+        delivery.let_go()
         self._count_let_go(1)
 
     def _count_let_go(self, messages: int) -> None:

@@ -33,7 +33,7 @@ class Lifecycle:
         self._runtime: Runtime | None = None
         self._shutdown = StallTimer()
         self._pipeline: Pipeline | None = None
-        self._watchdog = Watchdog()
+        self._watchdog: Watchdog | None = None
         self._is_stopping = False
         self._ending = threading.Lock()
         signals.celeryd_init.connect(self._begin, weak=False)
@@ -52,6 +52,7 @@ class Lifecycle:
     def begin(self, hands: Hands) -> Pipeline:
         """Start what takes messages in hand; ``hands`` let go of them."""
         pipeline = self._pipeline = self.runtime.begin(hands, on_sick=self.end)
+        assert self._watchdog is not None, "there is one as long as there is a runtime"
         limit_s = self._settings.worker.decision_timeout_s
         self._watchdog.watch_threads(pipeline.threads)
         self._watchdog.watch("batcher", pipeline.deciding_s, limit_s)
@@ -96,9 +97,10 @@ class Lifecycle:
 
     def _watch(self, runtime: Runtime) -> None:
         limit_s = self._settings.worker.decision_timeout_s
-        self._watchdog.watch_threads(runtime.threads)
-        self._watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
-        self._watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
+        watchdog = self._watchdog = Watchdog()
+        watchdog.watch_threads(runtime.threads)
+        watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
+        watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
 
     def _begin_to_stop(self, **_: Any) -> None:
         self._shutdown.start()

@@ -97,7 +97,7 @@ class Pipeline:
         """Take a message in hand."""
         self._in_hand.add(delivery)
         if delivery.submitted and delivery.is_undecided:
-            self._batcher.submit(delivery.submitted.trace, delivery)
+            self._decide(delivery)
         else:
             self._handed.put([(delivery, None)])
 
@@ -106,7 +106,10 @@ class Pipeline:
         return self._batcher.still_s()
 
     def longest_still_s(self) -> float:
-        """Seconds that nothing was done with the message in hand with which nothing was done for the longest."""
+        """Seconds that nothing was done with the message in hand with which nothing was done for the longest.
+
+        Those that are being decided do not count; see :meth:`deciding_s`.
+        """
         # Copied, as other threads add and remove meanwhile.
         still_s = max((delivery.still.elapsed_s() for delivery in tuple(self._in_hand)), default=0.0)
         return max(still_s, self._settling_for.elapsed_s())
@@ -171,12 +174,18 @@ class Pipeline:
         if delivery.waits_for and self._is_over(delivery):
             return False
         if delivery.is_undecided:
-            assert delivery.submitted, "there is nothing else to be done with it"
-            self._batcher.submit(delivery.submitted.trace, delivery)
+            self._decide(delivery)
             return False
         return True
 
+    def _decide(self, delivery: Delivery) -> None:
+        assert delivery.submitted, "there is nothing else to be done with it"
+        # However long it waits for its batch, that is no standstill as long as there are batches.
+        delivery.still.stop()
+        self._batcher.submit(delivery.submitted.trace, delivery)
+
     def _is_settled(self, delivery: Delivery, settled: Settled | Exception) -> bool:
+        delivery.still.start()
         try:
             self._settling.take(delivery, settled)
         except Exception as error:
@@ -197,6 +206,9 @@ class Pipeline:
             # It is still in hand, and due again. The others would wait for the broker as long as this one did.
             self._send_again_from = time.monotonic() + PAUSE_S
             return False
+        except Exception as error:
+            self._wait(delivery, error)
+            return True
         log.info("message_sent_again", held_s=round(delivery.held_s()))
         self._acknowledge([delivery])
         return True

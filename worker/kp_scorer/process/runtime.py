@@ -1,4 +1,4 @@
-"""What a worker process holds open: opened before it takes work, closed after its last task, in reverse order."""
+"""What a worker process holds open: opened before it takes work, closed when it has nothing in hand, in reverse order."""
 
 import math
 import threading
@@ -37,10 +37,10 @@ LoadEmbedder = Callable[[EmbeddingSettings], Embedder | None]
 
 
 class Runtime:
-    """Everything the tasks of one process share."""
+    """Everything that one process needs to decide traces."""
 
     def __init__(self, settings: Settings, app: Celery, load_embedder: LoadEmbedder) -> None:
-        """Connect to Redis and the broker, load the embedder, read the novelty log, start the batcher.
+        """Connect to Redis and the broker, load the embedder, read the novelty log.
 
         Raises:
             SettingsError: the embedder is required and missing, or a setting cannot be used.

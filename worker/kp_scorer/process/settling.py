@@ -67,9 +67,7 @@ class Settling:
         errors: dict[Delivery, BaseException] = {}
         self._bury([delivery for delivery in deliveries if delivery.burial], errors)
         self._publish([delivery for delivery in deliveries if delivery.decision], errors)
-        for delivery in deliveries:
-            if delivery not in errors:
-                self._store_result(delivery)
+        self._store_results([delivery for delivery in deliveries if delivery not in errors])
         return [errors.get(delivery) for delivery in deliveries]
 
     def _bury(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
@@ -93,28 +91,35 @@ class Settling:
 
     def _publish(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
         decided = [(delivery, delivery.decision) for delivery in deliveries if delivery.decision]
-        failed = self._publisher.publish_all([decision for _, decision in decided])
-        for (delivery, decision), error in zip(decided, failed, strict=True):
+        found: Sequence[BaseException | None]
+        try:
+            found = self._publisher.publish_all([decision for _, decision in decided])
+        except BaseException as broken:
+            # As when there is no memory for all of them at once.
+            found = [broken] * len(decided)
+        for (delivery, decision), error in zip(decided, found, strict=True):
             if error is not None:
                 errors[delivery] = error
             else:
                 _log(decision, delivery)
 
-    def _store_result(self, delivery: Delivery) -> None:
-        """Store what became of a message for its producer, if it asks for that and it can be done.
+    def _store_results(self, deliveries: Sequence[Delivery]) -> None:
+        """Store what became of messages for those producers who ask for that, as far as it can be done.
 
         The decision is published, or the dead letter kept, whether or not.
         """
-        task_id = result_id(delivery.message)
-        if not task_id:
-            return
-        result = delivery.burial.result if delivery.burial else {}
-        if delivery.decision:
-            result = delivery.decision.model_dump(mode="json")
-        try:
-            self._app.backend.store_result(task_id, result, SUCCESS)
-        except Exception as error:
-            log.warning("result_not_stored", detail=type(error).__name__)
+        for delivery in deliveries:
+            if not (task_id := result_id(delivery.message)):
+                continue
+            result = delivery.burial.result if delivery.burial else {}
+            if delivery.decision:
+                result = delivery.decision.model_dump(mode="json")
+            try:
+                self._app.backend.store_result(task_id, result, SUCCESS)
+            except Exception as error:
+                log.warning("result_not_stored", detail=type(error).__name__)
+                # Each of the others would wait for Redis as long as this one did.
+                return
 
 
 def burial_of(

@@ -119,8 +119,8 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
         """Give a connection to Redis."""
-        # A task may end after its connection was lost. Kombu fails then with an error that ends the worker, where one that
-        # says what is wrong is all in a day's work.
+        # A trace may be decided after its connection was lost. Kombu fails then with an error that ends the worker, where one
+        # that says what is wrong is all in a day's work.
         if client is None and not self.is_connected:
             raise ConnectionError("the connection that the message came by is closed")
         yield client or self._shared_client
@@ -204,12 +204,23 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         if not taken:
             self._queue_cycle.rotate(name)
             raise Empty
+        if name not in self.active_queues:
+            self._return(name, taken)
+            raise Empty
         for each in taken:
             self.connection._deliver(self._message(name, each), name)  # noqa: SLF001  # the transport's own
         return True
 
+    def _return(self, name: str, taken: Sequence[Taken]) -> None:
+        """Put back what was on its way as this channel ceased to consume, to be taken next, as if it had never been taken."""
+        with self.conn_or_acquire() as client:
+            for each in reversed(taken):
+                self.queue(name).give_back(client, each.digest.decode(), taken_next=True, tried=False)
+
     def _most(self) -> int:
         """How many more messages this channel may hold."""
+        if not self.active_queues:
+            return 1
         estimate = self.qos.can_consume_max_estimate()
         return _TAKEN_AT_ONCE if estimate is None else max(1, min(estimate, _TAKEN_AT_ONCE))
 

@@ -80,9 +80,13 @@ class RedisQueue:
         """Let go of messages for good."""
         client.eval(_ACKNOWLEDGE, 3, self._in_hand, self._index, self._deliveries, *digests)
 
-    def give_back(self, client: Any, digest: str, *, taken_next: bool) -> None:
-        """Put a message back on the queue, to be taken next or last; nothing happens if it is no longer in hand."""
-        client.eval(_GIVE_BACK, 3, self.name, self._in_hand, self._index, digest, "RPUSH" if taken_next else "LPUSH")
+    def give_back(self, client: Any, digest: str, *, taken_next: bool, tried: bool = True) -> None:
+        """Put a message back on the queue, to be taken next or last; nothing happens if it is no longer in hand.
+
+        This delivery does not count unless it was ``tried`` to do something with the message.
+        """
+        keys = (self.name, self._in_hand, self._index, self._deliveries)
+        client.eval(_GIVE_BACK, len(keys), *keys, digest, "RPUSH" if taken_next else "LPUSH", int(tried))
 
     def sweep(self, client: Any, visibility_timeout_ms: int, priorities: Sequence[str], held: Sequence[str]) -> None:
         """Renew what is ``held``, and give back what others have not renewed within the visibility timeout.
