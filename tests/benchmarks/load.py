@@ -30,19 +30,20 @@ class Bench(NamedTuple):
     client: Client
     published: "Published"
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Stop the worker while submitting, so that it does not share the processor with the client; then let it go on."""
-        self.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
-
     def cpu_s(self) -> float:
         """Processor time that the worker has used."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
+
+
+@contextmanager
+def held(worker: psutil.Process) -> Iterator[None]:
+    """Stop a worker while submitting, so that it does not share the processor with the client; then let it go on."""
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        worker.send_signal(signal.SIGCONT)
 
 
 class Published:
@@ -116,6 +117,6 @@ def cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
 
 def submit(found: Bench, items: Sequence[ReasoningTrace]) -> None:
     """Submit traces while the worker is held."""
-    with found.held():
+    with held(found.process):
         for trace in items:
             found.client.submit(trace)

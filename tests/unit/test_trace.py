@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kp_scorer.decoding import Limits, decode_json, decode_trace
+from kp_scorer.decoding import Limits, decode_for_sending, decode_json, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
@@ -259,3 +259,11 @@ def test_refusal_never_repeats_content(case: str, text: str) -> None:
 def test_refusal_of_bytes_never_repeats_them(text: str, around: str) -> None:
     error = refusal(lambda: decode_json(around.replace("{}", text).encode("utf-8", "surrogateescape"), LIMITS))
     assert text not in "".join([str(error), *traceback.format_exception(error)])
+
+
+@pytest.mark.parametrize("unknown", [1.5, "größer", {"a": [None, True]}, "\ud800 is half of a character, ü is one"])
+def test_what_is_sent_says_all_that_was_given(unknown: object) -> None:
+    payload = maximal_payload() | {"unknown": unknown}
+    trace, raw = decode_for_sending(payload, LIMITS)
+    assert json.loads(raw.decode()) == payload
+    assert decode_json(raw, LIMITS) == trace == decode_trace(payload, LIMITS)

@@ -6,6 +6,8 @@
         trace_id = client.submit(trace)               # returns at once
         decision = client.wait(trace_id, timeout_s=30)
 
+    from kp_scorer import AsyncClient                 # the same for asyncio: await client.submit(trace)
+
     from kp_scorer import score_traces
 
     for decision in score_traces(traces):             # in this process, without Redis
@@ -19,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kp_scorer.client import Client, Status
+    from kp_scorer.client import AsyncClient, Client, Status
     from kp_scorer.decision import Decision
     from kp_scorer.errors import (
         DecisionTimeout,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from kp_scorer.trace import ReasoningTrace
 
 __all__ = [
+    "AsyncClient",
     "Client",
     "Decision",
     "DecisionTimeout",
@@ -49,6 +52,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AsyncClient": "client",
     "Client": "client",
     "Decision": "decision",
     "ReasoningTrace": "trace",

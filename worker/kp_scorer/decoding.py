@@ -142,9 +142,16 @@ def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
     Raises:
         InvalidTrace: not a trace, or over a limit; names the offending fields, of a list only the first item.
     """
+    return decode_for_sending(payload, limits)[0]
+
+
+def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace, bytes]:
+    """Check parsed JSON, as :func:`decode_trace` does; return it as a trace and as UTF-8 JSON, unknown fields and all."""
+    raw = b""
     if isinstance(payload, dict):
-        _check_size(_on_the_wire(payload, limits), limits)
-    return _checked(payload, limits)
+        raw = _on_the_wire(payload, limits)
+        _check_size(raw, limits)
+    return _checked(payload, limits), raw
 
 
 def _checked(payload: object, limits: Limits) -> ReasoningTrace:
@@ -177,8 +184,10 @@ _SAID_FOR_JSON: Final = {"tuple_type": "Input should be a valid array", "model_t
 
 def _on_the_wire(payload: dict[str, Any], limits: Limits) -> bytes:
     try:
-        # A list that contains itself counts as nested too deep.
-        text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), check_circular=False)
+        return _compact(payload, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        # Half a character, which JSON has by its number alone; in a field that is read it is an error of its own.
+        return _compact(payload, ensure_ascii=True).encode()
     except RecursionError:
         raise InvalidTrace([Problem("$", f"expected nesting of at most {limits.depth}")]) from None
     except TypeError:
@@ -187,7 +196,11 @@ def _on_the_wire(payload: dict[str, Any], limits: Limits) -> bytes:
         ) from None
     except ValueError:
         raise InvalidTrace([_HUGE_NUMBER]) from None
-    return text.encode("utf-8", "surrogatepass")
+
+
+def _compact(payload: dict[str, Any], *, ensure_ascii: bool) -> str:
+    # A list that contains itself counts as nested too deep.
+    return json.dumps(payload, ensure_ascii=ensure_ascii, separators=(",", ":"), check_circular=False)
 
 
 def _check_size(raw: bytes, limits: Limits) -> None:
@@ -199,9 +212,13 @@ def _check_size(raw: bytes, limits: Limits) -> None:
 def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
     """Check what pydantic cannot: the settings' limits, and the contents of free-form objects."""
     parts: list[tuple[str, int, BaseModel | tuple[Any, ...]]] = [("", 1, trace)]
+    most_chars = limits.field_chars
     while parts:
         path, depth, part = parts.pop()
         for name, value in enumerate(part) if isinstance(part, tuple) else part.__dict__.items():
+            # Most values: worth to be looked at here, as this takes longer than everything that pydantic does.
+            if value is None or (isinstance(value, str) and len(value) <= most_chars and value.isascii()):
+                continue
             if isinstance(value, BaseModel | tuple):
                 parts.append((f"{path}{name}.", depth + 1, value))
             elif expected := _expected_within(value, depth + 1, limits):
