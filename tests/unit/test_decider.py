@@ -1,6 +1,5 @@
 """Deciding batches against a ledger and a log in memory, with an embedder small enough to reason about."""
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider, NoveltyMeter, Settled
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.errors import TraceConflict
 from kp_scorer.novelty import MemoryLog, NoveltyCache, Window
 from kp_scorer.scoring import PROFILES, Policy
@@ -21,31 +19,10 @@ from kp_scorer.store import MemoryLedger
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import LIMITS, make_trace, minimal_payload, step, steps
+from tests.support.word_embedder import WordEmbedder
 
 WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
 WORDS: Final = ("invoice", "ledger", "route", "parcel", "dose", "ticket")
-
-
-class WordEmbedder:
-    """Each dimension is the sign of a vote by the words' hashes, so that every similarity is exact in float32."""
-
-    name = "words"
-    engine = "python"
-    space = "words-1"
-    dimensions = 64
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        self.texts.extend(texts)
-        votes = np.array([sum((self._vote(word) for word in text.split()), start=np.zeros(64)) for text in texts])
-        return np.where(votes >= 0, 0.125, -0.125).astype(np.float32)
-
-    @staticmethod
-    def _vote(word: str) -> Any:
-        bits = np.frombuffer(hashlib.blake2b(word.encode(), digest_size=8).digest(), np.uint8)
-        return np.unpackbits(bits) * 2.0 - 1.0
 
 
 def make_decider(

@@ -1,8 +1,10 @@
-"""Traces from a file or standard input: JSON Lines, or one JSON document."""
+"""Traces from a file or standard input: JSON Lines, or one JSON document; either may be gzipped."""
 
 import codecs
+import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Final, NamedTuple
@@ -10,6 +12,7 @@ from typing import IO, Final, NamedTuple
 import click
 
 from kp_scorer.characters import escaped
+from kp_scorer.cli.gunzip import Gunzip, is_gzip
 from kp_scorer.decoding import Limits, decode_json, decode_trace, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import ReasoningTrace
@@ -37,11 +40,18 @@ class Line(NamedTuple):
 
     number: int
     trace: ReasoningTrace | InvalidTrace
+    size_bytes: int = 0
+    """How long the line is; 0 in a document, which is held whole."""
+    of: int | None = None
+    """How many items the document has; None for lines, whose end is not known."""
 
 
 @contextmanager
 def open_input(name: str) -> Iterator[IO[bytes]]:
     """Open a file for reading, or standard input for ``-``."""
+    if name == "-":
+        yield _own_stdin()
+        return
     try:
         opened = click.open_file(name, "rb")
     except OSError as error:
@@ -50,15 +60,26 @@ def open_input(name: str) -> Iterator[IO[bytes]]:
         yield stream
 
 
+def _own_stdin() -> IO[bytes]:
+    """Standard input, buffered once more: Python aborts if a thread still reads from its own one in the end."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except io.UnsupportedOperation:
+        # Something that stands in its place within this process.
+        return sys.stdin.buffer
+
+
 def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     """Decode traces one by one, as they come in; blank lines are skipped.
 
     Input whose first line begins a list, or an object that ends on a later line, is one document: a trace or several. It is
-    held whole, so it may have 256 MiB; of lines only one is held, and of that no more than a trace may have.
+    held whole, so it may have 256 MiB; of lines only one is held, and of that no more than a trace may have. What begins as a
+    gzip file is unpacked as it comes in; sizes are of what is in it.
 
     Raises:
         BadParameter: it is neither, but another format; a document is larger, or a line too long by as much; it cannot be read.
     """
+    stream = _unpacked(stream)
     number, raw = 1, _begin_line(stream, limits)
     _refuse_other_formats(raw)
     raw = raw.removeprefix(codecs.BOM_UTF8)
@@ -70,10 +91,15 @@ def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     while raw:
         size_bytes = len(raw) + _skip_rest_of_line(stream, raw, number)
         if size_bytes > len(raw):
-            yield Line(number, _too_long(size_bytes, limits))
+            yield Line(number, _too_long(size_bytes, limits), len(raw))
         elif line := raw.strip():
             yield _decoded(number, line, limits)
         number, raw = number + 1, _begin_line(stream, limits)
+
+
+def _unpacked(stream: IO[bytes]) -> IO[bytes]:
+    buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(io.BytesIO(stream.read()))
+    return io.BufferedReader(Gunzip(buffered)) if is_gzip(_read(buffered.peek, 1)) else buffered
 
 
 def _begin_line(stream: IO[bytes], limits: Limits) -> bytes:
@@ -122,9 +148,9 @@ def _refuse_other_formats(first_line: bytes) -> None:
 
 def _decoded(number: int, line: bytes, limits: Limits) -> Line:
     try:
-        return Line(number, decode_json(line, limits))
+        return Line(number, decode_json(line, limits), len(line))
     except InvalidTrace as error:
-        return Line(number, error)
+        return Line(number, error, len(line))
 
 
 def _too_long(size_bytes: int, limits: Limits) -> InvalidTrace:
@@ -157,8 +183,9 @@ def _read_document(raw: bytes, first: int, limits: Limits) -> Iterator[Line]:
         else:
             yield Line(first, error)
         return
-    for number, item in enumerate(document if isinstance(document, list) else [document], start=1):
+    items = document if isinstance(document, list) else [document]
+    for number, item in enumerate(items, start=1):
         try:
-            yield Line(number, decode_trace(item, limits))
+            yield Line(number, decode_trace(item, limits), of=len(items))
         except InvalidTrace as error:
-            yield Line(number, error)
+            yield Line(number, error, of=len(items))

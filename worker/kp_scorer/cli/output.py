@@ -4,15 +4,17 @@ Either may be a terminal, so nothing that a trace, a file or a server said reach
 """
 
 import json
+import math
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.input import Line
@@ -21,6 +23,8 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict
 
 _PLAIN_EVERY_S: Final = 2.0
+_PACE_OF_S: Final = 10.0
+_MARK_EVERY_S: Final = 0.5
 
 
 def console() -> Console:
@@ -80,31 +84,71 @@ def say_if_unmeasured(decision: Decision) -> None:
 class Advance(Protocol):
     """Moves a progress display."""
 
-    def __call__(self, done: int, total: int | None) -> None:
+    def __call__(self, done: int, total: int | None, is_estimate: bool = False) -> None:
         """Show that ``done`` of ``total`` are finished; ``total`` is None while it is unknown."""
         ...
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Advance]:
-    """Show progress on stderr: a bar on a terminal, elsewhere a line every few seconds."""
+    """Show progress on stderr, how fast it is and what is left: a bar on a terminal, elsewhere a line every few seconds."""
     out = console()
     if not out.is_terminal:
         yield _PlainProgress(label)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
     with Progress(*columns, console=out, transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task, pace = bar.add_task(label, total=None, said=""), Pace()
+
+        def advance(done: int, total: int | None, is_estimate: bool = False) -> None:
+            bar.update(task, completed=done, total=total, said=pace.said(done, total, is_estimate=is_estimate))
+
+        yield advance
 
 
 class _PlainProgress:
     def __init__(self, label: str) -> None:
         self._label = label
+        self._pace = Pace()
         self._last_s = time.monotonic()
+        self._is_ended = False
 
-    def __call__(self, done: int, total: int | None) -> None:
+    def __call__(self, done: int, total: int | None, is_estimate: bool = False) -> None:
         now = time.monotonic()
-        if done == total or now - self._last_s >= _PLAIN_EVERY_S:
+        said = self._pace.said(done, total, is_estimate=is_estimate)
+        was_ended, self._is_ended = self._is_ended, done == total and not is_estimate
+        if (self._is_ended and not was_ended) or now - self._last_s >= _PLAIN_EVERY_S:
             self._last_s = now
-            say(f"{self._label}: {done} of {total}" if total else f"{self._label}: {done}")
+            say(f"{self._label}: {said}")
+
+
+class Pace:
+    """How fast something goes on, and how long the rest of it takes if it goes on so."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Measure by a clock, from the first that is done on: what comes before it, loading a model, comes but once."""
+        self._clock_s = clock_s
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def said(self, done: int, total: int | None, *, is_estimate: bool = False) -> str:
+        """Say that ``done`` of ``total`` are finished now."""
+        now = self._clock_s()
+        if not self._marks or now - self._marks[-1][0] >= _MARK_EVERY_S:
+            self._marks.append((now, done))
+        # The rate is that of the last seconds, and not of the last step.
+        while len(self._marks) > 1 and now - self._marks[1][0] >= _PACE_OF_S:
+            self._marks.popleft()
+        then, before = self._marks[0]
+        rate = (done - before) / (now - then) if now > then else 0.0
+        parts = [str(done) if total is None else f"{done} of {'about ' if is_estimate else ''}{total}"]
+        if rate:
+            parts.append(f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.1f} a second")
+            if total is not None and total > done:
+                parts.append(f"{_duration((total - done) / rate)} left")
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    minutes, hours = whole // 60, whole // 3_600
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"

@@ -2,22 +2,25 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import results_queues
 from kp_scorer.broker.results import unread
-from kp_scorer.cli.input import Line, open_input, read_traces
+from kp_scorer.cli.input import Line
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, print_status, progress, refused, say
-from kp_scorer.client import Client, Status
-from kp_scorer.errors import InvalidTrace, OutputFailed, ScorerError, TraceConflict
+from kp_scorer.cli.reading import Reading
+from kp_scorer.client import Client, Status, Submitted
+from kp_scorer.errors import InvalidTrace, OutputFailed, ScorerError
 from kp_scorer.settings import Settings
 
+_TOGETHER: Final = 100
+"""How many traces go together; the client sends so many in one step."""
 _LOOK_EVERY_S: Final = 2.0
 """How long nothing may settle before the results queues are looked at, and how often they are."""
 
@@ -29,13 +32,13 @@ _LOOK_EVERY_S: Final = 2.0
 @click.option("--namespace", default="", help="Goes into every id, after kp:trace:, to keep it apart from other producers'.")
 @service_options
 def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Settings) -> None:
-    """Submit the traces in FILE (- for standard input): JSON Lines, or one JSON document.
+    """Submit the traces in FILE (- for standard input): JSON Lines, or one JSON document; it may be gzipped.
 
     Prints one JSON line a trace: trace_id, state (pending, decided, dead, conflict, invalid) and, with --wait, the decision.
     Invalid lines are named by number and field; the others are submitted. All are, too, if nobody reads what is printed.
     """
-    with Client(settings, namespace) as client, open_input(file) as stream:
-        done = _submit(client, read_traces(stream, settings.limits), print_each=not wait)
+    with Client(settings, namespace) as client:
+        done = _submit(client, Reading(file, settings.limits, _TOGETHER), print_each=not wait)
         said = f"submitted {len(done.trace_ids)} of {done.seen}" if done.seen else f"no traces in {file}"
         if done.failure:
             raise OutputFailed(f"{done.failure}; {said} all the same")
@@ -53,35 +56,31 @@ class _Submitted(NamedTuple):
     failure: OutputFailed | None
 
 
-def _submit(client: Client, lines: Iterable[Line], *, print_each: bool) -> _Submitted:
+def _submit(client: Client, reading: Reading, *, print_each: bool) -> _Submitted:
     """Submit what can be submitted and report the rest, for as long as there is somebody to report to."""
     trace_ids: list[str] = []
     seen = 0
     failure: OutputFailed | None = None
     with progress("submitted") as advance:
-        for line in lines:
-            seen += 1
-            row = _submit_one(client, line)
-            is_pending = row["state"] == "pending"
-            if is_pending:
-                trace_ids.append(row["trace_id"])
-            try:
-                if print_each or not is_pending:
-                    print_json(row)
-            except OutputFailed as error:
-                failure = error
-            advance(seen, None)
+        for batch in reading.batches():
+            for line, answer in zip(batch, _answers(client, batch), strict=True):
+                seen += 1
+                if isinstance(answer, str):
+                    trace_ids.append(answer)
+                row = {"trace_id": answer, "state": "pending"} if isinstance(answer, str) else refused(line, answer)
+                try:
+                    if print_each or not isinstance(answer, str):
+                        print_json(row)
+                except OutputFailed as error:
+                    failure = error
+            advance(seen, *reading.total())
     return _Submitted(trace_ids, seen, failure)
 
 
-def _submit_one(client: Client, line: Line) -> dict[str, Any]:
-    """Submit a line; return what is to be printed of it."""
-    try:
-        if isinstance(line.trace, InvalidTrace):
-            raise line.trace
-        return {"trace_id": client.submit(line.trace), "state": "pending"}
-    except (InvalidTrace, TraceConflict) as error:
-        return refused(line, error)
+def _answers(client: Client, batch: Sequence[Line]) -> list[Submitted]:
+    """Submit lines; return for each the id of its trace, or what is wrong with it."""
+    answers = iter(client.submit_many(line.trace for line in batch if not isinstance(line.trace, InvalidTrace)))
+    return [line.trace if isinstance(line.trace, InvalidTrace) else next(answers) for line in batch]
 
 
 def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float, settings: Settings) -> int:
