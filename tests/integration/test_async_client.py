@@ -183,6 +183,10 @@ def test_a_client_serves_one_loop_after_another(settings: Settings) -> None:
     asyncio.run(client.close())
 
 
+def client_threads() -> int:
+    return sum(thread.name == "kp-scorer-client" for thread in threading.enumerate())
+
+
 def service(settings: Settings) -> FastAPI:
     """A web service that takes traces and tells of their decisions."""
 
@@ -217,6 +221,7 @@ def service(settings: Settings) -> FastAPI:
 
 def test_a_handler_of_a_web_service_submits_and_waits(settings: Settings, tmp_path: Path) -> None:
     traces = short_traces(20, seed=17)
+    before = client_threads()
     with (
         start_worker(settings, tmp_path / "log", command=FAST_WORKER),
         TestClient(service(settings)) as web,
@@ -230,4 +235,4 @@ def test_a_handler_of_a_web_service_submits_and_waits(settings: Settings, tmp_pa
         assert web.post("/traces", json={}).status_code == 422
         other = traces[0] | {"task": {"objective": "something else"}}
         assert web.post("/traces", json=other).status_code == 409
-    wait_until(lambda: not any(thread.name == "kp-scorer-client" for thread in threading.enumerate()), timeout_s=10)
+    wait_until(lambda: client_threads() <= before, timeout_s=10)
