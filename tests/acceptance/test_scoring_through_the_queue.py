@@ -206,7 +206,7 @@ def test_a_malformed_submission_becomes_a_dead_letter_with_its_reason_and_bytes(
         ("score_trace", '[[], "kwargs", {}]', "expected a list and an object"),
         ("score_trace", "[{}, [], null]", "expected a list and an object"),
         ("other_task", f'[["{SECRET}"], {{}}, {{}}]', "expected score_trace"),
-        (None, f'{{"{SECRET}": 1}}', "expected score_trace"),
+        (None, f'{{"{SECRET}": 1, "args": []}}', "expected score_trace"),
     ],
 )
 def test_a_message_that_is_no_submission_becomes_a_dead_letter_with_its_bytes(

@@ -28,6 +28,9 @@ class Kept:
 def _forms(item: bytes) -> Iterator[bytes]:
     yield item
     envelope = _parsed(item)
+    if isinstance(envelope, dict):
+        # It may be a submission itself.
+        yield _canonical(envelope)
     body = envelope.get("body") if isinstance(envelope, dict) else None
     if not isinstance(body, str):
         return
@@ -48,7 +51,11 @@ def _submissions(body: Any) -> Iterator[Any]:
         case [list() as args, dict() as kwargs, _]:
             pass
         case dict() if body.keys() & {"args", "kwargs"}:
+            yield body
             args, kwargs = body.get("args", []), body.get("kwargs", {})
+        case dict():
+            yield body
+            return
         case _:
             return
     yield {"args": args, "kwargs": kwargs}

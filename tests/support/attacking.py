@@ -11,7 +11,7 @@ import amqp
 from kombu import Connection
 
 from tests.support.arena import Arena
-from tests.support.attacks import MARKER, VALUES, Attack
+from tests.support.attacks import MARKER, VALUES, Attack, bare, marked
 
 Put = Callable[[Attack], None]
 
@@ -28,7 +28,7 @@ def open_queue(arena: Arena) -> Iterator[Put]:
     queue = arena.settings().queues.traces
     if arena.broker == "redis":
         with arena.redis.connect() as client:
-            yield lambda attack: client.lpush(queue, _envelope(attack)) and None
+            yield lambda attack: client.lpush(queue, _item(attack)) and None
         return
     with Connection(arena.settings().broker.url) as connection, connection.channel() as channel:
         yield lambda attack: channel.basic_publish(_message(attack), routing_key=queue)
@@ -40,12 +40,18 @@ def broker_attacks(arena: Arena, plain: Iterator[Attack]) -> Iterator[Attack]:
         for name in _REDIS_PROPERTIES:
             for value in VALUES:
                 yield next(plain)._replace(properties={name: value})
+        for attack in bare(marked(1_000, seed=14)):
+            yield attack._replace(headers={}, properties={"no envelope": True})
         return
     for value in (MARKER, f"{MARKER}\n\x1b[31m", "payments", "celery", ""):
         for name in ("correlation_id", "reply_to", "message_id", "type", "app_id"):
             yield next(plain)._replace(properties={name: value})
     yield from (next(plain)._replace(properties={"priority": priority, "timestamp": 2**63}) for priority in (0, 9, 255))
     yield from (next(plain)._replace(trace_id="", headers={}, properties={"raw": raw}) for raw in _unreadable_properties())
+
+
+def _item(attack: Attack) -> bytes | str:
+    return attack.body if "no envelope" in attack.properties else _envelope(attack)
 
 
 def _envelope(attack: Attack) -> str:

@@ -5,6 +5,7 @@ import pickle
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
+from itertools import cycle
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,7 @@ from tests.support.bombs import GZIP, bombs
 from tests.support.traces import short_traces
 
 MARKER: Final = "Xylophonia"
+MEGABYTE: Final = 1_000_000
 ELSEWHERE: Final = "payments"
 """A queue that is none of the worker's business."""
 
@@ -81,19 +83,25 @@ class Attack(NamedTuple):
     content_type: Any = "application/json"
     content_encoding: Any = "utf-8"
     dead_id: str = ""
-    """Of the trace that is dead by it: what is too costly to be parsed goes by the id in its headers."""
+    """Of the trace that is dead by it: what is too costly to be parsed goes by the id in its headers, if it has any."""
 
 
 def attacks() -> Iterator[Attack]:
     """All of them, that both brokers can carry."""
     traces = iter(short_traces(5_000, seed=11))
-    for make in (_odd_headers, _odd_embeds, _odd_fields_of_old, _odd_contents, _packed, _results, _tasks_of_others, _copies):
+    makers = (_odd_headers, _odd_embeds, _odd_fields_of_old, _odd_contents, _packed, _results, _tasks_of_others, _copies)
+    for make in (*makers, bare):
         yield from make(_with_marker(trace) for trace in traces)
 
 
 def plain() -> Iterator[Attack]:
     """Messages as they should be, to be made attacks of."""
-    return (_attack(_with_marker(trace), {}) for trace in short_traces(1_000, seed=12))
+    return (_attack(trace, {}) for trace in marked(1_000, seed=12))
+
+
+def marked(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Short traces with a marker in each."""
+    return map(_with_marker, short_traces(count, seed))
 
 
 def squatting(trace: dict[str, Any]) -> Attack:
@@ -141,9 +149,9 @@ def _odd_contents(traces: Traces) -> Iterator[Attack]:
     for body in (*bodies, f"[[1], {MARKER!r}, {{}}]".encode()):
         yield _attack(next(traces), {})._replace(trace_id="", body=body)
     for body in (b"[" * 100_000, b"9" * 5_000):
-        yield _too_costly(_attack(next(traces), {})._replace(body=body))
+        yield _refused(_attack(next(traces), {})._replace(body=body))
     # Beyond what any valid trace can be.
-    yield _too_costly(_attack(next(traces) | {"mood": MARKER * 500_000}, {}))
+    yield _refused(_attack(next(traces) | {"mood": MARKER * 500_000}, {}))
 
 
 def _packed(traces: Traces) -> Iterator[Attack]:
@@ -161,7 +169,7 @@ def _packed(traces: Traces) -> Iterator[Attack]:
     for compression in (GZIP, "application/x-bz2", "application/x-lzma", "brotli", MARKER, [MARKER], 5):
         bomb = bombs().get(str(compression), MARKER.encode())
         attack = _attack(next(traces), {"compression": compression})._replace(body=bomb)
-        attack = _too_costly(attack) if compression == GZIP else attack._replace(trace_id="")
+        attack = _refused(attack) if compression == GZIP else attack._replace(trace_id="")
         yield attack
         yield attack._replace(headers={**attack.headers, "shadow": [1], "ignore_result": False})
     for name, bomb in bombs().items():
@@ -182,6 +190,21 @@ def _tasks_of_others(traces: Traces) -> Iterator[Attack]:
         yield _attack(next(traces), {"task": task})._replace(trace_id="")
 
 
+def bare(traces: Traces) -> Iterator[Attack]:
+    """Bodies that are traces, or seem to be, and call no task."""
+    beside = ("args", "kwargs", "body", "properties", "__type__", "@graph", *_OLD_FIELDS)
+    for name, value in zip(beside, cycle(VALUES), strict=False):
+        yield _bare({name: value, **next(traces)})
+    for headers in ({"id": str(uuid.uuid4()), "ignore_result": False}, {"callbacks": [_SIGNATURE]}, {"args": [MARKER]}):
+        yield _bare(next(traces))._replace(headers=headers)
+    for field in ("@type", "@context", "task", "metadata"):
+        yield _refused(_bare({**next(traces), field: [MARKER]}))
+    for body in ({MARKER: MARKER}, {"trace": {MARKER: 1}}, {"@type": MARKER, "args": [{}], "kwargs": {}, "task": TASK_NAME}):
+        yield Attack("", json.dumps(body).encode(), {})
+    for item in ("{}", "9" * 5_000, f'"{MARKER}"'):
+        yield Attack("", f'{{"{MARKER}":[{",".join([item] * (MEGABYTE // len(item)))}]}}'.encode(), {})
+
+
 def _copies(traces: Traces) -> Iterator[Attack]:
     yield from [_attack(next(traces), {})] * 40
 
@@ -191,5 +214,10 @@ def _attack(trace: dict[str, Any], headers: dict[str, Any], embed: Any = None) -
     return Attack(str(trace["id"]), body, {"task": TASK_NAME, "id": str(trace["id"]), **headers})
 
 
-def _too_costly(attack: Attack) -> Attack:
+def _bare(trace: dict[str, Any]) -> Attack:
+    # As a dead letter has it.
+    return Attack(str(trace["id"]), json.dumps(trace, ensure_ascii=False).encode(), {})
+
+
+def _refused(attack: Attack) -> Attack:
     return attack._replace(trace_id="", dead_id=attack.trace_id)

@@ -1,4 +1,7 @@
-"""What a message to the task holds, when it may hold anything: of all that a producer wrote, its id and its arguments go on."""
+"""What a submission's message holds, when it may hold anything: of all that a producer wrote, its id and its arguments go on.
+
+A message calls the task as Celery's do, or it is plain: its body is the trace, and no header names a task.
+"""
 
 import json
 import re
@@ -65,19 +68,21 @@ def task_in(message: Any, limits: Limits) -> TaskMessage:
 
     Raises:
         InvalidTrace: it is too large to hold a valid trace, or has too many values, so it was not parsed.
-        ValueError: it is no message to the task; says which part of it is not, without its content.
+        ValueError: it is no submission; says which part of it is not, without its content.
     """
     try:
-        body = _plain_body(message, limits)
+        body = _bounded_body(message, limits)
     except InvalidTrace:
-        # It is not parsed, so its headers alone say whether it is a submission.
-        if message.headers.get("task") != TASK_NAME:
+        # It is not parsed, so only its headers and its first byte say whether it is a submission.
+        if message.headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in message.headers or _may_be_object(message)):
             raise ValueError(f"task: expected {TASK_NAME}") from None
         raise
     try:
         payload = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"body: expected JSON ({type(error).__name__})") from None
+    if _is_plain(payload, message.headers):
+        return TaskMessage(message, trace_id_of(payload) or str(uuid.uuid4()), [payload], {})
     # The first version of the protocol has in the body what the second has in the headers.
     names = {**payload, **message.headers} if isinstance(payload, dict) else message.headers
     if names.get("task") != TASK_NAME:
@@ -99,7 +104,7 @@ def bury_unread(store: Store, message: Any, reason: Reason, detail: str, trace_i
     payload = raw_body(message)
     noted = store.ledger.noted(trace_id) if trace_id else b""
     # Anyone may write any id, so what is noted under it counts only if the body says that and no more.
-    if noted and payload == task_body(noted):
+    if noted and payload in (noted, task_body(noted)):
         payload = noted
     store.dead_letters.bury(payload, reason, detail, trace_id, deliveries=deliveries_by(message))
 
@@ -209,15 +214,33 @@ def checked_id(value: object) -> str:
 
 
 def _submission_in(message: Any, limits: Limits) -> bytes:
-    """The submission in a message to the task; the body as it came if there is none, or if it is too large to be parsed."""
+    """The submission in a message; the body as it came if there is none, or if it is too large to be parsed."""
     try:
-        payload = json.loads(_plain_body(message, limits).decode("utf-8"))
+        payload = json.loads(_bounded_body(message, limits).decode("utf-8"))
+        if _is_plain(payload, message.headers):
+            return as_bytes(payload)
         return as_bytes(only_argument(*_arguments_in(payload)))
     except (ValueError, RecursionError, InvalidTrace):
         return raw_body(message)
 
 
-def _plain_body(message: Any, limits: Limits) -> bytes:
+def _is_plain(payload: Any, headers: dict[str, Any]) -> bool:
+    """Whether a parsed body is a submission itself, and not a call of the task.
+
+    A trace has a ``task`` too, which is an object where a call has a name, and may have any fields beside its own; but no call
+    has a trace's type.
+    """
+    if not isinstance(payload, dict) or "task" in headers:
+        return False
+    return "@type" in payload or not (payload.keys() & {"args", "kwargs"} or isinstance(payload.get("task"), str))
+
+
+def _may_be_object(message: Any) -> bool:
+    """Whether a body that is not parsed may be a JSON object; of one that is packed nothing is known."""
+    return PACKED_BY in message.headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
+
+
+def _bounded_body(message: Any, limits: Limits) -> bytes:
     """The body of a message, unpacked and not parsed.
 
     Raises:

@@ -1,0 +1,144 @@
+"""A trace as it is, put on the queue by any client: decided once, dead-lettered with its reason, as any other submission."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import amqp
+import pytest
+import redis
+from click.testing import CliRunner
+from kombu import Connection
+from kombu.message import Message
+from kp_scorer.broker.task_message import bury_poison, bury_unread
+from kp_scorer.cli.main import commands
+from kp_scorer.client import Client
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.errors import TraceDead
+from kp_scorer.settings import Settings, as_environment
+from kp_scorer.store import Store, Submission
+
+from tests.support.arena import BrokerName
+from tests.support.outcomes import published
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.traces import fresh_samples, new_id
+
+Put = Callable[[bytes], None]
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, broker: BrokerName, settings: Settings) -> Settings:
+    """Settings on the broker of the case."""
+    return settings if broker == "redis" else request.getfixturevalue("rabbitmq").settings()
+
+
+@contextmanager
+def putting(settings: Settings) -> Iterator[Put]:
+    """Give what puts bytes on the queue of traces, as a client does that knows nothing of Celery."""
+    queue = settings.queues.traces
+    if settings.broker.is_redis:
+        with redis.Redis.from_url(settings.broker.url) as client:
+            yield lambda body: client.lpush(queue, body) and None
+        return
+    with Connection(settings.broker.url, transport_options={"confirm_publish": True}) as connection:
+        yield lambda body: connection.default_channel.basic_publish(
+            amqp.Message(body, content_type="application/json"), exchange=queue, routing_key=queue, mandatory=True
+        )
+
+
+def test_a_plain_trace_is_decided_once_whoever_else_submits_it(place: Settings, store: Store, tmp_path: Path) -> None:
+    traces = fresh_samples(3)
+    plain = [json.dumps(trace).encode() for trace in traces]
+    with start_worker(place, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(place) as client:
+        with putting(place) as put:
+            put(plain[0])
+            first = client.as_settled([traces[0]["id"]], timeout_s=30)
+            assert [status.state for status in first] == ["decided"]
+            for body, trace in zip(plain, traces, strict=True):
+                # Written otherwise, it says the same.
+                put(json.dumps(json.loads(body), indent=1).encode())
+                client.submit(trace)
+                put(body)
+        statuses = list(client.as_settled([trace["id"] for trace in traces], timeout_s=30))
+        # The client sends nothing for a trace that it finds decided.
+        wait_until(lambda: len(worker.events("trace_decided")) >= 7)
+    assert {status.state for status in statuses} == {"decided"}
+    assert store.ledger.counts() == (3, 0, 3, 0)
+    decisions = {json.dumps(decision, sort_keys=True) for decision in published(place)}
+    assert len(decisions) == 3
+
+
+def test_what_is_wrong_with_a_plain_trace_is_told_and_its_bytes_are_kept(
+    place: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trace,) = fresh_samples(1)
+    wrong = json.dumps(trace | {"steps": []}).encode()
+    long = json.dumps(trace | {"id": new_id(), "steps": trace["steps"] * 100}).encode()
+    sent = {
+        wrong: ("invalid", "steps: "),
+        long: ("invalid", "steps: expected at most 50 steps"),
+        b"{}": ("invalid", "@context: "),
+        b'{"mood": [%s]}' % b",".join([b"{}"] * 20_000): ("invalid", "$: expected at most 20100 values"),
+        b'{"mood": "%s"}' % (b"x" * 3_000_000): ("invalid", "$: expected at most 1048576 bytes"),
+        b'{"task": "other", "args": [{}]}': ("malformed", "task: expected score_trace"),
+        b"[]": ("malformed", ""),
+        b"{no JSON": ("malformed", ""),
+    }
+    strict = place.model_copy(update={"limits": Limits(steps=50)})
+    with (
+        start_worker(strict, tmp_path / "strict.log", command=FAST_WORKER),
+        Client(place) as client,
+        putting(place) as put,
+    ):
+        for body in sent:
+            put(body)
+        with pytest.raises(TraceDead, match="steps"):
+            client.wait(trace["id"], timeout_s=30)
+        wait_until(lambda: len(list(store.dead_letters.read())) == len(sent))
+    letters = {store.dead_letters.payload(letter.letter_id): letter for letter in store.dead_letters.read()}
+    assert letters.keys() == sent.keys()
+    for body, (reason, detail) in sent.items():
+        assert letters[body].reason == reason
+        assert letters[body].detail.startswith(detail)
+    assert [letters[body].trace_id for body in (wrong, long)] == [trace["id"], json.loads(long)["id"]]
+
+    for name, value in as_environment(place).items():
+        monkeypatch.setenv(name, value)
+    replayed = CliRunner().invoke(commands, ["dead-letter", "replay", letters[long].letter_id], catch_exceptions=False)
+    assert json.loads(replayed.stdout)["state"] == "pending"
+    with start_worker(place, tmp_path / "worker.log", command=FAST_WORKER), Client(place) as client:
+        assert client.wait(json.loads(long)["id"], timeout_s=30)
+    assert letters[long].letter_id not in [letter.letter_id for letter in store.dead_letters.read()]
+
+
+def test_a_plain_trace_that_ends_its_workers_is_kept_as_the_submission_that_it_is(store: Store) -> None:
+    (trace,) = fresh_samples(1)
+    body = json.dumps(trace, ensure_ascii=False).encode()
+    noted = decode_trace(trace, Limits())
+    store.ledger.open([Submission(noted.id, noted.digest(), body)])
+    assert bury_poison(store.dead_letters, _message(body), 3, Limits()) is None
+    (letter,) = store.dead_letters.read()
+    assert (letter.reason, letter.trace_id, letter.deliveries) == ("poison", noted.id, 3)
+    assert store.dead_letters.payload(letter.letter_id) == body
+    (record,) = store.ledger.look_up([noted.id])
+    assert record
+    assert record.state == "dead"
+
+
+def test_a_plain_body_that_is_not_parsed_ends_the_submission_that_it_is(store: Store) -> None:
+    (trace,) = fresh_samples(1)
+    body = json.dumps(trace, ensure_ascii=False).encode()
+    noted = decode_trace(trace, Limits())
+    store.ledger.open([Submission(noted.id, noted.digest(), body)])
+    states = []
+    for said in (body + b" ", body):
+        bury_unread(store, _message(said), "invalid", "too large", noted.id)
+        (record,) = store.ledger.look_up([noted.id])
+        states.append(record and record.state)
+    assert states == ["pending", "dead"]
+
+
+def _message(body: bytes) -> Any:
+    return Message(body=body, content_type="application/json", headers={}, delivery_info={})
