@@ -1,5 +1,6 @@
 """RabbitMQ's users with the permissions that the documents give them: enough for what they show, and for no neighbour."""
 
+import json
 import re
 import shlex
 import shutil
@@ -25,7 +26,7 @@ from tests.support.documents import code_with
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.traces import fresh_samples
 
-USERS: Final = ("producer", "client", "worker", "operator")
+USERS: Final = ("producer", "client", "worker", "declaring", "operator")
 QUEUES: Final = ("traces", "traces.dead", "decisions.accepted", "decisions.rejected", "neighbour")
 
 
@@ -69,7 +70,7 @@ def _control(*arguments: str, check: bool = True) -> None:
 
 @pytest.mark.slow
 def test_each_may_do_its_part_and_reach_no_neighbour(users: Users, rabbitmq_url: str, tmp_path: Path) -> None:
-    one, two, three = fresh_samples(3)
+    one, two, three, four = fresh_samples(4)
     worker_settings, operator = users.settings("worker"), users.settings("operator")
     with Connection(rabbitmq_url) as admin, Client(users.settings("client")) as client:
         admin.default_channel.queue_declare("neighbour", durable=True, auto_delete=False)
@@ -82,11 +83,13 @@ def test_each_may_do_its_part_and_reach_no_neighbour(users: Users, rabbitmq_url:
             exec(code_with("declare=[]"), {"app": producer, "trace": one})
             assert client.wait(client.submit(two), timeout_s=30).trace_id == two["id"]
             wait_until(lambda: len(worker.events("trace_decided")) == 2)
+            _declare_and_send(users.url("declaring"), four)
+            assert client.wait(str(four["id"]), timeout_s=30)
             _send_beyond(users.url("producer"))
             wait_until(lambda: worker.events("trace_dead"))
         with make_celery(operator) as app, open_results(app, operator) as results:
             taken = [found.decision["trace_id"] for found in results.take()]
-        assert sorted(taken) == sorted([one["id"], two["id"]])
+        assert sorted(taken) == sorted([one["id"], two["id"], four["id"]])
         for user in USERS:
             _refuses(users.url(user), "neighbour")
         for user in ("producer", "client"):
@@ -104,6 +107,19 @@ def _send_beyond(url: str) -> None:
     headers = {name: list(QUEUES) for name in ("CC", "BCC")}
     with Connection(url, transport_options={"confirm_publish": True}) as connection:
         connection.Producer().publish([], exchange="traces", routing_key="traces", headers=headers, mandatory=True)
+
+
+def _declare_and_send(url: str, trace: dict[str, Any]) -> None:
+    """Submit a trace as clients do that declare the queue they send to."""
+    with Connection(url, transport_options={"confirm_publish": True}) as connection, connection.channel() as channel:
+        channel.exchange_declare("default", "direct", durable=True, auto_delete=True)
+        channel.queue_declare("traces.intake", durable=True, auto_delete=False)
+        message = Message(json.dumps(trace), content_type="application/json")
+        channel.basic_publish(message, routing_key="traces.intake", mandatory=True)
+    for act in ("basic_get", "basic_consume", "queue_purge"):
+        _refused(url, methodcaller(act, "traces.intake"))
+    for queue in QUEUES:
+        _refused(url, methodcaller("queue_declare", queue, durable=True, auto_delete=False))
 
 
 def _may_only_submit(url: str) -> None:

@@ -28,7 +28,7 @@ from kp_scorer.settings import Settings, load_settings
 from tests.support.bombs import GZIP, bombs
 from tests.support.crashing_worker import STALLS
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, Worker, start_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ, own_queues
+from tests.support.rabbitmq import QUEUES, RabbitMQ, own_queues
 from tests.support.traces import fresh_samples, short_traces
 
 MARKER: Final = "content-of-a-trace"
@@ -115,7 +115,7 @@ def _stranger(broker: str) -> Any:
 
 def _these_queues(settings: Settings) -> RabbitMQ:
     server = RabbitMQ(settings.broker.url, settings.redis.url)
-    server._names = {f"queues.{kind}": getattr(settings.queues, kind) for kind in ("traces", "accepted", "rejected", "dead")}
+    server._names = {f"queues.{kind}": getattr(settings.queues, kind) for kind in QUEUES}
     return server
 
 

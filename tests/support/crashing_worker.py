@@ -2,6 +2,7 @@
 
 ``CRASH_AT`` names a point and ``CRASH_AFTER`` how often it is passed before the process kills itself there:
 
+    moved       messages of the intake queue lie on the queue of traces, and still on the other (RabbitMQ only)
     taken       a message has come out of the broker, and nothing has been done with it
     embedding   vectors are being made
     placed      the traces of a batch have their places in the log, and no decisions
@@ -30,6 +31,7 @@ from typing import Any
 
 import amqp.channel
 import redis
+from kp_scorer.broker import intake
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.task_message import as_sent, raw_body
@@ -93,14 +95,23 @@ class TroubledEmbedder(WordHashEmbedder):
         return vectors
 
 
-_TAKEN, _EMBEDDING, _PLACED, _COMMITTED, _PUBLISHED = map(
-    CrashPoint, ("taken", "embedding", "placed", "committed", "published")
+_MOVED, _TAKEN, _EMBEDDING, _PLACED, _COMMITTED, _PUBLISHED = map(
+    CrashPoint, ("moved", "taken", "embedding", "placed", "committed", "published")
 )
 _TAKING_COMMANDS = ("BRPOP", "BLMOVE", "EVAL")
 
 
 def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     setattr(owner, name, around(getattr(owner, name)))
+
+
+def _move(confirmed: Callable[..., Any]) -> Callable[..., Any]:
+    def move_or_die(*args: Any) -> Any:
+        moved = confirmed(*args)
+        _MOVED.passed()
+        return moved
+
+    return move_or_die
 
 
 def _take_from_redis(parse_response: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,6 +195,7 @@ def _deliver_twice(handle: Callable[..., Any]) -> Callable[..., Any]:
 
 def main() -> None:
     """Run the worker until it is told to stop, or dies."""
+    _wrap(intake, "confirmed", _move)
     _wrap(redis.Redis, "parse_response", _take_from_redis)
     _wrap(amqp.channel.Channel, "_on_basic_deliver", _take_from_rabbitmq)
     _wrap(RedisLedger, "commit", _commit)

@@ -14,7 +14,7 @@ from kombu import Connection
 from kp_scorer.settings import Settings, load_settings
 
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
-QUEUES: Final = ("traces", "accepted", "rejected", "dead")
+QUEUES: Final = ("traces", "intake", "accepted", "rejected", "dead")
 
 
 @contextmanager
@@ -80,7 +80,7 @@ class RabbitMQ:
         )
 
     def name(self, kind: str) -> str:
-        """Name of the queue of traces, accepted, rejected or dead."""
+        """Name of the queue of traces, intake, accepted, rejected or dead."""
         return self._names[f"queues.{kind}"]
 
     def waiting(self, kind: str) -> int:

@@ -129,10 +129,26 @@ def test_wrong_value_is_refused_by_name_wherever_it_is_given(name: str, value: s
         load_settings()
 
 
-@pytest.mark.parametrize(("name", "value"), [("dead", "traces"), ("accepted", "traces"), ("rejected", "traces.dead")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dead", "traces"),
+        ("accepted", "traces"),
+        ("rejected", "traces.dead"),
+        ("intake", "traces"),
+        ("dead", "traces.intake"),
+        ("accepted", "traces.intake"),
+    ],
+)
 def test_a_queue_serves_one_purpose(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=r"^queues: .*names of their own"):
         load_settings({f"queues.{name}": value})
+
+
+def test_the_intake_goes_by_the_name_of_the_queue_that_it_leads_to() -> None:
+    assert load_settings().queues.intake_name == "traces.intake"
+    assert load_settings({"queues.traces": "other"}).queues.intake_name == "other.intake"
+    assert load_settings({"queues.intake": "celery"}).queues.intake_name == "celery"
 
 
 def test_one_queue_for_both_outcomes_has_one_policy() -> None:

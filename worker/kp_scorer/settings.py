@@ -81,6 +81,7 @@ class QueueSettings(_Section):
     """The queues: their names, and what happens when nobody reads decisions."""
 
     traces: QueueName = "traces"
+    intake: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")] = ""
     accepted: QueueName = "decisions.accepted"
     rejected: QueueName = "decisions.rejected"
     dead: QueueName = "traces.dead"
@@ -91,8 +92,9 @@ class QueueSettings(_Section):
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
         # Workers take everything on the queue of traces for a submission.
-        if len({self.traces, self.dead, self.accepted}) < 3 or self.rejected in (self.traces, self.dead):
-            raise ValueError("traces, dead and the queues of decisions need names of their own")
+        of_submissions = {self.traces, self.intake_name, self.dead}
+        if len(of_submissions) < 3 or of_submissions & {self.accepted, self.rejected}:
+            raise ValueError("traces, intake, dead and the queues of decisions need names of their own")
         return self
 
     @model_validator(mode="after")
@@ -102,6 +104,11 @@ class QueueSettings(_Section):
                 "accepted_when_full and rejected_when_full must be equal where accepted and rejected are one queue"
             )
         return self
+
+    @property
+    def intake_name(self) -> str:
+        """The name of the intake queue; unless it is given, fleets with different queues of traces share none."""
+        return self.intake or f"{self.traces}.intake"
 
     def when_full(self, outcome: Outcome) -> WhenFull:
         """What to do with a decision of this outcome when its queue is full."""

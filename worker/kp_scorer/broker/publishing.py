@@ -130,7 +130,7 @@ def publish_all(
         return [True] * len(messages)
     timeout_s = app.conf.broker_connection_timeout
     prepared = [_for_rabbitmq(message) for message in messages]
-    return with_producer(app, what, lambda producer: _confirmed(producer, prepared, queue, timeout_s), if_missing)
+    return with_producer(app, what, lambda producer: confirmed(producer, prepared, queue, timeout_s), if_missing)
 
 
 def _publish_to_redis(channel: Any, queue: Queue, messages: Sequence[Outgoing]) -> None:
@@ -160,7 +160,12 @@ def _for_rabbitmq(message: Outgoing) -> amqp.Message:
     )
 
 
-def _confirmed(producer: Producer, messages: Sequence[amqp.Message], queue: Queue, timeout_s: float) -> list[bool]:
+def confirmed(producer: Producer, messages: Sequence[amqp.Message], queue: Queue, timeout_s: float) -> list[bool]:
+    """Publish to a queue on RabbitMQ and wait for all confirms together; tell of each message whether the queue took it.
+
+    Raises:
+        amqp.exceptions.AMQPError: as :meth:`ConfirmingChannel.publish_all` does; :func:`with_producer` sees to it.
+    """
     channel = confirming_channel(producer.channel.connection)
     return channel.publish_all(messages, queue.exchange.name, queue.routing_key, timeout_s)
 
@@ -194,7 +199,7 @@ def send_again(app: Celery, queue: Queue, message: Any) -> None:
     timeout_s = app.conf.broker_connection_timeout
 
     # Not by the default exchange, by which a message also goes to every queue that its producer named in a header CC.
-    if not all(with_producer(app, "traces", lambda producer: _confirmed(producer, [again], queue, timeout_s))):
+    if not all(with_producer(app, "traces", lambda producer: confirmed(producer, [again], queue, timeout_s))):
         raise ServiceUnavailable("traces: the broker refuses")
 
 

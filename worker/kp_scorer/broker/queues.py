@@ -16,9 +16,12 @@ class SubmissionQueues(NamedTuple):
     dead: Queue | None
     """Where RabbitMQ puts messages delivered too often; None on Redis, where the workers count deliveries."""
 
+    intake: Queue | None
+    """From where workers move messages to ``traces``, for producers that declare the queue they send to; None on Redis."""
+
     @property
     def in_order(self) -> list[Queue]:
-        """All queues, ``dead`` first: RabbitMQ would drop what it moves to a queue that is not declared."""
+        """The queues that a submission needs, ``dead`` first: RabbitMQ would drop what it moves to one that is not declared."""
         return [self.traces] if self.dead is None else [self.dead, self.traces]
 
 
@@ -26,7 +29,7 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
     """The queues that submissions need."""
     queues = settings.queues
     if settings.broker.is_redis:
-        return SubmissionQueues(_queue(queues.traces), None)
+        return SubmissionQueues(_queue(queues.traces), None, None)
     arguments = {
         # RabbitMQ counts how often a message has come back, which is one less than its deliveries.
         "x-delivery-limit": settings.broker.delivery_limit - 1,
@@ -36,7 +39,9 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
         "x-dead-letter-strategy": "at-least-once",
     }
     # Its own exchange, because whoever may write to the default one can send to any queue.
-    return SubmissionQueues(_quorum_queue(queues.traces, arguments, exchange=queues.traces), _quorum_queue(queues.dead))
+    traces = _quorum_queue(queues.traces, arguments, exchange=queues.traces)
+    # Without arguments, as every client declares a durable queue by default: RabbitMQ refuses who declares it otherwise.
+    return SubmissionQueues(traces, _quorum_queue(queues.dead), _queue(queues.intake_name))
 
 
 def results_queue(settings: Settings, outcome: Outcome) -> Queue:

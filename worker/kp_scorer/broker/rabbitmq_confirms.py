@@ -21,6 +21,8 @@ class ConfirmingChannel:
         # The connection keeps it. Kept here as well, it would keep the connection for ever.
         self._channel = proxy(channel)
         self._published = 0
+        self.is_broken = False
+        """Whether an error has ended its use."""
         self._unconfirmed: set[int] = set()
         self._nacked: set[int] = set()
 
@@ -32,6 +34,7 @@ class ConfirmingChannel:
             amqp.exceptions.RecoverableConnectionError: no confirm came within ``timeout_s`` of the one before. The connection
                 cannot be used any longer: what comes late would be taken for something else.
         """
+        self.is_broken = True
         first = self._published + 1
         self._published += len(messages)
         self._unconfirmed = set(range(first, first + len(messages)))
@@ -47,6 +50,7 @@ class ConfirmingChannel:
             if (left_s := deadline - time.monotonic()) <= 0:
                 raise RecoverableConnectionError("no confirm in time")
             self._channel.connection.drain_events(timeout=left_s)
+        self.is_broken = False
         return [number not in self._nacked for number in range(first, first + len(messages))]
 
     def _taken(self, number: int, multiple: bool) -> None:
@@ -66,6 +70,7 @@ _CHANNELS: Final[WeakKeyDictionary[Any, ConfirmingChannel]] = WeakKeyDictionary(
 
 def confirming_channel(connection: Any) -> ConfirmingChannel:
     """The confirming channel of a py-amqp connection, opened when it is first asked for. One thread at a time may use it."""
-    if connection not in _CHANNELS:
+    found = _CHANNELS.get(connection)
+    if found is None or found.is_broken:
         _CHANNELS[connection] = ConfirmingChannel(connection)
     return _CHANNELS[connection]

@@ -28,10 +28,11 @@ def stats(settings: Settings) -> None:
     with Store.open(settings) as store:
         row: dict[str, Any] = store.ledger.counts()._asdict()
         row["dropped"] = store.drops.counts()
-    traces = submission_queues(settings).traces
+    traces, _, intake = submission_queues(settings)
     with make_celery(settings) as app:
         results = unread(app, settings)
-        row["waiting"] = {traces.name: waiting(app, traces), **results}
+        submitted = {queue.name: waiting(app, queue) for queue in (traces, intake) if queue is not None}
+        row["waiting"] = {**submitted, **results}
         if settings.broker.is_redis:
             row["oversized"] = count_oversized(app, traces)
     row["full"] = [name for name, count in results.items() if settings.queues.is_full(count)]

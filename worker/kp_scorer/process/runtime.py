@@ -12,6 +12,7 @@ import structlog
 from celery import Celery
 
 from kp_scorer.broker.dead_queue import DeadQueue
+from kp_scorer.broker.intake import Intake
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues, send_again
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.results import Publisher
@@ -29,6 +30,8 @@ from kp_scorer.store import Store
 _RECONCILE_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
 _DRAIN_EVERY_S: Final = 2.0
+_MOVE_EVERY_S: Final = 0.2
+_AFTER_ERROR_S: Final = 2.0
 
 log = structlog.get_logger("kp_scorer.process.runtime")
 
@@ -55,7 +58,8 @@ class Runtime:
             _wait_for("redis", self.store.ping, patience_s)
             queues = self._queues = submission_queues(settings)
             # Now, so that a worker whose decisions would be refused does not begin to decide.
-            declared = [*queues.in_order, *results_queues(settings).values()]
+            intake = [queues.intake] if queues.intake else []
+            declared = [*queues.in_order, *intake, *results_queues(settings).values()]
             _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
             _warn_of_shortcomings(settings, app, self.store)
             self._publisher = Publisher(app, settings, self.store.drops)
@@ -70,6 +74,8 @@ class Runtime:
             if queues.dead is not None:
                 dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self._publisher, settings)
                 self._repeat(opened, "drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
+            if queues.intake is not None:
+                self._repeat(opened, "move_intake", Intake(app, queues, queues.intake, self.store).move, _MOVE_EVERY_S)
             self._opened = opened.pop_all()
 
     def _repeat(self, opened: ExitStack, work: str, do: Callable[[], None], every_s: float) -> None:
@@ -132,13 +138,17 @@ def _repeated(work: str, do: Callable[[], None], every_s: float) -> Iterator[Vit
     ended = threading.Event()
 
     def run() -> None:
-        while not ended.wait(every_s):
+        pause_s = every_s
+        while not ended.wait(pause_s):
+            pause_s = max(every_s, _AFTER_ERROR_S)
             try:
                 do()
             except ServiceUnavailable as error:
                 log.warning("work_put_off", work=work, detail=str(error))
             except Exception as error:
                 log.error("work_put_off", work=work, detail=type(error).__name__)
+            else:
+                pause_s = every_s
 
     thread = VitalThread(run, work)
     thread.start()

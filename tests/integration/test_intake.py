@@ -1,0 +1,221 @@
+"""The intake queue on RabbitMQ: any client can declare it, and what lies on it moves to the queue of traces, once or twice."""
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import amqp
+import pytest
+from amqp.exceptions import PreconditionFailed
+from celery import Celery
+from kombu import Connection
+from kp_scorer.broker import intake as module
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.intake import Intake
+from kp_scorer.broker.publishing import confirmed, declare_queues
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.task_message import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
+from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+
+from tests.support.bombs import GZIP
+from tests.support.processes import CRASHING_WORKER, FAST_WORKER, launch_worker, start_worker, wait_until
+from tests.support.rabbitmq import RabbitMQ
+from tests.support.traces import fresh_samples, short_traces
+
+
+@pytest.fixture
+def settings_here(rabbitmq: RabbitMQ) -> Settings:
+    return rabbitmq.settings()
+
+
+@pytest.fixture
+def app(settings_here: Settings) -> Iterator[Celery]:
+    """An app whose queues are declared."""
+    queues = submission_queues(settings_here)
+    with make_celery(settings_here) as opened:
+        declare_queues(opened, [*queues.in_order, *([queues.intake] if queues.intake else [])])
+        yield opened
+
+
+@pytest.fixture
+def intake(app: Celery, settings_here: Settings, store: Store) -> Intake:
+    queues = submission_queues(settings_here)
+    assert queues.intake
+    return Intake(app, queues, queues.intake, store)
+
+
+def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
+    """Declare the intake as most clients do, and send to it by the default exchange."""
+    properties = {"content_type": "application/json", **properties}
+    with Connection(settings.broker.url, transport_options={"confirm_publish": True}) as connection:
+        channel = connection.default_channel
+        channel.queue_declare(settings.queues.intake_name, durable=True, auto_delete=False)
+        for body in bodies:
+            channel.basic_publish(amqp.Message(body, **properties), routing_key=settings.queues.intake_name, mandatory=True)
+
+
+def get_all(settings: Settings) -> list[Any]:
+    """Take all messages off the queue of traces."""
+    found = []
+    with Connection(settings.broker.url) as connection:
+        while message := connection.default_channel.basic_get(settings.queues.traces, no_ack=True):
+            found.append(message)
+    return found
+
+
+def as_bodies(traces: Sequence[dict[str, Any]]) -> list[bytes]:
+    return [json.dumps(trace).encode() for trace in traces]
+
+
+def test_what_is_sent_to_the_intake_is_decided(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
+    settings = rabbitmq.settings()
+    traces, called = short_traces(250, seed=1), fresh_samples(1)[0]
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
+        put(settings, as_bodies(traces))
+        body = json.dumps([[called], {}, {}]).encode()
+        put(settings, [body], application_headers={"task": "score_trace", "id": "1"})
+        put(settings, [b"no JSON"])
+        statuses = list(client.as_settled([trace["id"] for trace in [*traces, called]], timeout_s=60))
+        assert {status.state for status in statuses} == {"decided"}
+        wait_until(lambda: store.ledger.counts() == (252, 0, 251, 1))
+        wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
+
+
+def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decided_once(
+    rabbitmq: RabbitMQ, store: Store, tmp_path: Path
+) -> None:
+    settings = rabbitmq.settings()
+    traces = short_traces(120, seed=2)
+    put(settings, as_bodies(traces))
+    worker = launch_worker(settings, tmp_path / "dying.log", CRASHING_WORKER, {"CRASH_AT": "moved", "CRASH_AFTER": "2"})
+    assert worker.process.wait(60) == -signal.SIGKILL
+    # Of the second batch nothing is acknowledged, and all lies on both queues.
+    wait_until(lambda: rabbitmq.waiting("intake") == 20)
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as next_worker, Client(settings) as client:
+        statuses = list(client.as_settled([trace["id"] for trace in traces], timeout_s=60))
+        assert {status.state for status in statuses} == {"decided"}
+        wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
+        wait_until(lambda: len(worker.events("trace_decided")) + len(next_worker.events("trace_decided")) >= 140)
+    assert store.ledger.counts() == (120, 0, 120, 0)
+
+
+def test_of_a_message_only_its_content_moves(intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
+    headers = {"task": [1], "id": "a", "ignore_result": False, "compression": GZIP, "CC": [rabbitmq.name("dead")], "eta": "now"}
+    properties = {"expiration": "3600000", "priority": 9, "reply_to": "x", "message_id": "y", "content_encoding": "utf-16"}
+    put(settings_here, [b"\xff{}"], application_headers=headers, **properties)
+    put(settings_here, [b""], content_type="text/plain")
+    intake.move()
+    wait_until(lambda: rabbitmq.waiting("traces") == 2)
+    first, second = get_all(settings_here)
+    kept = {"task": "?", "id": "a", "ignore_result": False, "compression": GZIP}
+    assert first.body == b"\xff{}"
+    first.properties["application_headers"].pop(DELIVERY_COUNT, None)
+    assert first.properties == {"content_type": "application/json", "application_headers": kept, "delivery_mode": 2}
+    assert (second.body, second.properties["content_type"]) == ("", "application/octet-stream")
+    assert rabbitmq.waiting("dead") == 1, "the copy that RabbitMQ made when its producer sent it, and no other"
+    assert rabbitmq.waiting("intake") == 0
+
+
+def test_of_what_is_too_large_the_beginning_moves_and_no_more_is_held(
+    intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ
+) -> None:
+    largest_bytes = largest_body_bytes(settings_here.limits)
+    put(settings_here, [b"x" * (largest_bytes + 1), *[b"y" * 700_000] * 3, b"z"])
+    intake.move()
+    wait_until(lambda: rabbitmq.waiting("traces") == 5)
+    sizes = [len(message.body) for message in get_all(settings_here)]
+    assert sizes == [BEGINNING_BYTES, *[700_000] * 3, 1]
+
+
+def test_while_the_queue_of_traces_is_full_what_it_refuses_stays(
+    intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ
+) -> None:
+    vhost = settings_here.broker.url.rpartition("/")[2]
+    if shutil.which("rabbitmqctl") is None or not vhost.startswith("kp-test-"):
+        pytest.skip("no rabbitmqctl here may set a policy")
+    bodies = [b"%04d" % number for number in range(50)]
+    policy = ["set_policy", "--vhost", vhost, "full", f"^{settings_here.queues.traces}$", '{"max-length": 10}']
+    subprocess.run(["rabbitmqctl", *policy], check=True, capture_output=True, timeout=60)
+    found: list[bytes] = []
+    try:
+        # The policy takes a moment to count.
+        def refused() -> bool:
+            put(settings_here, bodies)
+            try:
+                intake.move()
+            except ServiceUnavailable as error:
+                return "takes no more" in str(error)
+            found.extend(message.body for message in get_all(settings_here))
+            return False
+
+        wait_until(refused)
+    finally:
+        subprocess.run(["rabbitmqctl", "clear_policy", "--vhost", vhost, "full"], check=True, capture_output=True, timeout=60)
+    # RabbitMQ takes some more than the limit before it refuses.
+    wait_until(lambda: rabbitmq.waiting("intake") > 0)
+    wait_until(lambda: _moves(intake) and rabbitmq.waiting("intake") == 0)
+    found.extend(message.body for message in get_all(settings_here))
+    assert len(found) % 50 == 0
+    assert set(found) == set(bodies)
+
+
+def _moves(intake: Intake) -> bool:
+    try:
+        intake.move()
+    except ServiceUnavailable:
+        return False
+    return True
+
+
+def test_a_message_that_rabbitmq_refuses_is_kept_and_blocks_no_other(
+    intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # RabbitMQ has one such limit, for all its users together, so it is not changed here.
+    def refuse(producer: Any, messages: Sequence[Any], *args: Any) -> list[bool]:
+        if any(message.body == b"large" for message in messages):
+            confirmed(producer, [message for message in messages if message.body < b"large"], *args)
+            raise PreconditionFailed("message size 5 is larger than configured max size 4")
+        return confirmed(producer, messages, *args)
+
+    monkeypatch.setattr(module, "confirmed", refuse)
+    put(settings_here, [b"first", b"large", b"second"])
+    intake.move()
+    wait_until(lambda: rabbitmq.waiting("traces") == 3)
+    assert sorted(message.body for message in get_all(settings_here)) == [b"first", b"first", b"second"]
+    assert rabbitmq.waiting("intake") == 0
+    (letter,) = store.dead_letters.read()
+    assert (letter.reason, store.dead_letters.payload(letter.letter_id)) == ("malformed", b"large")
+    assert "max size 4" in letter.detail
+
+
+def test_an_outage_leaves_everything_where_it_is(
+    intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> list[bool]:
+        raise ServiceUnavailable("dead letters: away")
+
+    put(settings_here, [b"1", b"2"])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "confirmed", fail)
+        with pytest.raises(ServiceUnavailable):
+            intake.move()
+    wait_until(lambda: rabbitmq.waiting("intake") == 2)
+    intake.move()
+    wait_until(lambda: rabbitmq.waiting("traces") == 2)
+    assert [message.body for message in get_all(settings_here)] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("kind", ["intake", "traces"])
+def test_a_queue_that_has_gone_is_made_anew(intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ, kind: str) -> None:
+    intake.move()
+    rabbitmq.delete(kind)
+    put(settings_here, [b"1"])
+    intake.move()
+    wait_until(lambda: rabbitmq.waiting("traces") == 1)
