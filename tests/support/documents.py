@@ -13,6 +13,7 @@ DOCUMENTS: Final = (
     "deploy/OPERATIONS.md",
     "tests/benchmarks/README.md",
     "worker/ARCHITECTURE.md",
+    "worker/WIRE.md",
 )
 
 _FENCE: Final = re.compile(r"\s*(```|~~~)")
@@ -54,10 +55,11 @@ def lines_of(document: str) -> Iterator[Line]:
 
 def code_with(words: str) -> str:
     """The first block of code in the documents that has these words."""
-    return next(block for document in DOCUMENTS for block in _blocks(document) if words in block)
+    return next(block for document in DOCUMENTS for block in blocks(document) if words in block)
 
 
-def _blocks(document: str) -> Iterator[str]:
+def blocks(document: str) -> Iterator[str]:
+    """The blocks of code in a document, as they would lie in a file."""
     block: list[str] = []
     for line in [*lines_of(document), Line("", "", is_code=False)]:
         if line.is_code:

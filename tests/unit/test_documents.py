@@ -12,7 +12,8 @@ from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings, as_environment
 from pydantic import BaseModel
 
-from tests.support.documents import DOCUMENTS, Line, lines_of
+from tests.support.documents import DOCUMENTS, Line, blocks, lines_of
+from tests.support.node import examples
 from tests.support.paths import REPOSITORY
 
 PACKAGE: Final = REPOSITORY / "worker" / "kp_scorer"
@@ -75,6 +76,11 @@ def test_targets_of_make_exist(document: str) -> None:
 def test_benchmarks_exist(document: str) -> None:
     named = [(line.place, name) for line in lines_of(document) for name in BENCHMARK.findall(line.text)]
     assert [found for found in named if not (REPOSITORY / "tests" / "benchmarks" / f"{found[1]}.py").is_file()] == []
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda path: path.name)
+def test_examples_that_are_run_are_those_that_are_shown(example: Path) -> None:
+    assert example.read_text("utf-8") in set(blocks("worker/WIRE.md"))
 
 
 def test_readme_is_read_in_a_few_minutes() -> None:

@@ -1,0 +1,91 @@
+"""What the documents show of Node, run as it stands there, against real workers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kp_scorer.client import Client
+from kp_scorer.decision import Decision
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store.local_redis import running_url
+
+from tests.support import node
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.rabbitmq import RABBITMQ_URL, own_virtual_host
+from tests.support.traces import fresh_samples
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The examples, installed; CI must have Node."""
+    if missing := node.what_is_missing():
+        if os.environ.get("CI"):
+            pytest.fail(f"there is no {missing}")
+        pytest.skip(f"there is no {missing} on the PATH")
+    return node.installed()
+
+
+@pytest.fixture
+def on_rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[Settings]:
+    """Settings with the queues' default names, in a virtual host where nobody else has any."""
+    with own_virtual_host(RABBITMQ_URL) as url:
+        if "kp-test-" not in url or url == rabbitmq_url:
+            pytest.skip("no rabbitmqctl here may make a virtual host")
+        yield load_settings({"broker.url": url, "redis.url": settings.redis.url})
+
+
+def test_the_first_one_submits_to_a_fresh_service_and_reads_its_decision(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kp_scorer.cli", "up", "--data-dir", str(tmp_path / "data")]
+    variables = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
+    with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as up:
+        try:
+            wait_until(running_url)
+            # Before any worker is ready.
+            decision = Decision.model_validate_json(node.run(folder, "submit.mts"))
+            assert (decision.domain, decision.novelty.source) == ("code", "no_embedder")
+        finally:
+            up.send_signal(signal.SIGINT)
+            assert up.wait(60) == 0
+
+
+def test_redis_carries_traces_and_decisions(folder: Path, settings: Settings, tmp_path: Path) -> None:
+    _submits_and_reads(folder, settings, tmp_path, "redis")
+
+
+def test_rabbitmq_carries_traces_and_decisions(folder: Path, on_rabbitmq: Settings, tmp_path: Path) -> None:
+    _submits_and_reads(folder, on_rabbitmq, tmp_path, "rabbitmq")
+
+
+def _submits_and_reads(folder: Path, settings: Settings, directory: Path, broker: str) -> None:
+    plain, called = fresh_samples(6)[:3], fresh_samples(6)[3:]
+    variables = {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url}
+    with start_worker(settings, directory / "worker.log", command=FAST_WORKER), Client(settings) as client:
+        node.run(folder, f"submit-{broker}.mjs", stdin=_lines(plain), variables=variables)
+        node.run(folder, "submit-celery.mjs", stdin=_lines(called), variables=variables)
+        ids = [trace["id"] for trace in [*plain, *called]]
+        decided = {status.trace_id: status.decision for status in client.as_settled(ids, timeout_s=30)}
+        printed = node.run(folder, f"decisions-{broker}.mjs", "6", variables=variables)
+    taken = {decision.trace_id: decision for decision in map(Decision.model_validate_json, printed.splitlines())}
+    assert taken == decided
+    assert taken.keys() == set(ids)
+
+
+def test_what_became_of_an_invalid_trace_is_in_its_record(folder: Path, settings: Settings, tmp_path: Path) -> None:
+    (trace,) = fresh_samples(1)
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
+        wrong = _lines([{**trace, "steps": []}])
+        node.run(folder, "submit-redis.mjs", stdin=wrong, variables={"KP_BROKER_URL": settings.broker.url})
+        (status,) = client.as_settled([str(trace["id"])], timeout_s=30)
+    assert (status.state, status.reason) == ("dead", "invalid")
+
+
+def _lines(traces: list[dict[str, Any]]) -> str:
+    return "\n".join(map(json.dumps, traces)) + "\n"
