@@ -62,8 +62,9 @@ def blocks(document: str) -> Iterator[str]:
     """The blocks of code in a document, as they would lie in a file."""
     block: list[str] = []
     for line in [*lines_of(document), Line("", "", is_code=False)]:
-        if line.is_code:
+        if line.is_code or (block and line.place and not line.text.strip()):
+            # A blank line ends no block, but one that ends it is none of its lines.
             block.append(line.text)
         elif block:
-            yield dedent("\n".join(block)) + "\n"
+            yield dedent("\n".join(block)).rstrip() + "\n"
             block = []

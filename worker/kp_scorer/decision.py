@@ -86,4 +86,12 @@ class Decision(_Part):
     novelty: Novelty
     timings: Timings
     decided_at: str
-    """ISO 8601, UTC, by the worker's clock, for display. The order of decisions is that of ``novelty.entry``."""
+    """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""
+
+    @property
+    def mark(self) -> str:
+        """What tells copies of this decision from another one on the same trace, made after that was forgotten.
+
+        It is the time of the decision: a decision never changes, so all copies have the same one, and no later one has it.
+        """
+        return self.decided_at

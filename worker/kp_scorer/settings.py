@@ -119,6 +119,12 @@ class QueueSettings(_Section):
         return 0 < self.results_limit <= unread
 
 
+class ResultsSettings(_Section):
+    """How decisions reach those who read them."""
+
+    plain: bool = False
+
+
 class ScoringSettings(_Section):
     """Thresholds and weights."""
 
@@ -217,6 +223,7 @@ class Settings(_Section):
     broker: BrokerSettings = BrokerSettings()
     redis: RedisSettings = RedisSettings()
     queues: QueueSettings = QueueSettings()
+    results: ResultsSettings = ResultsSettings()
     scoring: ScoringSettings = ScoringSettings()
     novelty: NoveltySettings = NoveltySettings()
     embedding: EmbeddingSettings = EmbeddingSettings()

@@ -10,9 +10,9 @@ from celery import Celery
 from kombu import Producer, Queue
 
 from kp_scorer.broker.publishing import Outgoing, publish_all, waiting, with_producer
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.settings import QueueSettings, WhenFull
+from kp_scorer.settings import Settings
 from kp_scorer.store import Drops
 
 _LOOK_EVERY_S: Final = 1.0
@@ -23,18 +23,22 @@ _LOW_WATER: Final = 0.8
 _DROPPED_AT_ONCE: Final = 100
 """Before the queue is looked at again, as other workers may be dropping too."""
 
+MARK: Final = "decided_at"
+"""The header that holds a decision's mark."""
+
 log = structlog.get_logger("kp_scorer.broker.outbox")
 
 
 class Outbox:
     """Where decisions for one queue are put. Safe to share between threads."""
 
-    def __init__(self, app: Celery, queue: Queue, settings: QueueSettings, when_full: WhenFull, drops: Drops) -> None:
-        """Publish to ``queue`` through the app's connection pool."""
+    def __init__(self, app: Celery, queue: Queue, settings: Settings, outcome: Outcome, drops: Drops) -> None:
+        """Publish to ``queue``, as the settings say of this outcome, through the app's connection pool."""
         self._app = app
         self._queue = queue
-        self._settings = settings
-        self._drops_oldest = when_full == "drop_oldest"
+        self._settings = settings.queues
+        self._drops_oldest = settings.queues.when_full(outcome) == "drop_oldest"
+        self._plain = settings.results.plain
         self._drops = drops
         self._lock = threading.Lock()
         self._making_room = threading.Lock()
@@ -80,8 +84,8 @@ class Outbox:
         """Publish; return which of them the queue took."""
         if not decisions:
             return []
-        messages = [Outgoing(decision.model_dump_json().encode(), decision.trace_id) for decision in decisions]
-        return publish_all(self._app, "results", self._queue, messages, if_missing=[self._queue])
+        messages = [_message(decision) for decision in decisions]
+        return publish_all(self._app, "results", self._queue, messages, if_missing=[self._queue], plain=self._plain)
 
     def _take_room(self, wanted: int) -> int:
         """Say how many more the queue has room for: one thread looks for all of them, and as rarely as it can."""
@@ -146,3 +150,8 @@ class Outbox:
             self._tell_again_at = time.monotonic() + _TELL_EVERY_S
             count, self._untold = self._untold, 0
         log.warning("results_dropped", queue=self._queue.name, count=count)
+
+
+def _message(decision: Decision) -> Outgoing:
+    """The message that says what was decided: copies of it have the same id and the same mark."""
+    return Outgoing(decision.model_dump_json().encode(), decision.trace_id, {MARK: decision.mark})

@@ -111,11 +111,11 @@ class Outgoing(NamedTuple):
 
 
 def publish_all(
-    app: Celery, what: str, queue: Queue, messages: Sequence[Outgoing], if_missing: Sequence[Queue] = ()
+    app: Celery, what: str, queue: Queue, messages: Sequence[Outgoing], if_missing: Sequence[Queue] = (), *, plain: bool = False
 ) -> list[bool]:
     """Put persistent messages on a queue, in order, and return once the broker has them, all in one round trip.
 
-    For ``if_missing`` see :func:`with_producer`, to which ``what`` goes.
+    For ``if_missing`` see :func:`with_producer`, to which ``what`` goes. On Redis a ``plain`` message is its body and no more.
 
     Returns:
         For each message whether the queue took it. RabbitMQ refuses what is over the limit of a queue; Redis refuses nothing.
@@ -126,7 +126,8 @@ def publish_all(
             the queue, and all are to be published again.
     """
     if app.conf.broker_transport:
-        with_producer(app, what, lambda producer: _publish_to_redis(producer.channel, queue, messages))
+        publish = _push_to_redis if plain else _publish_to_redis
+        with_producer(app, what, lambda producer: publish(producer.channel, queue, messages))
         return [True] * len(messages)
     timeout_s = app.conf.broker_connection_timeout
     prepared = [_for_rabbitmq(message) for message in messages]
@@ -147,6 +148,10 @@ def _publish_to_redis(channel: Any, queue: Queue, messages: Sequence[Outgoing]) 
             for message in messages
         ],
     )
+
+
+def _push_to_redis(channel: Any, queue: Queue, messages: Sequence[Outgoing]) -> None:
+    channel.push_all(queue.name, [message.body for message in messages])
 
 
 def _for_rabbitmq(message: Outgoing) -> amqp.Message:

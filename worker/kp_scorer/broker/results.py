@@ -28,10 +28,7 @@ class Publisher:
         """Publish through the app's connection pool; count in ``drops`` what had to make room."""
         queues = results_queues(settings)
         # One outbox for each queue, because both outcomes may go to the same one.
-        outboxes = {
-            queue.name: Outbox(app, queue, settings.queues, settings.queues.when_full(outcome), drops)
-            for outcome, queue in queues.items()
-        }
+        outboxes = {queue.name: Outbox(app, queue, settings, outcome, drops) for outcome, queue in queues.items()}
         self._outboxes: dict[Outcome, Outbox] = {outcome: outboxes[queue.name] for outcome, queue in queues.items()}
 
     def publish(self, decision: Decision) -> None:
@@ -43,13 +40,16 @@ class Publisher:
     def publish_all(self, decisions: Sequence[Decision]) -> list[ScorerError | None]:
         """Put decisions on the queues of their outcomes, each a persistent JSON message whose id is the trace's.
 
+        Its header :data:`~kp_scorer.broker.outbox.MARK` is the decision's mark. Where plain JSON is published there are no
+        headers, and both are in the decision.
+
         Returns once the broker has them, all of a queue in one round trip. Decisions of an outcome that is not published are
         done with at once.
 
         Returns:
             For each decision None, or why it is not published: ServiceUnavailable if the broker cannot be reached, or the queue
             is full of unread decisions; SettingsError if RabbitMQ has a queue of this name with other arguments. Publish those
-            again, which is safe, because consumers go by the trace id.
+            again, which is safe, because consumers know a copy by its trace id and mark.
         """
         errors: list[ScorerError | None] = [None] * len(decisions)
         for outbox in set(self._outboxes.values()):
@@ -116,7 +116,7 @@ class Results:
 
 
 def _decision_in(message: Any) -> dict[str, Any] | None:
-    """The decision as the JSON object that was published; None if the message is none."""
+    """The decision as the JSON object that was published, in an envelope or not; None if the message is none."""
     try:
         # Not by kombu's decoders, among which the message would choose.
         decision: Any = parse_strict_json(raw_body(message), _LIMITS)

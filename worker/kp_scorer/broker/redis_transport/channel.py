@@ -276,7 +276,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         """Put messages, as :meth:`prepare_message` makes them, on a queue in one step: all of them or, after an error, none."""
         for message in messages:
             self._inplace_augment_message(message, "", queue)
-        items = [dumps(message) for message in messages]
+        self.push_all(queue, [dumps(message) for message in messages])
+
+    def push_all(self, queue: str, items: Sequence[str | bytes]) -> None:
+        """Put items on a queue as they are, in one step: all of them or, after an error, none."""
         with self.conn_or_acquire() as client:
             if queue in self.always_take:
                 self.queue(queue).put(client, items)

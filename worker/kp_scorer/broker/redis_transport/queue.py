@@ -72,7 +72,7 @@ class RedisQueue:
         """Take the next messages; see :meth:`take_command`."""
         return self.parse_taken(client.execute_command(*self.take_command(most, moved)))
 
-    def put(self, client: Any, messages: Sequence[str]) -> None:
+    def put(self, client: Any, messages: Sequence[str | bytes]) -> None:
         """Put messages on the queue, to be taken last and in this order, even if Redis is full."""
         client.eval(_PUT, 1, self.name, *messages)
 
