@@ -50,7 +50,7 @@ def scene(settings: Settings, store: Store, redis_client: redis.Redis, keys: Key
             client.submit(payload)
         decided = decider.decide([decode_trace(payload, Limits()) for payload in payloads])
         decisions = [decision for decision in decided if isinstance(decision, Decision)]
-        publisher = Publisher(app, settings, store.drops)
+        publisher = Publisher(app, settings, store)
         for decision in decisions:
             publisher.publish(decision)
         yield Scene(settings, store, redis_client, keys, publisher, decisions)

@@ -102,7 +102,7 @@ def test_an_operator_makes_room_on_a_full_redis(server: RedisServer, endpoints: 
     with Store.open(endpoints) as store, make_celery(endpoints) as app, server.connect() as client:
         for number in range(3):
             store.dead_letters.bury(b"%d" % number, "invalid", "$", f"kp:trace:{number}")
-        Publisher(app, endpoints, store.drops).publish(decision)
+        Publisher(app, endpoints, store).publish(decision)
         client.lpush(endpoints.queues.rejected, "foreign")
         # Redis has more than this in use when it is empty.
         server.limit_memory(1_000)

@@ -165,7 +165,7 @@ def test_what_is_no_submission_keeps_its_body_as_a_dead_letter(rabbitmq: RabbitM
     for body in bodies:
         _publish(app, rabbitmq.name("dead"), body)
     tracemalloc.start()
-    DeadQueue(app, queues.dead, letters, Publisher(app, settings, store.drops), settings).drain()
+    DeadQueue(app, queues.dead, letters, Publisher(app, settings, store), settings).drain()
     assert tracemalloc.get_traced_memory()[1] < 2**26, "a message was unpacked"
     tracemalloc.stop()
     assert {letters.payload(letter.letter_id) for letter in letters.read()} == set(bodies)

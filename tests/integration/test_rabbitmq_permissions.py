@@ -26,7 +26,7 @@ from tests.support.documents import code_with
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.traces import fresh_samples
 
-USERS: Final = ("producer", "client", "worker", "declaring", "operator")
+USERS: Final = ("producer", "client", "reader", "worker", "declaring", "operator")
 QUEUES: Final = ("traces", "traces.dead", "decisions.accepted", "decisions.rejected", "neighbour")
 
 
@@ -87,9 +87,13 @@ def test_each_may_do_its_part_and_reach_no_neighbour(users: Users, rabbitmq_url:
             assert client.wait(str(four["id"]), timeout_s=30)
             _send_beyond(users.url("producer"))
             wait_until(lambda: worker.events("trace_dead"))
+        with Connection(users.url("reader")) as reader:
+            decided = [reader.default_channel.basic_get(queue, no_ack=True) for queue in QUEUES if "decisions" in queue]
+            read = [found.properties["message_id"] for found in decided if found]
+            assert read
         with make_celery(operator) as app, open_results(app, operator) as results:
             taken = [found.decision["trace_id"] for found in results.take()]
-        assert sorted(taken) == sorted([one["id"], two["id"], four["id"]])
+        assert sorted([*read, *taken]) == sorted([one["id"], two["id"], four["id"]])
         for user in USERS:
             _refuses(users.url(user), "neighbour")
         for user in ("producer", "client"):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -143,13 +144,7 @@ def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str,
     file = directory / "trace.json"
     file.write_text(json.dumps(trace), "utf-8")
 
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "kp_scorer.cli", *arguments]
-        variables = os.environ | as_environment(settings)
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60, input="y\n")
-        assert done.returncode == 0, f"{arguments}: {done.stderr}"
-        return done.stdout
-
+    run = partial(_done, settings)
     run("submit", str(file), "--wait")
     run("stats")
     run("status", decided)
@@ -203,6 +198,14 @@ TO_CLIENTS: dict[str, Forbidden] = {
     "read dead letters": lambda client: client.hgetall("kp:dead:1"),
     "remove a record": lambda client: client.delete("kp:trace:1"),
 }
+TO_READERS: dict[str, Forbidden] = {
+    **{name: forbid for name, forbid in TO_PRODUCERS.items() if name != "forge a decision"},
+    "forge a plain decision": lambda client: client.lpush("decisions.accepted", "message"),
+    "forge a decision on a stream": lambda client: client.xadd("decisions.accepted", {"decision": "1"}),
+    "remove a stream": lambda client: client.delete("decisions.accepted"),
+    "submit": lambda client: client.lpush("traces", "message"),
+    "read the log": lambda client: client.xrange("kp:log:space"),
+}
 TO_OPERATORS: dict[str, Forbidden] = {
     name: TO_PRODUCERS[name] for name in ("control workers", "divert messages", "forge a result")
 }
@@ -213,6 +216,7 @@ TO_OPERATORS: dict[str, Forbidden] = {
     [
         ("producer", TO_ALL | TO_PRODUCERS),
         ("client", TO_ALL | TO_CLIENTS),
+        ("reader", TO_ALL | TO_READERS),
         ("worker", TO_ALL),
         ("operator", TO_ALL | TO_OPERATORS),
     ],
@@ -221,6 +225,46 @@ def test_nothing_else_is_allowed(server: Shipped, user: str, forbidden: dict[str
     with server.connect(user) as client:
         allowed = [name for name, forbid in forbidden.items() if not _is_refused(client, forbid)]
     assert allowed == []
+
+
+@pytest.mark.slow
+def test_readers_may_read_plain_decisions_and_streams(server: Shipped, tmp_path: Path) -> None:
+    endpoints = {"broker.url": server.url("worker"), "redis.url": server.url("worker")}
+    settings = load_settings({**endpoints, "results.accepted_via": "stream", "results.plain": True, "queues.results_limit": 1})
+    traces = fresh_samples(8)
+    with (
+        start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
+        Client(server.settings("client")) as client,
+        server.connect("reader") as reader,
+    ):
+        reader.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
+        for trace in traces:
+            client.submit(trace)
+        read = set[str]()
+
+        def all_read() -> bool:
+            found: Any = reader.xreadgroup("readers", "one", {"decisions.accepted": ">"}, count=1)
+            for _, entries in found:
+                for entry, fields in entries:
+                    reader.xack("decisions.accepted", "readers", entry)
+                    read.add(fields[b"trace_id"].decode())
+            if (popped := reader.brpop(["decisions.rejected"], timeout=0.1)) is not None:
+                read.add(json.loads(popped[1])["trace_id"])
+            return read == {trace["id"] for trace in traces}
+
+        wait_until(all_read)
+        _done(server.settings("operator"), "stats", "--set", "results.accepted_via=stream")
+    assert server.refused() == []
+    assert worker.process.returncode == 0
+
+
+def _done(settings: Settings, *arguments: str) -> str:
+    """Run a command of ours; return what it prints."""
+    command = [sys.executable, "-m", "kp_scorer.cli", *arguments]
+    variables = os.environ | as_environment(settings)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60, input="y\n")
+    assert done.returncode == 0, f"{arguments}: {done.stderr}"
+    return done.stdout
 
 
 def _is_refused(client: redis.Redis, forbidden: Forbidden) -> bool:

@@ -94,7 +94,7 @@ def test_a_worker_that_waits_for_room_ends_at_once_when_told_to(limited: Setting
 def test_publishing_to_a_full_queue_fails_until_one_is_read(limited: Settings, store: Store) -> None:
     decision = decision_on_a_sample()
     app = make_celery(limited)
-    publisher = Publisher(app, limited, store.drops)
+    publisher = Publisher(app, limited, store)
     for _ in range(LIMIT):
         publisher.publish(decision)
     with pytest.raises(ServiceUnavailable, match="full"):
@@ -108,7 +108,7 @@ def test_the_oldest_make_room_where_the_settings_say_so(limited: Settings, store
     settings = with_policy(limited, "drop_oldest")
     decisions = [decision_on_a_sample() for _ in range(LIMIT + 5)]
     with make_celery(settings) as app, capture_logs() as lines:
-        publisher = Publisher(app, settings, store.drops)
+        publisher = Publisher(app, settings, store)
         for decision in decisions:
             publisher.publish(decision)
     assert [found["trace_id"] for found in published(settings)] == [decision.trace_id for decision in decisions[5:]]
@@ -122,7 +122,7 @@ def test_a_queue_that_others_have_filled_makes_room_too(limited: Settings, store
     settings = with_policy(limited, "drop_oldest")
     one, other = decision_on_a_sample(), decision_on_a_sample()
     with make_celery(settings) as app:
-        publisher = Publisher(app, settings, store.drops)
+        publisher = Publisher(app, settings, store)
         publisher.publish(one)
         # This publisher has just seen room for many more.
         _fill(settings)

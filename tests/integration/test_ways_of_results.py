@@ -12,13 +12,15 @@ from typing import Any, Final, NamedTuple
 import pytest
 import redis
 from amqp.exceptions import NotFound
+from click.testing import CliRunner, Result
 from kombu import Connection
 from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
+from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 
@@ -26,6 +28,7 @@ from tests.support.documents import code_with
 from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import own_queues
+from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples, short_traces
 
 TRACES: Final = 20
@@ -69,19 +72,46 @@ def read_plain(settings: Settings, name: str) -> list[Received]:
     return found
 
 
+GROUP: Final = "readers"
+
+
+def make_groups(settings: Settings) -> None:
+    """Make the consumer group that reads a stream."""
+    with redis.Redis.from_url(settings.redis.url) as client:
+        for name in (settings.queues.accepted, settings.queues.rejected):
+            with suppress(redis.ResponseError):
+                client.xgroup_create(name, GROUP, id="0", mkstream=True)
+
+
+def read_stream(settings: Settings, name: str) -> list[Received]:
+    """With XREADGROUP and XACK."""
+    found = []
+    with redis.Redis.from_url(settings.redis.url, decode_responses=True) as client:
+        while read := client.xreadgroup(GROUP, "one", {name: ">"}):
+            for _, entries in read:
+                for entry, fields in entries:
+                    found.append(Received(fields["trace_id"], fields["decided_at"], json.loads(fields["decision"])))
+                    client.xack(name, GROUP, entry)
+    return found
+
+
 class Way(NamedTuple):
     """A way by which decisions go, and how they are read there."""
 
     broker: str
     changed: dict[str, Any]
     read: Reader
+    prepare: Callable[[Settings], None] = lambda settings: None
 
 
+STREAM: Final = {"results.accepted_via": "stream", "results.rejected_via": "stream"}
 WAYS: Final = {
     "redis queue": Way("redis", {}, read_messages),
     "redis plain": Way("redis", {"results.plain": True}, read_plain),
+    "redis stream": Way("redis", STREAM, read_stream, make_groups),
     "rabbitmq queue": Way("rabbitmq", {}, read_messages),
     "rabbitmq plain": Way("rabbitmq", {"results.plain": True}, read_messages),
+    "rabbitmq stream": Way("rabbitmq", STREAM, read_stream, make_groups),
 }
 
 
@@ -91,6 +121,7 @@ class Scene:
     def __init__(self, way: Way, settings: Settings) -> None:
         self.settings = settings
         self._way = way
+        way.prepare(settings)
 
     def read(self) -> list[Received]:
         """Read everything that is there now."""
@@ -170,7 +201,7 @@ def test_a_worker_killed_before_it_acknowledges_makes_copies_with_the_same_mark(
 def test_a_full_one_takes_no_more_until_it_is_read(scene_name: str, request: pytest.FixtureRequest, store: Store) -> None:
     made = decisions(LIMIT + 3)
     with scene_of(scene_name, request, **{"queues.results_limit": LIMIT}) as scene, make_celery(scene.settings) as app:
-        publisher = Publisher(app, scene.settings, store.drops)
+        publisher = Publisher(app, scene.settings, store)
         errors = publisher.publish_all(made)
         # RabbitMQ takes one more than it is told.
         assert errors.index(next(filter(None, errors))) in (LIMIT, LIMIT + 1)
@@ -186,7 +217,7 @@ def test_the_oldest_make_room_and_are_counted(scene_name: str, request: pytest.F
     made = decisions(LIMIT + 3)
     changed = {"queues.results_limit": LIMIT, "queues.rejected_when_full": "drop_oldest"}
     with scene_of(scene_name, request, **changed) as scene, make_celery(scene.settings) as app:
-        publisher = Publisher(app, scene.settings, store.drops)
+        publisher = Publisher(app, scene.settings, store)
         for decision in made:
             publisher.publish(decision)
         found = [each.message_id for each in scene.read()]
@@ -205,37 +236,106 @@ def test_our_own_reader_takes_what_is_in_an_envelope_and_what_is_not(settings: S
     for plain, decision in zip((False, True, True, False), made, strict=True):
         now = settings.model_copy(update={"results": settings.results.model_copy(update={"plain": plain})})
         with make_celery(now) as app:
-            Publisher(app, now, store.drops).publish(decision)
+            Publisher(app, now, store).publish(decision)
     assert [found["trace_id"] for found in published(settings)] == [decision.trace_id for decision in made]
 
 
 def test_the_consumer_in_the_readme_acts_once_on_each(settings: Settings, store: Store, tmp_path: Path) -> None:
-    changed = {"results.plain": True, "queues.rejected": "decisions.accepted"}
-    urls = {"broker.url": settings.broker.url, "redis.url": settings.redis.url}
-    now = load_settings(changed | urls | {"queues.accepted": "decisions.accepted"})
-    one, other, last = decisions(3)
+    one, other, last = (decision.model_copy(update={"outcome": "accepted"}) for decision in decisions(3))
     anew = one.model_copy(update={"decided_at": "2030-01-01T00:00:00.000+00:00"})
     code = code_with("ON CONFLICT").replace("redis://queue:6379/0", settings.redis.url)
-    with make_celery(now) as app:
-        publisher = Publisher(app, now, store.drops)
-        acted = []
+    seen = tmp_path / "seen"
+    acted = []
+    with redis.Redis.from_url(settings.redis.url) as client, seen.open("wb") as output:
         for batch in ([one, other, one], [other, anew, anew, last]):
-            publisher.publish_all(batch)
-            acted += acted_on(code, now, tmp_path)
+            stream = store.decision_stream("decisions.accepted")
+            stream.put(batch, 0, drop_oldest=False)
+            with subprocess.Popen([sys.executable, "-uc", code], cwd=tmp_path, stdout=output) as consumer:
+                wait_until(lambda: groups(client, stream.name) and not stream.unread())  # noqa: B023
+                consumer.kill()
+    acted = [line.split()[0] for line in seen.read_text("utf-8").splitlines()]
     assert acted == [decision.trace_id for decision in (one, other, anew, last)]
 
 
-def acted_on(code: str, settings: Settings, directory: Path) -> list[str]:
-    """Run a consumer until it has read everything and waits for more; return the ids that it printed."""
-    seen = directory / "seen"
-    with redis.Redis.from_url(settings.broker.url) as client, seen.open("wb") as output:
-        before = {each["id"] for each in client.client_list()}
+def groups(client: redis.Redis, name: str) -> list[Any]:
+    found: Any = client.xinfo_groups(name)
+    return list(found)
 
-        def waits() -> bool:
-            new = [each for each in client.client_list() if each["id"] not in before]
-            return not client.llen(settings.queues.accepted) and any("b" in each["flags"] for each in new)
 
-        with subprocess.Popen([sys.executable, "-uc", code], cwd=directory, stdout=output) as consumer:
-            wait_until(waits)
-            consumer.kill()
-    return [line.split()[0] for line in seen.read_text("utf-8").splitlines()]
+def test_a_stream_keeps_what_some_group_has_not_acknowledged(redis_client: redis.Redis, store: Store) -> None:
+    stream, name = store.decision_stream("decisions"), "decisions"
+    made = decisions(4)
+    stream.put(made, 0, drop_oldest=False)
+    # Nobody is known to read it.
+    assert stream.unread() == 4
+    for group in ("quick", "slow"):
+        redis_client.xgroup_create(name, group, id="0")
+    taken: Any = redis_client.xreadgroup("quick", "one", {name: ">"})
+    entries = [entry for entry, _ in taken[0][1]]
+    redis_client.xack(name, "quick", *entries)
+    assert stream.unread() == 4
+    redis_client.xreadgroup("slow", "one", {name: ">"}, count=3)
+    assert stream.unread() == 4
+    redis_client.xack(name, "slow", entries[0], entries[2])
+    # The second is pending, and the fourth was not delivered.
+    assert stream.unread() == 3
+    redis_client.xgroup_destroy(name, "slow")
+    assert stream.unread() == 0
+    redis_client.xgroup_create(name, "late", id="$")
+    stream.put(made[:1], 0, drop_oldest=False)
+    assert stream.unread() == 1
+
+
+def test_what_was_read_from_a_stream_makes_room_and_is_not_counted_as_dropped(redis_client: redis.Redis, store: Store) -> None:
+    stream, name = store.decision_stream("decisions"), "decisions"
+    made = decisions(8)
+    redis_client.xgroup_create(name, GROUP, id="0", mkstream=True)
+    assert stream.put(made[:4], 4, drop_oldest=False) == (4, 0, 4)
+    assert stream.put(made[4:6], 4, drop_oldest=False) == (0, 0, 4)
+    taken: Any = redis_client.xreadgroup(GROUP, "one", {name: ">"}, count=1)
+    redis_client.xack(name, GROUP, taken[0][1][0][0])
+    assert stream.put(made[4:6], 4, drop_oldest=False) == (1, 0, 4)
+    assert stream.put(made[5:], 4, drop_oldest=True) == (3, 3, 4)
+    assert store.drops.counts() == {name: 3}
+    left: Any = redis_client.xrange(name)
+    assert [fields[b"trace_id"].decode() for _, fields in left] == [decision.trace_id for decision in made[4:]]
+
+
+def test_a_stream_takes_decisions_while_redis_is_full(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, Store.open(load_settings({"redis.url": server.url})) as store:
+        server.limit_memory(1_000)
+        stream = store.decision_stream("decisions")
+        assert stream.put(decisions(3), 2, drop_oldest=True) == (3, 1, 2)
+        assert stream.unread() == 2
+
+
+def test_a_worker_does_not_start_on_what_is_no_stream(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
+    urls = {"broker.url": settings.broker.url, "redis.url": settings.redis.url}
+    redis_client.lpush("decisions.accepted", "left")
+    changed = load_settings({**urls, **STREAM, "worker.patience_s": 0.1})
+    with start_worker(changed, tmp_path / "worker.log", command=FAST_WORKER, ready=False) as worker:
+        assert worker.process.wait(30) == 3
+    assert "WRONGTYPE decisions.accepted: expected a stream, or nothing" in worker.text()
+
+
+def test_commands_tell_of_streams(settings: Settings, store: Store) -> None:
+    changed = {"results.accepted_via": "stream", "queues.results_limit": 2}
+    flags = [flag for name, value in changed.items() for flag in ("--set", f"{name}={value}")]
+    accepted = [decision.model_copy(update={"outcome": "accepted"}) for decision in decisions(2)]
+    now = load_settings({"broker.url": settings.broker.url, "redis.url": settings.redis.url, **changed})
+    with make_celery(now) as app:
+        assert Publisher(app, now, store).publish_all([*accepted, *decisions(1)]) == [None] * 3
+
+    def run(command: str) -> Result:
+        return CliRunner().invoke(commands, [*command.split(), "--broker-url", settings.broker.url, *flags])
+
+    stats = json.loads(run("stats").stdout)
+    assert stats["waiting"] == {"traces": 0, "decisions.rejected": 1, "decisions.accepted": 2}
+    assert stats["full"] == ["decisions.accepted"]
+    told = "accepted decisions go to the stream decisions.accepted in the Redis of redis.url: read it with XREADGROUP"
+    taken = run("decisions")
+    assert (taken.exit_code, len(taken.stdout.splitlines())) == (0, 1)
+    assert told in taken.stderr
+    refused = run("decisions --outcome accepted")
+    assert isinstance(refused.exception, SettingsError)
+    assert str(refused.exception) == told

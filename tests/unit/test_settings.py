@@ -116,6 +116,9 @@ def test_variable_may_hold_thresholds_as_json(monkeypatch: pytest.MonkeyPatch) -
         ("broker.delivery_limit", "0"),
         ("queues.results_limit", "-1"),
         ("queues.accepted_when_full", "drop_newest"),
+        ("results.accepted_via", "topic"),
+        ("results.rejected_via", ""),
+        ("results.plain", "sometimes"),
         ("broker.url", "localhost:6379"),
         ("broker.url", "http://localhost"),
         ("redis.url", "amqp://localhost"),
@@ -158,6 +161,20 @@ def test_one_queue_for_both_outcomes_has_one_policy() -> None:
     assert load_settings({"queues.rejected_when_full": "drop_oldest"}).queues.when_full("accepted") == "wait"
     both = load_settings({**one, "queues.accepted_when_full": "none", "queues.rejected_when_full": "none"})
     assert both.queues.when_full("rejected") == "none"
+
+
+def test_one_name_for_both_outcomes_is_one_thing() -> None:
+    one = {"queues.accepted": "decisions", "queues.rejected": "decisions"}
+    with pytest.raises(SettingsError, match=r"results\.accepted_via and results\.rejected_via must be equal where"):
+        load_settings({**one, "results.accepted_via": "stream"})
+    assert load_settings({**one, "results.accepted_via": "stream", "results.rejected_via": "none"}).via("accepted") == "stream"
+
+
+def test_an_outcome_that_is_not_published_may_be_told_so_by_either_name() -> None:
+    settings = load_settings(
+        {"results.accepted_via": "none", "queues.rejected_when_full": "none", "results.rejected_via": "stream"}
+    )
+    assert (settings.via("accepted"), settings.via("rejected")) == ("none", "none")
 
 
 def test_refusal_does_not_repeat_the_value() -> None:

@@ -29,6 +29,7 @@ from kp_scorer.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
 Seconds = Annotated[float, Field(gt=0)]
 VectorType = Literal["float32", "float16"]
 WhenFull = Literal["wait", "drop_oldest", "none"]
+Via = Literal["queue", "stream", "none"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
@@ -122,6 +123,8 @@ class QueueSettings(_Section):
 class ResultsSettings(_Section):
     """How decisions reach those who read them."""
 
+    accepted_via: Via = "queue"
+    rejected_via: Via = "queue"
     plain: bool = False
 
 
@@ -238,6 +241,21 @@ class Settings(_Section):
         if self.ledger.ttl_s < self.novelty.ttl_s:
             raise ValueError("ledger.ttl_s must be at least novelty.ttl_s")
         return self
+
+    @model_validator(mode="after")
+    def _what_has_one_name_is_one_thing(self) -> Self:
+        ways = {self.via("accepted"), self.via("rejected")} - {"none"}
+        if self.queues.accepted == self.queues.rejected and len(ways) > 1:
+            raise ValueError(
+                "results.accepted_via and results.rejected_via must be equal where queues.accepted and queues.rejected are"
+            )
+        return self
+
+    def via(self, outcome: Outcome) -> Via:
+        """How decisions of this outcome are published; ``none`` also where ``queues`` says so by its older name for it."""
+        if self.queues.when_full(outcome) == "none":
+            return "none"
+        return self.results.accepted_via if outcome == "accepted" else self.results.rejected_via
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:

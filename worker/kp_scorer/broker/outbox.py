@@ -1,4 +1,4 @@
-"""One queue of decisions on the publishing side: whether it has room, and what to do when it has none."""
+"""One queue or stream of decisions on the publishing side: whether it has room, and what to do when it has none."""
 
 import threading
 import time
@@ -12,8 +12,8 @@ from kombu import Producer, Queue
 from kp_scorer.broker.publishing import Outgoing, publish_all, waiting, with_producer
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.settings import Settings
-from kp_scorer.store import Drops
+from kp_scorer.settings import QueueSettings, Settings
+from kp_scorer.store import DecisionStream, Drops
 
 _LOOK_EVERY_S: Final = 1.0
 """How often a queue is looked at: others publish to it too, and others read it."""
@@ -40,13 +40,11 @@ class Outbox:
         self._drops_oldest = settings.queues.when_full(outcome) == "drop_oldest"
         self._plain = settings.results.plain
         self._drops = drops
+        self._notices = Notices(queue.name)
         self._lock = threading.Lock()
         self._making_room = threading.Lock()
-        self._full = False
         self._room = 0
         self._look_again_at = 0.0
-        self._untold = 0
-        self._tell_again_at = 0.0
 
     def put_all(self, decisions: Sequence[Decision]) -> list[bool]:
         """Publish decisions, in order; where the queue is full and the settings say so, in place of the oldest.
@@ -92,9 +90,10 @@ class Outbox:
         if not self._settings.results_limit:
             return wanted
         with self._lock:
-            used_up = self._room < wanted and not self._full
+            full = self._notices.full
+            used_up = self._room < wanted and not full
             # Whoever drops must know that the queue is full this very moment: it may be in the middle of being read.
-            if used_up or (self._full and self._drops_oldest) or time.monotonic() >= self._look_again_at:
+            if used_up or (full and self._drops_oldest) or time.monotonic() >= self._look_again_at:
                 self._look_again_at = time.monotonic() + _LOOK_EVERY_S
                 self._look()
             room = max(0, min(wanted, self._room))
@@ -104,11 +103,7 @@ class Outbox:
     def _look(self) -> None:
         unread = waiting(self._app, self._queue)
         self._room = self._settings.results_limit - unread
-        was_full, self._full = self._full, self._settings.is_full(unread)
-        if self._full and not was_full:
-            log.warning("results_full", queue=self._queue.name, unread=unread)
-        elif was_full and not self._full:
-            log.info("results_drained", queue=self._queue.name, unread=unread)
+        self._notices.looked(unread, full=self._settings.is_full(unread))
 
     def _drop_to_low_water(self) -> None:
         """Drop what has to go before RabbitMQ, which has refused a message, takes another."""
@@ -126,7 +121,7 @@ class Outbox:
             return sum(self._drop_one(producer.channel) for _ in range(most))
 
         dropped = with_producer(self._app, "results", drop)
-        self._tell(dropped)
+        self._notices.dropped(dropped)
         return dropped
 
     def _drop_one(self, channel: Any) -> bool:
@@ -142,14 +137,67 @@ class Outbox:
         channel.basic_ack(message.delivery_tag)
         return True
 
-    def _tell(self, dropped: int) -> None:
+
+class StreamOutbox:
+    """Where decisions for one stream are put. Safe to share between threads."""
+
+    def __init__(self, stream: DecisionStream, settings: QueueSettings, outcome: Outcome) -> None:
+        """Put on ``stream``, as the settings say of this outcome."""
+        self._stream = stream
+        self._most = settings.results_limit
+        self._drops_oldest = settings.when_full(outcome) == "drop_oldest"
+        self._notices = Notices(stream.name)
+
+    def put_all(self, decisions: Sequence[Decision]) -> list[bool]:
+        """Put decisions on the stream, in order; where it is full and the settings say so, in place of the oldest.
+
+        Returns:
+            For each whether it is there; the stream is full for the others.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached, or has something else by this name; any of them may be there.
+        """
+        placed = self._stream.put(decisions, self._most, drop_oldest=self._drops_oldest)
+        # Not when the last one has just come: then nothing waits yet.
+        self._notices.looked(placed.unread, full=placed.put < len(decisions) or placed.dropped > 0)
+        self._notices.dropped(placed.dropped)
+        return [True] * placed.put + [False] * (len(decisions) - placed.put)
+
+    def is_full(self) -> ServiceUnavailable:
+        """What to say of a decision that is not there."""
+        return ServiceUnavailable(f"results: the stream {self._stream.name} is full of unread decisions")
+
+
+class Notices:
+    """What is logged of a queue or a stream of decisions: when it becomes full, when it is no more, and what is dropped."""
+
+    def __init__(self, name: str) -> None:
+        """Say it of the queue ``name``."""
+        self.full = False
+        """Whether it was full when it was last looked at."""
+        self._name = name
+        self._lock = threading.Lock()
+        self._untold = 0
+        self._tell_again_at = 0.0
+
+    def looked(self, unread: int, *, full: bool) -> None:
+        """Say so if this is news."""
         with self._lock:
-            self._untold += dropped
+            was_full, self.full = self.full, full
+        if full and not was_full:
+            log.warning("results_full", queue=self._name, unread=unread)
+        elif was_full and not full:
+            log.info("results_drained", queue=self._name, unread=unread)
+
+    def dropped(self, count: int) -> None:
+        """Say how many were dropped, once a second at the most."""
+        with self._lock:
+            self._untold += count
             if not self._untold or time.monotonic() < self._tell_again_at:
                 return
             self._tell_again_at = time.monotonic() + _TELL_EVERY_S
-            count, self._untold = self._untold, 0
-        log.warning("results_dropped", queue=self._queue.name, count=count)
+            untold, self._untold = self._untold, 0
+        log.warning("results_dropped", queue=self._name, count=untold)
 
 
 def _message(decision: Decision) -> Outgoing:

@@ -47,16 +47,25 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
 def results_queue(settings: Settings, outcome: Outcome) -> Queue:
     """The queue of decisions with this outcome; RabbitMQ holds at most ``queues.results_limit``, unless that is 0."""
     queues = settings.queues
-    name = queues.accepted if outcome == "accepted" else queues.rejected
+    name = results_name(settings, outcome)
     if settings.broker.is_redis:
         return _queue(name)
     return _quorum_queue(name, {"x-max-length": queues.results_limit} if queues.results_limit else {})
 
 
 def results_queues(settings: Settings) -> dict[Outcome, Queue]:
-    """The queue of each outcome whose decisions are published; both may have the same name."""
-    published = [outcome for outcome in get_args(Outcome) if settings.queues.when_full(outcome) != "none"]
-    return {outcome: results_queue(settings, outcome) for outcome in published}
+    """The queue of each outcome whose decisions go to one; both may have the same name."""
+    return {outcome: results_queue(settings, outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "queue"}
+
+
+def results_streams(settings: Settings) -> dict[Outcome, str]:
+    """The name of the stream of each outcome whose decisions go to one; both may be the same."""
+    return {outcome: results_name(settings, outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "stream"}
+
+
+def results_name(settings: Settings, outcome: Outcome) -> str:
+    """What the queue or the stream of decisions with this outcome is called."""
+    return settings.queues.accepted if outcome == "accepted" else settings.queues.rejected
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "") -> Queue:

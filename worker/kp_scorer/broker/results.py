@@ -1,4 +1,4 @@
-"""The results queues: publish decisions to them, and take decisions off."""
+"""The results queues and streams: publish decisions to them, and take decisions off queues."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,15 +7,15 @@ from typing import Any, Final, get_args
 from celery import Celery
 from kombu import Queue
 
-from kp_scorer.broker.outbox import Outbox
+from kp_scorer.broker.outbox import Outbox, StreamOutbox
 from kp_scorer.broker.publishing import declare_queues, unavailable_if_broker_fails, waiting
-from kp_scorer.broker.queues import results_queue, results_queues
+from kp_scorer.broker.queues import results_name, results_queue, results_queues, results_streams
 from kp_scorer.broker.task_message import raw_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
-from kp_scorer.store import DeadLetters, Drops, Store
+from kp_scorer.store import DeadLetters, Store
 
 _LIMITS: Final = Limits()
 """No decision comes near them, whatever those of traces are set to."""
@@ -24,12 +24,18 @@ _LIMITS: Final = Limits()
 class Publisher:
     """Publishes decisions. Safe to share between threads."""
 
-    def __init__(self, app: Celery, settings: Settings, drops: Drops) -> None:
-        """Publish through the app's connection pool; count in ``drops`` what had to make room."""
-        queues = results_queues(settings)
-        # One outbox for each queue, because both outcomes may go to the same one.
-        outboxes = {queue.name: Outbox(app, queue, settings, outcome, drops) for outcome, queue in queues.items()}
-        self._outboxes: dict[Outcome, Outbox] = {outcome: outboxes[queue.name] for outcome, queue in queues.items()}
+    def __init__(self, app: Celery, settings: Settings, store: Store) -> None:
+        """Publish through the app's connection pool, and to streams in ``store``, where what had to make room is counted."""
+        queues, streams = results_queues(settings), results_streams(settings)
+        # One outbox for each queue or stream, because both outcomes may go to the same one.
+        of_queues = {queue.name: Outbox(app, queue, settings, outcome, store.drops) for outcome, queue in queues.items()}
+        of_streams = {
+            name: StreamOutbox(store.decision_stream(name), settings.queues, outcome) for outcome, name in streams.items()
+        }
+        self._outboxes: dict[Outcome, Outbox | StreamOutbox] = {
+            **{outcome: of_queues[queue.name] for outcome, queue in queues.items()},
+            **{outcome: of_streams[name] for outcome, name in streams.items()},
+        }
 
     def publish(self, decision: Decision) -> None:
         """Put a decision on its outcome's queue, as :meth:`publish_all` does, or raise what that returns."""
@@ -38,18 +44,16 @@ class Publisher:
             raise error
 
     def publish_all(self, decisions: Sequence[Decision]) -> list[ScorerError | None]:
-        """Put decisions on the queues of their outcomes, each a persistent JSON message whose id is the trace's.
+        """Put decisions where those of their outcome go, all of a queue or a stream in one round trip.
 
-        Its header :data:`~kp_scorer.broker.outbox.MARK` is the decision's mark. Where plain JSON is published there are no
-        headers, and both are in the decision.
-
-        Returns once the broker has them, all of a queue in one round trip. Decisions of an outcome that is not published are
-        done with at once.
+        On a queue each is a persistent JSON message; its id is the trace's, and its header
+        :data:`~kp_scorer.broker.outbox.MARK` is the decision's mark. On a stream each is an entry with fields for both. Returns
+        once the broker, or Redis, has them. Decisions of an outcome that is not published are done with at once.
 
         Returns:
-            For each decision None, or why it is not published: ServiceUnavailable if the broker cannot be reached, or the queue
-            is full of unread decisions; SettingsError if RabbitMQ has a queue of this name with other arguments. Publish those
-            again, which is safe, because consumers know a copy by its trace id and mark.
+            For each decision None, or why it is not published: ServiceUnavailable if the broker or Redis cannot be reached, or
+            the queue is full of unread decisions; SettingsError if RabbitMQ has a queue of this name with other arguments.
+            Publish those again, which is safe, because consumers know a copy by its trace id and mark.
         """
         errors: list[ScorerError | None] = [None] * len(decisions)
         for outbox in set(self._outboxes.values()):
@@ -67,14 +71,28 @@ class Publisher:
 
 
 def unread(app: Celery, settings: Settings) -> dict[str, int]:
-    """Count the unread decisions on each queue that decisions are published to.
+    """Count the unread decisions on each queue and each stream that decisions are published to.
 
     Raises:
         SettingsError: RabbitMQ has a queue of this name with other arguments.
-        ServiceUnavailable: the broker cannot be reached.
+        ServiceUnavailable: the broker or Redis cannot be reached.
     """
     queues = {queue.name: queue for queue in results_queues(settings).values()}
-    return {name: waiting(app, queue) for name, queue in queues.items()}
+    counts = {name: waiting(app, queue) for name, queue in queues.items()}
+    if streams := set(results_streams(settings).values()):
+        with Store.open(settings) as store:
+            counts |= {name: store.decision_stream(name).unread() for name in sorted(streams)}
+    return counts
+
+
+def read_elsewhere(settings: Settings, outcome: Outcome | None = None) -> list[str]:
+    """How decisions of one outcome, or of both, are read that :func:`open_results` does not read; empty if it reads all."""
+    ways = {each: settings.via(each) for each in ([outcome] if outcome else get_args(Outcome))}
+    return [
+        f"{each} decisions go to the stream {results_name(settings, each)} in the Redis of redis.url: read it with XREADGROUP"
+        for each, way in ways.items()
+        if way == "stream"
+    ]
 
 
 class Results:
@@ -145,13 +163,15 @@ class Taken:
 
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None) -> Iterator[Results]:
-    """Connect to the queue of one outcome, or to those of both.
+    """Connect to the queue of one outcome, or to those of both; streams are for consumer groups, and left alone.
 
     Raises:
-        SettingsError: RabbitMQ has a queue of this name with other arguments.
+        SettingsError: none of them is a queue, or RabbitMQ has a queue of this name with other arguments.
         ServiceUnavailable: the broker cannot be reached.
     """
-    wanted = [outcome] if outcome else get_args(Outcome)
+    wanted = [each for each in ([outcome] if outcome else get_args(Outcome)) if settings.via(each) != "stream"]
+    if not wanted:
+        raise SettingsError("; ".join(read_elsewhere(settings, outcome)))
     queues = {queue.name: queue for queue in (results_queue(settings, each) for each in wanted)}
     declare_queues(app, list(queues.values()))
     with Store.open(settings) as store, app.connection_for_read() as connection:

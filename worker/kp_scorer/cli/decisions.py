@@ -7,7 +7,7 @@ from typing import Final, cast
 import click
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import open_results
+from kp_scorer.broker.results import open_results, read_elsewhere
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.decision import Outcome
@@ -26,13 +26,17 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Se
 
     A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are
     empty, unless --follow is given. A message that is no decision becomes a dead letter, reason malformed.
+    Decisions that go elsewhere, as results.accepted_via and results.rejected_via say, are left to their readers.
     """
     # Ctrl-C ends the command between two decisions: one printed but not acknowledged would be printed again next time.
     stopping = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     taken = 0
-    with open_results(make_celery(settings), settings, cast("Outcome | None", outcome)) as results:
+    only = cast("Outcome | None", outcome)
+    with open_results(make_celery(settings), settings, only) as results:
+        for other_way in read_elsewhere(settings, only):
+            say(other_way)
         while not stopping.is_set() and taken != limit:
             before = taken
             for item in results.take():

@@ -21,8 +21,8 @@ def stats(settings: Settings) -> None:
     """Print one JSON line: how many submissions there were and what became of them, and what the queues hold.
 
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has taken it.
-    Full are the results queues with queues.results_limit unread decisions; dropped are decisions, by queue, and dead letters
-    that made room for others.
+    Full are the results queues and streams with queues.results_limit unread decisions; dropped are decisions, by queue or
+    stream, and dead letters that made room for others. On a stream is unread what some consumer group has not acknowledged.
     With Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
     """
     with Store.open(settings) as store:

@@ -4,18 +4,19 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 import click
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import results_queues
+from kp_scorer.broker.queues import results_name, results_streams
 from kp_scorer.broker.results import unread
 from kp_scorer.cli.input import Line
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, print_status, progress, refused, say
 from kp_scorer.cli.reading import Reading
 from kp_scorer.client import Client, Status, Submitted
+from kp_scorer.decision import Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed, ScorerError
 from kp_scorer.settings import Settings
 
@@ -124,12 +125,18 @@ def _say_what_is_full(settings: Settings) -> bool:
     # Why nothing comes is not worth an error of its own.
     with suppress(ScorerError), make_celery(settings) as app:
         counts = unread(app, settings)
-        for outcome, queue in results_queues(settings).items():
-            if settings.queues.when_full(outcome) == "wait" and settings.queues.is_full(counts[queue.name]):
-                full.setdefault(queue.name, []).append(f"queues.{outcome}_when_full")
+        streams = set(results_streams(settings).values())
+        for outcome in get_args(Outcome):
+            name = results_name(settings, outcome)
+            waits = settings.via(outcome) != "none" and settings.queues.when_full(outcome) == "wait"
+            if waits and settings.queues.is_full(counts.get(name, 0)):
+                full.setdefault(name, []).append(f"queues.{outcome}_when_full")
     for name, settings_names in full.items():
+        kind, remedy = "queue", "read it with `kp-scorer decisions`"
+        if name in streams:
+            kind, remedy = "stream", "acknowledge them in each of its consumer groups"
         say(
-            f"the queue {name} is full of unread decisions, so the workers wait: "
-            f"read it with `kp-scorer decisions`, or set {' and '.join(settings_names)}"
+            f"the {kind} {name} is full of unread decisions, so the workers wait: "
+            f"{remedy}, or set {' and '.join(settings_names)}"
         )
     return bool(full)

@@ -14,7 +14,7 @@ from celery import Celery
 from kp_scorer.broker.dead_queue import DeadQueue
 from kp_scorer.broker.intake import Intake
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues, send_again
-from kp_scorer.broker.queues import results_queues, submission_queues
+from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.embedding import Embedder
@@ -61,8 +61,10 @@ class Runtime:
             intake = [queues.intake] if queues.intake else []
             declared = [*queues.in_order, *intake, *results_queues(settings).values()]
             _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
+            for name in results_streams(settings).values():
+                _wait_for("redis", self.store.decision_stream(name).unread, patience_s)
             _warn_of_shortcomings(settings, app, self.store)
-            self._publisher = Publisher(app, settings, self.store.drops)
+            self._publisher = Publisher(app, settings, self.store)
             novelty = _open_novelty(settings, self.store, load_embedder)
             self._decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
             self.threads: list[VitalThread] = []

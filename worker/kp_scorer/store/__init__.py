@@ -1,6 +1,7 @@
-"""What lies in Redis: the ledger, the dead letters, the novelty logs. Every key and every script of theirs is in here."""
+"""What lies in Redis: ledger, dead letters, novelty logs, streams of decisions; every key and every script of theirs."""
 
 from kp_scorer.store.dead_letters import DeadLetter, DeadLetters
+from kp_scorer.store.decision_stream import DecisionStream
 from kp_scorer.store.drops import Drops
 from kp_scorer.store.ledger import (
     Committed,
@@ -25,6 +26,7 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "Death",
+    "DecisionStream",
     "Drops",
     "Identity",
     "Ledger",

@@ -12,12 +12,15 @@
     {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
     {prefix}:counts             hash     how many were submitted, decided and dead; one key
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
-    {prefix}:dropped            hash     how many decisions were dropped unread, by queue, and how many dead letters, to make
-                                         room; one key with a field a queue
+    {prefix}:dropped            hash     how many decisions were dropped unread, by queue or stream, and how many dead letters,
+                                         to make room; one key with a field a queue
     {prefix}:dead               zset     ids of dead letters by the time each was last buried, in ms; trimmed by age, and to
                                          ``ledger.max_dead_letters`` and ``ledger.max_dead_letter_bytes``
     {prefix}:dead_sizes         hash     bytes of each dead letter's payload, by its id, and of all in ``total``
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last buried
+
+Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: called as
+``queues.accepted`` and ``queues.rejected`` say, and bounded by ``queues.results_limit``.
 
 Queues belong to the broker and are bounded by whoever consumes them.
 """

@@ -7,6 +7,7 @@ import redis
 from kp_scorer.settings import Settings
 from kp_scorer.store.connection import connect, unavailable_if_down
 from kp_scorer.store.dead_letters import DeadLetters
+from kp_scorer.store.decision_stream import DecisionStream
 from kp_scorer.store.drops import Drops
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.redis_ledger import RedisLedger
@@ -48,6 +49,10 @@ class Store:
         """
         with unavailable_if_down("redis.url"):
             return list(shortcomings(self._client.info()))
+
+    def decision_stream(self, name: str) -> DecisionStream:
+        """A stream of decisions, which need not exist yet."""
+        return DecisionStream(self._client, self._keys, name)
 
     def novelty_log(self, space: str) -> RedisLog:
         """The log of a space, which need not exist yet; its vectors are stored as the settings say."""
