@@ -17,11 +17,14 @@ from amqp.exceptions import AccessRefused
 from celery import Celery
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import open_results
+from kp_scorer.broker.results import Publisher, open_results
 from kp_scorer.client import Client
+from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
 
+from tests.support.builders import decision_on
 from tests.support.documents import code_with
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.traces import fresh_samples
@@ -104,6 +107,21 @@ def test_each_may_do_its_part_and_reach_no_neighbour(users: Users, rabbitmq_url:
             client.submit(three)
     assert worker.process.returncode == 0
     assert not re.search("ACCESS_REFUSED", worker.text())
+
+
+def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbitmq_url: str, store: Store) -> None:
+    given = users.settings("worker")
+    called = {"queues.accepted": "shop", "results.accepted_via": "task", "results.task": "shop.decided"}
+    settings = load_settings({"broker.url": given.broker.url, "redis.url": given.redis.url, **called})
+    decision = Decision.model_validate_json(decision_on("kp:trace:called")).model_copy(update={"outcome": "accepted"})
+    with Connection(rabbitmq_url) as admin, make_celery(settings) as app:
+        publisher = Publisher(app, settings, store)
+        with pytest.raises(ServiceUnavailable, match="RabbitMQ has no queue 'shop'"):
+            publisher.publish(decision)
+        admin.default_channel.queue_declare("shop", durable=True, auto_delete=False)
+        publisher.publish(decision)
+        assert admin.default_channel.queue_declare("shop", passive=True).message_count == 1
+        admin.default_channel.queue_delete("shop")
 
 
 def _send_beyond(url: str) -> None:

@@ -17,6 +17,10 @@ import pytest
 import redis
 from celery import Celery
 from kombu import Queue
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import declare_queues
+from kp_scorer.broker.queues import results_queues
+from kp_scorer.broker.results import Publisher, unread
 from kp_scorer.client import Client
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
@@ -30,6 +34,7 @@ from kp_scorer.store import Store, Submission
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.local_redis import redis_executable
 
+from tests.support.builders import decision_on
 from tests.support.documents import code_with
 from tests.support.fast_worker import WordHashEmbedder
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -256,6 +261,17 @@ def test_readers_may_read_plain_decisions_and_streams(server: Shipped, tmp_path:
         _done(server.settings("operator"), "stats", "--set", "results.accepted_via=stream")
     assert server.refused() == []
     assert worker.process.returncode == 0
+
+
+def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) -> None:
+    url = server.url("worker")
+    called = {"results.accepted_via": "task", "results.rejected_via": "task", "results.task": "shop.decided"}
+    settings = load_settings({"broker.url": url, "redis.url": url, **called})
+    with make_celery(settings) as app, Store.open(settings) as store:
+        declare_queues(app, list(results_queues(settings).values()))
+        Publisher(app, settings, store).publish(Decision.model_validate_json(decision_on("kp:trace:called")))
+        assert sum(unread(app, settings).values()) == 1
+    assert server.refused() == []
 
 
 def _done(settings: Settings, *arguments: str) -> str:

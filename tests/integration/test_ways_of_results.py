@@ -1,11 +1,12 @@
 """Each way by which decisions reach their readers: read by what a user would read it with, once, whatever happens."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,10 +14,10 @@ import pytest
 import redis
 from amqp.exceptions import NotFound
 from click.testing import CliRunner, Result
-from kombu import Connection
+from kombu import Connection, Queue
 from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.results import Publisher, open_results, unread
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
@@ -27,7 +28,7 @@ from kp_scorer.store import Store
 from tests.support.documents import code_with
 from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
-from tests.support.rabbitmq import own_queues
+from tests.support.rabbitmq import RabbitMQ, own_queues
 from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples, short_traces
 
@@ -75,12 +76,47 @@ def read_plain(settings: Settings, name: str) -> list[Received]:
 GROUP: Final = "readers"
 
 
-def make_groups(settings: Settings) -> None:
+@contextmanager
+def with_groups(settings: Settings, directory: Path) -> Iterator[None]:
     """Make the consumer group that reads a stream."""
     with redis.Redis.from_url(settings.redis.url) as client:
         for name in (settings.queues.accepted, settings.queues.rejected):
             with suppress(redis.ResponseError):
                 client.xgroup_create(name, GROUP, id="0", mkstream=True)
+    yield
+
+
+@contextmanager
+def with_shop(settings: Settings, directory: Path) -> Iterator[None]:
+    """Run a worker of another Celery app."""
+    variables = {
+        "SHOP_BROKER": settings.broker.url,
+        "SHOP_QUEUES": f"{settings.queues.accepted},{settings.queues.rejected}",
+        "SHOP_STORE": settings.redis.url,
+    }
+    flags = ("--pool", "solo", "--loglevel", "info", "--without-gossip", "--without-mingle")
+    log = directory / "shop.log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "celery", "-A", "tests.support.shop", "worker", *flags]
+        shop = subprocess.Popen(command, env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: " ready." in log.read_text("utf-8") or shop.poll() is not None)
+        assert shop.poll() is None, log.read_text("utf-8")
+        yield
+    finally:
+        shop.terminate()
+        shop.wait(30)
+    # Only ids and names: the decision is not printed.
+    assert "threshold" not in log.read_text("utf-8")
+
+
+def read_shop(settings: Settings, name: str) -> list[Received]:
+    """What the task of that app was called with, by whatever queue."""
+    found = []
+    with redis.Redis.from_url(settings.redis.url) as client:
+        while (called := client.lpop("shop:received")) is not None:
+            found.append(Received(*json.loads(called)))
+    return found
 
 
 def read_stream(settings: Settings, name: str) -> list[Received]:
@@ -101,17 +137,21 @@ class Way(NamedTuple):
     broker: str
     changed: dict[str, Any]
     read: Reader
-    prepare: Callable[[Settings], None] = lambda settings: None
+    around: Callable[[Settings, Path], AbstractContextManager[None]] = lambda settings, directory: nullcontext()
+    """What must run meanwhile."""
 
 
 STREAM: Final = {"results.accepted_via": "stream", "results.rejected_via": "stream"}
+TASK: Final = {"results.accepted_via": "task", "results.rejected_via": "task", "results.task": "shop.decided"}
 WAYS: Final = {
     "redis queue": Way("redis", {}, read_messages),
     "redis plain": Way("redis", {"results.plain": True}, read_plain),
-    "redis stream": Way("redis", STREAM, read_stream, make_groups),
+    "redis stream": Way("redis", STREAM, read_stream, with_groups),
+    "redis task": Way("redis", TASK, read_shop, with_shop),
     "rabbitmq queue": Way("rabbitmq", {}, read_messages),
     "rabbitmq plain": Way("rabbitmq", {"results.plain": True}, read_messages),
-    "rabbitmq stream": Way("rabbitmq", STREAM, read_stream, make_groups),
+    "rabbitmq stream": Way("rabbitmq", STREAM, read_stream, with_groups),
+    "rabbitmq task": Way("rabbitmq", TASK, read_shop, with_shop),
 }
 
 
@@ -121,7 +161,6 @@ class Scene:
     def __init__(self, way: Way, settings: Settings) -> None:
         self.settings = settings
         self._way = way
-        way.prepare(settings)
 
     def read(self) -> list[Received]:
         """Read everything that is there now."""
@@ -142,15 +181,20 @@ class Scene:
 
 @contextmanager
 def scene_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Iterator[Scene]:
+    way, settings = WAYS[name], settings_of(name, request, **changed)
+    with way.around(settings, request.getfixturevalue("tmp_path")):
+        yield Scene(way, settings)
+
+
+def settings_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Settings:
     way = WAYS[name]
     on_redis: Settings = request.getfixturevalue("settings")
     given = way.changed | {"scoring.threshold": THRESHOLD, "broker.visibility_timeout_s": 3} | changed
     if way.broker == "redis":
         urls = {"broker.url": on_redis.broker.url, "redis.url": on_redis.redis.url}
-        yield Scene(way, load_settings({**own_queues(), **urls, **given}))
-    else:
-        rabbitmq = request.getfixturevalue("rabbitmq")
-        yield Scene(way, rabbitmq.settings(**{setting.replace(".", "__"): value for setting, value in given.items()}))
+        return load_settings({**own_queues(), **urls, **given})
+    rabbitmq: RabbitMQ = request.getfixturevalue("rabbitmq")
+    return rabbitmq.settings(**{setting.replace(".", "__"): value for setting, value in given.items()})
 
 
 @pytest.fixture(params=WAYS)
@@ -229,6 +273,63 @@ def test_the_oldest_make_room_and_are_counted(scene_name: str, request: pytest.F
 @pytest.fixture(params=[name for name in WAYS if "task" not in name])
 def scene_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.mark.parametrize("name", ["redis stream", "rabbitmq stream", "redis task", "rabbitmq task"])
+def test_each_outcome_has_a_way_of_its_own(name: str, request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> None:
+    with (
+        scene_of(name, request, **{"results.rejected_via": "none"}) as scene,
+        start_worker(scene.settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
+        Client(scene.settings) as client,
+    ):
+        for trace in short_traces(TRACES, seed=21):
+            client.submit(trace)
+        wait_until(lambda: len(worker.events("trace_decided")) == TRACES)
+        accepted = [line["trace_id"] for line in worker.events("trace_decided") if line["outcome"] == "accepted"]
+        found = scene.read_until(lambda found: len(found) >= len(accepted))
+    assert 0 < len(accepted) < TRACES
+    by_hand(accepted, found)
+
+
+@pytest.mark.parametrize("name", ["redis task", "rabbitmq task"])
+def test_tasks_that_nobody_takes_stop_at_the_limit(
+    name: str, request: pytest.FixtureRequest, store: Store, tmp_path: Path
+) -> None:
+    made = decisions(LIMIT + 3)
+    settings = settings_of(name, request, **{"queues.results_limit": LIMIT})
+    if name == "rabbitmq task":
+        with Connection(settings.broker.url) as connection, connection.channel() as channel:
+            Queue(settings.queues.rejected)(channel).declare()
+    with make_celery(settings) as app:
+        publisher = Publisher(app, settings, store)
+        errors = publisher.publish_all(made)
+        assert errors[:LIMIT] == [None] * LIMIT
+        assert {str(error) for error in errors[LIMIT:]} == {
+            f"results: the queue {settings.queues.rejected} is full of unread decisions"
+        }
+        with with_shop(settings, tmp_path):
+            wait_until(lambda: publisher.publish_all(made[LIMIT:]) == [None] * 3)
+            found: list[Received] = []
+            wait_until(lambda: found.extend(read_shop(settings, "")) or len(found) >= LIMIT + 3)  # type: ignore[func-returns-value]
+    by_hand([decision.trace_id for decision in made], found)
+
+
+@pytest.mark.parametrize("limit", [0, 1_000])
+def test_decisions_wait_for_the_queue_that_another_app_declares(
+    limit: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    settings = settings_of("rabbitmq task", request, **{"queues.results_limit": limit})
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=23)]
+        line = wait_until(lambda: worker.events("trace_waits"))[0]
+        assert "RabbitMQ has no queue" in line["detail"]
+        assert "start a worker of the app that takes what is on it" in line["detail"]
+        with make_celery(settings) as app:
+            assert unread(app, settings) == {}
+        found: list[Received] = []
+        with with_shop(settings, tmp_path):
+            wait_until(lambda: found.extend(read_shop(settings, "")) or len(found) >= TRACES)  # type: ignore[func-returns-value]
+    by_hand(submitted, found)
 
 
 def test_our_own_reader_takes_what_is_in_an_envelope_and_what_is_not(settings: Settings, store: Store) -> None:
@@ -339,3 +440,41 @@ def test_commands_tell_of_streams(settings: Settings, store: Store) -> None:
     refused = run("decisions --outcome accepted")
     assert isinstance(refused.exception, SettingsError)
     assert str(refused.exception) == told
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        (
+            STREAM,
+            "the stream decisions.rejected is full of unread decisions, so the workers wait: acknowledge them in each of its",
+        ),
+        (
+            TASK,
+            "the queue decisions.rejected is full of unread decisions, so the workers wait: start workers of the Celery app",
+        ),
+    ],
+)
+def test_who_waits_in_vain_is_told_what_to_do(
+    way: dict[str, str], told: str, settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    changed = {**way, "broker.url": settings.broker.url, "redis.url": settings.redis.url, "queues.results_limit": "2"}
+    full = load_settings(changed)
+    with make_celery(full) as app:
+        Publisher(app, full, store).publish_all(decisions(2))
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(fresh_samples(1)[0]), "utf-8")
+    flags = [flag for name, value in changed.items() for flag in ("--set", f"{name}={value}")]
+    waited = CliRunner().invoke(commands, ["submit", str(file), "--wait", "--timeout", "2.5", *flags])
+    assert waited.exit_code == 1
+    assert told in waited.stderr
+    assert "queues.rejected_when_full" in waited.stderr
+
+
+def test_decisions_that_call_a_task_are_not_ours_to_take(settings: Settings) -> None:
+    with (
+        make_celery(settings) as app,
+        pytest.raises(SettingsError, match=r"task shop\.decided on the queue decisions\.accepted: workers of its Celery app"),
+        open_results(app, load_settings({"redis.url": settings.redis.url, **TASK})),
+    ):
+        pass

@@ -119,6 +119,7 @@ def test_variable_may_hold_thresholds_as_json(monkeypatch: pytest.MonkeyPatch) -
         ("results.accepted_via", "topic"),
         ("results.rejected_via", ""),
         ("results.plain", "sometimes"),
+        ("results.task", "two words"),
         ("broker.url", "localhost:6379"),
         ("broker.url", "http://localhost"),
         ("redis.url", "amqp://localhost"),
@@ -168,6 +169,18 @@ def test_one_name_for_both_outcomes_is_one_thing() -> None:
     with pytest.raises(SettingsError, match=r"results\.accepted_via and results\.rejected_via must be equal where"):
         load_settings({**one, "results.accepted_via": "stream"})
     assert load_settings({**one, "results.accepted_via": "stream", "results.rejected_via": "none"}).via("accepted") == "stream"
+
+
+@pytest.mark.parametrize("outcome", ["accepted", "rejected"])
+def test_a_task_is_named_and_never_dropped(outcome: str) -> None:
+    with pytest.raises(SettingsError, match=r"^results: task must be the name of the task to call"):
+        load_settings({f"results.{outcome}_via": "task"})
+    called = {f"results.{outcome}_via": "task", "results.task": "shop.decided"}
+    with pytest.raises(
+        SettingsError, match=rf"queues\.{outcome}_when_full must be 'wait' where results\.{outcome}_via is 'task'"
+    ):
+        load_settings({**called, f"queues.{outcome}_when_full": "drop_oldest"})
+    assert load_settings({**called, f"queues.{outcome}_when_full": "none"}).via("accepted") in ("none", "queue")
 
 
 def test_an_outcome_that_is_not_published_may_be_told_so_by_either_name() -> None:

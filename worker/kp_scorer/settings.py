@@ -5,7 +5,7 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -29,7 +29,7 @@ from kp_scorer.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
 Seconds = Annotated[float, Field(gt=0)]
 VectorType = Literal["float32", "float16"]
 WhenFull = Literal["wait", "drop_oldest", "none"]
-Via = Literal["queue", "stream", "none"]
+Via = Literal["queue", "stream", "task", "none"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
@@ -125,7 +125,14 @@ class ResultsSettings(_Section):
 
     accepted_via: Via = "queue"
     rejected_via: Via = "queue"
+    task: Annotated[str, Field(pattern=r"^[!-~]{0,255}$")] = ""
     plain: bool = False
+
+    @model_validator(mode="after")
+    def _a_task_has_a_name(self) -> Self:
+        if "task" in (self.accepted_via, self.rejected_via) and not self.task:
+            raise ValueError("task must be the name of the task to call where accepted_via or rejected_via is 'task'")
+        return self
 
 
 class ScoringSettings(_Section):
@@ -249,6 +256,16 @@ class Settings(_Section):
             raise ValueError(
                 "results.accepted_via and results.rejected_via must be equal where queues.accepted and queues.rejected are"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tasks_of_others_are_not_dropped(self) -> Self:
+        for outcome in get_args(Outcome):
+            if self.via(outcome) == "task" and self.queues.when_full(outcome) == "drop_oldest":
+                raise ValueError(
+                    f"queues.{outcome}_when_full must be 'wait' where results.{outcome}_via is 'task': "
+                    "the oldest task on that queue may be somebody else's"
+                )
         return self
 
     def via(self, outcome: Outcome) -> Via:

@@ -10,6 +10,7 @@ from celery import Celery
 from kombu import Producer, Queue
 
 from kp_scorer.broker.publishing import Outgoing, publish_all, waiting, with_producer
+from kp_scorer.broker.task_message import call_headers, task_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import QueueSettings, Settings
@@ -38,7 +39,8 @@ class Outbox:
         self._queue = queue
         self._settings = settings.queues
         self._drops_oldest = settings.queues.when_full(outcome) == "drop_oldest"
-        self._plain = settings.results.plain
+        self._task = settings.results.task if settings.via(outcome) == "task" else ""
+        self._plain = settings.results.plain and not self._task
         self._drops = drops
         self._notices = Notices(queue.name)
         self._lock = threading.Lock()
@@ -82,7 +84,7 @@ class Outbox:
         """Publish; return which of them the queue took."""
         if not decisions:
             return []
-        messages = [_message(decision) for decision in decisions]
+        messages = [_call(decision, self._task) if self._task else _message(decision) for decision in decisions]
         return publish_all(self._app, "results", self._queue, messages, if_missing=[self._queue], plain=self._plain)
 
     def _take_room(self, wanted: int) -> int:
@@ -203,3 +205,10 @@ class Notices:
 def _message(decision: Decision) -> Outgoing:
     """The message that says what was decided: copies of it have the same id and the same mark."""
     return Outgoing(decision.model_dump_json().encode(), decision.trace_id, {MARK: decision.mark})
+
+
+def _call(decision: Decision, task: str) -> Outgoing:
+    """The message by which another Celery app calls its task with a decision. The id of the call is the trace's."""
+    said = _message(decision)
+    headers = call_headers(task, decision.trace_id, "(decision,)")
+    return said._replace(body=task_body(said.body), headers={**headers, **said.headers})

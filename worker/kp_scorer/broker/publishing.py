@@ -28,7 +28,13 @@ _PRECONDITION_FAILED: Final = 406
 _RETRY_PAUSES_S: Final = (0.1, 0.5)
 _NO_QUEUE: Final = "RabbitMQ has no queue {!r}, or no exchange that leads to it, and this user may not make it: start a worker"
 
+_NOT_OURS: Final = "RabbitMQ has no queue {!r}: start a worker of the app that takes what is on it, which declares it"
+
 Found = TypeVar("Found")
+
+
+class NoQueue(ServiceUnavailable):
+    """RabbitMQ has no such queue, and it is not for us to declare it."""
 
 
 def declare_queues(app: Celery, queues: Sequence[Queue]) -> None:
@@ -61,11 +67,12 @@ def with_producer(app: Celery, what: str, use: Callable[[Producer], Found], if_m
     """Call ``use`` with a producer and return its result; if the broker or connection fails, retry on a new connection.
 
     Queues declared through the producer are declared again on the new connection. The queues ``if_missing``, the last of which
-    is the one that ``use`` sends to, are declared only when RabbitMQ has said that there is none: not every user may do so.
-    ``use`` has to be safe to repeat.
+    is the one that ``use`` is about, are declared only when RabbitMQ has said that there is none: not every user may do so. One
+    that is never to be declared is another app's. ``use`` has to be safe to repeat.
 
     Raises:
         SettingsError: RabbitMQ has a queue of this name with other arguments.
+        NoQueue: RabbitMQ has not got the queue of another app.
         ServiceUnavailable: the broker cannot be reached, has no such queue, or did not confirm in time.
     """
     declared: Sequence[Queue] = ()
@@ -86,6 +93,8 @@ def with_producer(app: Celery, what: str, use: Callable[[Producer], Found], if_m
                 if code == _ACCESS_REFUSED and declared:
                     raise ServiceUnavailable(f"{what}: {_NO_QUEUE.format(declared[-1].name)}") from error
                 if code in (_NO_ROUTE, _NOT_FOUND):
+                    if if_missing and if_missing[-1].no_declare:
+                        raise NoQueue(f"{what}: {_NOT_OURS.format(if_missing[-1].name)}") from error
                     declared = if_missing
                 if pause_s is None:
                     raise ServiceUnavailable(f"{what}: {described(error)}") from error
@@ -225,9 +234,14 @@ def waiting(app: Celery, queue: Queue) -> int:
 
     Raises:
         SettingsError: RabbitMQ has a queue of this name with other arguments.
+        NoQueue: RabbitMQ has not got the queue of another app.
         ServiceUnavailable: the broker cannot be reached.
     """
-    return with_producer(app, queue.name, lambda producer: int(queue(producer.channel).queue_declare().message_count))
+
+    def count(producer: Producer) -> int:
+        return int(queue(producer.channel).queue_declare(passive=queue.no_declare).message_count)
+
+    return with_producer(app, queue.name, count, if_missing=[queue] if queue.no_declare else ())
 
 
 def broker_shortcomings(app: Celery) -> list[str]:

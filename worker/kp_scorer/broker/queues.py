@@ -45,17 +45,24 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
 
 
 def results_queue(settings: Settings, outcome: Outcome) -> Queue:
-    """The queue of decisions with this outcome; RabbitMQ holds at most ``queues.results_limit``, unless that is 0."""
+    """The queue of decisions with this outcome.
+
+    On RabbitMQ one of ours holds at most ``queues.results_limit``, unless that is 0. One by which tasks of another app are
+    called is that app's to declare, as no one else knows its arguments.
+    """
     queues = settings.queues
     name = results_name(settings, outcome)
     if settings.broker.is_redis:
         return _queue(name)
+    if settings.via(outcome) == "task":
+        return _queue(name, declare=False)
     return _quorum_queue(name, {"x-max-length": queues.results_limit} if queues.results_limit else {})
 
 
 def results_queues(settings: Settings) -> dict[Outcome, Queue]:
-    """The queue of each outcome whose decisions go to one; both may have the same name."""
-    return {outcome: results_queue(settings, outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "queue"}
+    """The queue of each outcome whose decisions go to one, as messages or as calls of a task; both may have the same name."""
+    by_queue = [outcome for outcome in get_args(Outcome) if settings.via(outcome) in ("queue", "task")]
+    return {outcome: results_queue(settings, outcome) for outcome in by_queue}
 
 
 def results_streams(settings: Settings) -> dict[Outcome, str]:
@@ -68,9 +75,9 @@ def results_name(settings: Settings, outcome: Outcome) -> str:
     return settings.queues.accepted if outcome == "accepted" else settings.queues.rejected
 
 
-def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "") -> Queue:
+def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:
     """A durable queue. On the default exchange it is a plain list on Redis: no binding set, whose loss would drop messages."""
-    return Queue(name, exchange=Exchange(exchange), routing_key=name, queue_arguments=arguments)
+    return Queue(name, exchange=Exchange(exchange), routing_key=name, queue_arguments=arguments, no_declare=not declare)
 
 
 def _quorum_queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "") -> Queue:

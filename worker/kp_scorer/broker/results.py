@@ -1,14 +1,14 @@
 """The results queues and streams: publish decisions to them, and take decisions off queues."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, get_args
 
 from celery import Celery
 from kombu import Queue
 
 from kp_scorer.broker.outbox import Outbox, StreamOutbox
-from kp_scorer.broker.publishing import declare_queues, unavailable_if_broker_fails, waiting
+from kp_scorer.broker.publishing import NoQueue, declare_queues, unavailable_if_broker_fails, waiting
 from kp_scorer.broker.queues import results_name, results_queue, results_queues, results_streams
 from kp_scorer.broker.task_message import raw_body
 from kp_scorer.decision import Decision, Outcome
@@ -46,9 +46,9 @@ class Publisher:
     def publish_all(self, decisions: Sequence[Decision]) -> list[ScorerError | None]:
         """Put decisions where those of their outcome go, all of a queue or a stream in one round trip.
 
-        On a queue each is a persistent JSON message; its id is the trace's, and its header
-        :data:`~kp_scorer.broker.outbox.MARK` is the decision's mark. On a stream each is an entry with fields for both. Returns
-        once the broker, or Redis, has them. Decisions of an outcome that is not published are done with at once.
+        On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
+        header :data:`~kp_scorer.broker.outbox.MARK` is the decision's mark. On a stream each is an entry with fields for both.
+        Returns once the broker, or Redis, has them. Decisions of an outcome that is not published are done with at once.
 
         Returns:
             For each decision None, or why it is not published: ServiceUnavailable if the broker or Redis cannot be reached, or
@@ -71,14 +71,17 @@ class Publisher:
 
 
 def unread(app: Celery, settings: Settings) -> dict[str, int]:
-    """Count the unread decisions on each queue and each stream that decisions are published to.
+    """Count the unread decisions on each queue and each stream that decisions are published to, and that exists.
 
     Raises:
         SettingsError: RabbitMQ has a queue of this name with other arguments.
         ServiceUnavailable: the broker or Redis cannot be reached.
     """
     queues = {queue.name: queue for queue in results_queues(settings).values()}
-    counts = {name: waiting(app, queue) for name, queue in queues.items()}
+    counts = {}
+    for name, queue in queues.items():
+        with suppress(NoQueue):
+            counts[name] = waiting(app, queue)
     if streams := set(results_streams(settings).values()):
         with Store.open(settings) as store:
             counts |= {name: store.decision_stream(name).unread() for name in sorted(streams)}
@@ -87,12 +90,15 @@ def unread(app: Celery, settings: Settings) -> dict[str, int]:
 
 def read_elsewhere(settings: Settings, outcome: Outcome | None = None) -> list[str]:
     """How decisions of one outcome, or of both, are read that :func:`open_results` does not read; empty if it reads all."""
-    ways = {each: settings.via(each) for each in ([outcome] if outcome else get_args(Outcome))}
-    return [
-        f"{each} decisions go to the stream {results_name(settings, each)} in the Redis of redis.url: read it with XREADGROUP"
-        for each, way in ways.items()
-        if way == "stream"
-    ]
+    found = []
+    for each in [outcome] if outcome else get_args(Outcome):
+        name = results_name(settings, each)
+        if settings.via(each) == "stream":
+            found.append(f"{each} decisions go to the stream {name} in the Redis of redis.url: read it with XREADGROUP")
+        if settings.via(each) == "task":
+            task = settings.results.task
+            found.append(f"{each} decisions call the task {task} on the queue {name}: workers of its Celery app take them")
+    return found
 
 
 class Results:
@@ -163,13 +169,13 @@ class Taken:
 
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None) -> Iterator[Results]:
-    """Connect to the queue of one outcome, or to those of both; streams are for consumer groups, and left alone.
+    """Connect to the queue of one outcome, or to those of both; streams, and tasks of other apps, are left alone.
 
     Raises:
         SettingsError: none of them is a queue, or RabbitMQ has a queue of this name with other arguments.
         ServiceUnavailable: the broker cannot be reached.
     """
-    wanted = [each for each in ([outcome] if outcome else get_args(Outcome)) if settings.via(each) != "stream"]
+    wanted = [each for each in ([outcome] if outcome else get_args(Outcome)) if settings.via(each) in ("queue", "none")]
     if not wanted:
         raise SettingsError("; ".join(read_elsewhere(settings, outcome)))
     queues = {queue.name: queue for queue in (results_queue(settings, each) for each in wanted)}

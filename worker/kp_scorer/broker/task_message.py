@@ -109,9 +109,29 @@ def bury_unread(store: Store, message: Any, reason: Reason, detail: str, trace_i
     store.dead_letters.bury(payload, reason, detail, trace_id, deliveries=deliveries_by(message))
 
 
-def task_body(submission: bytes) -> bytes:
-    """The body of Celery's message that calls the task with a submission, which is UTF-8 JSON."""
-    return b"[[%s], {}, {}]" % submission
+def task_body(argument: bytes) -> bytes:
+    """The body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
+    return b"[[%s], {}, {}]" % argument
+
+
+def call_headers(task: str, task_id: str, shown: str) -> dict[str, Any]:
+    """The headers of Celery's message, protocol 2, that calls a task of any app; its logs show the arguments as ``shown``."""
+    return {
+        "lang": "py",
+        "task": task,
+        "id": task_id,
+        "root_id": task_id,
+        "parent_id": None,
+        "group": None,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "argsrepr": shown,
+        "kwargsrepr": "{}",
+        "origin": "kp-scorer",
+    }
 
 
 def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits: Limits) -> Decision | None:

@@ -126,6 +126,7 @@ def _say_what_is_full(settings: Settings) -> bool:
     with suppress(ScorerError), make_celery(settings) as app:
         counts = unread(app, settings)
         streams = set(results_streams(settings).values())
+        called = {results_name(settings, outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "task"}
         for outcome in get_args(Outcome):
             name = results_name(settings, outcome)
             waits = settings.via(outcome) != "none" and settings.queues.when_full(outcome) == "wait"
@@ -135,6 +136,8 @@ def _say_what_is_full(settings: Settings) -> bool:
         kind, remedy = "queue", "read it with `kp-scorer decisions`"
         if name in streams:
             kind, remedy = "stream", "acknowledge them in each of its consumer groups"
+        elif name in called:
+            remedy = f"start workers of the Celery app that has the task {settings.results.task}"
         say(
             f"the {kind} {name} is full of unread decisions, so the workers wait: "
             f"{remedy}, or set {' and '.join(settings_names)}"
