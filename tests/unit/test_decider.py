@@ -247,6 +247,15 @@ def test_threshold_is_inclusive() -> None:
     assert above.threshold_source == "default"
 
 
+def test_a_trace_below_the_threshold_goes_to_review_from_the_score_that_says_so() -> None:
+    score = decide_one(make_decider(), trace_about("invoice")).score
+    at = decide_one(make_decider(policy=Policy(threshold=1.0, review=score)), trace_about("invoice"))
+    below = decide_one(make_decider(policy=Policy(threshold=1.0, review=math.nextafter(score, 1.0))), trace_about("invoice"))
+    assert (at.outcome, at.review) == ("review", score)
+    assert below.outcome == "rejected"
+    assert decide_one(make_decider(), trace_about("invoice")).review is None
+
+
 def test_rejected_trace_enters_the_cache_too() -> None:
     decider = make_decider(policy=Policy(threshold=1.0))
     assert decide_one(decider, trace_about("invoice")).outcome == "rejected"

@@ -241,13 +241,31 @@ def test_perfect_trace_scores_one_even_where_the_weights_round_up() -> None:
 
 def test_threshold_is_the_domains_own_where_it_has_one() -> None:
     policy = Policy(threshold=0.6, thresholds={"code": 0.4})
-    assert policy.threshold_for("code") == (0.4, "domain")
-    assert policy.threshold_for("Code") == (0.6, "default")
-    assert policy.threshold_for("constructor") == (0.6, "default")
+    assert policy.bounds("code") == (0.4, "domain", None)
+    assert policy.bounds("Code") == (0.6, "default", None)
+    assert policy.bounds("constructor") == (0.6, "default", None)
 
 
 def test_threshold_is_three_quarters_unless_chosen() -> None:
-    assert Policy().threshold_for("finance") == (0.75, "default")
+    assert Policy().bounds("finance") == (0.75, "default", None)
+
+
+def test_a_submission_chooses_its_threshold_where_it_may() -> None:
+    assert Policy().bounds("code", 0.2) == (0.75, "default", None)
+    assert Policy(obeys_submissions=True).bounds("code", 0.2) == (0.2, "submission", None)
+    assert Policy(thresholds={"code": 0.4}, obeys_submissions=True).bounds("code") == (0.4, "domain", None)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.one_of(st.none(), st.floats(0, 1)), st.one_of(st.none(), st.floats(0, 1)))
+def test_what_is_reviewed_lies_between_what_is_rejected_and_what_is_accepted(
+    value: float, threshold: float, review: float | None, of_domain: float | None
+) -> None:
+    reviews = {} if of_domain is None else {"code": of_domain}
+    bounds = Policy(threshold=threshold, review=review, reviews=reviews).bounds("code")
+    counts = of_domain if of_domain is not None else review
+    outcome = bounds.outcome(value)
+    assert (outcome == "accepted") == (value >= threshold)
+    assert (outcome == "review") == (counts is not None and counts <= value < threshold)
 
 
 @given(traces(), st.floats(0, 1), st.booleans())

@@ -1,5 +1,6 @@
 """Where settings come from, which wins, and what is refused."""
 
+import re
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -80,10 +81,29 @@ def test_variables_do_not_leak_from_one_load_into_the_next(monkeypatch: pytest.M
 def test_domains_may_have_thresholds_and_profiles_of_their_own(tmp_path: Path) -> None:
     text = f"[scoring.thresholds]\ncode = 0.4\n[scoring.profiles]\n'data eng' = {OWN_PROFILE}\ncode = {OWN_PROFILE}\n"
     policy = load_settings(config=written(tmp_path, text)).scoring.policy()
-    assert policy.threshold_for("code") == (0.4, "domain")
+    assert policy.bounds("code").threshold == 0.4
     assert policy.profile("data eng") == "data eng"
     assert policy.profiles["code"].outcome_confidence == 0.4
     assert policy.profiles["finance"] == PROFILES["finance"]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("[scoring]\nreview = 0.8", "review: expected at most the threshold of 0.75, got 0.8"),
+        ("[scoring]\nreview = 0.6\nthresholds = {code = 0.5}", "reviews.code: expected at most the threshold of 0.5, got 0.6"),
+        ("[scoring]\nreviews = {code = 0.9}", "reviews.code: expected at most the threshold of 0.75, got 0.9"),
+    ],
+)
+def test_reviews_above_their_thresholds_are_refused(tmp_path: Path, text: str, where: str) -> None:
+    with pytest.raises(SettingsError, match=f"^scoring: {re.escape(where)}$"):
+        load_settings(config=written(tmp_path, text))
+
+
+def test_domains_may_have_reviews_of_their_own_or_none(tmp_path: Path) -> None:
+    text = "[scoring]\nthresholds = {code = 0.5}\nreview = 0.6\nreviews = {code = 0.5, finance = 0.7}"
+    policy = load_settings(config=written(tmp_path, text)).scoring.policy()
+    assert [policy.bounds(domain).review for domain in ("code", "finance", "else")] == [None, 0.7, 0.6]
 
 
 def test_variable_may_hold_thresholds_as_json(monkeypatch: pytest.MonkeyPatch) -> None:

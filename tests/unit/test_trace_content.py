@@ -22,7 +22,7 @@ from tests.support.builders import (
     without,
 )
 
-UNREAD: Final = {"@context", "@type", "id", "metadata.created_at", "metadata.quality_score"}
+UNREAD: Final = {"@context", "@type", "id", "metadata.created_at", "metadata.quality_score", "metadata.quality_threshold"}
 CHOICES: Final[dict[str, list[object]]] = {
     "metadata.task_domain": ["code", "else"],
     "metadata.visibility": ["private", "org"],

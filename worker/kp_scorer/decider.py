@@ -232,14 +232,15 @@ class Decider:
     def _judge(self, trace: ReasoningTrace, novelty: Novelty, timings: Timings) -> Decision:
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)
         domain = trace.metadata.task_domain
-        threshold, threshold_source = self._policy.threshold_for(domain)
+        bounds = self._policy.bounds(domain, trace.metadata.quality_threshold)
         return Decision(
             trace_id=trace.id,
             domain=domain,
-            outcome="accepted" if scored.value >= threshold else "rejected",
+            outcome=bounds.outcome(scored.value),
             score=scored.value,
-            threshold=threshold,
-            threshold_source=threshold_source,
+            threshold=bounds.threshold,
+            threshold_source=bounds.source,
+            review=bounds.review,
             dimensions=scored.dimensions,
             profile=scored.profile,
             weights=scored.weights,

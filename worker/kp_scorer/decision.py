@@ -8,7 +8,8 @@ from kp_scorer.trace import Fraction
 
 SCHEMA_VERSION: Literal[1] = 1
 
-Outcome = Literal["accepted", "rejected"]
+Outcome = Literal["accepted", "review", "rejected"]
+ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
 
@@ -67,7 +68,7 @@ class Timings(_Part):
 
 
 class Decision(_Part):
-    """Accept or reject, and why. Made once for a trace id; a redelivery returns it unchanged."""
+    """Accept, have reviewed or reject, and why. Made once for a trace id; a redelivery returns it unchanged."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     trace_id: str
@@ -75,7 +76,10 @@ class Decision(_Part):
     outcome: Outcome
     score: Fraction
     threshold: Fraction
-    threshold_source: Literal["default", "domain"]
+    threshold_source: ThresholdSource
+    """Whether the threshold is that of all domains, of the trace's domain, or the one that the submission asked for."""
+    review: Fraction | None = None
+    """The score from which a trace that is not accepted goes to review; none does without."""
     dimensions: Dimensions
     profile: str
     weights: Dimensions

@@ -4,6 +4,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -84,27 +85,32 @@ class QueueSettings(_Section):
     traces: QueueName = "traces"
     intake: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")] = ""
     accepted: QueueName = "decisions.accepted"
+    review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
     dead: QueueName = "traces.dead"
     results_limit: Annotated[int, Field(ge=0)] = 100_000
     accepted_when_full: WhenFull = "wait"
+    review_when_full: WhenFull = "wait"
     rejected_when_full: WhenFull = "wait"
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
         # Workers take everything on the queue of traces for a submission.
         of_submissions = {self.traces, self.intake_name, self.dead}
-        if len(of_submissions) < 3 or of_submissions & {self.accepted, self.rejected}:
+        if len(of_submissions) < 3 or of_submissions & set(map(self.name, get_args(Outcome))):
             raise ValueError("traces, intake, dead and the queues of decisions need names of their own")
         return self
 
     @model_validator(mode="after")
     def _one_queue_has_one_policy(self) -> Self:
-        if self.accepted == self.rejected and self.accepted_when_full != self.rejected_when_full:
-            raise ValueError(
-                "accepted_when_full and rejected_when_full must be equal where accepted and rejected are one queue"
-            )
+        for one, other in combinations(get_args(Outcome), 2):
+            if self.name(one) == self.name(other) and self.when_full(one) != self.when_full(other):
+                raise ValueError(f"{one}_when_full and {other}_when_full must be equal where {one} and {other} are one queue")
         return self
+
+    def name(self, outcome: Outcome) -> str:
+        """What the queue, or the stream, of decisions with this outcome is called."""
+        return {"accepted": self.accepted, "review": self.review, "rejected": self.rejected}[outcome]
 
     @property
     def intake_name(self) -> str:
@@ -113,7 +119,12 @@ class QueueSettings(_Section):
 
     def when_full(self, outcome: Outcome) -> WhenFull:
         """What to do with a decision of this outcome when its queue is full."""
-        return self.accepted_when_full if outcome == "accepted" else self.rejected_when_full
+        by_outcome: dict[Outcome, WhenFull] = {
+            "accepted": self.accepted_when_full,
+            "review": self.review_when_full,
+            "rejected": self.rejected_when_full,
+        }
+        return by_outcome[outcome]
 
     def is_full(self, unread: int) -> bool:
         """Whether a queue with so many unread decisions takes no more."""
@@ -124,15 +135,21 @@ class ResultsSettings(_Section):
     """How decisions reach those who read them."""
 
     accepted_via: Via = "queue"
+    review_via: Via = "queue"
     rejected_via: Via = "queue"
     task: Annotated[str, Field(pattern=r"^[!-~]{0,255}$")] = ""
     plain: bool = False
 
     @model_validator(mode="after")
     def _a_task_has_a_name(self) -> Self:
-        if "task" in (self.accepted_via, self.rejected_via) and not self.task:
-            raise ValueError("task must be the name of the task to call where accepted_via or rejected_via is 'task'")
+        for outcome in get_args(Outcome):
+            if self.via(outcome) == "task" and not self.task:
+                raise ValueError(f"task must be the name of the task to call where {outcome}_via is 'task'")
         return self
+
+    def via(self, outcome: Outcome) -> Via:
+        """How decisions of this outcome are published, if they are."""
+        return {"accepted": self.accepted_via, "review": self.review_via, "rejected": self.rejected_via}[outcome]
 
 
 class ScoringSettings(_Section):
@@ -140,6 +157,9 @@ class ScoringSettings(_Section):
 
     threshold: Fraction = DEFAULT_THRESHOLD
     thresholds: dict[str, Fraction] = {}
+    review: Fraction | None = None
+    reviews: dict[str, Fraction] = {}
+    submitted_thresholds: bool = False
     profiles: dict[str, Dimensions] = {}
     cap_step_term: bool = False
 
@@ -153,12 +173,30 @@ class ScoringSettings(_Section):
                 raise ValueError(f"profile {name!r}: {error}") from None
         return profiles
 
+    @model_validator(mode="after")
+    def _reviews_are_below_thresholds(self) -> Self:
+        # One that is above would have nothing reviewed, and nobody would know why.
+        for domain in ("", *self.thresholds, *self.reviews):
+            threshold, review = self.thresholds.get(domain, self.threshold), self.reviews.get(domain, self.review)
+            if review is not None and review > threshold:
+                where = f"reviews.{domain}" if domain else "review"
+                raise ValueError(f"{where}: expected at most the threshold of {threshold:g}, got {review:g}")
+        return self
+
+    @property
+    def reviews_any(self) -> bool:
+        """Whether any trace can go to review."""
+        return self.review is not None or bool(self.reviews)
+
     def policy(self) -> Policy:
         """The scoring policy these settings describe; profiles given here are added to, or replace, the built-in ones."""
         return Policy(
             profiles={**PROFILES, **self.profiles},
             threshold=self.threshold,
             thresholds=self.thresholds,
+            review=self.review,
+            reviews=self.reviews,
+            obeys_submissions=self.submitted_thresholds,
             cap_step_term=self.cap_step_term,
         )
 
@@ -251,11 +289,12 @@ class Settings(_Section):
 
     @model_validator(mode="after")
     def _what_has_one_name_is_one_thing(self) -> Self:
-        ways = {self.via("accepted"), self.via("rejected")} - {"none"}
-        if self.queues.accepted == self.queues.rejected and len(ways) > 1:
-            raise ValueError(
-                "results.accepted_via and results.rejected_via must be equal where queues.accepted and queues.rejected are"
-            )
+        for one, other in combinations(get_args(Outcome), 2):
+            ways = {self.via(one), self.via(other)} - {"none"}
+            if self.queues.name(one) == self.queues.name(other) and len(ways) > 1:
+                raise ValueError(
+                    f"results.{one}_via and results.{other}_via must be equal where queues.{one} and queues.{other} are"
+                )
         return self
 
     @model_validator(mode="after")
@@ -269,10 +308,13 @@ class Settings(_Section):
         return self
 
     def via(self, outcome: Outcome) -> Via:
-        """How decisions of this outcome are published; ``none`` also where ``queues`` says so by its older name for it."""
-        if self.queues.when_full(outcome) == "none":
+        """How decisions of this outcome are published.
+
+        ``none`` also where ``queues`` says so by its older name for it, and for ``review`` where no trace goes there.
+        """
+        if self.queues.when_full(outcome) == "none" or (outcome == "review" and not self.scoring.reviews_any):
             return "none"
-        return self.results.accepted_via if outcome == "accepted" else self.results.rejected_via
+        return self.results.via(outcome)
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
@@ -327,6 +369,9 @@ def as_environment(settings: Settings) -> dict[str, str]:
     variables: dict[str, str] = {}
     for section, values in settings.model_dump(mode="json").items():
         for name, value in values.items():
+            # What is not set cannot be written in a variable.
+            if value is None:
+                continue
             variables[f"KP_{section}_{name}".upper()] = value if isinstance(value, str) else json.dumps(value)
     return variables
 

@@ -85,12 +85,16 @@ _AsTuple = Field(strict=False)
 
 
 class Metadata(_Part):
-    """Where a trace comes from and how it may be shared. ``quality_score`` is accepted and never read."""
+    """Where a trace comes from and how it may be shared. ``quality_score`` is accepted and never read.
+
+    ``quality_threshold`` is the score from which whoever submits it wants it accepted, where the settings allow that.
+    """
 
     created_at: IsoDatetime
     task_domain: Domain
     success: bool
     quality_score: Fraction | None = None
+    quality_threshold: Fraction | None = None
     visibility: Literal["private", "org", "network"]
     privacy_level: Literal["aggregated", "federated", "private"]
     agent_id: str | None = None
@@ -171,12 +175,12 @@ class ReasoningTrace(_Part):
         return " ".join([self.task.objective, *(step.content or "" for step in self.steps)])
 
     def digest(self) -> bytes:
-        """BLAKE2b of the content, 16 bytes: everything but the id, ``created_at`` and ``quality_score``.
+        """BLAKE2b of the content, 16 bytes: everything but the id, ``created_at`` and what is said of its quality.
 
         Equal digests mean equal content; the order of JSON keys does not matter. Fields that are missing do not count, so
         that a field that a later version adds changes the digest of none but the traces that use it.
         """
-        unsaid: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score"}}
+        unsaid: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score", "quality_threshold"}}
         content = self.model_dump(mode="json", exclude=unsaid, exclude_defaults=True)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.blake2b(canonical.encode(), digest_size=16, person=_DIGEST_VERSION).digest()

@@ -51,7 +51,7 @@ def results_queue(settings: Settings, outcome: Outcome) -> Queue:
     called is that app's to declare, as no one else knows its arguments.
     """
     queues = settings.queues
-    name = results_name(settings, outcome)
+    name = settings.queues.name(outcome)
     if settings.broker.is_redis:
         return _queue(name)
     if settings.via(outcome) == "task":
@@ -67,12 +67,7 @@ def results_queues(settings: Settings) -> dict[Outcome, Queue]:
 
 def results_streams(settings: Settings) -> dict[Outcome, str]:
     """The name of the stream of each outcome whose decisions go to one; both may be the same."""
-    return {outcome: results_name(settings, outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "stream"}
-
-
-def results_name(settings: Settings, outcome: Outcome) -> str:
-    """What the queue or the stream of decisions with this outcome is called."""
-    return settings.queues.accepted if outcome == "accepted" else settings.queues.rejected
+    return {outcome: settings.queues.name(outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "stream"}
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:

@@ -9,7 +9,7 @@ from kombu import Queue
 
 from kp_scorer.broker.outbox import Outbox, StreamOutbox
 from kp_scorer.broker.publishing import NoQueue, declare_queues, unavailable_if_broker_fails, waiting
-from kp_scorer.broker.queues import results_name, results_queue, results_queues, results_streams
+from kp_scorer.broker.queues import results_queue, results_queues, results_streams
 from kp_scorer.broker.task_message import raw_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
@@ -92,7 +92,7 @@ def read_elsewhere(settings: Settings, outcome: Outcome | None = None) -> list[s
     """How decisions of one outcome, or of both, are read that :func:`open_results` does not read; empty if it reads all."""
     found = []
     for each in [outcome] if outcome else get_args(Outcome):
-        name = results_name(settings, each)
+        name = settings.queues.name(each)
         if settings.via(each) == "stream":
             found.append(f"{each} decisions go to the stream {name} in the Redis of redis.url: read it with XREADGROUP")
         if settings.via(each) == "task":
@@ -169,13 +169,14 @@ class Taken:
 
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None) -> Iterator[Results]:
-    """Connect to the queue of one outcome, or to those of both; streams, and tasks of other apps, are left alone.
+    """Connect to the queue of one outcome, or to those of all that there are; streams, and tasks of other apps, are left alone.
 
     Raises:
         SettingsError: none of them is a queue, or RabbitMQ has a queue of this name with other arguments.
         ServiceUnavailable: the broker cannot be reached.
     """
-    wanted = [each for each in ([outcome] if outcome else get_args(Outcome)) if settings.via(each) in ("queue", "none")]
+    asked = [outcome] if outcome else [each for each in get_args(Outcome) if each != "review" or settings.scoring.reviews_any]
+    wanted = [each for each in asked if settings.via(each) in ("queue", "none")]
     if not wanted:
         raise SettingsError("; ".join(read_elsewhere(settings, outcome)))
     queues = {queue.name: queue for queue in (results_queue(settings, each) for each in wanted)}

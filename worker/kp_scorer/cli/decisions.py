@@ -2,7 +2,7 @@
 
 import signal
 from threading import Event
-from typing import Final, cast
+from typing import Final, cast, get_args
 
 import click
 
@@ -17,7 +17,7 @@ _POLL_S: Final = 0.2
 
 
 @click.command(epilog="Example: kp-scorer decisions --outcome accepted --follow")
-@click.option("--outcome", type=click.Choice(["accepted", "rejected"]), help="Only the queue of this outcome.")
+@click.option("--outcome", type=click.Choice(get_args(Outcome)), help="Only the queue of this outcome.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
 @click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C.")
 @service_options

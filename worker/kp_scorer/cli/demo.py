@@ -3,6 +3,7 @@
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import resources
@@ -97,11 +98,13 @@ def _summarise(trace_ids: Sequence[str], settled: dict[str, Status]) -> bool:
     ]
     if decisions:
         console().print(decisions_table(decisions))
-    accepted = sum(decision.outcome == "accepted" for decision in decisions)
+    outcomes = Counter(decision.outcome for decision in decisions)
     dead = sum(status.state == "dead" for status in settled.values())
     pending = len(trace_ids) - len(settled)
     say(
-        f"{len(trace_ids)} traces: {accepted} accepted, {len(decisions) - accepted} rejected"
+        f"{len(trace_ids)} traces: {outcomes['accepted']} accepted, "
+        + (f"{outcomes['review']} to review, " if outcomes["review"] else "")
+        + f"{outcomes['rejected']} rejected"
         + (f", {dead} dead" if dead else "")
         + (f", {pending} still pending" if pending else "")
     )

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, get_args
 import click
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import results_name, results_streams
+from kp_scorer.broker.queues import results_streams
 from kp_scorer.broker.results import unread
 from kp_scorer.cli.input import Line
 from kp_scorer.cli.options import service_options
@@ -126,9 +126,9 @@ def _say_what_is_full(settings: Settings) -> bool:
     with suppress(ScorerError), make_celery(settings) as app:
         counts = unread(app, settings)
         streams = set(results_streams(settings).values())
-        called = {results_name(settings, outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "task"}
+        called = {settings.queues.name(outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "task"}
         for outcome in get_args(Outcome):
-            name = results_name(settings, outcome)
+            name = settings.queues.name(outcome)
             waits = settings.via(outcome) != "none" and settings.queues.when_full(outcome) == "wait"
             if waits and settings.queues.is_full(counts.get(name, 0)):
                 full.setdefault(name, []).append(f"queues.{outcome}_when_full")

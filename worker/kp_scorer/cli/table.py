@@ -1,12 +1,15 @@
 """Decisions as a table for people."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rich.markup import escape
 from rich.table import Table
 
 from kp_scorer.characters import escaped
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Outcome
+
+_COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", "rejected": "red"}
 
 
 def decisions_table(decisions: Sequence[Decision]) -> Table:
@@ -21,14 +24,13 @@ def decisions_table(decisions: Sequence[Decision]) -> Table:
     for decision in decisions:
         parts = decision.dimensions
         figures = (parts.complexity, parts.novelty, parts.tool_diversity, parts.outcome_confidence)
-        accepted = decision.outcome == "accepted"
         table.add_row(
             escape(short_id(decision.trace_id)),
             escape(escaped(decision.domain)),
             *(f"{figure:.2f}" for figure in figures),
             f"{decision.score:.3f}",
             f"{decision.threshold:.2f}",
-            f"[{'green' if accepted else 'red'}]{decision.outcome}[/]",
+            f"[{_COLOURS[decision.outcome]}]{decision.outcome}[/]",
             escape(why(decision)),
         )
     return table

@@ -1,31 +1,57 @@
-"""What an operator may choose about scoring: profiles, thresholds and the cap of the step term."""
+"""What an operator may choose about scoring: profiles, thresholds, what is reviewed, and the cap of the step term."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, NamedTuple
 
-from kp_scorer.decision import Dimensions
+from kp_scorer.decision import Dimensions, Outcome, ThresholdSource
 from kp_scorer.scoring.profiles import DEFAULT_PROFILE, PROFILES
 
 DEFAULT_THRESHOLD: Final = 0.75
 """The reference SDK's threshold."""
 
 
+class Bounds(NamedTuple):
+    """From which scores a trace is accepted, and from which it is reviewed if it is not."""
+
+    threshold: float
+    source: ThresholdSource
+    review: float | None
+
+    def outcome(self, score: float) -> Outcome:
+        """What becomes of a trace with this score."""
+        if score >= self.threshold:
+            return "accepted"
+        return "rejected" if self.review is None or score < self.review else "review"
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Profiles and thresholds by domain, matched exactly; other domains get the defaults."""
+    """Profiles and bounds by domain, matched exactly; other domains get the defaults."""
 
     profiles: Mapping[str, Dimensions] = field(default_factory=lambda: PROFILES)
     threshold: float = DEFAULT_THRESHOLD
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    review: float | None = None
+    """The score from which a trace that is not accepted goes to review; None has none reviewed."""
+    reviews: Mapping[str, float] = field(default_factory=dict)
+    obeys_submissions: bool = False
+    """Whether the threshold that a submission asks for counts, in place of the operator's."""
     cap_step_term: bool = False
 
     def profile(self, domain: str) -> str:
         """Name of the profile that weighs traces of ``domain``."""
         return domain if domain in self.profiles else DEFAULT_PROFILE
 
-    def threshold_for(self, domain: str) -> tuple[float, Literal["default", "domain"]]:
-        """The score from which a trace of ``domain`` is accepted, and where that number comes from."""
+    def bounds(self, domain: str, asked: float | None = None) -> Bounds:
+        """From which scores a trace of ``domain`` is accepted or reviewed; its submission may have ``asked`` for a bound."""
+        threshold, source = self._threshold(domain, asked)
+        review = self.reviews.get(domain, self.review)
+        return Bounds(threshold, source, review if review is not None and review < threshold else None)
+
+    def _threshold(self, domain: str, asked: float | None) -> tuple[float, ThresholdSource]:
+        if self.obeys_submissions and asked is not None:
+            return asked, "submission"
         if domain in self.thresholds:
             return self.thresholds[domain], "domain"
         return self.threshold, "default"

@@ -20,7 +20,7 @@
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last buried
 
 Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: called as
-``queues.accepted`` and ``queues.rejected`` say, and bounded by ``queues.results_limit``.
+``queues.accepted``, ``queues.review`` and ``queues.rejected`` say, and bounded by ``queues.results_limit``.
 
 Queues belong to the broker and are bounded by whoever consumes them.
 """
