@@ -29,6 +29,8 @@ class Line(NamedTuple):
     text: str
     is_code: bool
     """Whether it is in a block of code, fenced or indented."""
+    fences: int = 0
+    """How many fenced blocks of the document begin before it."""
 
     @property
     def spans(self) -> list[str]:
@@ -38,10 +40,11 @@ class Line(NamedTuple):
 
 def lines_of(document: str) -> Iterator[Line]:
     """The lines of a document; fences themselves are left out."""
-    fence, was_blank, was_code, in_list = "", True, False, False
+    fence, fences, was_blank, was_code, in_list = "", 0, True, False, False
     for number, text in enumerate((REPOSITORY / document).read_text("utf-8").splitlines(), start=1):
         found = _FENCE.match(text)
         if found and fence in ("", found[1]):
+            fences += not fence
             fence = "" if fence else found[1]
             continue
         is_blank = not text.strip()
@@ -49,7 +52,7 @@ def lines_of(document: str) -> Iterator[Line]:
         if not (is_blank or text.startswith(" ")):
             in_list = bool(_ITEM.match(text))
         is_code = bool(fence) or (is_indented and not is_blank)
-        yield Line(f"{document}:{number}", text, is_code)
+        yield Line(f"{document}:{number}", text, is_code, fences)
         was_blank, was_code = is_blank, is_code
 
 
@@ -61,10 +64,13 @@ def code_with(words: str) -> str:
 def blocks(document: str) -> Iterator[str]:
     """The blocks of code in a document, as they would lie in a file."""
     block: list[str] = []
+    fences = 0
     for line in [*lines_of(document), Line("", "", is_code=False)]:
-        if line.is_code or (block and line.place and not line.text.strip()):
-            # A blank line ends no block, but one that ends it is none of its lines.
-            block.append(line.text)
-        elif block:
+        # A blank line ends no block, but one that ends it is none of its lines.
+        goes_on = line.is_code or (line.place and not line.text.strip())
+        if block and not (goes_on and line.fences == fences):
             yield dedent("\n".join(block)).rstrip() + "\n"
             block = []
+        if line.is_code or (block and goes_on):
+            block.append(line.text)
+        fences = line.fences
