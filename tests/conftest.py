@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kp_scorer.store.local_redis import embedded_redis
 from tests.support.arena import Arena, BrokerName
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.processes import Worker, start_worker
-from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtual_host
+from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtual_host, rabbitmq_in_use
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,7 @@ def rabbitmq_url() -> Iterator[str]:
 @pytest.fixture
 def rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[RabbitMQ]:
     """RabbitMQ with queues of this test's own, and settings that name them."""
-    with RabbitMQ(rabbitmq_url, settings.redis.url) as server:
+    with rabbitmq_in_use(), RabbitMQ(rabbitmq_url, settings.redis.url) as server:
         yield server
 
 
@@ -124,7 +125,8 @@ def broker(request: pytest.FixtureRequest) -> BrokerName:
 def arena(broker: BrokerName, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
     """A store and a broker of the test's own, both to be harmed."""
     url = str(request.getfixturevalue("rabbitmq_url")) if broker == "rabbitmq" else ""
-    with Arena(broker, url, tmp_path, own_queues()) as opened:
+    in_use = rabbitmq_in_use() if url else nullcontext()
+    with in_use, Arena(broker, url, tmp_path, own_queues()) as opened:
         yield opened
 
 

@@ -14,7 +14,7 @@ from tests.chaos.test_network import endure
 from tests.chaos.test_poison import put
 from tests.support.arena import Arena, submit, supervised, traces
 from tests.support.processes import wait_until
-from tests.support.rabbitmq import evaluated
+from tests.support.rabbitmq import evaluated, rabbitmq_in_use
 from tests.support.traces import short_traces
 
 FEW: Final = 5
@@ -33,14 +33,15 @@ def impatient_rabbitmq(rabbitmq_url: str) -> Iterator[None]:
     before = {name: evaluated(f"application:get_env(rabbit, {name}).") for name in _NAMES}
     if not all(before.values()):
         pytest.skip("to change RabbitMQ's consumer_timeout takes a rabbitmqctl that may be used")
-    try:
-        for name, value in _NAMES.items():
-            assert evaluated(f"application:set_env(rabbit, {name}, {value}).") == "ok"
-        yield
-    finally:
-        for name, found in before.items():
-            # Erlang's {ok,1800000}.
-            evaluated(f"application:set_env(rabbit, {name}, {found.removeprefix('{ok,').removesuffix('}')}).")
+    with rabbitmq_in_use(alone=True):
+        try:
+            for name, value in _NAMES.items():
+                assert evaluated(f"application:set_env(rabbit, {name}, {value}).") == "ok"
+            yield
+        finally:
+            for name, found in before.items():
+                # Erlang's {ok,1800000}.
+                evaluated(f"application:set_env(rabbit, {name}, {found.removeprefix('{ok,').removesuffix('}')}).")
 
 
 @pytest.mark.slow

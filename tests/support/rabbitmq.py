@@ -1,11 +1,14 @@
 """A real RabbitMQ, with queues that belong to one test."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -15,6 +18,30 @@ from kp_scorer.settings import Settings, load_settings
 
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
 QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected", "dead")
+
+
+_LOCK: Final = Path(tempfile.gettempdir()) / "kp-test-rabbitmq.lock"
+_is_alone = False
+
+
+@contextmanager
+def rabbitmq_in_use(*, alone: bool = False) -> Iterator[None]:
+    """Have the RabbitMQ on this machine stay as it is while the context lasts; or have it ``alone``, to change it.
+
+    Tests in other processes wait meanwhile, so that none is run on what another has changed. A second context in the process
+    that has it alone is a part of the first.
+    """
+    global _is_alone
+    if _is_alone:
+        yield
+        return
+    with _LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        _is_alone = alone
+        try:
+            yield
+        finally:
+            _is_alone = False
 
 
 @contextmanager
