@@ -16,7 +16,7 @@ UNREADABLE: Final = {
     "not JSON": b"hello",
     "wrong encoding": '[["caf\u00e9"], {}, {}]'.encode("utf-16"),
     "no task": b"[]",
-    "an object": b'{"trace": {}}',
+    "a call of nothing": b'{"args": 1}',
     "deep nesting": b"[" * 100_000 + b"]" * 100_000,
     "tens of megabytes": b"\0" * 20_000_000,
 }
