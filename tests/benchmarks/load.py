@@ -6,11 +6,12 @@ import signal
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import psutil
 import redis
@@ -84,11 +85,14 @@ class Published:
                 self._came.notify_all()
 
 
+_REAL: Final = MappingProxyType({"embedding.required": True})
+
+
 @contextmanager
-def bench(directory: Path) -> Iterator[Bench]:
-    """Start Redis and one worker with default settings, and warm it up with texts of every length."""
+def bench(directory: Path, changed: Mapping[str, object] = _REAL) -> Iterator[Bench]:
+    """Start Redis and one worker with default settings but for some, and warm it up with texts of every length."""
     with own_redis() as url, redis_of(url) as redis_client:
-        settings = load_settings({"broker.url": url, "redis.url": url, "embedding.required": True})
+        settings = load_settings({"broker.url": url, "redis.url": url, **changed})
         with start_worker(settings, directory / "worker.log") as worker, Client(settings) as client:
             found = Bench(worker, psutil.Process(worker.process.pid), client, Published(redis_client, settings))
             warm = traces(96)
