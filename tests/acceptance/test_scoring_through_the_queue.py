@@ -161,6 +161,18 @@ def test_whoever_submits_more_than_a_worker_takes_is_told_and_has_one_dead_lette
     assert json.loads(letter["payload"]) == payload
 
 
+def test_who_waits_for_a_trace_that_only_its_client_took_for_valid_is_told(
+    shared_worker: Worker, shared_settings: Settings, shared_store: Store
+) -> None:
+    (payload,) = fresh_samples(1)
+    payload["steps"] = [payload["steps"][0] | {"content": "caf\u00e9"}] * 2_001
+    with Client(shared_settings.model_copy(update={"limits": Limits(steps=3_000)})) as generous:
+        generous.submit(payload)
+        with pytest.raises(TraceDead, match="at most 2000 steps"):
+            generous.wait(payload["id"], timeout_s=30)
+    assert len([letter for letter in _dead_letters(shared_store) if letter["trace_id"] == payload["id"]]) == 1
+
+
 @pytest.mark.parametrize(
     ("case", "args", "detail"),
     [

@@ -65,12 +65,12 @@ class Scene:
         self.sick: list[EmbedderSick] = []
         self.sent_again: list[Delivery] = []
         publisher: Any = SimpleNamespace(publish_all=self._publish_all)
-        letters: Any = SimpleNamespace(bury=lambda *_: None)
+        store: Any = SimpleNamespace()
         self.app: Any = SimpleNamespace()
         self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
-            Settling(self.app, publisher, letters),
+            Settling(self.app, publisher, store),
             self.hands,
             batch_size=8,
             hold_s=hold_s,

@@ -308,13 +308,13 @@ class Settings(_Section):
         return self
 
     def via(self, outcome: Outcome) -> Via:
-        """How decisions of this outcome are published.
+        """How decisions of this outcome are published; ``none`` also where ``queues`` says so by its older name for it."""
+        return "none" if self.queues.when_full(outcome) == "none" else self.results.via(outcome)
 
-        ``none`` also where ``queues`` says so by its older name for it, and for ``review`` where no trace goes there.
-        """
-        if self.queues.when_full(outcome) == "none" or (outcome == "review" and not self.scoring.reviews_any):
-            return "none"
-        return self.results.via(outcome)
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What can become of traces by these settings. Decisions from before they were changed may have others."""
+        return tuple(each for each in get_args(Outcome) if each != "review" or self.scoring.reviews_any)
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:

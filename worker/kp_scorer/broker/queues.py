@@ -1,5 +1,6 @@
 """The queues, and how they differ between Redis and RabbitMQ."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 from kombu import Exchange, Queue
@@ -59,15 +60,15 @@ def results_queue(settings: Settings, outcome: Outcome) -> Queue:
     return _quorum_queue(name, {"x-max-length": queues.results_limit} if queues.results_limit else {})
 
 
-def results_queues(settings: Settings) -> dict[Outcome, Queue]:
-    """The queue of each outcome whose decisions go to one, as messages or as calls of a task; both may have the same name."""
-    by_queue = [outcome for outcome in get_args(Outcome) if settings.via(outcome) in ("queue", "task")]
+def results_queues(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[Outcome, Queue]:
+    """The queue of each outcome whose decisions go to one, as messages or as calls of a task; some may have the same name."""
+    by_queue = [outcome for outcome in outcomes if settings.via(outcome) in ("queue", "task")]
     return {outcome: results_queue(settings, outcome) for outcome in by_queue}
 
 
-def results_streams(settings: Settings) -> dict[Outcome, str]:
-    """The name of the stream of each outcome whose decisions go to one; both may be the same."""
-    return {outcome: settings.queues.name(outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "stream"}
+def results_streams(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[Outcome, str]:
+    """The name of the stream of each outcome whose decisions go to one; some may be the same."""
+    return {outcome: settings.queues.name(outcome) for outcome in outcomes if settings.via(outcome) == "stream"}
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:

@@ -27,7 +27,8 @@ class Publisher:
     def __init__(self, app: Celery, settings: Settings, store: Store) -> None:
         """Publish through the app's connection pool, and to streams in ``store``, where what had to make room is counted."""
         queues, streams = results_queues(settings), results_streams(settings)
-        # One outbox for each queue or stream, because both outcomes may go to the same one.
+        # One outbox for each queue or stream, because several outcomes may go to the same one. One for review also where no
+        # trace goes there any more: a decision may have been made before, and not been published.
         of_queues = {queue.name: Outbox(app, queue, settings, outcome, store.drops) for outcome, queue in queues.items()}
         of_streams = {
             name: StreamOutbox(store.decision_stream(name), settings.queues, outcome) for outcome, name in streams.items()
@@ -77,21 +78,21 @@ def unread(app: Celery, settings: Settings) -> dict[str, int]:
         SettingsError: RabbitMQ has a queue of this name with other arguments.
         ServiceUnavailable: the broker or Redis cannot be reached.
     """
-    queues = {queue.name: queue for queue in results_queues(settings).values()}
+    queues = {queue.name: queue for queue in results_queues(settings, settings.outcomes).values()}
     counts = {}
     for name, queue in queues.items():
         with suppress(NoQueue):
             counts[name] = waiting(app, queue)
-    if streams := set(results_streams(settings).values()):
+    if streams := set(results_streams(settings, settings.outcomes).values()):
         with Store.open(settings) as store:
             counts |= {name: store.decision_stream(name).unread() for name in sorted(streams)}
     return counts
 
 
 def read_elsewhere(settings: Settings, outcome: Outcome | None = None) -> list[str]:
-    """How decisions of one outcome, or of both, are read that :func:`open_results` does not read; empty if it reads all."""
+    """How decisions of one outcome, or of all, are read that :func:`open_results` does not read; empty if it reads all."""
     found = []
-    for each in [outcome] if outcome else get_args(Outcome):
+    for each in [outcome] if outcome else settings.outcomes:
         name = settings.queues.name(each)
         if settings.via(each) == "stream":
             found.append(f"{each} decisions go to the stream {name} in the Redis of redis.url: read it with XREADGROUP")
@@ -175,10 +176,12 @@ def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None
         SettingsError: none of them is a queue, or RabbitMQ has a queue of this name with other arguments.
         ServiceUnavailable: the broker cannot be reached.
     """
-    asked = [outcome] if outcome else [each for each in get_args(Outcome) if each != "review" or settings.scoring.reviews_any]
-    wanted = [each for each in asked if settings.via(each) in ("queue", "none")]
+    # Where decisions of one outcome are not published, others may go by its name.
+    others = {settings.queues.name(each) for each in get_args(Outcome) if settings.via(each) in ("stream", "task")}
+    asked = [outcome] if outcome else settings.outcomes
+    wanted = [each for each in asked if settings.queues.name(each) not in others]
     if not wanted:
-        raise SettingsError("; ".join(read_elsewhere(settings, outcome)))
+        raise SettingsError("; ".join(read_elsewhere(settings, outcome) or read_elsewhere(settings)))
     queues = {queue.name: queue for queue in (results_queue(settings, each) for each in wanted)}
     declare_queues(app, list(queues.values()))
     with Store.open(settings) as store, app.connection_for_read() as connection:

@@ -35,7 +35,8 @@ class AsyncClient(ClientBase):
     """Submits traces and reads what became of them, as :class:`~kp_scorer.client.Client` does, for coroutines.
 
     Any number of tasks may use it at once, in any event loop: one thread talks to the servers for all of them, and no other
-    waits. Leave a trace as it is until its submission is awaited. A call that is cancelled may have submitted all the same.
+    waits. What they call takes turns, so that a thousand traces at once are for :meth:`submit_many`, not for a thousand tasks.
+    Leave a trace as it is until its submission is awaited. A call that is cancelled may have submitted all the same.
     """
 
     async def submit(self, trace: Trace, timeout_s: float | None = None) -> str:

@@ -105,7 +105,8 @@ class ClientBase:
             try:
                 noted.append(self._noted(trace))
             except InvalidTrace as error:
-                noted.append(error)
+                # As it was raised, it would keep all these traces alive.
+                noted.append(InvalidTrace(error.problems))
         return noted
 
     # What follows are errands: only the thread of the client's own may run them.

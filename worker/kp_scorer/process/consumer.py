@@ -150,8 +150,8 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             payload = only_argument(request.args, request.kwargs)
             delivery.submitted = Submitted(payload, decode_trace(payload, self._limits))
         except InvalidTrace as error:
-            letters = self._lifecycle.runtime.store.dead_letters
-            delivery.burial = burial_of(payload, "invalid", str(error), task.deliveries, letters)
+            store = self._lifecycle.runtime.store
+            delivery.burial = burial_of(payload, "invalid", str(error), task.deliveries, store)
         except BaseException as error:
             # Not only an Exception: what a native library raises when it panics is none, and would end the worker.
             delivery.burial = Burial(partial(_fail, error), {})

@@ -59,7 +59,7 @@ class Runtime:
             queues = self._queues = submission_queues(settings)
             # Now, so that a worker whose decisions would be refused does not begin to decide.
             intake = [queues.intake] if queues.intake else []
-            declared = [*queues.in_order, *intake, *results_queues(settings).values()]
+            declared = [*queues.in_order, *intake, *results_queues(settings, settings.outcomes).values()]
             _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
             for name in results_streams(settings).values():
                 _wait_for("redis", self.store.decision_stream(name).unread, patience_s)
@@ -88,7 +88,7 @@ class Runtime:
         settings = self._settings
         pipeline = Pipeline(
             self._decider,
-            Settling(self._app, self._publisher, self.store.dead_letters),
+            Settling(self._app, self._publisher, self.store),
             hands,
             batch_size=settings.worker.batch_size,
             # Only RabbitMQ takes a message away from a worker that holds it for long.

@@ -1,7 +1,7 @@
 """The last stage of every message: what was decided is published, what cannot be becomes a dead letter."""
 
+import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import structlog
@@ -15,7 +15,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Burial, Delivery
-from kp_scorer.store import DeadLetters
+from kp_scorer.store import Store
 
 log = structlog.get_logger("kp_scorer.process.settling")
 
@@ -23,11 +23,11 @@ log = structlog.get_logger("kp_scorer.process.settling")
 class Settling:
     """Publishes and buries, whole batches at a time. One thread owns it."""
 
-    def __init__(self, app: Celery, publisher: Publisher, dead_letters: DeadLetters) -> None:
-        """Publish by ``publisher``, keep in ``dead_letters``; store what producers ask for in the app's result backend."""
+    def __init__(self, app: Celery, publisher: Publisher, store: Store) -> None:
+        """Publish by ``publisher``, keep dead letters in ``store``, and what producers ask for in the app's result backend."""
         self._app = app
         self._publisher = publisher
-        self._dead_letters = dead_letters
+        self._store = store
 
     def take(self, delivery: Delivery, settled: Settled | Exception) -> None:
         """Note what is to be done with a delivery, now that this has become of its trace.
@@ -55,7 +55,7 @@ class Settling:
     def _burial(self, delivery: Delivery, reason: Reason, detail: str) -> Burial:
         assert delivery.submitted, "only a submission is decided"
         payload, trace = delivery.submitted
-        return burial_of(payload, reason, detail, deliveries_by(delivery.message), self._dead_letters, trace.digest())
+        return burial_of(payload, reason, detail, deliveries_by(delivery.message), self._store, trace.digest())
 
     def end(self, deliveries: Sequence[Delivery]) -> list[BaseException | None]:
         """Bury and publish what is due.
@@ -122,13 +122,25 @@ class Settling:
                 return
 
 
-def burial_of(
-    payload: Any, reason: Reason, detail: str, deliveries: int, dead_letters: DeadLetters, digest: bytes = b""
-) -> Burial:
+def burial_of(payload: Any, reason: Reason, detail: str, deliveries: int, store: Store, digest: bytes = b"") -> Burial:
     """How a submission, which is parsed JSON, becomes a dead letter; ``digest`` is that of the trace, if it is one."""
     trace_id = trace_id_of(payload)
-    bury = partial(dead_letters.bury, as_bytes(payload), reason, detail, trace_id, digest, deliveries)
+
+    def bury() -> Decision | None:
+        # What is no trace has no digest, so that its client's record ends by it only if the letter keeps the very same bytes.
+        noted = b"" if digest or not trace_id else store.ledger.noted(trace_id)
+        kept = noted if noted and _says(noted, payload) else as_bytes(payload)
+        return store.dead_letters.bury(kept, reason, detail, trace_id, digest, deliveries)
+
     return Burial(bury, dead_result(trace_id, reason, detail))
+
+
+def _says(submission: bytes, payload: Any) -> bool:
+    """Whether a submission, which is JSON, is this payload."""
+    try:
+        return bool(json.loads(submission) == payload)
+    except (ValueError, RecursionError):
+        return False
 
 
 def dead_result(trace_id: str, reason: Reason, detail: str) -> dict[str, Any]:
