@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import structlog
 from celery import Celery
+from threadpoolctl import ThreadpoolController
 
 from kp_scorer.broker.dead_queue import DeadQueue
 from kp_scorer.broker.intake import Intake
@@ -113,6 +114,9 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
         return None
     loaded_ms = round((time.perf_counter() - started) * 1_000)
     log.info("embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms)
+    # The other threads of numpy's matrix products spin for a while after each, on the cores that the engine embeds with: some
+    # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
+    ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     cache = NoveltyCache(store.novelty_log(embedder.space), settings.novelty.window(), embedder.dimensions)
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
     entries = _wait_for("redis", cache.catch_up, settings.worker.patience_s)
