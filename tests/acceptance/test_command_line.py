@@ -335,9 +335,9 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str,
     replay = ("dead-letter", "replay", letter["letter_id"], "--set", "limits.field_chars=1000000")
     assert rows(run(*replay, "--dry-run", **at_worker).stdout)[0]["state"] == "would be replayed"
     assert rows(run(*replay, **at_worker).stdout)[0]["state"] == "pending"
-    # The worker's own limit still holds, so it dies again.
+    # The worker's own limit still holds, so it dies again: the same submission, in the bytes of who submitted it last.
     (again,) = wait_until(lambda: listed("--trace-id", good["id"]))
-    assert again["letter_id"] == letter["letter_id"]
+    assert (again["reason"], again["detail"]) == (letter["reason"], letter["detail"])
     assert again["last_at"] > letter["last_at"]
     for trace_id in (bad["id"], good["id"]):
         drop = ("dead-letter", "drop", "--trace-id", trace_id)

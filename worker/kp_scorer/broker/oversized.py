@@ -31,7 +31,9 @@ class Oversized:
             ServiceUnavailable: the broker cannot be reached.
         """
         self._app = app
-        queues = [submission_queues(settings).traces, *results_queues(settings).values()] if settings.broker.is_redis else []
+        queues = []
+        if settings.broker.is_redis:
+            queues = [submission_queues(settings).traces, *results_queues(settings, settings.outcomes).values()]
         self._kept = {
             letter_id_of(beginning): _Kept(queue, beginning, size_bytes)
             for queue in queues
