@@ -75,7 +75,7 @@ def in_time(call: Callable[[], object], timeout_s: float, message: str) -> None:
 @pytest.mark.parametrize("connected", [True, False], ids=["on an open connection", "from the start"])
 def test_a_submit_to_a_silent_server_ends_in_time_and_the_client_recovers(scene: Scene, connected: bool) -> None:
     if connected:
-        scene.submit()
+        wait_until(scene.submits, timeout_s=30)
     scene.network.hold()
     in_time(scene.submit, TIMEOUT_S, SAFE)
     # The first one still waits for the server.
