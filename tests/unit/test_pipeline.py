@@ -156,7 +156,8 @@ def test_what_cannot_be_published_waits_in_hand_and_is_decided_once(scene: Scene
     scene.is_away.clear()
     wait_until(lambda: scene.hands.ended, PATIENCE_S)
     assert delivery.decision is decision
-    assert scene.published == [decision.trace_id] if decision else False
+    assert decision
+    assert scene.published == [decision.trace_id]
 
 
 def test_what_is_buried_is_acknowledged(scene: Scene) -> None:

@@ -148,8 +148,12 @@ def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits
     with suppress(InvalidTrace):
         trace = decode_json(payload, limits)
         trace_id, digest = trace.id, trace.digest()
-    detail = f"delivered {deliveries} times, and no worker came to an end with it"
-    return dead_letters.bury(payload, "poison", detail, trace_id, digest, deliveries)
+    return dead_letters.bury(payload, "poison", said_of_poison(deliveries), trace_id, digest, deliveries)
+
+
+def said_of_poison(deliveries: int) -> str:
+    """What is said of a message that was delivered so often in vain."""
+    return f"delivered {deliveries} times, and no worker came to an end with it"
 
 
 def result_id(message: Any) -> str:

@@ -17,9 +17,9 @@ from kp_scorer.broker.task_message import (
     checked_id,
     deliveries_by,
     only_argument,
+    said_of_poison,
     task_in,
 )
-from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace, Reason
 from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest, Submitted
@@ -126,7 +126,8 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
 
     def _handle_or_keep(self, handle: Callable[[Any], None], message: Any) -> None:
         if deliveries_by(message) > self._delivery_limit:
-            self._keep(message, Burial(partial(self._bury_poison, message), {}))
+            # This delivery has not been tried.
+            self._keep_poison(message, deliveries_by(message) - 1)
             return
         try:
             task = task_in(message, self._limits)
@@ -162,16 +163,17 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         bury = partial(bury_unread, store, message, reason, detail, trace_id)
         self._keep(message, Burial(bury, dead_result(trace_id, reason, detail)))
 
+    def _keep_poison(self, message: Any, deliveries: int) -> None:
+        letters = self._lifecycle.runtime.store.dead_letters
+        bury = partial(bury_poison, letters, message, deliveries, self._limits)
+        result = dead_result(checked_id(message.headers.get("id")), "poison", said_of_poison(deliveries))
+        self._keep(message, Burial(bury, result))
+
     def _keep(self, message: Any, burial: Burial) -> None:
         """Bury a message by way of the pipeline: waiting for the store here would keep the consumer from its connection."""
         delivery = Delivery(message, self.restart_count)
         delivery.burial = burial
         self._pipeline.put(delivery)
-
-    def _bury_poison(self, message: Any) -> Decision | None:
-        # This delivery has not been tried.
-        deliveries = deliveries_by(message) - 1
-        return bury_poison(self._lifecycle.runtime.store.dead_letters, message, deliveries, self._limits)
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Let go of messages for good, all of them in one round trip."""
