@@ -1,27 +1,13 @@
-"""Settings: read once at start from flags, ``KP_…`` variables, a TOML file and these defaults, the first of which wins."""
+"""The sections of the settings: their names, types and defaults, and what must hold within each."""
 
-import json
-import os
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
-from pydantic_settings import SettingsError as SourceError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kp_scorer.decision import Dimensions, Outcome
-from kp_scorer.decoding import Count, Limits
-from kp_scorer.environment import Variables, refuse_unknown_variables
-from kp_scorer.errors import SettingsError
+from kp_scorer.decoding import Count
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
 from kp_scorer.trace import Fraction
@@ -43,11 +29,13 @@ def _server(*schemes: str) -> Callable[[str], str]:
     return check
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Frozen, and with no names but its own. What is wrong is told without the value, which may be a secret."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
-class BrokerSettings(_Section):
+class BrokerSettings(Section):
     """The broker that traces come from and decisions go to."""
 
     url: Annotated[str, AfterValidator(_server(*BROKER_SCHEMES)), Field(repr=False)] = ""
@@ -67,7 +55,7 @@ class BrokerSettings(_Section):
         return parse_url(self.url, BROKER_SCHEMES)
 
 
-class RedisSettings(_Section):
+class RedisSettings(Section):
     """Where the novelty log and the ledger live."""
 
     url: Annotated[str, AfterValidator(_server(*REDIS_SCHEMES)), Field(repr=False)] = ""
@@ -79,7 +67,7 @@ class RedisSettings(_Section):
         return parse_url(self.url, REDIS_SCHEMES)
 
 
-class QueueSettings(_Section):
+class QueueSettings(Section):
     """The queues: their names, and what happens when nobody reads decisions."""
 
     traces: QueueName = "traces"
@@ -131,7 +119,7 @@ class QueueSettings(_Section):
         return 0 < self.results_limit <= unread
 
 
-class ResultsSettings(_Section):
+class ResultsSettings(Section):
     """How decisions reach those who read them."""
 
     accepted_via: Via = "queue"
@@ -152,7 +140,7 @@ class ResultsSettings(_Section):
         return {"accepted": self.accepted_via, "review": self.review_via, "rejected": self.rejected_via}[outcome]
 
 
-class ScoringSettings(_Section):
+class ScoringSettings(Section):
     """Thresholds and weights."""
 
     threshold: Fraction = DEFAULT_THRESHOLD
@@ -201,7 +189,7 @@ class ScoringSettings(_Section):
         )
 
 
-class NoveltySettings(_Section):
+class NoveltySettings(Section):
     """The novelty log and its window."""
 
     max_elements: Count = 1_000
@@ -216,7 +204,7 @@ class NoveltySettings(_Section):
         return Window(self.max_elements, int(self.ttl_s * 1_000), self.slack_elements, int(self.slack_s * 1_000))
 
 
-class EmbeddingSettings(_Section):
+class EmbeddingSettings(Section):
     """The embedder."""
 
     embedder: Literal["auto", "openvino", "torch", "none"] = "auto"
@@ -231,7 +219,7 @@ class EmbeddingSettings(_Section):
         return self
 
 
-class LedgerSettings(_Section):
+class LedgerSettings(Section):
     """The record of every trace, and the dead letters."""
 
     ttl_s: Seconds = 86_400.0
@@ -246,7 +234,7 @@ class LedgerSettings(_Section):
         return int(self.ttl_s * 1_000)
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """One worker process."""
 
     concurrency: Count = 96
@@ -258,129 +246,8 @@ class WorkerSettings(_Section):
     obey_commands: bool = False
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """Logs, which go to stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "console"] = "auto"
-
-
-class Settings(_Section):
-    """All settings, frozen. A variable is named ``KP_<SECTION>_<NAME>``: ``KP_BROKER_URL``, ``KP_NOVELTY_MAX_ELEMENTS``."""
-
-    broker: BrokerSettings = BrokerSettings()
-    redis: RedisSettings = RedisSettings()
-    queues: QueueSettings = QueueSettings()
-    results: ResultsSettings = ResultsSettings()
-    scoring: ScoringSettings = ScoringSettings()
-    novelty: NoveltySettings = NoveltySettings()
-    embedding: EmbeddingSettings = EmbeddingSettings()
-    ledger: LedgerSettings = LedgerSettings()
-    limits: Limits = Limits()
-    worker: WorkerSettings = WorkerSettings()
-    log: LogSettings = LogSettings()
-
-    @model_validator(mode="after")
-    def _records_outlive_vectors(self) -> Self:
-        # A record that expires before its vector would let the same trace in again, with a second vector and decision.
-        if self.ledger.ttl_s < self.novelty.ttl_s:
-            raise ValueError("ledger.ttl_s must be at least novelty.ttl_s")
-        return self
-
-    @model_validator(mode="after")
-    def _what_has_one_name_is_one_thing(self) -> Self:
-        for one, other in combinations(get_args(Outcome), 2):
-            ways = {self.via(one), self.via(other)} - {"none"}
-            if self.queues.name(one) == self.queues.name(other) and len(ways) > 1:
-                raise ValueError(
-                    f"results.{one}_via and results.{other}_via must be equal where queues.{one} and queues.{other} are"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _tasks_of_others_are_not_dropped(self) -> Self:
-        for outcome in get_args(Outcome):
-            if self.via(outcome) == "task" and self.queues.when_full(outcome) == "drop_oldest":
-                raise ValueError(
-                    f"queues.{outcome}_when_full must be 'wait' where results.{outcome}_via is 'task': "
-                    "the oldest task on that queue may be somebody else's"
-                )
-        return self
-
-    def via(self, outcome: Outcome) -> Via:
-        """How decisions of this outcome are published; ``none`` also where ``queues`` says so by its older name for it."""
-        return "none" if self.queues.when_full(outcome) == "none" else self.results.via(outcome)
-
-    @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """What can become of traces by these settings. Decisions from before they were changed may have others."""
-        return tuple(each for each in get_args(Outcome) if each != "review" or self.scoring.reviews_any)
-
-
-def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
-    """Read the settings.
-
-    Args:
-        flags: values given on the command line, by dotted name: ``{"broker.url": ...}``. They win over everything.
-        config: the TOML file; without it the one that ``KP_CONFIG`` names, if any.
-
-    Raises:
-        SettingsError: a value that cannot be used, a name that is not a setting, or a file that cannot be read.
-    """
-    if config is None and os.environ.get("KP_CONFIG"):
-        config = Path(os.environ["KP_CONFIG"])
-    if config is not None and not config.is_file():
-        raise SettingsError(f"config: there is no file {config}")
-
-    class _Sources(Settings, BaseSettings):
-        model_config = SettingsConfigDict(env_prefix="KP_", env_nested_delimiter="_", env_nested_max_split=1)
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, Variables(settings_cls), TomlConfigSettingsSource(settings_cls, config)
-
-    refuse_unknown_variables(Settings.model_fields)
-    try:
-        return Settings(**dict(_Sources(**_nested(flags or {}))))
-    except ValidationError as error:
-        raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{config}: {error}") from None
-    except SourceError as error:
-        raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
-
-
-def _explain(error: ErrorDetails) -> str:
-    name = ".".join(map(str, error["loc"])) or "settings"
-    if error["type"] == "extra_forbidden":
-        return f"{name}: no setting has this name"
-    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
-
-
-def as_environment(settings: Settings) -> dict[str, str]:
-    """The variables that make another process load exactly these settings."""
-    variables: dict[str, str] = {}
-    for section, values in settings.model_dump(mode="json").items():
-        for name, value in values.items():
-            # What is not set cannot be written in a variable.
-            if value is None:
-                continue
-            variables[f"KP_{section}_{name}".upper()] = value if isinstance(value, str) else json.dumps(value)
-    return variables
-
-
-def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for dotted, value in flags.items():
-        section, _, name = dotted.partition(".")
-        if not name:
-            raise SettingsError(f"{dotted}: expected SECTION.NAME, such as novelty.max_elements")
-        nested.setdefault(section, {})[name] = value
-    return nested

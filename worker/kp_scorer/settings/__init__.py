@@ -1,0 +1,34 @@
+"""Settings: read once at start from flags, ``KP_…`` variables, a TOML file and these defaults, the first of which wins."""
+
+from kp_scorer.settings.loading import as_environment, load_settings
+from kp_scorer.settings.sections import (
+    BrokerSettings,
+    EmbeddingSettings,
+    LedgerSettings,
+    LogSettings,
+    NoveltySettings,
+    QueueSettings,
+    RedisSettings,
+    ScoringSettings,
+    VectorType,
+    WhenFull,
+    WorkerSettings,
+)
+from kp_scorer.settings.whole import Settings
+
+__all__ = [
+    "BrokerSettings",
+    "EmbeddingSettings",
+    "LedgerSettings",
+    "LogSettings",
+    "NoveltySettings",
+    "QueueSettings",
+    "RedisSettings",
+    "ScoringSettings",
+    "Settings",
+    "VectorType",
+    "WhenFull",
+    "WorkerSettings",
+    "as_environment",
+    "load_settings",
+]

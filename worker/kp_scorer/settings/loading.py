@@ -1,0 +1,91 @@
+"""Where settings come from, and how another process gets the same."""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+from pydantic_settings import SettingsError as SourceError
+
+from kp_scorer.environment import Variables, refuse_unknown_variables
+from kp_scorer.errors import SettingsError
+from kp_scorer.settings.whole import Settings
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
+    """Read the settings.
+
+    Args:
+        flags: values given on the command line, by dotted name: ``{"broker.url": ...}``. They win over everything.
+        config: the TOML file; without it the one that ``KP_CONFIG`` names, if any.
+
+    Raises:
+        SettingsError: a value that cannot be used, a name that is not a setting, or a file that cannot be read.
+    """
+    if config is None and os.environ.get("KP_CONFIG"):
+        config = Path(os.environ["KP_CONFIG"])
+    if config is not None and not config.is_file():
+        raise SettingsError(f"config: there is no file {config}")
+
+    class _Sources(Settings, BaseSettings):
+        model_config = SettingsConfigDict(env_prefix="KP_", env_nested_delimiter="_", env_nested_max_split=1)
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, Variables(settings_cls), TomlConfigSettingsSource(settings_cls, config)
+
+    refuse_unknown_variables(Settings.model_fields)
+    try:
+        return Settings(**dict(_Sources(**_nested(flags or {}))))
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{config}: {error}") from None
+    except SourceError as error:
+        raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
+
+
+def _explain(error: ErrorDetails) -> str:
+    name = ".".join(map(str, error["loc"])) or "settings"
+    if error["type"] == "extra_forbidden":
+        return f"{name}: no setting has this name"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The variables that make another process load exactly these settings."""
+    variables: dict[str, str] = {}
+    for section, values in settings.model_dump(mode="json").items():
+        for name, value in values.items():
+            # What is not set cannot be written in a variable.
+            if value is None:
+                continue
+            variables[f"KP_{section}_{name}".upper()] = value if isinstance(value, str) else json.dumps(value)
+    return variables
+
+
+def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for dotted, value in flags.items():
+        section, _, name = dotted.partition(".")
+        if not name:
+            raise SettingsError(f"{dotted}: expected SECTION.NAME, such as novelty.max_elements")
+        nested.setdefault(section, {})[name] = value
+    return nested
