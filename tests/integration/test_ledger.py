@@ -291,3 +291,16 @@ def test_conflicts_do_no_harm_to_the_trace_they_name(ledger: RedisLedger, letter
     letters.bury(b"{}", "conflict", "id", ONE, OTHER_DIGEST)
     assert begin(ledger) == ("pending", 0, False)
     assert ledger.counts() == Counts(submitted=2, pending=1, decided=0, dead=1)
+
+
+def test_all_decisions_are_read_and_nothing_else(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
+    ids = [f"kp:trace:{number}" for number in range(1_200)]
+    for some in (ids[:600], ids[600:]):
+        ledger.begin([Identity(trace_id, DIGEST) for trace_id in some])
+    decided = [Verdict(trace_id, DIGEST, decision_on(trace_id), "") for trace_id in ids[:1_100]]
+    ledger.commit(decided)
+
+    found = list(ledger.all_decided())
+
+    assert sorted(each.decision.trace_id for each in found) == sorted(ids[:1_100])
+    assert {each.digest for each in found} == {DIGEST}

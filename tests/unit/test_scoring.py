@@ -6,11 +6,14 @@ from typing import Final
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kp_scorer.decision import Dimensions
-from kp_scorer.scoring import PROFILES, Policy, check_weights, dimensions, novelty_of, score
+from kp_scorer.decider import Decider
+from kp_scorer.decision import Decision, Dimensions
+from kp_scorer.decoding import decode_trace
+from kp_scorer.scoring import PROFILES, Policy, check_weights, decide_again, dimensions, novelty_of, score
+from kp_scorer.store import MemoryLedger
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import make_trace, step, steps, traces
+from tests.support.builders import LIMITS, changed, make_trace, minimal_payload, step, steps, traces
 
 POLICY: Final = Policy()
 ALL_TYPES: Final = ("thought", "tool_call", "observation", "error_recovery")
@@ -312,3 +315,33 @@ def test_more_confident_trace_never_scores_lower(types: list[str], success: bool
     assume(high.value < 1.0)
     factor = (1.0 if success else 0.3) * low.weights.outcome_confidence
     assert high.value - low.value == near(abs(one - other) * factor)
+
+
+POLICIES: Final = st.builds(
+    Policy,
+    profiles=st.just(PROFILES) | st.just({**PROFILES, "code": OWN_WEIGHTS}),
+    threshold=st.floats(0, 1),
+    thresholds=st.dictionaries(st.sampled_from(["code", "finance"]), st.floats(0, 1)),
+    review=st.none() | st.floats(0, 1),
+    obeys_submissions=st.booleans(),
+)
+
+
+def decided(trace: ReasoningTrace, policy: Policy) -> Decision:
+    (found,) = Decider(MemoryLedger(), policy, None, max_attempts=5).decide([trace])
+    assert isinstance(found, Decision)
+    return found
+
+
+@given(traces(), POLICIES, POLICIES)
+def test_deciding_again_is_deciding_by_the_other_policy(trace: ReasoningTrace, before: Policy, after: Policy) -> None:
+    first = decided(trace, before)
+    again = decided(trace, after)
+    assert decide_again(first, after) == again.model_copy(update={"timings": first.timings, "decided_at": first.decided_at})
+
+
+def test_a_threshold_that_was_asked_for_stays_where_it_is_obeyed() -> None:
+    asking = decode_trace(changed(minimal_payload(), "metadata.quality_threshold", 0.2), LIMITS)
+    obeyed = decided(asking, Policy(obeys_submissions=True))
+    assert decide_again(obeyed, Policy(threshold=0.9, obeys_submissions=True)).threshold == 0.2
+    assert decide_again(obeyed, Policy(threshold=0.9)).threshold == 0.9

@@ -5,7 +5,8 @@ until then it is in the index of pending ones. So submitted = pending + decided 
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
 import redis
@@ -19,6 +20,7 @@ from kp_scorer.store.ledger import Committed, Death, Identity, Record, Refusal, 
 from kp_scorer.store.scripts import lua_source
 
 _CLAIMED_AT_ONCE: Final = 100
+_READ_AT_ONCE: Final = 500
 _WORKER_LEASE_MS: Final = 5_000
 """A worker that has not been heard of for this long is taken for dead: five times as long as between two renewals."""
 LEASE_MS: Final = 5_000
@@ -132,6 +134,19 @@ class RedisLedger:
             for record in self.look_up(trace_ids)
         ]
 
+    def all_decided(self) -> Iterator[Decided]:
+        """Read every decision that is kept, in no order. One made meanwhile may be missing; none comes twice.
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
+        start = self._keys.record("")
+        with unavailable_if_down("ledger"):
+            keys = self._client.scan_iter(f"{start}*", count=_READ_AT_ONCE, _type="hash")
+            found = (key.decode().removeprefix(start) for key in _once(keys))
+            while trace_ids := list(islice(found, _READ_AT_ONCE)):
+                yield from filter(None, self.decided(trace_ids))
+
     def begin(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Begin to decide traces, in one round trip; see :class:`~kp_scorer.store.ledger.Ledger`."""
         keys = [*self._books(), self._keys.workers, *(self._keys.record(identity.trace_id) for identity in identities)]
@@ -217,6 +232,15 @@ class RedisLedger:
     def _run(self, script: Any, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> Any:
         with unavailable_if_down("ledger"):
             return script(keys=keys, args=arguments)
+
+
+def _once(keys: Iterable[bytes]) -> Iterator[bytes]:
+    """Leave out keys that came before, as Redis gives some twice while its table grows or shrinks."""
+    seen: set[bytes] = set()
+    for key in keys:
+        if key not in seen:
+            seen.add(key)
+            yield key
 
 
 def _record(
