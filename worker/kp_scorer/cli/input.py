@@ -79,7 +79,7 @@ def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     Raises:
         BadParameter: it is neither, but another format; a document is larger, or a line too long by as much; it cannot be read.
     """
-    stream = _unpacked(stream)
+    stream = unpacked(stream)
     number, raw = 1, _begin_line(stream, limits)
     _refuse_other_formats(raw)
     raw = raw.removeprefix(codecs.BOM_UTF8)
@@ -97,7 +97,8 @@ def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
         number, raw = number + 1, _begin_line(stream, limits)
 
 
-def _unpacked(stream: IO[bytes]) -> IO[bytes]:
+def unpacked(stream: IO[bytes]) -> io.BufferedReader:
+    """The stream, or what is in it where it begins as a gzip file."""
     buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(io.BytesIO(stream.read()))
     return io.BufferedReader(Gunzip(buffered)) if is_gzip(_read(buffered.peek, 1)) else buffered
 

@@ -1,0 +1,145 @@
+"""Decisions to look at together: those of a file, those that a file's traces get, or those that the ledger holds."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import wraps
+from itertools import islice
+from typing import IO, Any, Final, NamedTuple
+
+import click
+from pydantic import ValidationError
+
+from kp_scorer.cli.input import Line, open_input, read_traces, unpacked
+from kp_scorer.cli.options import Command, settings_options
+from kp_scorer.cli.output import progress, refused, say
+from kp_scorer.cli.scoring import score_lines
+from kp_scorer.decision import Decision
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.endpoints import with_endpoints
+from kp_scorer.trace import ReasoningTrace
+
+_SHOWN_EVERY: Final = 1_000
+
+
+class Gathered(NamedTuple):
+    """Decisions, and what is known beside them."""
+
+    decisions: list[Decision]
+    """Of a file in its order; of the ledger in that in which they were placed in the novelty log, or decided."""
+    traces: Mapping[str, ReasoningTrace]
+    """The traces that were decided, by id; empty unless a file of traces was read."""
+    letters: Mapping[str, int]
+    """How many dead letters there are of each reason; empty unless the ledger was read."""
+    refused: int
+    """How many lines held neither."""
+    source: str
+    """Where they are from, for display."""
+
+
+def gathering_options(command: Command) -> Command:
+    """Let a command be told where its decisions are, and pass it what was ``gathered`` and the ``settings``."""
+
+    @click.argument("file", metavar="[FILE|-]", required=False)
+    @click.option("--stored", is_flag=True, help="Take the decisions that the ledger holds, in place of a file.")
+    @click.option("--broker-url", help="With --stored: the broker (KP_BROKER_URL).")
+    @click.option("--redis-url", help="With --stored: Redis of the ledger (KP_REDIS_URL); by default the broker's.")
+    @settings_options
+    @wraps(command)
+    def with_decisions(*args: Any, file: str | None, stored: bool, settings: Settings, **kwargs: Any) -> None:
+        if stored == (file is not None):
+            raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
+        gathered = _stored(with_endpoints(settings)) if file is None else _from_file(file, settings)
+        command(*args, gathered=gathered, settings=settings, **kwargs)
+
+    return with_decisions
+
+
+def _stored(settings: Settings) -> Gathered:
+    decisions: list[Decision] = []
+    with Store.open(settings) as store, progress("read") as advance:
+        total = store.ledger.counts().decided
+        for found in store.ledger.all_decided():
+            decisions.append(found.decision)
+            if len(decisions) % _SHOWN_EVERY == 0:
+                advance(len(decisions), max(total, len(decisions)), is_estimate=True)
+        letters = Counter(letter.reason for letter in store.dead_letters.read())
+    return Gathered(sorted(decisions, key=_turn), {}, letters, 0, "the ledger")
+
+
+def _turn(decision: Decision) -> tuple[float, int]:
+    """What orders decisions as their traces came: the place in the log, or the time of a decision without one; in ms."""
+    time_ms, _, number = (decision.novelty.entry or "").partition("-")
+    return (int(time_ms), int(number)) if number else (datetime.fromisoformat(decision.decided_at).timestamp() * 1_000, 0)
+
+
+def _from_file(name: str, settings: Settings) -> Gathered:
+    with open_input(name) as opened:
+        stream = unpacked(opened)
+        if _holds_decisions(stream):
+            decisions, bad = _read_decisions(stream)
+            return Gathered(decisions, {}, {}, bad, name)
+        return _score(stream, name, settings)
+
+
+def _score(stream: IO[bytes], name: str, settings: Settings) -> Gathered:
+    decisions: list[Decision] = []
+    traces: dict[str, ReasoningTrace] = {}
+    bad = 0
+    total: int | None = None
+
+    def batches() -> Iterator[list[Line]]:
+        nonlocal total
+        for batch in _batched(read_traces(stream, settings.limits), settings.worker.batch_size):
+            total = batch[-1].of
+            yield batch
+
+    for line, found in score_lines(batches(), lambda: (total, False), settings):
+        if isinstance(found, Decision) and not isinstance(line.trace, InvalidTrace):
+            if found.trace_id not in traces:
+                decisions.append(found)
+            traces[found.trace_id] = line.trace
+        elif not isinstance(found, Decision):
+            bad += 1
+            refused(line, found)
+    return Gathered(decisions, traces, {}, bad, name)
+
+
+def _batched(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:
+    taken = iter(lines)
+    while batch := list(islice(taken, size)):
+        yield batch
+
+
+def _holds_decisions(stream: Any) -> bool:
+    """Whether the first line is one that `score`, `decisions` or `status` prints, and no trace."""
+    beginning: bytes = stream.peek().lstrip().partition(b"\n")[0]
+    return b'"trace_id"' in beginning and b'"@type"' not in beginning
+
+
+def _read_decisions(stream: IO[bytes]) -> tuple[list[Decision], int]:
+    """Read decisions, each once, and those within what `submit --wait` and `status` print; count the lines without one."""
+    decisions: dict[str, Decision] = {}
+    bad = 0
+    for number, raw in enumerate(stream, 1):
+        if not (line := raw.strip()):
+            continue
+        try:
+            row = json.loads(line)
+            decision = Decision.model_validate(row.get("decision", row))
+        except (ValueError, AttributeError, RecursionError) as error:
+            bad += 1
+            say(f"line {number}: {_what_is_wrong(error)}")
+        else:
+            decisions.setdefault(decision.trace_id, decision)
+    return list(decisions.values()), bad
+
+
+def _what_is_wrong(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return "expected a decision, as one JSON object"
+    first = error.errors(include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or '$'}: {first['msg']}, in place of a decision"
