@@ -41,7 +41,7 @@ class Scene(NamedTuple):
 @pytest.fixture
 def scene(settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys) -> Iterator[Scene]:
     window = settings.novelty.window()
-    embedder = WordHashEmbedder(settings.embedding)
+    embedder = WordHashEmbedder(settings.embedding, "trace")
     meter = NoveltyMeter(embedder, NoveltyCache(store.novelty_log(embedder.space), window, embedder.dimensions))
     decider = Decider(store.ledger, Policy(), meter, settings.worker.max_attempts)
     payloads = short_traces(5, seed=1)

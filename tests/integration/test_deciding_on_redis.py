@@ -25,7 +25,7 @@ class WorkerInProcess:
 
     def __init__(self, settings: Settings) -> None:
         self.store = Store.open(settings)
-        self.embedder = WordHashEmbedder(settings.embedding)
+        self.embedder = WordHashEmbedder(settings.embedding, "trace")
         cache = NoveltyCache(self.log, settings.novelty.window(), self.embedder.dimensions)
         self.decider = Decider(self.store.ledger, Policy(), NoveltyMeter(self.embedder, cache), max_attempts=2)
 

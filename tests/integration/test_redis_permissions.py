@@ -357,7 +357,7 @@ def test_every_command_of_a_script_is_a_workers() -> None:
 def _use_everything(store: Store, settings: Settings) -> None:
     store.ping()
     ledger, letters, window = store.ledger, store.dead_letters, settings.novelty.window()
-    embedder = WordHashEmbedder(settings.embedding)
+    embedder = WordHashEmbedder(settings.embedding, "trace")
     cache = NoveltyCache(store.novelty_log(embedder.space), window, embedder.dimensions)
     decider = Decider(ledger, Policy(), NoveltyMeter(embedder, cache), settings.worker.max_attempts)
     decider.refresh()

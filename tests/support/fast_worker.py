@@ -13,7 +13,7 @@ from celery.platforms import SecurityWarning
 from kp_scorer.app import create_app
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.process.runtime import LoadEmbedder
-from kp_scorer.settings import EmbeddingSettings, load_settings
+from kp_scorer.settings import EmbeddingSettings, RecipeName, load_settings
 
 _DIMENSIONS = 128
 
@@ -26,7 +26,7 @@ class WordHashEmbedder:
     space = "word-hash-1"
     dimensions = _DIMENSIONS
 
-    def __init__(self, settings: EmbeddingSettings) -> None:
+    def __init__(self, settings: EmbeddingSettings, recipe: RecipeName) -> None:
         """Needs nothing; takes the settings that every embedder is made from."""
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.settings import EmbeddingSettings
+from kp_scorer.settings import EmbeddingSettings, RecipeName
 
 from tests.support.fast_worker import WordHashEmbedder, run
 
@@ -31,8 +31,8 @@ class Panic(BaseException):
 class SickEmbedder(WordHashEmbedder):
     """Hashed words, until it falls ill."""
 
-    def __init__(self, settings: EmbeddingSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: EmbeddingSettings, recipe: RecipeName) -> None:
+        super().__init__(settings, recipe)
         self._healthy = int(os.environ.get("SICK_FROM", "1")) - 1
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -11,7 +11,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.errors import EmbedderSick, InvalidTrace, TraceConflict
 from kp_scorer.offline import decide_offline, offline_decider, score_traces
-from kp_scorer.settings import EmbeddingSettings, Settings, load_settings
+from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import make_trace, minimal_payload
 from tests.support.traces import short_traces
@@ -25,7 +25,7 @@ class PoisonedEmbedder(WordEmbedder):
 
     sick = False
 
-    def __init__(self, _: EmbeddingSettings) -> None:
+    def __init__(self, *_: object) -> None:
         super().__init__()
 
     def embed(self, texts: Sequence[str]) -> Vectors:

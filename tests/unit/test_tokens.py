@@ -94,6 +94,21 @@ def test_a_tokenizer_that_cannot_be_cut_is_given_whole_texts(tokenizer_file: Pat
     assert Tokens(changed, piece_chars=8).of([text, ""]) == [whole.encode(text).ids[:MAX_TOKENS], whole.encode("").ids]
 
 
+@given(texts=st.lists(TEXTS, max_size=4), most=st.sampled_from([8, 20, 96]))
+@example(texts=[" " * 5_000 + "word", "", "x" * 5_000, "中" * 1_500, "tree " * 18, "tree " * 19], most=20)
+def test_both_ends_are_those_of_the_whole_text(in_pieces: Tokens, reference: Tokenizer, texts: list[str], most: int) -> None:
+    for text, ids in zip(texts, in_pieces.of(texts, most, keep_end=True), strict=True):
+        opening, *said, closing = reference.encode(text).ids
+        half = (most - 2) // 2
+        assert ids == [opening, *(said if len(said) <= 2 * half else said[:half] + said[-half:]), closing]
+
+
+def test_what_lies_between_both_ends_is_not_tokenised(tokenizer_file: Path) -> None:
+    text = "tree " * 2_000 + "\ud800 " + "leaf " * 2_000
+    (ids,) = Tokens(tokenizer_file).of([text], 96, keep_end=True)
+    assert len(ids) == 96
+
+
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{}", "utf-8")

@@ -134,6 +134,24 @@ def test_embedded_text_holds_all_contents_in_order(contents: list[str | None]) -
     assert trace.embedding_text == "go" + "".join(f" {content or ''}" for content in contents)
 
 
+def test_what_was_done_is_calls_then_thoughts_and_recoveries_each_in_order() -> None:
+    said = [
+        step("thought", content="think"),
+        step("observation", content="see"),
+        step("tool_call", "sql", content="select"),
+        step("error_recovery", content="again"),
+        step("tool_call", "sql", content=""),
+        step("tool_call", "sql", content="count"),
+    ]
+    assert make_trace(steps=said).did == "select count think again"
+
+
+@pytest.mark.parametrize("calls", [[], [step("tool_call", "sql", content="  ")]])
+def test_where_nothing_is_said_to_be_done_all_contents_stand_for_it(calls: list[Any]) -> None:
+    seen = [step("observation", content="one"), step("observation"), step("observation", content="two")]
+    assert make_trace(steps=[*calls, *seen]).did == " ".join([*("  " for _ in calls), "one", "two"])
+
+
 @pytest.mark.parametrize("path", ["id", "metadata.success", "task.objective", "outcome.confidence", "steps"])
 def test_trace_cannot_be_changed(path: str) -> None:
     part: Any = decode_trace(maximal_payload(), LIMITS)

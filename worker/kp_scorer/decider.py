@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from kp_scorer.decision import Decision, Nearest, Novelty, Timings
-from kp_scorer.embedding import CheckedEmbedder, Embedder, Vector
+from kp_scorer.embedding import TRACE, CheckedEmbedder, Embedder, Recipe, Vector
 from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.novelty import Candidate, NoveltyCache, Placed
 from kp_scorer.scoring import Policy, novelty_of, score
@@ -22,20 +22,21 @@ Settled = Decision | TraceConflict | TraceDead | TraceHeld
 class NoveltyMeter:
     """The embedder and the cache its vectors go to; there is never one without the other."""
 
-    def __init__(self, embedder: Embedder, cache: NoveltyCache) -> None:
-        """Compare by the vectors of ``embedder``, whose space is that of ``cache``."""
+    def __init__(self, embedder: Embedder, cache: NoveltyCache, recipe: Recipe = TRACE) -> None:
+        """Compare by the vectors, in the space of ``cache``, that ``embedder`` gives to what ``recipe`` makes of traces."""
         self.embedder = embedder
         self.cache = cache
         self._checked = CheckedEmbedder(embedder)
+        self._recipe = recipe
 
-    def embed(self, texts: Sequence[str], *, alone: bool) -> list[Vector]:
-        """Embed texts, in order; a text that comes several times is embedded once. ``alone`` is one of a batch that failed.
+    def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[Vector]:
+        """Embed traces, in order; a text that comes several times is embedded once. ``alone`` is one of a batch that failed.
 
         Raises:
-            EmbedderSick: the embedder fails whatever it is given. Any other error is the fault of the texts.
+            EmbedderSick: the embedder fails whatever it is given. Any other error is the fault of the traces.
         """
         rows: dict[str, int] = {}
-        order = [rows.setdefault(text, len(rows)) for text in texts]
+        order = [rows.setdefault(self._recipe.text(trace), len(rows)) for trace in traces]
         vectors = self._checked.embed(list(rows), again=alone)
         return [vectors[row] for row in order]
 
@@ -139,7 +140,7 @@ class Decider:
         begun = [case for case in cases if case.is_begun]
         if begun and self._novelty:
             with self._releasing(begun):
-                vectors = self._novelty.embed([case.trace.embedding_text for case in begun], alone=alone)
+                vectors = self._novelty.embed([case.trace for case in begun], alone=alone)
             for case, vector in zip(begun, vectors, strict=True):
                 case.vector = vector
         return Prepared(cases, look_up_ms, embed_ms=timer.lap_ms())

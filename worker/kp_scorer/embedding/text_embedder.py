@@ -5,26 +5,43 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.embedding.engine import Engine, rounded_up
+from kp_scorer.embedding.engine import Engine, Ids, rounded_up
 from kp_scorer.embedding.model import ModelFiles
+from kp_scorer.embedding.recipe import Recipe
 from kp_scorer.embedding.tokens import Tokens
 
 
 class TextEmbedder:
-    """Embeds texts with a model's tokenizer and an engine."""
+    """Embeds texts with a model's tokenizer and an engine, by a recipe."""
 
-    def __init__(self, model: ModelFiles, tokens: Tokens, engine: Engine) -> None:
-        """Embed with ``engine``, which runs ``model``."""
+    def __init__(self, model: ModelFiles, recipe: Recipe, tokens: Tokens, engine: Engine) -> None:
+        """Embed with ``engine``, which runs ``model``, what ``recipe`` makes of traces."""
         self.name = model.name
-        self.space = model.space
+        self.space = model.space + recipe.mark
         self.engine = engine.name
         self.dimensions = engine.dimensions
+        self._recipe = recipe
         self._tokens = tokens
         self._engine = engine
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        rows = self._tokens.of(texts)
+        parts = self._recipe.parts
+        passages = [self._recipe.passages(text) for text in texts]
+        rows = [
+            row
+            for index, part in enumerate(parts)
+            for row in self._tokens.of([each[index] for each in passages], part.max_tokens, keep_end=part.keeps_end)
+        ]
+        vectors = self._run(rows)
+        if len(parts) == 1:
+            return vectors
+        weights = np.array([part.weight for part in parts], np.float32)
+        summed: Vectors = np.tensordot(weights, vectors.reshape(len(parts), len(texts), self.dimensions), 1)
+        summed /= np.linalg.norm(summed, axis=1, keepdims=True)
+        return summed
+
+    def _run(self, rows: Sequence[Ids]) -> Vectors:
         groups = list(group_by_length([len(row) for row in rows], self._engine.max_tokens, self._engine.step))
         vectors = np.empty((len(rows), self.dimensions), np.float32)
         found = self._engine.run([[rows[index] for index in group] for group in groups])

@@ -44,10 +44,17 @@ class Tokens:
         self._special = self._tokenizer.encode("").ids
         self._cuttable = _is_cuttable(json.loads(description)) and len(self._special) == 2
 
-    def of(self, texts: Sequence[str]) -> list[Ids]:
-        """The first 512 ids of each text with its special tokens, exactly as tokenising all of it gives them."""
+    def of(self, texts: Sequence[str], most: int = MAX_TOKENS, *, keep_end: bool = False) -> list[Ids]:
+        """At most ``most`` ids of each text, special tokens included, exactly as tokenising all of it gives them.
+
+        Of a text that is longer, the first of them, without the closing one; to ``keep_end``, as many from its beginning as
+        from its end, between the special tokens.
+        """
+        return self._both_ends(texts, most) if keep_end else self._beginnings(texts, most)
+
+    def _beginnings(self, texts: Sequence[str], most: int) -> list[Ids]:
         if not self._cuttable:
-            return [encoding.ids[:MAX_TOKENS] for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+            return [encoding.ids[:most] for encoding in self._tokenizer.encode_batch_fast(list(texts))]
         opening, closing = self._special
         rows: list[Ids] = [[opening] for _ in texts]
         ends = [0] * len(texts)
@@ -62,10 +69,37 @@ class Tokens:
                 rows[index] += encoding.ids
                 if ends[index] == len(texts[index]):
                     rows[index].append(closing)
-            unfinished = [index for index in unfinished if len(rows[index]) < MAX_TOKENS and ends[index] < len(texts[index])]
+            unfinished = [index for index in unfinished if len(rows[index]) < most and ends[index] < len(texts[index])]
             # Text with few tokens, such as white space, would otherwise take very many rounds.
             piece_chars *= 2
-        return [row[:MAX_TOKENS] for row in rows]
+        return [row[:most] for row in rows]
+
+    def _both_ends(self, texts: Sequence[str], most: int) -> list[Ids]:
+        opening, closing = self._special[:1], self._special[1:]
+        half = (most - len(self._special)) // 2
+        rows: list[Ids] = [[] for _ in texts]
+        piece_chars = self._piece_chars
+        unfinished = list(range(len(texts)))
+        while unfinished:
+            pieces = [self._first_and_last(texts[index], piece_chars) for index in unfinished]
+            encodings = iter(self._encode([piece for pair in pieces for piece in pair]))
+            for index, (_, last) in zip(unfinished, pieces, strict=True):
+                head, tail = next(encodings).ids, next(encodings).ids
+                if not last:
+                    tail = head[half:] if len(head) <= 2 * half else head[-half:]
+                elif min(len(head), len(tail)) < half:
+                    continue
+                rows[index] = [*opening, *head[:half], *tail[-half:], *closing]
+            unfinished = [index for index in unfinished if not rows[index]]
+            piece_chars *= 2
+        return rows
+
+    def _first_and_last(self, text: str, chars: int) -> tuple[str, str]:
+        """A piece of either end, of about so many characters; or all of a text that has few more, and nothing."""
+        if not self._cuttable or len(text) <= 3 * chars:
+            return text, ""
+        end, start = _cut(text, chars), _cut(text, len(text) - chars)
+        return (text[:end], text[start:]) if end <= start < len(text) else (text, "")
 
     def _encode(self, pieces: list[str]) -> Any:
         return self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)

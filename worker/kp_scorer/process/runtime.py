@@ -18,14 +18,14 @@ from kp_scorer.broker.publishing import broker_shortcomings, declare_queues, sen
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.decider import Decider, NoveltyMeter
-from kp_scorer.embedding import Embedder
+from kp_scorer.embedding import RECIPES, Embedder
 from kp_scorer.errors import EmbedderSick, ServiceUnavailable
 from kp_scorer.novelty import NoveltyCache
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.reconciler import Reconciler
 from kp_scorer.process.settling import Settling
 from kp_scorer.process.watchdog import StallTimer, VitalThread
-from kp_scorer.settings import EmbeddingSettings, Settings
+from kp_scorer.settings import EmbeddingSettings, RecipeName, Settings
 from kp_scorer.store import Store
 
 _RECONCILE_EVERY_S: Final = 10.0
@@ -37,7 +37,7 @@ _AFTER_ERROR_S: Final = 2.0
 log = structlog.get_logger("kp_scorer.process.runtime")
 
 Found = TypeVar("Found")
-LoadEmbedder = Callable[[EmbeddingSettings], Embedder | None]
+LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
 
 
 class Runtime:
@@ -108,7 +108,7 @@ class Runtime:
 def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) -> NoveltyMeter | None:
     """Load the embedder and read the log of its space; None without an embedder."""
     started = time.perf_counter()
-    embedder = load_embedder(settings.embedding)
+    embedder = load_embedder(settings.embedding, settings.novelty.recipe)
     if embedder is None:
         log.warning("no_embedder", novelty=0.5, detail="every trace gets this novelty: install kp-scorer[embedding]")
         return None
@@ -121,7 +121,7 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
     entries = _wait_for("redis", cache.catch_up, settings.worker.patience_s)
     log.info("novelty_log_read", entries=entries)
-    return NoveltyMeter(embedder, cache)
+    return NoveltyMeter(embedder, cache, RECIPES[settings.novelty.recipe])
 
 
 def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None:

@@ -14,6 +14,7 @@ from kp_scorer.trace import Fraction
 from kp_scorer.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
 
 Seconds = Annotated[float, Field(gt=0)]
+RecipeName = Literal["trace", "asked_and_did"]
 VectorType = Literal["float32", "float16"]
 WhenFull = Literal["wait", "drop_oldest", "none"]
 Via = Literal["queue", "stream", "task", "none"]
@@ -198,6 +199,7 @@ class NoveltySettings(Section):
     slack_elements: Annotated[int, Field(ge=1_000)] = 10_000
     slack_s: Seconds = 3_600.0
     vector_dtype: VectorType = "float32"
+    recipe: RecipeName = "trace"
 
     def window(self) -> Window:
         """The window that these settings describe."""
