@@ -28,6 +28,7 @@ FLOORS: Final = floors_of(
     "decoding",
     "scoring",
     "novelty",
+    "analysis",
     "environment urls",
     "settings",
     "logs",

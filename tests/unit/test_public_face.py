@@ -33,8 +33,8 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not imported_by("import kp_scorer") & HEAVY
 
 
-def test_traces_and_errors_import_nothing_heavy() -> None:
-    assert not imported_by("from kp_scorer import InvalidTrace, ReasoningTrace, ServiceUnavailable, TraceDead") & HEAVY
+def test_traces_errors_and_rows_import_nothing_heavy() -> None:
+    assert not imported_by("from kp_scorer import InvalidTrace, ReasoningTrace, ServiceUnavailable, TraceDead, rows") & HEAVY
 
 
 @pytest.mark.parametrize("name", kp_scorer.__all__)

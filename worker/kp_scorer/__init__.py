@@ -13,6 +13,10 @@
     for decision in score_traces(traces):             # in this process, without Redis
         print(decision.outcome, decision.score)
 
+    from kp_scorer import rows, stored_decisions
+
+    table = pandas.DataFrame(rows(stored_decisions()))  # or polars.DataFrame: what the ledger holds, flat
+
 The names in this module are the public API; everything else may change from one version to the next. Importing the package is
 cheap: Celery, the Redis client and the embedding engines are imported when a name that needs them is first used.
 """
@@ -21,6 +25,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kp_scorer.analysis.rows import Row, rows
     from kp_scorer.client import AsyncClient, Client, Status
     from kp_scorer.decision import Decision
     from kp_scorer.errors import (
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
         TraceDead,
     )
     from kp_scorer.offline import score_traces
+    from kp_scorer.store.stored import stored_decisions
     from kp_scorer.trace import ReasoningTrace
 
 __all__ = [
@@ -42,13 +48,16 @@ __all__ = [
     "DecisionTimeout",
     "InvalidTrace",
     "ReasoningTrace",
+    "Row",
     "ScorerError",
     "ServiceUnavailable",
     "SettingsError",
     "Status",
     "TraceConflict",
     "TraceDead",
+    "rows",
     "score_traces",
+    "stored_decisions",
 ]
 
 _MODULES = {
@@ -56,8 +65,11 @@ _MODULES = {
     "Client": "client",
     "Decision": "decision",
     "ReasoningTrace": "trace",
+    "Row": "analysis.rows",
     "Status": "client",
+    "rows": "analysis.rows",
     "score_traces": "offline",
+    "stored_decisions": "store.stored",
 }
 
 
