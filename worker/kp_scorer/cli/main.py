@@ -7,6 +7,7 @@ import click
 
 from kp_scorer.cli.audit import audit
 from kp_scorer.cli.cache import cache
+from kp_scorer.cli.calibrate import calibrate
 from kp_scorer.cli.dead_letter import dead_letter
 from kp_scorer.cli.decisions import decisions
 from kp_scorer.cli.demo import demo
@@ -46,6 +47,7 @@ _COMMANDS = (
     status,
     stats,
     score,
+    calibrate,
     dead_letter,
     audit,
     forget,
