@@ -1,6 +1,12 @@
 """All decisions of a ledger, as a program and as the command line read them."""
 
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
 from kp_scorer import rows, stored_decisions
+from kp_scorer.cli.main import commands
 from kp_scorer.settings import Settings
 from kp_scorer.store import Identity, Store, Verdict
 
@@ -27,3 +33,20 @@ def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store:
 
 def test_an_empty_ledger_holds_none(settings: Settings) -> None:
     assert list(stored_decisions(settings)) == []
+
+
+def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(
+    settings: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(store, 70)
+    monkeypatch.setenv("KP_BROKER_URL", settings.broker.url)
+    file = tmp_path / "thresholds.toml"
+    before = sorted(decision.model_dump_json() for decision in stored_decisions(settings))
+    calibrated = CliRunner().invoke(commands, ["calibrate", "--stored", "--accept", "20%", "--output", str(file)])
+    assert calibrated.exit_code == 0, calibrated.output
+    decided_again = CliRunner().invoke(commands, ["re-decide", "--stored", "--thresholds", str(file)])
+    assert decided_again.exit_code == 0, decided_again.output
+    # All have one score, which is below the threshold that they met.
+    assert {row["outcome_after"] for row in map(json.loads, decided_again.stdout.splitlines())} == {"accepted"}
+    assert len(decided_again.stdout.splitlines()) == 70
+    assert sorted(decision.model_dump_json() for decision in stored_decisions(settings)) == before

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import SettingsError
 from kp_scorer.scoring import PROFILES
-from kp_scorer.settings import NoveltySettings, Settings, as_environment, load_settings
+from kp_scorer.settings import NoveltySettings, Settings, as_environment, load_scoring, load_settings
 from pydantic import ValidationError
 
 OWN_PROFILE: Final = "{complexity = 0.1, novelty = 0.2, tool_diversity = 0.3, outcome_confidence = 0.4}"
@@ -299,6 +299,35 @@ def test_file_that_is_no_toml_is_refused_by_its_path(raw: bytes, tmp_path: Path)
     path.write_bytes(raw)
     with pytest.raises(SettingsError, match=r"broken\.toml: "):
         load_settings(config=path)
+
+
+def test_scoring_of_another_file_wins_over_settings_and_leaves_the_rest_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KP_SCORING_THRESHOLD", "0.6")
+    monkeypatch.setenv("KP_SCORING_CAP_STEP_TERM", "true")
+    other = written(tmp_path, "[scoring]\nthreshold = 0.5\n[scoring.thresholds]\ncode = 0.4\n[log]\nlevel = 'error'\n")
+    scoring = load_scoring(other, load_settings())
+    assert (scoring.threshold, scoring.thresholds, scoring.cap_step_term) == (0.5, {"code": 0.4}, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[scoring]\nthreshold = 2\n", "scoring.threshold: "),
+        ("[scoring]\n[log]\nlevel = 'loud'\n", "log.level: "),
+        ("scoring = 5\n", "scorer.toml: scoring: expected a section of this name"),
+        ("[scoring", "scorer.toml: "),
+    ],
+)
+def test_scoring_of_a_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        load_scoring(written(tmp_path, text), Settings())
+
+
+def test_scoring_of_no_file_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"absent\.toml: No such file"):
+        load_scoring(tmp_path / "absent.toml", Settings())
 
 
 def test_variable_that_should_be_json_and_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

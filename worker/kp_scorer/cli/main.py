@@ -13,6 +13,7 @@ from kp_scorer.cli.decisions import decisions
 from kp_scorer.cli.demo import demo
 from kp_scorer.cli.forget import forget
 from kp_scorer.cli.output import say
+from kp_scorer.cli.redecide import redecide
 from kp_scorer.cli.reference import reference
 from kp_scorer.cli.schema import schema
 from kp_scorer.cli.score import score
@@ -48,6 +49,7 @@ _COMMANDS = (
     stats,
     score,
     calibrate,
+    redecide,
     dead_letter,
     audit,
     forget,

@@ -1,6 +1,6 @@
 """Settings: read once at start from flags, ``KP_…`` variables, a TOML file and these defaults, the first of which wins."""
 
-from kp_scorer.settings.loading import as_environment, load_settings
+from kp_scorer.settings.loading import as_environment, load_scoring, load_settings
 from kp_scorer.settings.sections import (
     BrokerSettings,
     EmbeddingSettings,
@@ -32,5 +32,6 @@ __all__ = [
     "WhenFull",
     "WorkerSettings",
     "as_environment",
+    "load_scoring",
     "load_settings",
 ]

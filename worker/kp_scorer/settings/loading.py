@@ -19,6 +19,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from kp_scorer.environment import Variables, refuse_unknown_variables
 from kp_scorer.errors import SettingsError
+from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.settings.whole import Settings
 
 
@@ -60,6 +61,27 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
         raise SettingsError(f"{config}: {error}") from None
     except SourceError as error:
         raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
+
+
+def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
+    """Read the section ``scoring`` of a TOML file of settings; what it does not name is as in ``settings``.
+
+    Raises:
+        SettingsError: as :func:`load_settings`, or the file has no such section.
+    """
+    try:
+        found = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: {error}") from None
+    named = found.get("scoring")
+    if not isinstance(named, dict):
+        raise SettingsError(f"{file}: scoring: expected a section of this name")
+    try:
+        return Settings.model_validate(found | {"scoring": settings.scoring.model_dump() | named}).scoring
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
 
 
 def _explain(error: ErrorDetails) -> str:
