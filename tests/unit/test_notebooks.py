@@ -1,0 +1,39 @@
+"""The notebooks show what their code shows."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.support.notebook import Cell, code_cells, shown_by
+from tests.support.paths import REPOSITORY
+
+NOTEBOOKS: Final = sorted((REPOSITORY / "deploy" / "notebooks").glob("*.ipynb"))
+
+
+def cell(source: str, *outputs: Cell) -> Cell:
+    return {"cell_type": "code", "source": source.splitlines(keepends=True), "outputs": list(outputs)}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_shows_what_its_code_shows(path: Path, tmp_path: Path) -> None:
+    notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    cells = code_cells(notebook)
+    assert len(cells) >= 5
+    assert shown_by(cells, tmp_path) == [each["outputs"] for each in cells]
+    assert list(tmp_path.iterdir()) == [], "it leaves files behind"
+
+
+def test_cells_share_their_names_and_show_what_they_print_and_their_last_expression(tmp_path: Path) -> None:
+    cells = [cell("number = 6"), cell("print('a')\nprint('b')\nnumber * 7"), cell("None"), cell("if number:\n    number")]
+    shown = shown_by(cells, tmp_path)
+    assert [len(outputs) for outputs in shown] == [0, 2, 0, 0]
+    stream, result = shown[1]
+    assert stream["text"] == ["a\n", "b\n"]
+    assert result["data"] == {"text/plain": ["42"]}
+
+
+def test_a_cell_that_fails_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        shown_by([cell("1 / 0\n")], tmp_path)
