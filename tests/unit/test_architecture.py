@@ -22,7 +22,7 @@ def floors_of(*names: str) -> Floors:
 
 
 FLOORS: Final = floors_of(
-    "errors characters",
+    "errors characters capacity",
     "trace",
     "decision",
     "decoding",

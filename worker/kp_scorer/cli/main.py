@@ -8,6 +8,7 @@ import click
 from kp_scorer.cli.audit import audit
 from kp_scorer.cli.cache import cache
 from kp_scorer.cli.calibrate import calibrate
+from kp_scorer.cli.capacity import capacity
 from kp_scorer.cli.dead_letter import dead_letter
 from kp_scorer.cli.decisions import decisions
 from kp_scorer.cli.demo import demo
@@ -54,6 +55,7 @@ _COMMANDS = (
     audit,
     forget,
     cache,
+    capacity,
     schema,
     reference,
 )

@@ -1,0 +1,118 @@
+"""A fleet at random arrivals, event by event: how long traces take from submitting to their published decisions."""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kp_scorer.capacity.fleet import Fleet
+
+_IN_HAND: Final = 96
+"""What a worker takes before it has decided what it has (``worker.concurrency``)."""
+_BATCH: Final = 32
+"""What it decides together (``worker.batch_size``)."""
+_DONE: Final = 1e-12
+
+
+@dataclass(slots=True)
+class _Batch:
+    came: list[float]
+    """When its traces were submitted, in seconds."""
+    left: float
+    """Core seconds that are still to be done."""
+    cores: float
+    """Cores that it can use."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    waiting: deque[tuple[float, float]] = field(default_factory=deque)
+    """When each trace in hand was submitted, and its core seconds."""
+    batch: _Batch | None = None
+
+    @property
+    def in_hand(self) -> int:
+        return len(self.waiting) + (len(self.batch.came) if self.batch else 0)
+
+
+def latencies_s(fleet: Fleet, rate: float, tokens: Sequence[int], traces: int = 20_000, seed: int = 1) -> list[float]:
+    """Seconds from submitting to publishing for so many traces that come at random, independently of each other.
+
+    Workers take traces in turns; each decides what it has, up to a batch, and traces that come meanwhile wait for the next one.
+    Batches share the cores equally. What is before and after deciding takes no core, and ``Costs.batch_wait_ms``.
+
+    Args:
+        fleet: the workers; ``fleet.tokens`` is not used.
+        rate: traces a second on average; below ``fleet.throughput``, or they take ever longer.
+        tokens: lengths of texts, from which each trace gets one by chance.
+        traces: how many.
+        seed: of the chance.
+    """
+    chance = random.Random(seed)  # noqa: S311  # no secret depends on it
+    costs = fleet.costs
+    workers = [_Worker() for _ in range(fleet.workers)]
+    turn = deque(workers)
+    queue: deque[tuple[float, float]] = deque()
+    took: list[float] = []
+    now, next_arrival = 0.0, chance.expovariate(rate)
+    busy: list[_Worker] = []
+    while len(took) < traces:
+        speeds = _speeds([worker.batch for worker in busy if worker.batch], fleet.cores)
+        ends = [now + worker.batch.left / speed for worker, speed in zip(busy, speeds, strict=True) if worker.batch]
+        end = min(ends, default=float("inf"))
+        then = min(end, next_arrival)
+        for worker, speed in zip(busy, speeds, strict=True):
+            assert worker.batch
+            worker.batch.left -= (then - now) * speed
+        now = then
+        if next_arrival <= end:
+            queue.append((now, costs.core_ms(chance.choice(tokens)) / 1_000))
+            next_arrival = now + chance.expovariate(rate)
+        for worker in [one for one in busy if one.batch and one.batch.left <= _DONE]:
+            assert worker.batch
+            took += [now - came + costs.batch_wait_ms / 1_000 for came in worker.batch.came]
+            worker.batch = None
+        _take(queue, turn)
+        for worker in workers:
+            if worker.batch is None and worker.waiting:
+                worker.batch = _next_batch(worker, fleet)
+        busy = [worker for worker in workers if worker.batch]
+    return took
+
+
+def _take(queue: deque[tuple[float, float]], turn: deque[_Worker]) -> None:
+    """Have those who have room take what waits, one after the other: who took last is the last to take again."""
+    for _ in range(len(turn)):
+        if not queue:
+            return
+        worker = turn[0]
+        turn.rotate(-1)
+        for _ in range(min(_BATCH, _IN_HAND - worker.in_hand, len(queue))):
+            worker.waiting.append(queue.popleft())
+
+
+def _next_batch(worker: _Worker, fleet: Fleet) -> _Batch:
+    some = [worker.waiting.popleft() for _ in range(min(_BATCH, len(worker.waiting)))]
+    work = sum(seconds for _, seconds in some)
+    cores = float(fleet.threads)
+    if len(some) < fleet.threads:
+        # A few texts are embedded by all threads together, which loses something.
+        cores *= fleet.costs.alone
+    elif len(some) > 1:
+        # Side by side, the last text ends later than the others: the longest cannot be divided.
+        longest = max(seconds for _, seconds in some)
+        cores = work / max(work / fleet.threads + longest * (fleet.threads - 1) / fleet.threads / 2, longest)
+    return _Batch([came for came, _ in some], work, cores)
+
+
+def _speeds(batches: Sequence[_Batch], cores: float) -> list[float]:
+    """Core seconds a second for each batch."""
+    wanted = sum(batch.cores for batch in batches)
+    share = min(1.0, cores / wanted) if wanted else 0.0
+    return [batch.cores * share for batch in batches]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that so large a share of the values does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
