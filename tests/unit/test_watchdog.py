@@ -10,7 +10,7 @@ from tests.support.processes import wait_until
 STALLED = """
 import time
 from kp_scorer.process.watchdog import StallTimer, Watchdog
-watchdog, moving, still = Watchdog(), StallTimer(), StallTimer()
+watchdog, moving, still = Watchdog(lambda: None), StallTimer(), StallTimer()
 watchdog.watch("moving", moving.elapsed_s, 1.5)
 {watch}
 still.start()
@@ -46,7 +46,7 @@ class Panic(BaseException):
 def die():
     raise Panic("of what the trace says")
 
-watchdog, thread = Watchdog(), VitalThread({target}, "the thread")
+watchdog, thread = Watchdog(lambda: None), VitalThread({target}, "the thread")
 watchdog.watch_threads([thread])
 thread.start()
 thread.join()

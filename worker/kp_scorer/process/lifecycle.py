@@ -16,6 +16,7 @@ from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
 from kp_scorer.logs import configure_logs
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.runtime import LoadEmbedder, Runtime
+from kp_scorer.process.supervisor import Supervisor
 from kp_scorer.process.watchdog import StallTimer, Watchdog
 from kp_scorer.settings import Settings
 
@@ -34,6 +35,7 @@ class Lifecycle:
         self._shutdown = StallTimer()
         self._pipeline: Pipeline | None = None
         self._watchdog: Watchdog | None = None
+        self._supervisor = Supervisor(os.environ)
         self._is_stopping = False
         self._ending = threading.Lock()
         signals.celeryd_init.connect(self._begin, weak=False)
@@ -97,7 +99,7 @@ class Lifecycle:
 
     def _watch(self, runtime: Runtime) -> None:
         limit_s = self._settings.worker.decision_timeout_s
-        watchdog = self._watchdog = Watchdog()
+        watchdog = self._watchdog = Watchdog(when_well=self._supervisor.feed)
         watchdog.watch_threads(runtime.threads)
         watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
         watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
@@ -105,6 +107,7 @@ class Lifecycle:
     def _begin_to_stop(self, **_: Any) -> None:
         self._shutdown.start()
         self._is_stopping = True
+        self._supervisor.stopping()
         if self._pipeline is not None:
             self._pipeline.hurry()
             # What cannot be finished in good time must still be given back in time.
@@ -117,6 +120,7 @@ class Lifecycle:
         gc.collect()
         gc.freeze()
         log.info("worker_ready", queue=self._settings.queues.traces, concurrency=self._settings.worker.concurrency)
+        self._supervisor.ready()
 
     def _close(self, sender: Any, **_: Any) -> None:
         if self._runtime is not None:

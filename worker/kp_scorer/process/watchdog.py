@@ -39,8 +39,9 @@ class VitalThread(threading.Thread):
 class Watchdog:
     """Watches parts that must make progress: each says for how many seconds it has stalled, and has a limit."""
 
-    def __init__(self) -> None:
-        """Watch nothing yet; the thread ends with the process."""
+    def __init__(self, when_well: Callable[[], None]) -> None:
+        """Watch nothing yet; the thread ends with the process. ``when_well`` is called after each look that found all well."""
+        self._when_well = when_well
         self._watched: dict[str, tuple[Callable[[], float], float]] = {}
         self._threads: Sequence[VitalThread] = ()
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
@@ -62,6 +63,7 @@ class Watchdog:
             for name, (still_s, limit_s) in self._watched.items():
                 if still_s() > limit_s:
                     self._end(name, limit_s=limit_s)
+            self._when_well()
 
     @staticmethod
     def _end(stalled: str, **fields: float) -> NoReturn:
