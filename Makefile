@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test quick check fix lock install clean
+.PHONY: demo test quick check fix lock image install clean
 
 install: $(VENV)/.installed
 
@@ -48,6 +48,16 @@ lock:
 		| sed 's/+[a-z0-9.]*$$//' >> $(LOCK)/constraints.txt
 	mv $(LOCK)/constraints.txt constraints.txt
 	rm -rf $(LOCK)
+
+# The container image: buildah makes it where it is installed, without a daemon, else docker. IMAGE_FLAGS go to whichever it is;
+# pip's index comes from the environment.
+IMAGE ?= kp-scorer:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+BUILDER := $(if $(shell command -v buildah),buildah build --isolation chroot --format docker --layers,docker build)
+PIP_VARIABLES := PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT
+
+image:
+	$(BUILDER) --file deploy/Dockerfile --tag $(IMAGE) \
+		$(foreach name,$(PIP_VARIABLES),--build-arg $(name)="$$$(name)") $(IMAGE_FLAGS) .
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info worker/*.egg-info

@@ -11,6 +11,7 @@ DOCUMENTS: Final = (
     "README.md",
     "CONTRIBUTING.md",
     "deploy/OPERATIONS.md",
+    "deploy/README.md",
     "tests/benchmarks/README.md",
     "worker/ARCHITECTURE.md",
     "worker/WIRE.md",
