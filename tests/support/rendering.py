@@ -1,0 +1,44 @@
+"""What the files of ``deploy`` come to: Compose's with its variables filled in, Kubernetes' as kubectl renders them."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pytest
+import yaml
+from kp_scorer.settings import Settings, as_environment
+
+from tests.support.paths import REPOSITORY
+
+DEPLOY: Final = REPOSITORY / "deploy"
+
+_VARIABLE: Final = re.compile(r"(?<!\$)\$\{(\w+):-([^}]*)\}")
+
+
+def compose(**variables: str) -> dict[str, Any]:
+    """The Compose file with its variables filled in."""
+    text = (DEPLOY / "compose.yaml").read_text("utf-8")
+    found: dict[str, Any] = yaml.safe_load(_VARIABLE.sub(lambda found: variables.get(found[1], found[2]), text))
+    return found
+
+
+def kubernetes(overlay: str) -> list[dict[str, Any]]:
+    """The objects that an overlay comes to."""
+    if not shutil.which("kubectl"):
+        if os.environ.get("CI"):
+            pytest.fail("kubectl must be there in CI, with kustomize 5; Debian's is too old")
+        pytest.skip("there is no kubectl here")
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / overlay)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def unknown_settings(variables: Mapping[str, str]) -> Iterator[str]:
+    """Those of the variables called KP_… that are neither a setting nor say in which file one is."""
+    known = set(as_environment(Settings()))
+    yield from (name for name in variables if name.startswith("KP_") and name.removesuffix("_FILE") not in known)
