@@ -1,0 +1,169 @@
+"""The objects for Kubernetes: it knows every field of them, no pod may more than it must, and all are about one another."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import kubernetes_validate
+import pytest
+from kp_scorer.settings import Settings, load_settings
+
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import kubernetes, unknown_settings
+
+OVERLAYS: Final = ("redis", "rabbitmq")
+VERSIONS: Final = ("1.28", "1.37")
+"""The oldest and the newest that the objects are held against."""
+
+FOREIGN: Final = {
+    "ScaledObject": "scaleTargetRef minReplicaCount maxReplicaCount pollingInterval advanced triggers",
+    "TriggerAuthentication": "secretTargetRef",
+    "ServiceMonitor": "selector endpoints",
+}
+"""Kinds of others, whose schemas no package brings, and the fields of theirs that we use."""
+
+of_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@cache
+def objects(overlay: str) -> Mapping[str, dict[str, Any]]:
+    """The objects of an overlay by kind; there is one of each."""
+    rendered = kubernetes(overlay)
+    by_kind = {each["kind"]: each for each in rendered}
+    assert len(by_kind) == len(rendered)
+    return by_kind
+
+
+def pod(overlay: str) -> dict[str, Any]:
+    found: dict[str, Any] = objects(overlay)["Deployment"]["spec"]["template"]["spec"]
+    return found
+
+
+def worker(overlay: str) -> dict[str, Any]:
+    (found,) = pod(overlay)["containers"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@of_each_overlay
+def test_kubernetes_knows_every_field(overlay: str, version: str) -> None:
+    own = [each for kind, each in objects(overlay).items() if kind not in FOREIGN]
+    assert len(own) == 5
+    for each in own:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+@of_each_overlay
+def test_of_what_others_define_only_known_fields_are_used(overlay: str) -> None:
+    assert {kind: set(objects(overlay)[kind]["spec"]) for kind in FOREIGN} == {
+        kind: set(fields.split()) for kind, fields in FOREIGN.items()
+    }
+
+
+@of_each_overlay
+def test_the_image_is_this_version(overlay: str) -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert worker(overlay)["image"] == f"kp-scorer:{version}"
+
+
+@of_each_overlay
+def test_the_settings_exist_and_load(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {each["name"]: each["value"] for each in worker(overlay)["env"]} | objects(overlay)["ConfigMap"]["data"]
+    assert list(unknown_settings(variables)) == []
+    for name, value in variables.items():
+        # What is in a file is there only in the pod.
+        if not name.endswith("_FILE"):
+            monkeypatch.setenv(name, value)
+    assert load_settings().log.format == "json"
+
+
+@of_each_overlay
+def test_secrets_are_referred_to_and_lie_where_the_settings_look_for_them(overlay: str) -> None:
+    assert "Secret" not in objects(overlay)
+    (mounted,) = (each["mountPath"] for each in worker(overlay)["volumeMounts"] if each["name"] == "urls")
+    files = [each["value"] for each in worker(overlay)["env"] if each["name"].endswith("_FILE")]
+    assert sorted(files) == [f"{mounted}/broker-url", f"{mounted}/redis-url"]
+
+
+@of_each_overlay
+def test_a_pod_may_no_more_than_it_must(overlay: str) -> None:
+    assert pod(overlay)["enableServiceLinks"] is False
+    assert pod(overlay)["automountServiceAccountToken"] is False
+    assert pod(overlay)["securityContext"]["runAsNonRoot"] is True
+    assert pod(overlay)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod(overlay))
+    assert worker(overlay)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {kind for volume in pod(overlay)["volumes"] for kind in volume} == {"name", "emptyDir", "secret"}
+
+
+@of_each_overlay
+def test_a_pod_is_asked_how_it_is(overlay: str) -> None:
+    asked = {name: worker(overlay)[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness", "readiness")}
+    live = ["kp-scorer", "health", "live"]
+    assert asked == {"startup": live, "liveness": live, "readiness": ["kp-scorer", "health", "ready"]}
+
+
+@of_each_overlay
+def test_a_worker_has_its_time_to_stop_and_some_seconds_more(overlay: str) -> None:
+    assert pod(overlay)["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
+
+
+@of_each_overlay
+def test_a_worker_has_a_thread_for_each_core_that_it_is_promised(overlay: str) -> None:
+    resources = worker(overlay)["resources"]
+    assert resources["limits"]["cpu"] == resources["requests"]["cpu"]
+
+
+@of_each_overlay
+def test_everything_is_about_these_pods(overlay: str) -> None:
+    each = objects(overlay)
+    labels = each["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == each["Service"]["metadata"]["labels"]
+    selectors = {kind: each[kind]["spec"]["selector"] for kind in ("Deployment", "PodDisruptionBudget", "ServiceMonitor")}
+    selectors["NetworkPolicy"] = each["NetworkPolicy"]["spec"]["podSelector"]
+    assert {kind for kind, selector in selectors.items() if selector != {"matchLabels": labels}} == set()
+    assert each["Service"]["spec"]["selector"] == labels
+    assert each["ScaledObject"]["spec"]["scaleTargetRef"] == {"name": each["Deployment"]["metadata"]["name"]}
+
+
+@of_each_overlay
+def test_there_is_always_a_worker_and_nobody_else_says_how_many(overlay: str) -> None:
+    assert objects(overlay)["ScaledObject"]["spec"]["minReplicaCount"] == 1
+    assert "replicas" not in objects(overlay)["Deployment"]["spec"]
+
+
+@of_each_overlay
+def test_it_is_scaled_by_the_queue_of_traces_with_a_secret_of_its_own(overlay: str) -> None:
+    (trigger,) = objects(overlay)["ScaledObject"]["spec"]["triggers"]
+    assert trigger["type"] == overlay
+    assert Settings().queues.traces in trigger["metadata"].values()
+    authentication = objects(overlay)["TriggerAuthentication"]
+    assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}
+    # Workers' passwords are not for whoever only counts.
+    assert {each["name"] for each in authentication["spec"]["secretTargetRef"]} == {"kp-scorer-scaler"}
+
+
+@of_each_overlay
+def test_the_ways_out_are_those_of_the_servers(overlay: str) -> None:
+    ports = {port["port"] for rule in objects(overlay)["NetworkPolicy"]["spec"]["egress"] for port in rule["ports"]}
+    assert ports == {53, 6379} | ({5672} if overlay == "rabbitmq" else set())
+
+
+@of_each_overlay
+def test_metrics_have_one_port(overlay: str) -> None:
+    (port,) = worker(overlay)["ports"]
+    (of_service,) = objects(overlay)["Service"]["spec"]["ports"]
+    (endpoint,) = objects(overlay)["ServiceMonitor"]["spec"]["endpoints"]
+    assert (of_service["port"], of_service["targetPort"]) == (port["containerPort"], port["name"])
+    assert endpoint["port"] == of_service["name"]
+
+
+def test_quantities_are_in_units_that_both_understand() -> None:
+    quantities = [*worker("redis")["resources"]["requests"].values(), *worker("redis")["resources"]["limits"].values()]
+    assert [each for each in quantities if not re.fullmatch(r"\d+(Mi)?", each)] == []
