@@ -29,7 +29,7 @@ FLOORS: Final = floors_of(
     "scoring",
     "novelty",
     "analysis",
-    "environment urls",
+    "environment health urls",
     "settings",
     "logs",
     "embedding",

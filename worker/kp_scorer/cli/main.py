@@ -13,6 +13,7 @@ from kp_scorer.cli.dead_letter import dead_letter
 from kp_scorer.cli.decisions import decisions
 from kp_scorer.cli.demo import demo
 from kp_scorer.cli.forget import forget
+from kp_scorer.cli.health import health
 from kp_scorer.cli.output import say
 from kp_scorer.cli.redecide import redecide
 from kp_scorer.cli.reference import reference
@@ -48,6 +49,7 @@ _COMMANDS = (
     decisions,
     status,
     stats,
+    health,
     score,
     calibrate,
     redecide,

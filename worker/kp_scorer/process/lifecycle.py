@@ -4,6 +4,8 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import structlog
@@ -13,7 +15,9 @@ from celery.worker import state
 
 from kp_scorer.broker.celery_app import warn_of_celery_variables
 from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
+from kp_scorer.health import directory_of
 from kp_scorer.logs import configure_logs
+from kp_scorer.process.health_file import health_file
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.runtime import LoadEmbedder, Runtime
 from kp_scorer.process.supervisor import Supervisor
@@ -36,6 +40,8 @@ class Lifecycle:
         self._pipeline: Pipeline | None = None
         self._watchdog: Watchdog | None = None
         self._supervisor = Supervisor(os.environ)
+        self._noting = ExitStack()
+        self._is_ready = False
         self._is_stopping = False
         self._ending = threading.Lock()
         signals.celeryd_init.connect(self._begin, weak=False)
@@ -91,18 +97,30 @@ class Lifecycle:
         try:
             if _pool_name(sender.pool_cls) not in ("threads", "solo"):
                 raise SettingsError("pool: expected threads, so that one process loads one model and batches its tasks")
+            watchdog = self._watchdog = Watchdog(when_well=self._supervisor.feed)
+            # Before there is a runtime: a worker that loads its model is alive.
+            directory = directory_of(self._settings.health.directory)
+            self._noting.enter_context(health_file(directory, watchdog.stalls, self._not_ready))
             self._runtime = Runtime(self._settings, self._app, self._load_embedder)
-            self._watch(self._runtime)
+            self._watch(watchdog, self._runtime)
         except ScorerError as error:
+            self._noting.close()
             log.error("worker_cannot_start", detail=str(error))
             raise SystemExit(error.exit_code) from error
 
-    def _watch(self, runtime: Runtime) -> None:
+    def _watch(self, watchdog: Watchdog, runtime: Runtime) -> None:
         limit_s = self._settings.worker.decision_timeout_s
-        watchdog = self._watchdog = Watchdog(when_well=self._supervisor.feed)
         watchdog.watch_threads(runtime.threads)
         watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
         watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
+
+    def _not_ready(self) -> Sequence[str]:
+        """Why the worker takes no work; empty if it does."""
+        if self._is_stopping:
+            return ["it was told to stop"]
+        if not self._is_ready or self._runtime is None:
+            return ["it is starting: it loads its model, and connects to Redis and the broker"]
+        return list(self._runtime.lacking())
 
     def _begin_to_stop(self, **_: Any) -> None:
         self._shutdown.start()
@@ -119,6 +137,7 @@ class Lifecycle:
         # What is there now stays for good. Looking through it for garbage would stop all threads for 60 to 90 ms each time.
         gc.collect()
         gc.freeze()
+        self._is_ready = True
         log.info("worker_ready", queue=self._settings.queues.traces, concurrency=self._settings.worker.concurrency)
         self._supervisor.ready()
 
@@ -127,6 +146,7 @@ class Lifecycle:
             self._runtime.close()
             self._runtime = None
             log.info("worker_stopped")
+        self._noting.close()
         # Celery's command tells its caller, who does not tell the process's: a broken worker would seem to have ended well.
         if sender.exitcode:
             raise SystemExit(sender.exitcode)

@@ -10,10 +10,10 @@ from typing import Final, Protocol
 
 import structlog
 
-from kp_scorer.decider import Decider, Prepared, Settled
+from kp_scorer.decider import Prepared, Settled
 from kp_scorer.errors import EmbedderSick, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.logs import raised_at
-from kp_scorer.process.batcher import MicroBatcher
+from kp_scorer.process.batcher import MicroBatcher, Stages
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.settling import Settling
 from kp_scorer.process.watchdog import StallTimer, VitalThread
@@ -51,7 +51,7 @@ class Pipeline:
 
     def __init__(
         self,
-        decider: Decider,
+        stages: Stages[ReasoningTrace, Prepared, Settled],
         settling: Settling,
         hands: Hands,
         *,
@@ -63,7 +63,7 @@ class Pipeline:
         """Start the threads.
 
         Args:
-            decider: decides traces.
+            stages: decide traces.
             settling: ends what is decided, or cannot be.
             hands: lets go of messages.
             batch_size: how many traces are decided together at most.
@@ -86,7 +86,7 @@ class Pipeline:
         self._stopped = False
         self._settling_for = StallTimer()
         self._batcher: MicroBatcher[ReasoningTrace, Prepared, Settled, Delivery] = MicroBatcher(
-            decider, self._handed.put, batch_size
+            stages, self._handed.put, batch_size
         )
         settler = VitalThread(self._settle_all, "settler")
         self.threads = (*self._batcher.threads, settler)

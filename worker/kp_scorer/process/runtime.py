@@ -1,10 +1,9 @@
 """What a worker process holds open: opened before it takes work, closed when it has nothing in hand, in reverse order."""
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Final, TypeVar
 
@@ -23,7 +22,9 @@ from kp_scorer.errors import EmbedderSick, ServiceUnavailable
 from kp_scorer.novelty import NoveltyCache
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.reconciler import Reconciler
+from kp_scorer.process.repeating import Repeating
 from kp_scorer.process.settling import Settling
+from kp_scorer.process.stages import WatchedStages
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 from kp_scorer.settings import EmbeddingSettings, RecipeName, Settings
 from kp_scorer.store import Store
@@ -32,7 +33,8 @@ _RECONCILE_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
 _DRAIN_EVERY_S: Final = 2.0
 _MOVE_EVERY_S: Final = 0.2
-_AFTER_ERROR_S: Final = 2.0
+_SILENT_S: Final = 10.0
+"""What a worker does every second or two and has not done for so long, it cannot do."""
 
 log = structlog.get_logger("kp_scorer.process.runtime")
 
@@ -67,10 +69,11 @@ class Runtime:
             _warn_of_shortcomings(settings, app, self.store)
             self._publisher = Publisher(app, settings, self.store)
             novelty = _open_novelty(settings, self.store, load_embedder)
-            self._decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
+            decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
+            self._stages = WatchedStages(decider)
             self.threads: list[VitalThread] = []
             """All that must be alive as long as the runtime is open."""
-            self._repeat(opened, "renew_lease", self.store.ledger.renew, _RENEW_EVERY_S)
+            self._renewing = self._repeat(opened, "renew_lease", self.store.ledger.renew, _RENEW_EVERY_S)
             reconciler = Reconciler(app, queues, self.store, settings.ledger)
             every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
             self._repeat(opened, "reconcile", reconciler.reconcile, every_s)
@@ -81,14 +84,16 @@ class Runtime:
                 self._repeat(opened, "move_intake", Intake(app, queues, queues.intake, self.store).move, _MOVE_EVERY_S)
             self._opened = opened.pop_all()
 
-    def _repeat(self, opened: ExitStack, work: str, do: Callable[[], None], every_s: float) -> None:
-        self.threads.append(opened.enter_context(_repeated(work, do, every_s)))
+    def _repeat(self, opened: ExitStack, work: str, do: Callable[[], None], every_s: float) -> Repeating:
+        repeating = opened.enter_context(Repeating(work, do, every_s))
+        self.threads.append(repeating)
+        return repeating
 
     def begin(self, hands: Hands, on_sick: Callable[[EmbedderSick], None]) -> Pipeline:
         """Start the pipeline that takes messages in hand; ``hands`` let go of them. For ``on_sick`` see there."""
         settings = self._settings
         pipeline = Pipeline(
-            self._decider,
+            self._stages,
             Settling(self._app, self._publisher, self.store),
             hands,
             batch_size=settings.worker.batch_size,
@@ -99,6 +104,18 @@ class Runtime:
         )
         self._opened.callback(pipeline.stop)
         return pipeline
+
+    def lacking(self) -> Iterator[str]:
+        """What it takes no work for lack of, by what its threads last met with."""
+        if self._renewing.failure or self._renewing.since_done_s() > _SILENT_S:
+            yield f"redis: {self._renewing.failure or 'it does not answer'}"
+        elif self._stages.behind_s() > _SILENT_S:
+            # Without Redis this goes without saying.
+            yield f"novelty log: last read to its end {self._stages.behind_s():.0f} s ago"
+        if not self.heartbeat.is_running:
+            yield "broker: there is no connection to it"
+        elif self.heartbeat.elapsed_s() > _SILENT_S:
+            yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
 
     def close(self) -> None:
         """Finish the batch in hand and let go of everything."""
@@ -136,33 +153,6 @@ def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None
         except ServiceUnavailable as error:
             # A user that may not ask can do everything else.
             log.warning("redis_unsuitable", service=service, detail=f"cannot be looked at: {error}")
-
-
-@contextmanager
-def _repeated(work: str, do: Callable[[], None], every_s: float) -> Iterator[VitalThread]:
-    """Do something again and again, in a thread of its own, which is given, while the context lasts."""
-    ended = threading.Event()
-
-    def run() -> None:
-        pause_s = every_s
-        while not ended.wait(pause_s):
-            pause_s = max(every_s, _AFTER_ERROR_S)
-            try:
-                do()
-            except ServiceUnavailable as error:
-                log.warning("work_put_off", work=work, detail=str(error))
-            except Exception as error:
-                log.error("work_put_off", work=work, detail=type(error).__name__)
-            else:
-                pause_s = every_s
-
-    thread = VitalThread(run, work)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _wait_for(service: str, reach: Callable[[], Found], patience_s: float) -> Found:

@@ -8,6 +8,7 @@ from typing import Final, NoReturn
 
 import structlog
 
+from kp_scorer.health import Stall
 from kp_scorer.logs import raised_at
 
 EXIT_CODE: Final = 4
@@ -54,14 +55,18 @@ class Watchdog:
         """End the process with exit code 4 if one of these ever dies. One that returns has not died."""
         self._threads = (*self._threads, *threads)
 
+    def stalls(self) -> list[Stall]:
+        """For how long each part has stalled by now."""
+        return [Stall(name, still_s(), limit_s) for name, (still_s, limit_s) in self._watched.items()]
+
     def _run(self) -> None:
         while True:
             time.sleep(_LOOK_EVERY_S)
             for thread in self._threads:
                 if thread.has_died:
                     self._end(thread.name)
-            for name, (still_s, limit_s) in self._watched.items():
-                if still_s() > limit_s:
+            for name, still_s, limit_s in self.stalls():
+                if still_s > limit_s:
                     self._end(name, limit_s=limit_s)
             self._when_well()
 
@@ -86,6 +91,11 @@ class StallTimer:
     def stop(self) -> None:
         """Stop, and return to 0."""
         self._since = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not stopped since."""
+        return self._since is not None
 
     def elapsed_s(self) -> float:
         """Seconds since the start."""

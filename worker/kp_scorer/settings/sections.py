@@ -248,6 +248,12 @@ class WorkerSettings(Section):
     obey_commands: bool = False
 
 
+class HealthSettings(Section):
+    """What `kp-scorer health` looks at."""
+
+    directory: str = ""
+
+
 class LogSettings(Section):
     """Logs, which go to stderr."""
 

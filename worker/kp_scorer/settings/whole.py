@@ -10,6 +10,7 @@ from kp_scorer.decoding import Limits
 from kp_scorer.settings.sections import (
     BrokerSettings,
     EmbeddingSettings,
+    HealthSettings,
     LedgerSettings,
     LogSettings,
     NoveltySettings,
@@ -36,6 +37,7 @@ class Settings(Section):
     ledger: LedgerSettings = LedgerSettings()
     limits: Limits = Limits()
     worker: WorkerSettings = WorkerSettings()
+    health: HealthSettings = HealthSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

@@ -1,0 +1,116 @@
+"""What a probe makes of what a worker noted, and of what is left of one that has ended."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kp_scorer.health import (
+    Stall,
+    State,
+    directory_of,
+    find,
+    make_private,
+    read,
+    remove,
+    sweep,
+    why_not_live,
+    why_not_ready,
+    write,
+)
+
+MOVES = (Stall("consumer", 1.0, 120.0), Stall("batcher", 0.0, 120.0))
+
+
+def state_of(pid: int = 0, **changed: object) -> State:
+    return State(pid or os.getpid(), time.monotonic(), MOVES, ())._replace(**changed)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ended_pid() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_one_that_moves_and_lacks_nothing_is_live_and_ready() -> None:
+    assert list(why_not_live(state_of())) == []
+    assert list(why_not_ready(state_of())) == []
+
+
+def test_one_that_waits_for_redis_is_live_and_not_ready() -> None:
+    waiting = state_of(not_ready=("redis: it does not answer",))
+    assert list(why_not_live(waiting)) == []
+    assert list(why_not_ready(waiting)) == ["redis: it does not answer"]
+
+
+def test_one_of_which_a_part_stands_still_is_neither_and_the_part_is_named() -> None:
+    stalled = state_of(stalls=(*MOVES, Stall("message", 500.0, 420.0)))
+    (reason,) = why_not_live(stalled)
+    assert reason.startswith("message: it has stood still for 500 s")
+    assert list(why_not_ready(stalled)) == [reason]
+
+
+@pytest.mark.parametrize(("written_s", "said"), [(-60.0, "noted nothing for 60 s"), (60.0, "since the machine was started")])
+def test_what_is_old_says_nothing_of_one_that_runs(written_s: float, said: str) -> None:
+    (reason,) = why_not_live(state_of(written_s=time.monotonic() + written_s))
+    assert said in reason
+
+
+def test_one_that_has_ended_is_told_from_one_that_stands_still(ended_pid: int) -> None:
+    assert list(why_not_live(state_of(ended_pid))) == [f"process {ended_pid} has ended"]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    noted = state_of(not_ready=("it was told to stop",))
+    write(tmp_path, noted)
+    assert find(tmp_path) == find(tmp_path, os.getpid()) == [noted]
+    remove(tmp_path, os.getpid())
+    assert find(tmp_path) == find(tmp_path, os.getpid()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_one_that_runs_is_found_among_those_that_have_ended(tmp_path: Path, ended_pid: int) -> None:
+    ended = state_of(ended_pid)
+    write(tmp_path, ended)
+    assert find(tmp_path) == [ended]
+    write(tmp_path, state_of())
+    assert [state.pid for state in find(tmp_path)] == [os.getpid()]
+    assert find(tmp_path, ended_pid) == [ended]
+    sweep(tmp_path)
+    assert find(tmp_path, ended_pid) == []
+    assert [state.pid for state in find(tmp_path)] == [os.getpid()]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"pid": 1}', '{"pid": 1, "written_s": [], "stalls": [], "not_ready": []}']
+)
+def test_what_is_no_state_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "worker-1.json"
+    path.write_text(text)
+    assert read(path) is None
+    assert find(tmp_path) == []
+
+
+def test_the_directory_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directory = directory_of("")
+    assert directory == tmp_path / f"kp-scorer-{os.geteuid()}"
+    make_private(directory)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    directory.chmod(0o777)
+    with pytest.raises(PermissionError):
+        make_private(directory)
+    directory.rmdir()
+    directory.symlink_to(tmp_path)
+    with pytest.raises(PermissionError):
+        make_private(directory)
+
+
+def test_the_command_imports_nothing_that_takes_long() -> None:
+    code = "import sys, kp_scorer.cli.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "celery", "kombu", "redis", "pydantic", "rich", "openvino", "structlog"} & set(found)

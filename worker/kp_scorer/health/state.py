@@ -1,0 +1,86 @@
+"""What a worker says of itself, and what follows from it."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Self
+
+STALE_S: Final = 10.0
+"""A worker writes once a second; what is older than this says nothing any more of one that lives."""
+
+
+class Stall(NamedTuple):
+    """For how long a part of a worker has stood still, and for how long it may, in seconds."""
+
+    part: str
+    still_s: float
+    limit_s: float
+
+
+class State(NamedTuple):
+    """What a worker noted of itself, and when."""
+
+    pid: int
+    written_s: float
+    """By the monotonic clock, which all processes of a machine share."""
+    stalls: tuple[Stall, ...]
+    """Of every part that must move."""
+    not_ready: tuple[str, ...]
+    """Why it takes no work; empty if it does."""
+
+    def as_json(self) -> str:
+        """Write it as one line."""
+        return json.dumps(self._asdict() | {"stalls": [stall._asdict() for stall in self.stalls]})
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what :meth:`as_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            row = json.loads(text)
+            stalls = tuple(Stall(str(each["part"]), float(each["still_s"]), float(each["limit_s"])) for each in row["stalls"])
+            return cls(int(row["pid"]), float(row["written_s"]), stalls, tuple(map(str, row["not_ready"])))
+        except (LookupError, TypeError) as error:
+            raise ValueError("expected the state of a worker") from error
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process with its id, which another one may have got since."""
+        try:
+            os.kill(self.pid, 0)
+        except PermissionError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return True
+
+
+def why_not_live(state: State) -> Iterator[str]:
+    """Why a worker that noted this last is to be started anew; nothing if it moves.
+
+    One that waits for Redis or the broker moves.
+    """
+    if not state.is_running:
+        yield f"process {state.pid} has ended"
+        return
+    age_s = time.monotonic() - state.written_s
+    if age_s < 0:
+        # That clock begins when the machine starts.
+        yield f"process {state.pid} noted nothing since the machine was started"
+        return
+    if age_s > STALE_S:
+        yield f"process {state.pid} has noted nothing for {age_s:.0f} s: it stands still, or has ended"
+        return
+    for part, still_s, limit_s in state.stalls:
+        if still_s > limit_s:
+            yield f"{part}: it has stood still for {still_s:.0f} s, of {limit_s:g} s that it may"
+
+
+def why_not_ready(state: State) -> Iterator[str]:
+    """Why a worker that noted this last takes no work; nothing if it does."""
+    reasons = tuple(why_not_live(state))
+    yield from reasons or state.not_ready
