@@ -9,6 +9,7 @@ import pytest
 from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, TraceConflict
 from kp_scorer.process import reconciler
+from kp_scorer.process.observer import Observer
 from kp_scorer.store import DeadLetter, Submission
 
 from tests.model.baton import Stretch, stop_before
@@ -109,7 +110,7 @@ def reconciling(books: Books, is_empty: Callable[[], bool], send: Send) -> Opera
     """A worker's reconciler."""
     store: Any = SimpleNamespace(ledger=WatchedLedger(books), dead_letters=WatchedLetters(books))
     broker: Any = SimpleNamespace(traces=None, is_empty=is_empty, send=send)
-    return Operator("reconciler", reconciler.Reconciler(broker, broker, store, LEDGER).reconcile)
+    return Operator("reconciler", reconciler.Reconciler(broker, broker, store, LEDGER, Observer(())).reconcile)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class WatchedLedger:
         self._books = books
         self._log = log
         self.real = RedisLedger(books.client, KEYS, RECORD_TTL_MS, TRACE_LEASE_MS)
-        self.worker = self.real._worker
+        self.worker = self.real.worker
 
     def open(self, submission: Submission) -> State | TraceConflict:
         (found,) = _call(lambda: self.real.open([submission]))

@@ -1,7 +1,6 @@
 """A Redis server that a test may kill, starve and rob of its last second."""
 
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +9,7 @@ from typing import Self
 import redis
 from kp_scorer.store.local_redis import redis_executable
 
+from tests.support.ports import free_port
 from tests.support.processes import wait_until
 
 
@@ -19,7 +19,7 @@ class RedisServer:
     def __init__(self, directory: Path) -> None:
         """Keep its data in ``directory``; starts nothing."""
         self._directory = directory
-        self._port = _free_port()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"redis://127.0.0.1:{self._port}/0"
 
@@ -103,9 +103,3 @@ class RedisServer:
             return bool(client.ping())
         except redis.RedisError:
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

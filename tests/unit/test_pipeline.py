@@ -16,6 +16,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import EmbedderSick, ScorerError, ServiceUnavailable
 from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest, Submitted
+from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.settling import Settling
 from kp_scorer.scoring import Policy
@@ -70,7 +71,7 @@ class Scene:
         self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
-            Settling(self.app, publisher, store),
+            Settling(self.app, publisher, store, Observer(())),
             self.hands,
             batch_size=8,
             hold_s=hold_s,

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq_confirms import confirming_channel
-from kp_scorer.broker.task_message import TASK_NAME, as_sent, task_body
+from kp_scorer.broker.task_message import SENT_MS, TASK_NAME, as_sent, task_body
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.store.connection import REFUSALS, refusal
 from kp_scorer.store.suitability import shortcomings
@@ -192,9 +192,8 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
         ServiceUnavailable: the broker cannot be reached, refuses, or did not confirm in time; or there is no queue, and this
             user may not make it. Some may have been sent.
     """
-    messages = [
-        Outgoing(task_body(submission), trace_id, {"task": TASK_NAME, "id": trace_id}) for trace_id, submission in submissions
-    ]
+    headers = {"task": TASK_NAME, SENT_MS: int(time.time() * 1_000)}
+    messages = [Outgoing(task_body(submission), trace_id, {**headers, "id": trace_id}) for trace_id, submission in submissions]
     if not all(publish_all(app, "submit", queues.traces, messages, if_missing=queues.in_order)):
         raise ServiceUnavailable("submit: the broker refuses")
 

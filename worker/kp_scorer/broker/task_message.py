@@ -29,6 +29,9 @@ _BYTES_AROUND: Final = 65_536
 DELIVERY_COUNT: Final = "x-delivery-count"
 """The header in which RabbitMQ, and our Redis transport, say how often a message was delivered before."""
 
+SENT_MS: Final = "sent_ms"
+"""The header in which our client says when it sent a message: Unix time by its own clock. Only figures come of it."""
+
 PACKED_BY: Final = "x-packed-by"
 """The header that says how a body is compressed, once a message is here."""
 
@@ -38,6 +41,8 @@ _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
 
 BEGINNING_BYTES: Final = 65_536
 """How much is delivered of a message that is too large to be looked at."""
+
+_LATEST_MS: Final = 2**53
 
 _TASK_ID: Final = re.compile(r"[!-~]{1,255}")
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -201,6 +206,15 @@ def deliveries_by(message: Any) -> int:
         return 1
     count = message.headers.get(DELIVERY_COUNT)
     return count + 1 if isinstance(count, int) else 1
+
+
+def queued_s(message: Any, taken_s: float) -> float | None:
+    """How long a kombu message was on its queue that was taken at this Unix time; None if it does not say when it was sent."""
+    sent_ms = message.headers.get(SENT_MS)
+    # Any number may be there. One by a clock that is ahead of ours means that it came at once.
+    if not isinstance(sent_ms, int) or not 0 < sent_ms < _LATEST_MS:
+        return None
+    return max(0.0, taken_s - sent_ms / 1_000)
 
 
 def raw_body(message: Any) -> bytes:

@@ -26,20 +26,23 @@ def worker_processes(settings: Settings, url: str, count: int) -> Iterator[list[
     From then on SIGTERM raises KeyboardInterrupt in this process, so that SIGTERM leaves no worker behind.
     """
     signal.signal(signal.SIGTERM, _interrupt)
-    processes = [start_worker(settings, url, count) for _ in range(count)]
+    processes = [start_worker(settings, url, count, place) for place in range(count)]
     try:
         yield processes
     finally:
         _stop(processes)
 
 
-def start_worker(settings: Settings, url: str, count: int) -> Process:
-    """Start one of ``count`` workers against the Redis at ``url``."""
+def start_worker(settings: Settings, url: str, count: int, place: int) -> Process:
+    """Start one of ``count`` workers, numbered from 0 by ``place``, against the Redis at ``url``."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
     environment = inherited | as_environment(settings) | {"KP_BROKER_URL": url, "KP_REDIS_URL": url}
     if not settings.embedding.threads:
         # Otherwise each worker would use all cores, and the workers would slow each other down.
         environment["KP_EMBEDDING_THREADS"] = str(max(1, usable_cores() // count))
+    if settings.metrics.port:
+        # Each needs a port of its own.
+        environment["KP_METRICS_PORT"] = str(settings.metrics.port + place)
     # -P: a kp_scorer.py or redis.py in the current folder must not be imported instead of ours.
     command = [sys.executable, "-P", "-m", "kp_scorer.cli", "worker"]
     # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in hand.

@@ -36,12 +36,12 @@ def up(workers: int, data_dir: Path | None, settings: Settings) -> None:
         processes = stack.enter_context(worker_processes(settings, url, workers))
         say(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         try:
-            _supervise(processes, lambda: start_worker(settings, url, workers))
+            _supervise(processes, lambda place: start_worker(settings, url, workers, place))
         except KeyboardInterrupt:
             say("stopping: workers finish what they have in hand")
 
 
-def _supervise(processes: list[Process], start: Callable[[], Process]) -> NoReturn:
+def _supervise(processes: list[Process], start: Callable[[int], Process]) -> NoReturn:
     """Replace workers that die; raise SettingsError if one cannot start."""
     while True:
         for index, process in enumerate(processes):
@@ -51,5 +51,5 @@ def _supervise(processes: list[Process], start: Callable[[], Process]) -> NoRetu
             if code is not None:
                 say(f"worker {process.pid} ended with {code}; starting another")
                 time.sleep(_RESTART_PAUSE_S)
-                processes[index] = start()
+                processes[index] = start(index)
         time.sleep(_LOOK_EVERY_S)

@@ -20,6 +20,8 @@ class TextEmbedder:
         self.space = model.space + recipe.mark
         self.engine = engine.name
         self.dimensions = engine.dimensions
+        self.tokens_embedded = 0
+        """How many tokens it was given by now, without what pads them."""
         self._recipe = recipe
         self._tokens = tokens
         self._engine = engine
@@ -42,6 +44,7 @@ class TextEmbedder:
         return summed
 
     def _run(self, rows: Sequence[Ids]) -> Vectors:
+        self.tokens_embedded += sum(map(len, rows))
         groups = list(group_by_length([len(row) for row in rows], self._engine.max_tokens, self._engine.step))
         vectors = np.empty((len(rows), self.dimensions), np.float32)
         found = self._engine.run([[rows[index] for index in group] for group in groups])

@@ -23,6 +23,11 @@ class NoveltyCache:
         self._log = log
         self._mirror = Mirror(window, dimensions)
 
+    @property
+    def entries(self) -> int:
+        """How many entries the mirror holds. Any thread may ask."""
+        return len(self._mirror)
+
     def catch_up(self) -> int:
         """Read the log to its end, in chunks, and return how many entries the mirror holds.
 

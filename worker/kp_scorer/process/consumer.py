@@ -125,9 +125,11 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         return partial(self._handle_or_keep, handle)
 
     def _handle_or_keep(self, handle: Callable[[Any], None], message: Any) -> None:
-        if deliveries_by(message) > self._delivery_limit:
+        deliveries = deliveries_by(message)
+        self._lifecycle.runtime.observer.delivered(deliveries)
+        if deliveries > self._delivery_limit:
             # This delivery has not been tried.
-            self._keep_poison(message, deliveries_by(message) - 1)
+            self._keep_poison(message, deliveries - 1)
             return
         try:
             task = task_in(message, self._limits)

@@ -18,6 +18,8 @@ from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
 from kp_scorer.health import directory_of
 from kp_scorer.logs import configure_logs
 from kp_scorer.process.health_file import health_file
+from kp_scorer.process.metrics import WorkerCollector
+from kp_scorer.process.metrics_server import metrics_server
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.runtime import LoadEmbedder, Runtime
 from kp_scorer.process.supervisor import Supervisor
@@ -41,7 +43,7 @@ class Lifecycle:
         self._watchdog: Watchdog | None = None
         self._supervisor = Supervisor(os.environ)
         self._noting = ExitStack()
-        self._is_ready = False
+        self._node = ""
         self._is_stopping = False
         self._ending = threading.Lock()
         signals.celeryd_init.connect(self._begin, weak=False)
@@ -84,6 +86,7 @@ class Lifecycle:
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
+        self._node = instance.hostname
         # Celery greets, and says that it stops, on stdout, which is for programs.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -101,8 +104,10 @@ class Lifecycle:
             # Before there is a runtime: a worker that loads its model is alive.
             directory = directory_of(self._settings.health.directory)
             self._noting.enter_context(health_file(directory, watchdog.stalls, self._not_ready))
-            self._runtime = Runtime(self._settings, self._app, self._load_embedder)
+            self._runtime = Runtime(self._settings, self._app, self._load_embedder, self._node)
             self._watch(watchdog, self._runtime)
+            if self._settings.metrics.port:
+                self._serve_metrics(self._runtime)
         except ScorerError as error:
             self._noting.close()
             log.error("worker_cannot_start", detail=str(error))
@@ -114,18 +119,22 @@ class Lifecycle:
         watchdog.watch("consumer", runtime.heartbeat.elapsed_s, limit_s)
         watchdog.watch("shutdown", self._shutdown.elapsed_s, self._settings.worker.grace_s)
 
+    def _serve_metrics(self, runtime: Runtime) -> None:
+        collector = WorkerCollector(runtime.observer.figures, runtime.condition)
+        self._noting.enter_context(metrics_server(self._settings.metrics, collector))
+
     def _not_ready(self) -> Sequence[str]:
         """Why the worker takes no work; empty if it does."""
-        if self._is_stopping:
-            return ["it was told to stop"]
-        if not self._is_ready or self._runtime is None:
-            return ["it is starting: it loads its model, and connects to Redis and the broker"]
-        return list(self._runtime.lacking())
+        if self._runtime is not None:
+            return self._runtime.not_ready()
+        return ["it was told to stop" if self._is_stopping else "it is starting: it loads its model"]
 
     def _begin_to_stop(self, **_: Any) -> None:
         self._shutdown.start()
         self._is_stopping = True
         self._supervisor.stopping()
+        if self._runtime is not None:
+            self._runtime.is_stopping = True
         if self._pipeline is not None:
             self._pipeline.hurry()
             # What cannot be finished in good time must still be given back in time.
@@ -137,7 +146,7 @@ class Lifecycle:
         # What is there now stays for good. Looking through it for garbage would stop all threads for 60 to 90 ms each time.
         gc.collect()
         gc.freeze()
-        self._is_ready = True
+        self.runtime.is_ready = True
         log.info("worker_ready", queue=self._settings.queues.traces, concurrency=self._settings.worker.concurrency)
         self._supervisor.ready()
 

@@ -101,6 +101,11 @@ class Pipeline:
         else:
             self._handed.put([(delivery, None)])
 
+    @property
+    def in_hand(self) -> int:
+        """How many messages are in hand."""
+        return len(self._in_hand)
+
     def deciding_s(self) -> float:
         """Seconds that a batch has been in one of the two stages that decide."""
         return self._batcher.still_s()

@@ -5,6 +5,7 @@ from celery import Celery
 
 from kp_scorer.broker.publishing import send_traces, waiting
 from kp_scorer.broker.queues import SubmissionQueues
+from kp_scorer.process.observer import Observer
 from kp_scorer.settings import LedgerSettings
 from kp_scorer.store import Claim, Store
 
@@ -14,12 +15,15 @@ log = structlog.get_logger("kp_scorer.process.reconciler")
 class Reconciler:
     """Looks for traces that the ledger holds as pending and the queue no longer holds. Any number of workers may do so."""
 
-    def __init__(self, app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings) -> None:
-        """Send what is lost to the queue of traces again, ``settings.max_resends`` times at most."""
+    def __init__(
+        self, app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings, observer: Observer
+    ) -> None:
+        """Send what is lost to the queue of traces again, ``settings.max_resends`` times at most; tell ``observer`` of it."""
         self._app = app
         self._queues = queues
         self._store = store
         self._settings = settings
+        self._observer = observer
 
     def reconcile(self) -> None:
         """Send again, or bury, what is due.
@@ -52,4 +56,5 @@ class Reconciler:
             log.warning("trace_not_sent_again", trace_id=trace_id, detail=type(error).__name__)
             return
         self._store.ledger.resent(trace_id)
+        self._observer.resent()
         log.warning("trace_sent_again", trace_id=trace_id, resends=resends + 1)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -11,6 +11,7 @@ import structlog
 from celery import Celery
 from threadpoolctl import ThreadpoolController
 
+from kp_scorer.broker.backlog import Backlog, look_at_backlog
 from kp_scorer.broker.dead_queue import DeadQueue
 from kp_scorer.broker.intake import Intake
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues, send_again
@@ -20,9 +21,11 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.embedding import RECIPES, Embedder
 from kp_scorer.errors import EmbedderSick, ServiceUnavailable
 from kp_scorer.novelty import NoveltyCache
+from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.reconciler import Reconciler
 from kp_scorer.process.repeating import Repeating
+from kp_scorer.process.reporting import Condition, report_of
 from kp_scorer.process.settling import Settling
 from kp_scorer.process.stages import WatchedStages
 from kp_scorer.process.watchdog import StallTimer, VitalThread
@@ -33,6 +36,7 @@ _RECONCILE_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
 _DRAIN_EVERY_S: Final = 2.0
 _MOVE_EVERY_S: Final = 0.2
+_LOOK_EVERY_S: Final = 10.0
 _SILENT_S: Final = 10.0
 """What a worker does every second or two and has not done for so long, it cannot do."""
 
@@ -45,8 +49,8 @@ LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
 class Runtime:
     """Everything that one process needs to decide traces."""
 
-    def __init__(self, settings: Settings, app: Celery, load_embedder: LoadEmbedder) -> None:
-        """Connect to Redis and the broker, load the embedder, read the novelty log.
+    def __init__(self, settings: Settings, app: Celery, load_embedder: LoadEmbedder, node: str) -> None:
+        """Connect to Redis and the broker, load the embedder, read the novelty log. ``node`` is what monitors call the worker.
 
         Raises:
             SettingsError: the embedder is required and missing, or a setting cannot be used.
@@ -55,9 +59,18 @@ class Runtime:
         patience_s = settings.worker.patience_s
         self._app = app
         self._settings = settings
+        self._node = node
+        self.is_ready = False
+        """Whether the worker has begun to consume."""
+        self.is_stopping = False
+        """Whether it was told to stop."""
+        self._pipeline: Pipeline | None = None
+        self._backlog: tuple[float, Backlog] | None = None
         self.heartbeat = StallTimer()
+        self.observer = Observer(settings.scoring.domains)
+        """What the parts report to."""
         with ExitStack() as opened:
-            self.store = opened.enter_context(Store.open(settings))
+            self.store = opened.enter_context(Store.open(settings, self.observer.buried))
             _wait_for("redis", self.store.ping, patience_s)
             queues = self._queues = submission_queues(settings)
             # Now, so that a worker whose decisions would be refused does not begin to decide.
@@ -68,21 +81,28 @@ class Runtime:
                 _wait_for("redis", self.store.decision_stream(name).unread, patience_s)
             _warn_of_shortcomings(settings, app, self.store)
             self._publisher = Publisher(app, settings, self.store)
-            novelty = _open_novelty(settings, self.store, load_embedder)
+            novelty = self._novelty = _open_novelty(settings, self.store, load_embedder)
             decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
-            self._stages = WatchedStages(decider)
+            self._stages = WatchedStages(decider, _token_counter(novelty), self.observer)
             self.threads: list[VitalThread] = []
             """All that must be alive as long as the runtime is open."""
-            self._renewing = self._repeat(opened, "renew_lease", self.store.ledger.renew, _RENEW_EVERY_S)
-            reconciler = Reconciler(app, queues, self.store, settings.ledger)
-            every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
-            self._repeat(opened, "reconcile", reconciler.reconcile, every_s)
-            if queues.dead is not None:
-                dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self._publisher, settings)
-                self._repeat(opened, "drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
-            if queues.intake is not None:
-                self._repeat(opened, "move_intake", Intake(app, queues, queues.intake, self.store).move, _MOVE_EVERY_S)
+            self._renewing = self._repeat(opened, "renew_lease", self._renew, _RENEW_EVERY_S)
+            self._start_others(opened)
             self._opened = opened.pop_all()
+
+    def _start_others(self, opened: ExitStack) -> None:
+        """Start the threads that do what is to be done beside the messages in hand."""
+        app, queues, settings = self._app, self._queues, self._settings
+        reconciler = Reconciler(app, queues, self.store, settings.ledger, self.observer)
+        every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
+        self._repeat(opened, "reconcile", reconciler.reconcile, every_s)
+        if queues.dead is not None:
+            dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self._publisher, settings)
+            self._repeat(opened, "drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
+        if queues.intake is not None:
+            self._repeat(opened, "move_intake", Intake(app, queues, queues.intake, self.store).move, _MOVE_EVERY_S)
+        if settings.metrics.port:
+            self._repeat(opened, "look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
 
     def _repeat(self, opened: ExitStack, work: str, do: Callable[[], None], every_s: float) -> Repeating:
         repeating = opened.enter_context(Repeating(work, do, every_s))
@@ -92,9 +112,9 @@ class Runtime:
     def begin(self, hands: Hands, on_sick: Callable[[EmbedderSick], None]) -> Pipeline:
         """Start the pipeline that takes messages in hand; ``hands`` let go of them. For ``on_sick`` see there."""
         settings = self._settings
-        pipeline = Pipeline(
+        pipeline = self._pipeline = Pipeline(
             self._stages,
-            Settling(self._app, self._publisher, self.store),
+            Settling(self._app, self._publisher, self.store, self.observer),
             hands,
             batch_size=settings.worker.batch_size,
             # Only RabbitMQ takes a message away from a worker that holds it for long.
@@ -105,8 +125,19 @@ class Runtime:
         self._opened.callback(pipeline.stop)
         return pipeline
 
-    def lacking(self) -> Iterator[str]:
-        """What it takes no work for lack of, by what its threads last met with."""
+    def _renew(self) -> None:
+        self.store.ledger.renew()
+        # A Redis that is full takes no reports, and the worker goes on.
+        with suppress(ServiceUnavailable):
+            self.store.workers.tell(self.store.ledger.worker, report_of(self._node, self.observer.figures(), self.condition()))
+
+    def not_ready(self) -> list[str]:
+        """Why the worker takes no work, by what its threads last met with; empty if it does. Any thread may ask."""
+        if self.is_stopping:
+            return ["it was told to stop"]
+        return list(self._lacking()) if self.is_ready else ["it is starting: it connects to Redis and the broker"]
+
+    def _lacking(self) -> Iterator[str]:
         if self._renewing.failure or self._renewing.since_done_s() > _SILENT_S:
             yield f"redis: {self._renewing.failure or 'it does not answer'}"
         elif self._stages.behind_s() > _SILENT_S:
@@ -116,6 +147,25 @@ class Runtime:
             yield "broker: there is no connection to it"
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
+
+    def condition(self) -> Condition:
+        """How the worker is at the moment; any thread may ask."""
+        novelty = self._novelty
+        embedder = novelty.embedder if novelty else None
+        looked_at, backlog = self._backlog or (time.monotonic(), None)
+        return Condition(
+            not_ready=tuple(self.not_ready()),
+            in_hand=self._pipeline.in_hand if self._pipeline else 0,
+            embedder={"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space} if embedder else {},
+            window_entries=novelty.cache.entries if novelty else 0,
+            mirror_lag_s=self._stages.behind_s() if novelty else 0.0,
+            backlog=backlog,
+            backlog_age_s=time.monotonic() - looked_at,
+        )
+
+    def _look_at_backlog(self) -> None:
+        backlog = look_at_backlog(self._app, self._settings, self.store)
+        self._backlog = time.monotonic(), backlog
 
     def close(self) -> None:
         """Finish the batch in hand and let go of everything."""
@@ -139,6 +189,12 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
     entries = _wait_for("redis", cache.catch_up, settings.worker.patience_s)
     log.info("novelty_log_read", entries=entries)
     return NoveltyMeter(embedder, cache, RECIPES[settings.novelty.recipe])
+
+
+def _token_counter(novelty: NoveltyMeter | None) -> Callable[[], int]:
+    """How many tokens were embedded by now; 0 for ever where none are counted."""
+    # Not every embedder has tokens.
+    return lambda: int(getattr(novelty.embedder, "tokens_embedded", 0)) if novelty else 0
 
 
 def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None:

@@ -1,6 +1,7 @@
 """The last stage of every message: what was decided is published, what cannot be becomes a dead letter."""
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ from celery import Celery
 from celery.states import SUCCESS
 
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_message import as_bytes, deliveries_by, result_id, trace_id_of
+from kp_scorer.broker.task_message import as_bytes, deliveries_by, queued_s, result_id, trace_id_of
 from kp_scorer.decider import Settled
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Burial, Delivery
+from kp_scorer.process.observer import Ended, Observer
 from kp_scorer.store import Store
 
 log = structlog.get_logger("kp_scorer.process.settling")
@@ -23,11 +25,15 @@ log = structlog.get_logger("kp_scorer.process.settling")
 class Settling:
     """Publishes and buries, whole batches at a time. One thread owns it."""
 
-    def __init__(self, app: Celery, publisher: Publisher, store: Store) -> None:
-        """Publish by ``publisher``, keep dead letters in ``store``, and what producers ask for in the app's result backend."""
+    def __init__(self, app: Celery, publisher: Publisher, store: Store, observer: Observer) -> None:
+        """Publish by ``publisher``, keep dead letters in ``store``, and what producers ask for in the app's result backend.
+
+        ``observer`` is told what is published.
+        """
         self._app = app
         self._publisher = publisher
         self._store = store
+        self._observer = observer
 
     def take(self, delivery: Delivery, settled: Settled | Exception) -> None:
         """Note what is to be done with a delivery, now that this has become of its trace.
@@ -97,11 +103,15 @@ class Settling:
         except BaseException as broken:
             # As when there is no memory for all of them at once.
             found = [broken] * len(decided)
+        ended = []
         for (delivery, decision), error in zip(decided, found, strict=True):
             if error is not None:
                 errors[delivery] = error
             else:
-                _log(decision, delivery)
+                held_s = delivery.held_s()
+                _log(decision, held_s)
+                ended.append(Ended(decision, queued_s(delivery.message, time.time() - held_s), held_s))
+        self._observer.published(ended)
 
     def _store_results(self, deliveries: Sequence[Delivery]) -> None:
         """Store what became of messages for those producers who ask for that, as far as it can be done.
@@ -153,7 +163,7 @@ def _named(delivery: Delivery) -> dict[str, str]:
     return {"trace_id": trace.id, "domain": trace.metadata.task_domain} if trace else {}
 
 
-def _log(decision: Decision, delivery: Delivery) -> None:
+def _log(decision: Decision, held_s: float) -> None:
     log.info(
         "trace_decided",
         trace_id=decision.trace_id,
@@ -163,5 +173,5 @@ def _log(decision: Decision, delivery: Delivery) -> None:
         novelty_source=decision.novelty.source,
         embed_ms=decision.timings.embed_ms,
         batch_size=decision.timings.batch_size,
-        duration_ms=round(delivery.held_s() * 1_000, 1),
+        duration_ms=round(held_s * 1_000, 1),
     )

@@ -177,6 +177,11 @@ class ScoringSettings(Section):
         """Whether any trace can go to review."""
         return self.review is not None or bool(self.reviews)
 
+    @property
+    def domains(self) -> frozenset[str]:
+        """Those that have a profile or a threshold of their own."""
+        return frozenset({*PROFILES, *self.profiles, *self.thresholds, *self.reviews})
+
     def policy(self) -> Policy:
         """The scoring policy these settings describe; profiles given here are added to, or replace, the built-in ones."""
         return Policy(
@@ -252,6 +257,13 @@ class HealthSettings(Section):
     """What `kp-scorer health` looks at."""
 
     directory: str = ""
+
+
+class MetricsSettings(Section):
+    """Where a worker's metrics are served."""
+
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
 class LogSettings(Section):

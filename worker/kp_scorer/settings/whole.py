@@ -13,6 +13,7 @@ from kp_scorer.settings.sections import (
     HealthSettings,
     LedgerSettings,
     LogSettings,
+    MetricsSettings,
     NoveltySettings,
     QueueSettings,
     RedisSettings,
@@ -38,6 +39,7 @@ class Settings(Section):
     limits: Limits = Limits()
     worker: WorkerSettings = WorkerSettings()
     health: HealthSettings = HealthSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

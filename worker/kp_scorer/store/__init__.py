@@ -18,6 +18,7 @@ from kp_scorer.store.ledger import (
 from kp_scorer.store.redis_ledger import Claim, Counts, RedisLedger, Submission
 from kp_scorer.store.redis_log import RedisLog
 from kp_scorer.store.store import Store
+from kp_scorer.store.workers import Timed, WorkerReport
 
 __all__ = [
     "Claim",
@@ -39,5 +40,7 @@ __all__ = [
     "State",
     "Store",
     "Submission",
+    "Timed",
     "Verdict",
+    "WorkerReport",
 ]

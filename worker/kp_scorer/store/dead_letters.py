@@ -1,7 +1,7 @@
 """The dead letters in Redis: one hash each, and an index by the time each was last heard of."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import redis
@@ -19,6 +19,13 @@ _DROPPED_AT_ONCE: Final = 100
 """So many take Redis some 10 ms."""
 
 log = structlog.get_logger("kp_scorer.store.dead_letters")
+
+
+OnBurial = Callable[[Reason], None]
+
+
+def nobody_told(_: Reason) -> None:
+    """Take no notice of a dead letter."""
 
 
 class DeadLetter(NamedTuple):
@@ -51,8 +58,12 @@ def letter_id_of(payload: bytes) -> str:
 class DeadLetters:
     """The dead-letter queue, each letter kept for 30 days after it was last heard of, unless newer ones need its room."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, settings: LedgerSettings) -> None:
-        """Use the dead letters under the prefix of ``keys``; the settings say how many are kept."""
+    def __init__(self, client: redis.Redis, keys: Keys, settings: LedgerSettings, on_burial: OnBurial = nobody_told) -> None:
+        """Use the dead letters under the prefix of ``keys``; the settings say how many are kept.
+
+        ``on_burial`` is called with the reason of each that is kept by way of this object, by the thread that keeps it.
+        """
+        self._on_burial = on_burial
         self._client = client
         self._keys = keys
         self._record_ttl_ms = settings.ttl_ms
@@ -105,6 +116,7 @@ class DeadLetters:
         if decision:
             return Decision.model_validate_json(decision)
         log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
+        self._on_burial(reason)
         if is_over:
             try:
                 self._drop_oldest()

@@ -7,6 +7,7 @@
     {prefix}:log:{space}:erased stream   field e: an entry that was erased, for mirrors that have read it; trimmed by length;
                                          expires with the log
     {prefix}:workers            zset     ids of workers by the time until which each is taken for alive, in ms; an hour
+    {prefix}:worker:{id}        string   what a worker says of itself, as JSON; expires after 5 s
     {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
                                          ``ledger.ttl_s`` after it was decided or died, and not before
     {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
@@ -58,6 +59,10 @@ class Keys:
     def workers(self) -> str:
         """Which workers are alive."""
         return f"{self.prefix}:workers"
+
+    def worker(self, worker: str) -> str:
+        """What a worker says of itself."""
+        return f"{self.prefix}:worker:{worker}"
 
     @property
     def any_log(self) -> str:

@@ -65,7 +65,8 @@ class RedisLedger:
         self._keys = keys
         self._ttl_ms = ttl_ms
         self._lease_ms = lease_ms
-        self._worker = uuid.uuid4().hex
+        self.worker = uuid.uuid4().hex
+        """What this worker is called among all."""
         self._deciding: set[str] = set()
         (
             self._open,
@@ -150,7 +151,7 @@ class RedisLedger:
     def begin(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Begin to decide traces, in one round trip; see :class:`~kp_scorer.store.ledger.Ledger`."""
         keys = [*self._books(), self._keys.workers, *(self._keys.record(identity.trace_id) for identity in identities)]
-        lease: list[str | int] = [self._worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, self._lease_ms, int(alone)]
+        lease: list[str | int] = [self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, self._lease_ms, int(alone)]
         rows = self._run(self._begin, keys, [*lease, *(part for identity in identities for part in identity)])
         records = [_record(*row) for row in rows]
         self._deciding.update(
@@ -169,13 +170,13 @@ class RedisLedger:
         # Copied, as other threads begin and commit meanwhile.
         deciding = tuple(self._deciding)
         keys = [self._keys.workers, *map(self._keys.record, deciding)]
-        held = self._run(self._renew, keys, [self._worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, self._lease_ms])
+        held = self._run(self._renew, keys, [self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, self._lease_ms])
         self._deciding.difference_update(trace_id for trace_id, is_held in zip(deciding, held, strict=True) if not is_held)
 
     def release(self, trace_ids: Sequence[str]) -> None:
         """Hold traces no longer, in one round trip; see :class:`~kp_scorer.store.ledger.Ledger`."""
         self._deciding.difference_update(trace_ids)
-        self._run(self._release, [self._keys.record(trace_id) for trace_id in trace_ids], [self._worker])
+        self._run(self._release, [self._keys.record(trace_id) for trace_id in trace_ids], [self.worker])
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store decisions in one round trip, the first end stands; see :class:`~kp_scorer.store.ledger.Ledger`."""
@@ -217,6 +218,17 @@ class RedisLedger:
             ServiceUnavailable: the ledger cannot be reached.
         """
         return Counts(*self._run(self._counts, self._books(), []))
+
+    def oldest_pending_s(self) -> float:
+        """Seconds since the pending submission was sent that was sent first, by Redis' clock; 0 if none is pending.
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
+        with unavailable_if_down("ledger"):
+            first: Any = self._client.zrange(self._keys.pending, 0, 0, withscores=True)
+            seconds, microseconds = self._client.time()
+        return max(0.0, seconds + microseconds / 1e6 - first[0][1] / 1_000) if first else 0.0
 
     def erase(self, trace_id: str) -> int:
         """Remove a trace's record, its decision with it; return how many there were (0 or 1).

@@ -6,31 +6,33 @@ import redis
 
 from kp_scorer.settings import Settings
 from kp_scorer.store.connection import connect, unavailable_if_down
-from kp_scorer.store.dead_letters import DeadLetters
+from kp_scorer.store.dead_letters import DeadLetters, OnBurial, nobody_told
 from kp_scorer.store.decision_stream import DecisionStream
 from kp_scorer.store.drops import Drops
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.redis_ledger import RedisLedger
 from kp_scorer.store.redis_log import RedisLog, find_logs
 from kp_scorer.store.suitability import shortcomings
+from kp_scorer.store.workers import Workers
 
 
 class Store:
     """The ledger, the dead letters and the novelty logs under one prefix. A context manager; it connects on first use."""
 
-    def __init__(self, client: redis.Redis, settings: Settings) -> None:
-        """Use what lies behind ``client``, which the store owns from now on."""
+    def __init__(self, client: redis.Redis, settings: Settings, on_burial: OnBurial = nobody_told) -> None:
+        """Use what lies behind ``client``, which the store owns from now on; ``on_burial`` is told of dead letters kept."""
         self._client = client
         self._settings = settings
         self._keys = Keys(settings.redis.prefix)
         self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
-        self.dead_letters = DeadLetters(client, self._keys, settings.ledger)
+        self.dead_letters = DeadLetters(client, self._keys, settings.ledger, on_burial)
+        self.workers = Workers(client, self._keys)
         self.drops = Drops(client, self._keys)
 
     @classmethod
-    def open(cls, settings: Settings) -> Self:
-        """Make a store for the Redis that the settings name."""
-        return cls(connect(settings.redis), settings)
+    def open(cls, settings: Settings, on_burial: OnBurial = nobody_told) -> Self:
+        """Make a store for the Redis that the settings name; ``on_burial`` is told the reason of each dead letter kept."""
+        return cls(connect(settings.redis), settings, on_burial)
 
     def ping(self) -> None:
         """Return if Redis answers.
