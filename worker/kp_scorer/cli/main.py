@@ -22,6 +22,7 @@ from kp_scorer.cli.score import score
 from kp_scorer.cli.stats import stats
 from kp_scorer.cli.status import status
 from kp_scorer.cli.submit import submit
+from kp_scorer.cli.top import top
 from kp_scorer.cli.up import up
 from kp_scorer.cli.worker import worker
 from kp_scorer.errors import ScorerError
@@ -49,6 +50,7 @@ _COMMANDS = (
     decisions,
     status,
     stats,
+    top,
     health,
     score,
     calibrate,
