@@ -152,6 +152,9 @@ def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str,
     run = partial(_done, settings)
     run("submit", str(file), "--wait")
     run("stats")
+    run("top")
+    # How much memory there is, only whoever runs it can know.
+    assert run("doctor", "--set", "embedding.embedder=none", code=1).count("wrong") == 1
     run("status", decided)
     letter = json.loads(run("dead-letter", "list").splitlines()[0])
     run("dead-letter", "show", letter["letter_id"])
@@ -274,12 +277,12 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) ->
     assert server.refused() == []
 
 
-def _done(settings: Settings, *arguments: str) -> str:
-    """Run a command of ours; return what it prints."""
+def _done(settings: Settings, *arguments: str, code: int = 0) -> str:
+    """Run a command of ours, which ends with this code; return what it prints."""
     command = [sys.executable, "-m", "kp_scorer.cli", *arguments]
     variables = os.environ | as_environment(settings)
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60, input="y\n")
-    assert done.returncode == 0, f"{arguments}: {done.stderr}"
+    assert done.returncode == code, f"{arguments}: {done.stderr}"
     return done.stdout
 
 

@@ -50,18 +50,19 @@ def make_celery(settings: Settings) -> Celery:
 @cache
 def warn_of_celery_variables() -> None:
     """Name the variables in the environment that would count for another Celery app, and do not here; once a process."""
-    if found := _celery_variables():
+    if found := celery_variables():
         log.warning("celery_variables_ignored", variables=found, instead="our own settings count")
 
 
 def remove_celery_variables() -> None:
     """Name them, and hide them from Celery's command, which takes them for its options: one has it purge the queue."""
     warn_of_celery_variables()
-    for name in _celery_variables():
+    for name in celery_variables():
         del os.environ[name]
 
 
-def _celery_variables() -> list[str]:
+def celery_variables() -> list[str]:
+    """The names of variables that would count for another Celery app, and do not here."""
     return sorted(name for name, value in os.environ.items() if name.startswith("CELERY_") and value)
 
 

@@ -12,6 +12,7 @@ from kp_scorer.cli.capacity import capacity
 from kp_scorer.cli.dead_letter import dead_letter
 from kp_scorer.cli.decisions import decisions
 from kp_scorer.cli.demo import demo
+from kp_scorer.cli.doctor import doctor
 from kp_scorer.cli.forget import forget
 from kp_scorer.cli.health import health
 from kp_scorer.cli.output import say
@@ -51,6 +52,7 @@ _COMMANDS = (
     status,
     stats,
     top,
+    doctor,
     health,
     score,
     calibrate,

@@ -1,5 +1,6 @@
 """Everything of ours in one Redis, opened in one place."""
 
+import time
 from typing import Self
 
 import redis
@@ -51,6 +52,17 @@ class Store:
         """
         with unavailable_if_down("redis.url"):
             return list(shortcomings(self._client.info()))
+
+    def clock_ahead_s(self) -> float:
+        """How many seconds the clock of Redis is ahead of this machine's; less than 0 if it is behind.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        asked_at_s = time.time()
+        with unavailable_if_down("redis.url"):
+            seconds, microseconds = self._client.time()
+        return seconds + microseconds / 1e6 - (asked_at_s + time.time()) / 2
 
     def decision_stream(self, name: str) -> DecisionStream:
         """A stream of decisions, which need not exist yet."""

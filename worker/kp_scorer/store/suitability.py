@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _OLDEST: Final = (6, 2)
+_NEARLY_FULL: Final = 0.8
+"""A tenth more, and no submission is taken."""
 
 
 def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
@@ -16,5 +18,7 @@ def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
         yield f"it throws keys away when its memory is full ({policy}): set maxmemory-policy noeviction"
     if not info.get("maxmemory"):
         yield "it takes memory without limit until the machine ends it: set maxmemory"
+    elif (used := info.get("used_memory", 0) / info["maxmemory"]) >= _NEARLY_FULL:
+        yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
     if not info.get("aof_enabled"):
         yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"
