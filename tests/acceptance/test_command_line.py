@@ -393,7 +393,10 @@ def test_demo_shows_decisions_and_leaves_nothing_behind() -> None:
 def test_demo_without_an_embedder_says_so_once(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_text(lines(*fresh_samples(3)))
-    done = run("demo", str(file), "--set", "embedding.embedder=none")
+    # Of a configured queue neither the demo nor its worker may know.
+    secret = tmp_path / "url"
+    secret.write_text("redis://127.0.0.1:1/0\n")
+    done = run("demo", str(file), "--set", "embedding.embedder=none", KP_BROKER_URL_FILE=str(secret))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("there is no embedder, so every novelty is 0.5") == 1
 

@@ -46,7 +46,7 @@ def test_settings_exist(document: str) -> None:
 
 @of_each_document
 def test_variables_exist(document: str) -> None:
-    known = {*as_environment(Settings()), "KP_SECTION_NAME"}
+    known = {*as_environment(Settings()), "KP_SECTION_NAME", "KP_BROKER_URL_FILE", "KP_REDIS_URL_FILE"}
     named = [(line.place, name) for line in lines_of(document) for name in VARIABLE.findall(line.text)]
     assert [found for found in named if found[1] not in known] == []
 

@@ -112,17 +112,23 @@ URLS = st.builds(
 @given(
     URLS,
     st.sampled_from(["broker", "redis"]),
-    st.sampled_from(["flag", "variable", "--set", "no flag", "file", "mistaken"]),
+    st.sampled_from(["flag", "variable", "file of a secret", "no file", "--set", "no flag", "file", "mistaken"]),
 )
 @hypothesis_settings(max_examples=400)
-def test_no_output_holds_a_password(url: str, section: str, way: str) -> None:
+def test_no_output_holds_a_password(tmp_path_factory: pytest.TempPathFactory, url: str, section: str, way: str) -> None:
     arguments = ["score", "-", "--set", "embedding.embedder=none"]
     variables: dict[str, str] = {}
+    secret = tmp_path_factory.getbasetemp() / "secret"
     match way:
         case "flag":
             arguments += [f"--{section}-url", url]
         case "variable":
             variables[f"KP_{section.upper()}_URL"] = url
+        case "file of a secret":
+            secret.write_bytes(url.encode("utf-8", "surrogateescape"))
+            variables[f"KP_{section.upper()}_URL_FILE"] = str(secret)
+        case "no file":
+            variables[f"KP_{section.upper()}_URL_FILE"] = url
         case "--set":
             arguments += ["--set", f"{section}.url={url}"]
         case "no flag":

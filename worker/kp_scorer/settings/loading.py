@@ -50,7 +50,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, Variables(settings_cls), TomlConfigSettingsSource(settings_cls, config)
+            return init_settings, Variables(settings_cls, _secrets()), TomlConfigSettingsSource(settings_cls, config)
 
     refuse_unknown_variables(Settings.model_fields)
     try:
@@ -82,6 +82,12 @@ def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
         return Settings.model_validate(found | {"scoring": settings.scoring.model_dump() | named}).scoring
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
+
+
+def _secrets() -> list[str]:
+    """The variables of those settings that are never shown."""
+    fields = ((section, name, field) for section, values in Settings() for name, field in type(values).model_fields.items())
+    return [f"KP_{section}_{name}".upper() for section, name, field in fields if not field.repr]
 
 
 def _explain(error: ErrorDetails) -> str:
