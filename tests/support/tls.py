@@ -27,16 +27,26 @@ class Authority:
         self._key = directory / "authority.key"
         self._openssl("req", "-x509", *_KEY, "-subj", "/CN=authority", "-keyout", self._key, "-out", self.certificate)
 
-    def server(self, *names: str, days: int = 2) -> ssl.SSLContext:
-        """What a server needs that proves to have these names (``DNS:localhost``); with ``days`` below 0, it has expired."""
-        key, request, certificate = (self._directory / f"server.{suffix}" for suffix in ("key", "csr", "pem"))
-        subject = ("-subj", "/CN=server", "-addext", f"subjectAltName={','.join(names)}")
+    def server(self, *names: str, days: int = 2, asks_clients: bool = False) -> ssl.SSLContext:
+        """What a server needs that proves to have these names (``DNS:localhost``); with ``days`` below 0, it has expired.
+
+        One that asks clients takes none without a certificate of this authority.
+        """
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*self.pair("server", *names, days=days))
+        if asks_clients:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(self.certificate)
+        return context
+
+    def pair(self, owner: str, *names: str, days: int = 2) -> tuple[Path, Path]:
+        """Make a certificate and its key, in files named after their owner."""
+        key, request, certificate = (self._directory / f"{owner}.{suffix}" for suffix in ("key", "csr", "pem"))
+        subject = ("-subj", f"/CN={owner}", *(("-addext", f"subjectAltName={','.join(names)}") if names else ()))
         self._openssl("req", *_KEY, *subject, "-keyout", key, "-out", request)
         issuer = ("-CA", self.certificate, "-CAkey", self._key, "-CAcreateserial", "-copy_extensions", "copy")
         self._openssl("x509", "-req", "-in", request, *issuer, "-days", str(days), "-out", certificate)
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate, key)
-        return context
+        return certificate, key
 
     @staticmethod
     def _openssl(*arguments: str | Path) -> None:

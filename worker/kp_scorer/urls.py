@@ -1,6 +1,7 @@
 """The URL of a server, taken apart once and strictly. No error quotes any of it: what is not understood may be a password."""
 
 import re
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -131,4 +132,23 @@ def _tls_files(scheme: str, parameters: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{name}: there is no such file")
     if "ssl_keyfile" in files and "ssl_certfile" not in files:
         raise ValueError("ssl_keyfile: expected ssl_certfile too")
+    _check_tls_files(files)
     return files
+
+
+def _check_tls_files(files: dict[str, str]) -> None:
+    """Have files refused that no connection could be made with, which would look like a server that is away."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if "ssl_ca_certs" in files:
+            context.load_verify_locations(files["ssl_ca_certs"])
+    except OSError:
+        raise ValueError("ssl_ca_certs: expected a file of certificates in PEM, which can be read") from None
+    try:
+        if "ssl_certfile" in files:
+            # Without a password OpenSSL would ask for one, on the terminal.
+            context.load_cert_chain(files["ssl_certfile"], files.get("ssl_keyfile"), password="")
+    except OSError:
+        raise ValueError(
+            "ssl_certfile: expected a certificate in PEM and, there or in ssl_keyfile, its key without a password"
+        ) from None
