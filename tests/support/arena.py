@@ -29,7 +29,7 @@ TRACES: Final = int(os.environ.get("CHAOS_TRACES", "500"))
 
 SETTLE_S: Final = 60.0 + TRACES / 20
 
-_IMPATIENT: Final[Mapping[str, Any]] = {
+IMPATIENT: Final[Mapping[str, Any]] = {
     "broker.visibility_timeout_s": 3,
     "broker.timeout_s": 1.0,
     "redis.timeout_s": 1.0,
@@ -38,6 +38,7 @@ _IMPATIENT: Final[Mapping[str, Any]] = {
     "worker.batch_size": 8,
     "worker.concurrency": 32,
 }
+"""Settings by which little time passes until a loss is noticed."""
 
 
 class Arena:
@@ -58,7 +59,7 @@ class Arena:
         """Settings of who must not notice a bad network; ``worker__batch_size=1`` changes one."""
         urls = {"broker.url": self._broker_url, "redis.url": self.redis.url}
         named = {name.replace("__", "."): value for name, value in changed.items()}
-        return load_settings({**urls, **self._queues, **_IMPATIENT, **named})
+        return load_settings({**urls, **self._queues, **IMPATIENT, **named})
 
     def settings_behind_proxies(self, **changed: object) -> Settings:
         """The same, by way of the proxies."""

@@ -19,14 +19,14 @@ class RedisServer:
     def __init__(self, directory: Path) -> None:
         """Keep its data in ``directory``; starts nothing."""
         self._directory = directory
-        self._port = free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
         """Start it, or start it again with the data it has, and wait until that is loaded."""
         configuration = [
-            *("bind 127.0.0.1", f"port {self._port}", f'dir "{self._directory}"', "maxmemory-policy noeviction"),
+            *("bind 127.0.0.1", f"port {self.port}", f'dir "{self._directory}"', "maxmemory-policy noeviction"),
             *("appendonly yes", "appendfsync everysec", "aof-load-truncated yes", 'save ""'),
             # A rewritten file could not be cut back to what it was.
             "auto-aof-rewrite-percentage 0",
@@ -62,18 +62,28 @@ class RedisServer:
     def follow(self, primary: "RedisServer") -> None:
         """Become the other's replica, and wait until it has all that the other has."""
         with self.connect() as client:
-            client.replicaof("127.0.0.1", str(primary._port))
+            client.replicaof("127.0.0.1", str(primary.port))
             wait_until(lambda: client.info("replication").get("master_link_status") == "up", timeout_s=30)
+
+    def replicated(self, replica: "RedisServer") -> None:
+        """Wait until a replica has all that has been written here until now."""
+        with self.connect() as client, replica.connect() as other:
+            written = int(client.info("replication")["master_repl_offset"])
+            wait_until(lambda: int(other.info("replication")["slave_repl_offset"]) >= written, timeout_s=10)
 
     def hand_over(self, replica: "RedisServer") -> None:
         """Make a replica the primary, and this server its replica, without the loss of a write."""
         with self.connect() as old, replica.connect() as new:
             old.execute_command("CLIENT", "PAUSE", 30_000, "WRITE")
-            written = int(old.info("replication")["master_repl_offset"])
-            wait_until(lambda: int(new.info("replication")["slave_repl_offset"]) >= written, timeout_s=10)
+            self.replicated(replica)
             new.replicaof("no", "one")
-            old.replicaof("127.0.0.1", str(replica._port))
+            old.replicaof("127.0.0.1", str(replica.port))
             old.execute_command("CLIENT", "UNPAUSE")
+
+    def is_primary(self) -> bool:
+        """Whether it is nobody's replica."""
+        with self.connect() as client:
+            return bool(client.info("replication")["role"] == "master")
 
     def used_bytes(self) -> int:
         """Memory that counts against the limit, about."""

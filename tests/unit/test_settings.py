@@ -350,7 +350,7 @@ CHOSEN: Final = st.fixed_dictionaries(
     optional={
         "broker.url": st.sampled_from(["", "redis://:pa%23ss@host:1/0", "amqps://user:pass@host//"])
         | NAMES.map(lambda name: f"amqp://u{quote(name, safe='')}:%3F@host/{quote(name, safe='')}"),
-        "redis.url": st.sampled_from(["", "unix:///run/kp.sock?db=1", "rediss://host"]),
+        "redis.url": st.sampled_from(["", "unix:///run/kp.sock?db=1", "rediss://host", "redis+sentinel://a,b?primary=c"]),
         "redis.timeout_s": st.floats(0.001, 1e9),
         "queues.accepted": st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True),
         "scoring.threshold": st.floats(0, 1),

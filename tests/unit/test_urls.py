@@ -31,6 +31,7 @@ SECRET = "Hunter2Hunter2"
         ("amqp://guest:guest@rabbit:5672//", "amqp://guest:guest@rabbit:5672/%2F"),
         ("amqps://rabbit/%2Fa%2Fb", "amqps://rabbit/%2Fa%2Fb"),
         ("pyamqp://rabbit/vhost", "pyamqp://rabbit/vhost"),
+        ("redis+sentinel://:pa%23ss@one,[::1]:2/3?primary=name", "redis://:pa%23ss@one:26379/3"),
     ],
 )
 def test_a_url_is_read_in_one_way(url: str, expected: str) -> None:
@@ -71,11 +72,36 @@ def test_a_url_is_read_in_one_way(url: str, expected: str) -> None:
         "amqp://host/?heartbeat=10",
         "redis+socket:///run/redis.sock",
         "sentinel://host",
+        "redis+sentinel://one,two/0",
+        "redis+sentinel://one,two:0?primary=name",
+        "redis+sentinel://one;two?primary=name",
+        "redis+sentinel://one?primary=",
+        "redis+sentinel://one?master=name",
+        "redis+sentinel://one?primary=name&sentinel_user=user",
+        "redis+sentinel://one?primary=name&ssl_keyfile=/etc/passwd",
+        "redis://one?primary=name",
     ],
 )
 def test_what_can_be_read_in_two_ways_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_url(url, SCHEMES)
+
+
+def test_sentinels_are_told_from_the_server_that_they_watch() -> None:
+    url = "rediss+sentinel://me:pa%23ss@one,[::1]:2,/3?primary=name&sentinel_user=you&sentinel_password=a%26b%40"
+    server = parse_url(url, SCHEMES)
+    assert server.sentinels == ([("one", 26_379), ("[::1]", 2), ("localhost", 26_379)], "name", "you", "a&b@")
+    settings = load_settings({"broker.url": url, "redis.url": url})
+    listening = [("one", 26_379), ("::1", 2), ("localhost", 26_379)]
+    with make_celery(settings) as app, connect(settings.redis) as client:
+        of_results = app.backend.connparams
+        assert [(host["host"], host["port"]) for host in of_results["hosts"]] == listening
+        for options in (of_results, client.connection_pool.connection_kwargs):
+            assert {"db": 3, "username": "me", "password": "pa#ss", "ssl_check_hostname": True}.items() <= options.items()
+        for told in (app.conf.broker_transport_options, app.conf.result_backend_transport_options):
+            assert (told["sentinels"], told["master_name"]) == (listening, "name")
+            expected = {"username": "you", "password": "a&b@", "ssl": True, "ssl_check_hostname": True}
+            assert expected.items() <= told["sentinel_kwargs"].items()
 
 
 def test_a_socket_serves_the_store_and_its_results_but_no_broker() -> None:
@@ -105,7 +131,8 @@ URLS = st.builds(
     st.just(SECRET),
     MANGLED,
     st.sampled_from(["@localhost:1", "@localhost", "@", "", "@[::1]", "@localhost:port"]),
-    st.sampled_from(["", "/", "/0", "//", "/run/x.sock?db=1", "?ssl_cert_reqs=none", f"?{SECRET}=1", "/0#x"]),
+    st.sampled_from(["", "/", "/0", "//", "/run/x.sock?db=1", "?ssl_cert_reqs=none", f"?{SECRET}=1", "/0#x"])
+    | st.builds("?primary=name{}={}".format, st.sampled_from(["", "&sentinel_user", "&sentinel_password"]), st.just(SECRET)),
 )
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
-BROKER_SCHEMES: Final = ("redis", "rediss", "amqp", "amqps", "pyamqp")
-REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
-TLS_SCHEMES: Final = frozenset({"rediss", "amqps"})
+SENTINEL_SCHEMES: Final = ("redis+sentinel", "rediss+sentinel")
+BROKER_SCHEMES: Final = ("redis", "rediss", *SENTINEL_SCHEMES, "amqp", "amqps", "pyamqp")
+REDIS_SCHEMES: Final = ("redis", "rediss", *SENTINEL_SCHEMES, "unix")
+TLS_SCHEMES: Final = frozenset({"rediss", "rediss+sentinel", "amqps"})
 
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 # What redis-py and Celery would also take for less; here it may be said, and cannot be changed.
@@ -17,9 +18,10 @@ _TLS_VERIFIED: Final = {"ssl_cert_reqs": ("required", "CERT_REQUIRED"), "ssl_che
 # A user or password with one of these, unescaped, would be taken for a host, a path or parameters.
 _PARTS: Final = re.compile(
     r"(?:(?P<user>[^:@/?#\s]*)(?::(?P<password>[^@/?#\s]*))?@)?"
-    r"(?P<host>[\w.-]*|\[[\w:.%]+\])(?::(?P<port>\d{1,5}))?"
+    r"(?P<addresses>[^@/?#\s]*)"
     r"(?P<path>/[^@?#\s]*)?(?:\?(?P<query>[^@?#\s]*))?"
 )
+_ADDRESS: Final = re.compile(r"(?P<host>[\w.-]*|\[[\w:.%]+\])(?::(?P<port>\d{1,5}))?")
 _SHAPE: Final = (
     "expected SCHEME://USER:PASSWORD@HOST:PORT/PATH; in the user and the password write / as %2F, # as %23, ? as %3F, "
     "@ as %40, % as %25"
@@ -28,22 +30,46 @@ _SHAPE: Final = (
 _SOCKET: Final = "expected unix:///PATH/OF/THE/SOCKET"
 _ESCAPE: Final = re.compile("%[0-9A-Fa-f]{2}")
 
+_PRIMARY, _SENTINEL_USER, _SENTINEL_PASSWORD = _OF_SENTINELS = ("primary", "sentinel_user", "sentinel_password")
+_SENTINEL_PORT: Final = 26_379
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    """Empty for a socket."""
+    port: int | None
+
+
+class Sentinels(NamedTuple):
+    """Whom to ask where the primary is."""
+
+    addresses: Sequence[Address]
+    primary: str
+    """What they call it."""
+    user: str
+    """Theirs, as is the password; empty if they ask for none."""
+    password: str
+
 
 class ServerUrl(NamedTuple):
     """What a URL says."""
 
     scheme: str
-    """redis, rediss, unix, amqp, amqps or pyamqp."""
+    """redis, rediss, redis+sentinel, rediss+sentinel, unix, amqp, amqps or pyamqp."""
     user: str
     password: str
     host: str
-    """Empty for a socket."""
+    """Empty for a socket. With sentinels, the first of them, as is the port."""
     port: int | None
     path: str
     """Redis' database, RabbitMQ's virtual host, or the path of a socket; empty for the default one."""
     database: int
     tls_files: dict[str, str]
     """Paths by the names that redis-py gives them: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``."""
+    sentinels: Sentinels | None
+    """None where the address is the server's own."""
 
     @property
     def is_tls(self) -> bool:
@@ -51,9 +77,9 @@ class ServerUrl(NamedTuple):
         return self.scheme in TLS_SCHEMES
 
     def without_parameters(self) -> str:
-        """The URL in the one form that all libraries read alike: escaped, and with nothing after a question mark."""
+        """The URL in the one form that all libraries read alike: escaped, of one address, with nothing after a "?"."""
         path = self.path if self.scheme == "unix" else "/" + quote(self.path, safe="")
-        return f"{self.scheme}://{self.authority()}{path}"
+        return f"{self.scheme.removesuffix('+sentinel')}://{self.authority()}{path}"
 
     def authority(self) -> str:
         """User, password, host and port, escaped."""
@@ -74,21 +100,45 @@ def parse_url(url: str, schemes: Sequence[str]) -> ServerUrl:
         raise ValueError(f"expected a URL that begins with one of {', '.join(schemes)}")
     found = _PARTS.fullmatch(rest)
     # Bytes that are no text, from a variable, could not be escaped.
-    if found is None or not url.isprintable() or (found["port"] and not 0 < int(found["port"]) < 65_536):
+    if found is None or not url.isprintable():
+        raise ValueError(_SHAPE)
+    addresses = [_address(address) for address in found["addresses"].split(",")]
+    if len(addresses) > 1 and scheme not in SENTINEL_SCHEMES:
         raise ValueError(_SHAPE)
     if found["user"] and not found["password"]:
         # It would be printed as a user, and is often a password.
         raise ValueError(f"a user needs a password, and a password alone stands behind a colon; {_SHAPE}")
-    if scheme == "unix" and (found["host"] or found["port"]):
+    if scheme == "unix" and addresses != [Address("", None)]:
         raise ValueError(_SOCKET)
     path, database = _path(scheme, found["path"] or "")
     parameters = dict(parse_qsl(found["query"] or "", keep_blank_values=True))
     if scheme == "unix":
         database = _database(parameters.pop("db", ""))
-    host = "" if scheme == "unix" else found["host"] or "localhost"
+    sentinels = _sentinels(addresses, parameters) if scheme in SENTINEL_SCHEMES else None
+    host, port = sentinels.addresses[0] if sentinels else addresses[0]
+    if scheme != "unix":
+        host = host or "localhost"
     user, password = _unescaped(found["user"] or ""), _unescaped(found["password"] or "")
-    port = int(found["port"]) if found["port"] else None
-    return ServerUrl(scheme, user, password, host, port, path, database, _tls_files(scheme, parameters))
+    return ServerUrl(scheme, user, password, host, port, path, database, _tls_files(scheme, parameters), sentinels)
+
+
+def _address(address: str) -> Address:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or (found["port"] and not 0 < int(found["port"]) < 65_536):
+        raise ValueError(_SHAPE)
+    return Address(found["host"], int(found["port"]) if found["port"] else None)
+
+
+def _sentinels(addresses: Sequence[Address], parameters: dict[str, str]) -> Sentinels:
+    """Take what is said of the sentinels out of the parameters."""
+    primary, user, password = (parameters.pop(name, "") for name in _OF_SENTINELS)
+    if not primary:
+        raise ValueError(f"expected ?{_PRIMARY}=NAME, by which the sentinels know the primary")
+    if user and not password:
+        raise ValueError(f"{_SENTINEL_USER}: expected {_SENTINEL_PASSWORD} too")
+    return Sentinels(
+        [Address(host or "localhost", port or _SENTINEL_PORT) for host, port in addresses], primary, user, password
+    )
 
 
 def _path(scheme: str, path: str) -> tuple[str, int]:
@@ -121,6 +171,8 @@ def _database(number: str) -> int:
 
 def _tls_files(scheme: str, parameters: dict[str, str]) -> dict[str, str]:
     known = (*_TLS_FILES, *_TLS_VERIFIED) if scheme in TLS_SCHEMES else ("db",) if scheme == "unix" else ()
+    if scheme in SENTINEL_SCHEMES:
+        known = (*_OF_SENTINELS, *known)
     if not parameters.keys() <= set(known):
         raise ValueError(f"expected {'no parameters but ' + ', '.join(known) if known else 'no parameters'} after a ?")
     for name, verified in _TLS_VERIFIED.items():

@@ -14,7 +14,7 @@ from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.rabbitmq_frames import frame_handler
 from kp_scorer.broker.task_message import largest_body_bytes, largest_message_bytes
 from kp_scorer.settings import BrokerSettings, Settings
-from kp_scorer.store.connection import tls_options
+from kp_scorer.store.connection import sentinel_options, tls_options
 
 # Only Linux has this option.
 _TCP_USER_TIMEOUT: Final = [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else []
@@ -71,7 +71,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
     return {
         "broker_url": broker.server().without_parameters(),
         "broker_use_ssl": _broker_tls(broker),
-        "broker_transport": "kp_scorer.broker.redis_transport:Transport" if broker.is_redis else None,
+        "broker_transport": _transport(broker),
         # Try again when Redis answers with an error, as when it is full; Celery's default is to exit.
         "broker_channel_error_retry": True,
         "broker_transport_options": _transport_options(settings),
@@ -94,6 +94,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
             "visibility_timeout": broker.visibility_timeout_s,
             # By default a message stays in hand for 20 attempts at storing its result, each two minutes long at worst.
             "retry_policy": {"max_retries": 1},
+            **sentinel_options(redis.server(), redis.timeout_s),
         },
         "redis_socket_timeout": redis.timeout_s,
         "redis_socket_connect_timeout": redis.timeout_s,
@@ -111,6 +112,12 @@ def _configuration(settings: Settings) -> dict[str, Any]:
     }
 
 
+def _transport(broker: BrokerSettings) -> str | None:
+    if not broker.is_redis:
+        return None
+    return f"kp_scorer.broker.redis_transport:{'SentinelTransport' if broker.server().sentinels else 'Transport'}"
+
+
 def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:
     """TLS for kombu, which would otherwise take ``rediss`` for a plain connection, and check no host's name with ``amqps``."""
     server = broker.server()
@@ -122,6 +129,9 @@ def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:
 
 def _result_backend(settings: Settings) -> str:
     server = settings.redis.server()
+    if server.sentinels:
+        each = (server._replace(host=host, port=port) for host, port in server.sentinels.addresses)
+        return ";".join(f"sentinel://{one.authority()}/{one.database}" for one in each)
     if server.scheme != "unix":
         return server.without_parameters()
     return f"redis+socket://{server.authority()}{server.path}?virtual_host={server.database}"
@@ -145,6 +155,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         }
     return {
         **retries,
+        **sentinel_options(broker.server(), broker.timeout_s),
         "visibility_timeout": broker.visibility_timeout_s,
         # Without these a publish, or a worker whose peer has vanished, waits for ever.
         "socket_timeout": broker.timeout_s,

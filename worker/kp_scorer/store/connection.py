@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import RedisSettings
+from kp_scorer.store.sentinel import primary_pool
 from kp_scorer.urls import ServerUrl
 
 # Broken connections are tried again at once a few times; longer patience is the caller's to choose. What did not answer in
@@ -36,16 +37,20 @@ def connect(settings: RedisSettings) -> redis.Redis:
     server = settings.server()
     # A socket is never half open.
     of_tcp: dict[str, Any] = {} if server.scheme == "unix" else {"socket_keepalive": True}
-    client = redis.Redis.from_url(
-        server.without_parameters(),
-        db=server.database,
-        socket_timeout=settings.timeout_s,
-        socket_connect_timeout=settings.timeout_s,
-        health_check_interval=25,
-        retry=Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), _RETRIES, _WORTH_A_RETRY),
+    options = {
+        "db": server.database,
+        "socket_timeout": settings.timeout_s,
+        "socket_connect_timeout": settings.timeout_s,
+        "health_check_interval": 25,
+        "retry": Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), _RETRIES, _WORTH_A_RETRY),
         **tls_options(server),
         **of_tcp,
-    )
+    }
+    if server.sentinels:
+        of_primary = {"username": server.user or None, "password": server.password or None, "ssl": server.is_tls, **options}
+        client = redis.Redis.from_pool(primary_pool(**sentinel_options(server, settings.timeout_s), **of_primary))
+    else:
+        client = redis.Redis.from_url(server.without_parameters(), **options)
     leave_replicas(client.connection_pool)
     return client
 
@@ -55,6 +60,28 @@ def tls_options(server: ServerUrl) -> dict[str, Any]:
     if not server.is_tls:
         return {}
     return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **server.tls_files}
+
+
+def sentinel_options(server: ServerUrl, timeout_s: float) -> dict[str, Any]:
+    """What :func:`primary_pool` and Celery's backend are told of sentinels; nothing where the URL names none.
+
+    All sentinels together may be waited for as long as one server, for ``timeout_s``.
+    """
+    if server.sentinels is None:
+        return {}
+    each_s = timeout_s / len(server.sentinels.addresses)
+    sentinel_kwargs = {
+        "username": server.sentinels.user or None,
+        "password": server.sentinels.password or None,
+        "socket_timeout": each_s,
+        "socket_connect_timeout": each_s,
+        # The next one is asked instead.
+        "retry": Retry(NoBackoff(), 0),
+        "ssl": server.is_tls,
+        **tls_options(server),
+    }
+    listening = [(host.strip("[]"), port) for host, port in server.sentinels.addresses]
+    return {"sentinels": listening, "master_name": server.sentinels.primary, "sentinel_kwargs": sentinel_kwargs}
 
 
 def leave_replicas(pool: redis.ConnectionPool) -> None:
