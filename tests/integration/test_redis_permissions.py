@@ -35,67 +35,10 @@ from kp_scorer.store.keys import Keys
 from kp_scorer.store.local_redis import redis_executable
 
 from tests.support.builders import decision_on
-from tests.support.documents import code_with
 from tests.support.fast_worker import WordHashEmbedder
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
-
-
-class Shipped:
-    """A Redis with the configuration and the users that the package carries, set up as the documents say."""
-
-    def __init__(self, directory: Path, executable: str) -> None:
-        self._directory = directory
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
-        self.process = self._start(executable)
-
-    def url(self, user: str, host: str = "127.0.0.1") -> str:
-        """The URL by which a user connects."""
-        found = re.search(rf"^user {user} on >(\w+) ", (self._directory / "users.acl").read_text("utf-8"), re.MULTILINE)
-        assert found
-        return f"redis://{user}:{found[1]}@{host}:{self.port}/0"
-
-    def settings(self, user: str) -> Settings:
-        """Settings for this user."""
-        return load_settings({"broker.url": self.url(user), "redis.url": self.url(user)})
-
-    def connect(self, user: str) -> redis.Redis:
-        """A connection of this user."""
-        return redis.Redis.from_url(self.url(user), socket_timeout=5)
-
-    def refused(self) -> list[str]:
-        """What Redis has refused since the last look: user and command, or key.
-
-        But for CLIENT SETINFO, by which redis-py gives its name and version, and which Redis 7.0 could not be told to allow.
-        """
-        with self.connect("administrator") as admin:
-            entries: Any = admin.acl_log()
-            admin.acl_log_reset()
-        return [
-            f"{entry['username']}: {entry['reason']} {entry['object']}" for entry in entries if entry["object"][:6] != "client"
-        ]
-
-    def _start(self, executable: str) -> "subprocess.Popen[bytes]":
-        commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
-        program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{commands}'
-        subprocess.run(["bash", "-euc", program], cwd=self._directory, check=True, timeout=60)
-        with (self._directory / "users.acl").open("a") as users:
-            users.write("user administrator on >administrator ~* &* +@all\n")
-        arguments = ["redis.conf", "--port", str(self.port)]
-        with (self._directory / "redis.log").open("wb") as log:
-            process = subprocess.Popen([executable, *arguments], cwd=self._directory, stdout=log)
-        with self.connect("administrator") as client:
-            wait_until(lambda: process.poll() is not None or _answers(client), timeout_s=20)
-        assert process.poll() is None, (self._directory / "redis.log").read_text("utf-8")
-        return process
-
-
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.RedisError:
-        return False
 
 
 @pytest.fixture(scope="module", params=["embedded", "redis-server on the PATH"])
@@ -106,8 +49,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         pytest.skip("there is no redis-server on the PATH")
     shipped = Shipped(tmp_path_factory.mktemp("shipped"), executable)
     yield shipped
-    shipped.process.terminate()
-    shipped.process.wait()
+    shipped.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +103,8 @@ def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str,
     run("dead-letter", "replay", letter["letter_id"], "--dry-run")
     run("dead-letter", "drop", letter["letter_id"])
     run("audit")
+    with Store.open(settings) as store:
+        assert len(list(store.ledger.all_decided())) == 4
     run("cache", "info")
     assert len(run("decisions").splitlines()) == 4
     run("forget", decided)
@@ -214,6 +158,10 @@ TO_READERS: dict[str, Forbidden] = {
     "submit": lambda client: client.lpush("traces", "message"),
     "read the log": lambda client: client.xrange("kp:log:space"),
 }
+TO_WORKERS: dict[str, Forbidden] = {
+    "list keys one by one": lambda client: client.scan(),
+    "see what a key takes": lambda client: client.memory_usage("traces"),
+}
 TO_OPERATORS: dict[str, Forbidden] = {
     name: TO_PRODUCERS[name] for name in ("control workers", "divert messages", "forge a result")
 }
@@ -222,10 +170,10 @@ TO_OPERATORS: dict[str, Forbidden] = {
 @pytest.mark.parametrize(
     ("user", "forbidden"),
     [
-        ("producer", TO_ALL | TO_PRODUCERS),
-        ("client", TO_ALL | TO_CLIENTS),
-        ("reader", TO_ALL | TO_READERS),
-        ("worker", TO_ALL),
+        ("producer", TO_ALL | TO_WORKERS | TO_PRODUCERS),
+        ("client", TO_ALL | TO_WORKERS | TO_CLIENTS),
+        ("reader", TO_ALL | TO_WORKERS | TO_READERS),
+        ("worker", TO_ALL | TO_WORKERS),
         ("operator", TO_ALL | TO_OPERATORS),
     ],
 )
@@ -341,9 +289,10 @@ def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:
     assert "ACL" in done.stdout
 
 
-def test_the_store_is_used_whole_by_a_worker(server: Shipped) -> None:
-    with server.connect("worker") as client:
-        _use_everything(Store(client, Settings()), Settings())
+def test_the_store_is_used_whole_by_a_worker_and_an_operator(server: Shipped) -> None:
+    with server.connect("worker") as worker, server.connect("operator") as operator:
+        settings = Settings()
+        _use_everything(Store(worker, settings), Store(operator, settings), settings)
     assert server.refused() == []
 
 
@@ -357,7 +306,7 @@ def test_every_command_of_a_script_is_a_workers() -> None:
         assert {f"+{name}" for name in called} <= set(rules.split())
 
 
-def _use_everything(store: Store, settings: Settings) -> None:
+def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     store.ping()
     ledger, letters, window = store.ledger, store.dead_letters, settings.novelty.window()
     embedder = WordHashEmbedder(settings.embedding, "trace")
@@ -376,12 +325,12 @@ def _use_everything(store: Store, settings: Settings) -> None:
     assert all(isinstance(decided, Decision) for decided in decider.decide([one, other]))
     assert ledger.open([submission]) == ["decided"]
     letters.bury(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
-    (found,) = store.novelty_logs()
+    (found,) = operators.novelty_logs()
     assert found.info().entries == 2
-    assert audit(list(found.entries()), ledger.decided, window, lambda done, total: None).agreeing == 2
-    assert (found.erase(one.id), ledger.erase(one.id)) == (1, 1)
-    (letter,) = letters.read()
-    assert letters.payload(letter.letter_id) == b'{"id": "kp:trace:bad"}'
+    assert audit(list(found.entries()), operators.ledger.decided, window, lambda done, total: None).agreeing == 2
+    assert (found.erase(one.id), operators.ledger.erase(one.id)) == (1, 1)
+    (letter,) = operators.dead_letters.read()
+    assert operators.dead_letters.payload(letter.letter_id) == b'{"id": "kp:trace:bad"}'
     assert ledger.counts() == (3, 0, 2, 1)
-    assert letters.drop(letter)
+    assert operators.dead_letters.drop(letter)
     found.clear()

@@ -1,0 +1,122 @@
+"""Redis with the configuration and the users that the package carries."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import redis
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store.connection import connect
+
+from tests.support.documents import blocks, code_with
+from tests.support.processes import wait_until
+from tests.support.servers import free_port
+from tests.support.tls import Authority
+
+
+class Shipped:
+    """A Redis with the configuration and the users that the package carries, set up as the documents say."""
+
+    def __init__(
+        self, directory: Path, executable: str, *, authority: Authority | None = None, more: str = "", users: str = ""
+    ) -> None:
+        """Start it, with ``more`` configuration; given an authority, with the lines for TLS, and asking for certificates.
+
+        Unless its ``users`` are given, they are those of the package and those that the documents show for Sentinel, with new
+        passwords.
+        """
+        self._directory = directory
+        self._authority = authority
+        self._more = more
+        self._users = users
+        self.port = free_port()
+        self.process = self._start(executable)
+
+    def url(self, user: str, host: str = "127.0.0.1") -> str:
+        """The URL by which a user connects."""
+        credentials = f"{user}:{self.password(user)}"
+        if self._authority is None:
+            return f"redis://{credentials}@{host}:{self.port}/0"
+        return f"rediss://{credentials}@localhost:{self.port}/0?{self.files()}"
+
+    def password(self, user: str) -> str:
+        """The password of a user."""
+        found = re.search(rf"^user {user} on >(\w+) ", self.users(), re.MULTILINE)
+        assert found
+        return found[1]
+
+    def users(self) -> str:
+        """What its file of users says."""
+        return (self._directory / "users.acl").read_text("utf-8")
+
+    def files(self) -> str:
+        """The parameters of a URL for TLS: clients show the certificate that the server has."""
+        assert self._authority
+        certificate, key = self._directory / "server.pem", self._directory / "server.key"
+        return f"ssl_ca_certs={self._authority.certificate}&ssl_certfile={certificate}&ssl_keyfile={key}"
+
+    def settings(self, user: str) -> Settings:
+        """Settings for this user."""
+        return load_settings({"broker.url": self.url(user), "redis.url": self.url(user)})
+
+    def connect(self, user: str) -> redis.Redis:
+        """A connection of this user."""
+        return connect(self.settings(user).redis)
+
+    def refused(self) -> list[str]:
+        """What Redis has refused since the last look: user and command, or key.
+
+        But for CLIENT SETINFO, by which redis-py gives its name and version, and which Redis 7.0 could not be told to allow.
+        """
+        with self.connect("administrator") as admin:
+            entries: Any = admin.acl_log()
+            admin.acl_log_reset()
+        return [
+            f"{entry['username']}: {entry['reason']} {entry['object']}" for entry in entries if entry["object"][:6] != "client"
+        ]
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.terminate()
+        self.process.wait()
+
+    def _start(self, executable: str) -> "subprocess.Popen[bytes]":
+        commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
+        program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{commands}'
+        subprocess.run(["bash", "-euc", program], cwd=self._directory, check=True, timeout=60)
+        (for_sentinel,) = [block for block in blocks("deploy/OPERATIONS.md") if "user sentinel on" in block]
+        for_sentinel = re.sub("PASSWORD-OF-", ">", for_sentinel)
+        with (self._directory / "users.acl").open("a") as users:
+            users.write(f"{for_sentinel}user administrator on >administrator ~* &* +@all\n")
+        if self._users:
+            (self._directory / "users.acl").write_text(self._users, "utf-8")
+        with (self._directory / "redis.conf").open("a") as configuration:
+            configuration.write(self._more)
+        arguments = ["redis.conf", *self._arguments()]
+        with (self._directory / "redis.log").open("wb") as log:
+            process = subprocess.Popen([executable, *arguments], cwd=self._directory, stdout=log)
+        with self.connect("administrator") as client:
+            wait_until(lambda: process.poll() is not None or _answers(client), timeout_s=20)
+        assert process.poll() is None, (self._directory / "redis.log").read_text("utf-8")
+        return process
+
+    def _arguments(self) -> list[str]:
+        if self._authority is None:
+            return ["--port", str(self.port)]
+        for suffix, file in zip(("pem", "key"), self._authority.pair("server", "DNS:localhost"), strict=True):
+            shutil.copy(file, self._directory / f"server.{suffix}")
+        shutil.copy(self._authority.certificate, self._directory / "authority.pem")
+        configuration = self._directory / "redis.conf"
+        lines = re.sub(r"^# (port 0|tls-.*)$", r"\1", configuration.read_text("utf-8"), flags=re.MULTILINE)
+        configuration.write_text(lines.replace("tls-auth-clients no", "tls-auth-clients yes"), "utf-8")
+        return ["--tls-port", str(self.port)]
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
