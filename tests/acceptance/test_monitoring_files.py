@@ -91,6 +91,13 @@ def test_every_query_of_the_dashboard_is_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_configuration_is_one_and_finds_the_rules() -> None:
+    file = RULES / "prometheus.yml"
+    done = subprocess.run([_program("promtool"), "check", "config", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 rule files found" in done.stdout
+
+
 def test_prometheus_reads_two_workers(settings: Settings, tmp_path: Path) -> None:
     executable = _program("prometheus")
     one, two = (

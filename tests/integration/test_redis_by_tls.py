@@ -50,7 +50,8 @@ def test_every_user_does_its_part_by_tls(server: Shipped, tmp_path: Path) -> Non
     assert server.refused() == []
 
 
-def test_a_client_without_a_certificate_is_told_what_it_lacks(server: Shipped, authority: Authority) -> None:
+def test_a_client_without_a_certificate_is_refused(server: Shipped, authority: Authority) -> None:
     url = server.url("worker").partition("?")[0] + f"?ssl_ca_certs={authority.certificate}"
-    with Store.open(load_settings({"redis.url": url})) as store, pytest.raises(ServiceUnavailable, match="certificate"):
+    # What the server says of it may come too late: it closes the connection in the same breath.
+    with Store.open(load_settings({"redis.url": url})) as store, pytest.raises(ServiceUnavailable, match=r"^redis\.url: Conn"):
         store.ping()

@@ -13,8 +13,8 @@ from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 
+from tests.support.ports import free_port
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
-from tests.support.servers import free_port
 from tests.support.shipped import Shipped
 from tests.support.tls import Authority
 from tests.support.traces import fresh_samples

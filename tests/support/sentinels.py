@@ -9,8 +9,9 @@ from typing import Final, Self
 import redis
 from kp_scorer.store.local_redis import redis_executable
 
+from tests.support.ports import free_port
 from tests.support.processes import wait_until
-from tests.support.servers import RedisServer, free_port
+from tests.support.servers import RedisServer
 
 PRIMARY: Final = "scorer"
 """What they call the primary."""

@@ -12,8 +12,8 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store.connection import connect
 
 from tests.support.documents import blocks, code_with
+from tests.support.ports import free_port
 from tests.support.processes import wait_until
-from tests.support.servers import free_port
 from tests.support.tls import Authority
 
 

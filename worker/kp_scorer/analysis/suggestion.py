@@ -65,7 +65,10 @@ def counted_share(part: int, of: int) -> Share | None:
         return None
     share, extra = part / of, Z**2 / of
     middle, width = share + extra / 2, Z * math.sqrt(share * (1 - share) / of + extra / (4 * of))
-    return Share(share, max((middle - width) / (1 + extra), 0.0), min((middle + width) / (1 + extra), 1.0))
+    # Of none or of all, one end is the share itself, but for the last bits.
+    return Share(
+        share, min(max((middle - width) / (1 + extra), 0.0), share), max(min((middle + width) / (1 + extra), 1.0), share)
+    )
 
 
 def _resampled(counted: Tally, accepted: Integers, target: Target) -> tuple[Integers, Floats, Floats]:
