@@ -26,6 +26,7 @@ FLOORS: Final = floors_of(
     "trace",
     "decision",
     "decoding",
+    "adapters",
     "scoring",
     "novelty",
     "analysis",

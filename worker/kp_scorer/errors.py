@@ -3,6 +3,7 @@
     ScorerError
     ├── SettingsError            fix the setting, start again
     ├── InvalidTrace             fix the trace; a worker dead-letters it
+    ├── NotConverted             fix the source in the other format, or give the option that says what it lacks
     ├── TraceConflict            use another id; a worker dead-letters it
     ├── TraceDead                look at the dead letter; no decision will come
     ├── DecisionTimeout          wait again, if the trace is known
@@ -50,9 +51,22 @@ class InvalidTrace(ScorerError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        shown = "; ".join(f"{problem.field}: {problem.expected}" for problem in self.problems[:3])
-        more = len(self.problems) - 3
-        super().__init__(shown + (f"; and {more} more" if more > 0 else ""))
+        super().__init__(_shown(self.problems))
+
+
+class NotConverted(ScorerError):
+    """What a source in another format says does not make a valid trace."""
+
+    def __init__(self, line: int, problems: Sequence[Problem]) -> None:
+        self.line = line
+        self.problems = tuple(problems)
+        super().__init__(f"line {line}: {_shown(self.problems)}")
+
+
+def _shown(problems: Sequence[Problem]) -> str:
+    shown = "; ".join(f"{problem.field}: {problem.expected}" for problem in problems[:3])
+    more = len(problems) - 3
+    return shown + (f"; and {more} more" if more > 0 else "")
 
 
 class TraceConflict(ScorerError):

@@ -1,0 +1,162 @@
+"""Langfuse's exports as traces: whole traces, downloads, rows of observations."""
+
+import json
+import re
+from typing import Any, Final
+
+import pytest
+
+from tests.support.converting import GIVEN, converted, refused_fields, told
+
+Json = dict[str, Any]
+UNDATED: Final = GIVEN._replace(created_at=None)
+
+
+def observation(kind: str, name: str, second: int, **more: object) -> Json:
+    return {
+        "id": f"{name}-{second}",
+        "traceId": "tr-1",
+        "type": kind,
+        "name": name,
+        "startTime": f"2026-02-03T08:00:{second:02}.250Z",
+        "endTime": f"2026-02-03T08:00:{second + 1:02}.000Z",
+        "level": "DEFAULT",
+        "statusMessage": None,
+        "parentObservationId": None,
+        **more,
+    }
+
+
+ASKED: Final = {"role": "user", "content": "Which berths are free?"}
+CALLED: Final[Json] = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "berths", "arguments": '{"pier": "B"}'}}],
+}
+RETURNED: Final = {"role": "tool", "tool_call_id": "call_1", "content": "B4, B9"}
+FREE: Final = "B4 and B9 are free."
+OBSERVATIONS: Final = [
+    observation("AGENT", "harbour-master", 0, input={"kwargs": {}}, output=FREE),
+    observation("GENERATION", "plan", 1, input=[ASKED], output=CALLED, model="some-model", usage={"total": 90}),
+    observation("TOOL", "berths", 3, input={"pier": "B"}, output="B4, B9"),
+    observation(
+        "GENERATION", "answer", 5, input={"messages": [ASKED, CALLED, RETURNED]}, output={"role": "assistant", "content": FREE}
+    ),
+]
+TRACE: Final = {
+    "id": "tr-1",
+    "timestamp": "2026-02-03T08:00:00.000Z",
+    "name": "harbour",
+    "input": "Which berths are free?",
+    "output": FREE,
+    "tags": [],
+    "metadata": {"release": "r7"},
+}
+WHOLE: Final = TRACE | {"observations": OBSERVATIONS, "scores": []}
+STEPS: Final = [("tool_call", "berths", 'berths({"pier": "B"})'), ("observation", "B4, B9"), ("thought", FREE)]
+
+
+def test_trace_with_its_observations_is_a_trace() -> None:
+    (trace,) = converted("langfuse", WHOLE, given=UNDATED)
+    assert trace["id"] == "kp:trace:langfuse:tr-1"
+    assert trace["metadata"]["created_at"] == "2026-02-03T08:00:00+00:00"
+    assert trace["task"] == {"objective": "Which berths are free?"}
+    assert told(trace) == STEPS
+    assert trace["steps"][0]["input"] == {"pier": "B"}
+    assert trace["steps"][0]["latency_ms"] == 750
+    assert trace["outcome"]["result_summary"] == FREE
+
+
+def in_store(value: object) -> str:
+    """As Langfuse keeps it: what is no text as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def test_all_ways_of_export_tell_the_same() -> None:
+    texts = [each | {key: in_store(each[key]) for key in ("input", "output")} for each in OBSERVATIONS]
+    rows = [
+        {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", key): value for key, value in each.items()} for each in texts
+    ]
+    for sources in (
+        [{"trace": TRACE, "observations": OBSERVATIONS, "scores": []}],
+        [[WHOLE]],
+        [{"data": [WHOLE], "meta": {"page": 1}}],
+        [{"data": OBSERVATIONS, "meta": {"cursor": None}}],
+        [OBSERVATIONS],
+        OBSERVATIONS,
+        list(reversed(OBSERVATIONS)),
+        texts,
+        [row | {"start_time": row["start_time"].replace("T", " ").rstrip("Z")} for row in rows],
+    ):
+        (trace,) = converted("langfuse", *sources, given=UNDATED)
+        assert (trace["task"]["objective"], told(trace)) == ("Which berths are free?", STEPS)
+        assert trace["id"] == "kp:trace:langfuse:tr-1"
+        assert trace["metadata"]["created_at"].startswith("2026-02-03T08:00:00")
+
+
+def test_span_that_a_model_called_by_its_name_is_a_tool() -> None:
+    kinds = {"berths": "SPAN"}
+    spans = [each | {"type": kinds.get(each["name"], each["type"])} for each in OBSERVATIONS]
+    spans.append(observation("SPAN", "parse-answer", 7, input="x", output="y"))
+    (trace,) = converted("langfuse", spans)
+    assert told(trace) == STEPS
+
+
+def test_error_and_event_are_observations() -> None:
+    failed = OBSERVATIONS[2] | {"level": "ERROR", "output": None, "statusMessage": "pier B does not answer"}
+    again = CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"id": "call_2"}]}
+    retry = observation("GENERATION", "plan", 5, input=[ASKED], output=again)
+    event = observation("EVENT", "gauge", 6, input={"level": "high"}, endTime=None)
+    found = observation("RETRIEVER", "berths", 7, input={"pier": "B"}, output=["B4"])
+    (trace,) = converted(
+        "langfuse",
+        [OBSERVATIONS[1], failed, retry, event, found, observation("GENERATION", "answer", 9, input="And?", output=FREE)],
+    )
+    assert told(trace) == [
+        STEPS[0],
+        ("observation", "pier B does not answer"),
+        ("error_recovery", "berths", 'berths({"pier": "B"})'),
+        ("observation", '{"level": "high"}'),
+        ("observation", '["B4"]'),
+        ("observation", "And?"),
+        ("thought", FREE),
+    ]
+
+
+def test_trace_without_observations_is_what_went_in_and_came_out() -> None:
+    (trace,) = converted("langfuse", TRACE | {"input": {"messages": [ASKED]}, "output": {"content": FREE}})
+    assert (trace["task"]["objective"], told(trace)) == ("Which berths are free?", [("thought", FREE)])
+
+
+def test_id_that_may_not_stand_in_a_trace_becomes_a_digest() -> None:
+    traces = converted("langfuse", *[TRACE | {"id": f"über {n}"} for n in (1, 2)], TRACE | {"id": "y" * 300})
+    assert len({trace["id"] for trace in traces}) == 3
+    assert all(re.fullmatch("kp:trace:langfuse:[0-9a-f]{32}", trace["id"]) for trace in traces)
+
+
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        (7, "$"),
+        ({}, "$"),
+        ({"id": ""}, "id"),
+        ({"data": [5]}, "data.0"),
+        (OBSERVATIONS[0] | {"traceId": None}, "traceId"),
+        (TRACE | {"observations": {}}, "observations"),
+        (TRACE | {"observations": ["obs-1", "obs-2"]}, "observations.0"),
+        (TRACE | {"observations": [OBSERVATIONS[1] | {"startTime": "at noon"}]}, "observations.0.startTime"),
+        (TRACE | {"timestamp": 5, "observations": []}, "timestamp"),
+        (
+            {"trace": TRACE, "observations": [OBSERVATIONS[1] | {"input": [{"role": "narrator"}]}]},
+            "observations.0.input.0.role",
+        ),
+        (TRACE | {"observations": [OBSERVATIONS[2] | {"name": None}]}, "observations.0.name"),
+        (TRACE | {"input": None}, "$"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_place(source: object, field: str) -> None:
+    assert refused_fields("langfuse", WHOLE | {"id": "tr-2"}, source) == [(2, field)]
+
+
+def test_whether_it_succeeded_is_given() -> None:
+    assert refused_fields("langfuse", WHOLE, given=UNDATED._replace(success=None)) == [(1, "metadata.success")]

@@ -1,0 +1,231 @@
+"""OpenAI's conversations as traces: chat messages, calls of functions old and new, items of the Responses API."""
+
+from typing import Any, Final
+
+import pytest
+from kp_scorer.adapters import Given
+
+from tests.support.converting import GIVEN, converted, refused_fields, told
+
+Message = dict[str, Any]
+
+
+def call(call_id: str, name: str, arguments: str) -> Message:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(call_id: str, content: object) -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+TIDES: Final = [
+    {"role": "system", "content": "You know the harbours of the North Sea."},
+    {"role": "user", "content": "When is high water in Esbjerg tomorrow?"},
+    {"role": "assistant", "content": None, "tool_calls": [call("call_1", "tide_table", '{"port": "Esbjerg", "days": 1}')]},
+    result("call_1", '{"high": ["04:12", "16:40"]}'),
+    {"role": "assistant", "content": "At 04:12 and at 16:40."},
+]
+
+
+def test_chat_with_a_tool_call_is_a_trace() -> None:
+    (trace,) = converted("openai", {"messages": TIDES})
+    assert trace["task"] == {"objective": "When is high water in Esbjerg tomorrow?"}
+    assert trace["steps"] == [
+        {
+            "step_id": 0,
+            "type": "tool_call",
+            "content": 'tide_table({"days": 1, "port": "Esbjerg"})',
+            "tool": {"name": "tide_table"},
+            "input": {"port": "Esbjerg", "days": 1},
+        },
+        {"step_id": 1, "type": "observation", "content": '{"high": ["04:12", "16:40"]}'},
+        {"step_id": 2, "type": "thought", "content": "At 04:12 and at 16:40."},
+    ]
+    assert trace["outcome"] == {"result_summary": "At 04:12 and at 16:40.", "confidence": 0.7}
+    assert trace["metadata"] == {
+        "created_at": "2026-01-31T12:00:00Z",
+        "task_domain": "code",
+        "success": True,
+        "visibility": "network",
+        "privacy_level": "aggregated",
+    }
+
+
+@pytest.mark.parametrize("source", [TIDES, [TIDES], [{"messages": TIDES}]], ids=["list", "list of lists", "list of objects"])
+def test_messages_may_stand_alone_or_in_a_list_of_conversations(source: object) -> None:
+    (trace,) = converted("openai", source)
+    (same,) = converted("openai", {"messages": TIDES})
+    assert trace["steps"] == same["steps"]
+
+
+def test_parallel_calls_come_before_their_results() -> None:
+    calls = [call("call_a", "stock", '{"item": "rope"}'), call("call_b", "stock", '{"item": "sail"}')]
+    (trace,) = converted(
+        "openai",
+        [
+            {"role": "user", "content": "Are rope and sail there?"},
+            {"role": "assistant", "content": "I look for both.", "tool_calls": calls},
+            result("call_a", [{"type": "text", "text": "12"}, {"type": "text", "text": "in hall 3"}]),
+            result("call_b", "0"),
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "Rope, yes."}, {"type": "refusal", "refusal": "Sail, no."}],
+            },
+        ],
+    )
+    assert told(trace) == [
+        ("thought", "I look for both."),
+        ("tool_call", "stock", 'stock({"item": "rope"})'),
+        ("tool_call", "stock", 'stock({"item": "sail"})'),
+        ("observation", "12\nin hall 3"),
+        ("observation", "0"),
+        ("thought", "Rope, yes.\nSail, no."),
+    ]
+
+
+def test_calls_of_functions_as_they_were_at_first() -> None:
+    (trace,) = converted(
+        "openai",
+        [
+            {"role": "user", "content": "How deep is the lock?"},
+            {"role": "assistant", "content": None, "function_call": {"name": "depth", "arguments": '{"lock": 7}'}},
+            {"role": "function", "name": "depth", "content": "4.5 m"},
+            {"role": "assistant", "content": "4.5 metres."},
+        ],
+    )
+    assert told(trace) == [("tool_call", "depth", 'depth({"lock": 7})'), ("observation", "4.5 m"), ("thought", "4.5 metres.")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "taken"),
+    [
+        ('{"a": 1}', '{"a": 1}', {"a": 1}),
+        ("", "", {}),
+        ("[1, 2]", "[1, 2]", {"arguments": [1, 2]}),
+        ('{"a": ', '{"a": ', {"arguments": '{"a": '}),
+    ],
+)
+def test_arguments_that_are_no_object_are_kept(arguments: str, shown: str, taken: object) -> None:
+    (trace,) = converted(
+        "openai",
+        [
+            {"role": "user", "content": "go"},
+            {"role": "assistant", "tool_calls": [call("c", "f", arguments)]},
+            result("c", "done"),
+        ],
+    )
+    assert (trace["steps"][0]["content"], trace["steps"][0]["input"]) == (f"f({shown})", taken)
+    assert trace["outcome"]["result_summary"] == "done"
+
+
+def test_custom_tools_take_text() -> None:
+    tool_call = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "uname -a"}}
+    (trace,) = converted(
+        "openai", [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": [tool_call]}, result("c", "Linux")]
+    )
+    assert trace["steps"][0] | {"step_id": 0} == {
+        "step_id": 0,
+        "type": "tool_call",
+        "content": "shell(uname -a)",
+        "tool": {"name": "shell"},
+        "input": {"arguments": "uname -a"},
+    }
+
+
+def test_what_the_user_says_later_is_an_observation() -> None:
+    (trace,) = converted(
+        "openai",
+        [
+            {"role": "user", "content": "Book a berth."},
+            {"role": "assistant", "content": "For which boat?"},
+            {"role": "user", "content": [{"type": "text", "text": "The cutter."}, {"type": "image_url", "image_url": {}}]},
+            {"role": "assistant", "content": "Berth 14."},
+        ],
+    )
+    assert told(trace) == [("thought", "For which boat?"), ("observation", "The cutter."), ("thought", "Berth 14.")]
+
+
+def test_request_and_response_of_the_responses_api() -> None:
+    (trace,) = converted(
+        "openai",
+        {
+            "created_at": 1_767_225_600,
+            "input": "Is the bridge open?",
+            "output": [
+                {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "I need the timetable."}]},
+                {"type": "function_call", "call_id": "fc_1", "name": "bridge", "arguments": '{"day": "Friday"}'},
+                {"type": "function_call_output", "call_id": "fc_1", "output": "closed"},
+                {
+                    "type": "web_search_call",
+                    "id": "ws_1",
+                    "status": "completed",
+                    "action": {"type": "search", "query": "bridge"},
+                },
+                {
+                    "type": "mcp_call",
+                    "id": "m_1",
+                    "server_label": "town",
+                    "name": "notices",
+                    "arguments": "{}",
+                    "output": "none",
+                },
+                {"type": "item_reference", "id": "x"},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Not on Friday."}]},
+            ],
+        },
+        given=GIVEN._replace(created_at=None),
+    )
+    assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
+    assert trace["task"]["objective"] == "Is the bridge open?"
+    assert told(trace) == [
+        ("thought", "I need the timetable."),
+        ("tool_call", "bridge", 'bridge({"day": "Friday"})'),
+        ("observation", "closed"),
+        ("tool_call", "web_search", 'web_search({"action": {"query": "bridge", "type": "search"}})'),
+        ("tool_call", "notices", "notices({})"),
+        ("observation", "none"),
+        ("thought", "Not on Friday."),
+    ]
+
+
+def test_failed_mcp_call_is_an_error() -> None:
+    items = [
+        {"type": "message", "role": "user", "content": "go"},
+        {"type": "mcp_call", "id": "m_1", "name": "notices", "arguments": "{}", "error": {"code": 504}},
+        {"type": "custom_tool_call", "call_id": "c", "name": "shell", "input": "ls"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "a b"},
+    ]
+    (trace,) = converted("openai", items)
+    assert [step["type"] for step in trace["steps"]] == ["tool_call", "observation", "error_recovery", "observation"]
+
+
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        (7, "$"),
+        ({}, "$"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": [5]}, "messages.0"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [*TIDES[:2], {"role": "assistant", "tool_calls": [{}]}]}, "messages.2.tool_calls.0.function"),
+        (
+            {"messages": [*TIDES[:2], {"role": "assistant", "tool_calls": [call("c", "", "{}")]}]},
+            "messages.2.tool_calls.0.function.name",
+        ),
+        ({"messages": TIDES[:2]}, "$"),
+        ({"messages": TIDES[2:]}, "$"),
+        ({"messages": TIDES[:3]}, "$"),
+        ({"input": "x", "output": [], "created_at": 1e300}, "created_at"),
+        ([TIDES, {"messages": [{"role": "user", "content": {}}]}], "1.messages.0.content"),
+        ({"messages": [*TIDES[:2], {"role": "assistant", "content": "x" * 100_001}]}, "messages.2"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_place(source: object, field: str) -> None:
+    assert refused_fields("openai", {"messages": TIDES}, source) == [(2, field)]
+
+
+def test_what_no_chat_says_must_be_given() -> None:
+    unsaid = Given(0.5, "code", "private", "private")
+    assert refused_fields("openai", TIDES, given=unsaid) == [(1, "metadata.created_at"), (1, "metadata.success")]

@@ -1,0 +1,404 @@
+"""OpenTelemetry spans as traces: of the GenAI conventions and of OpenInference, in the protocol's JSON."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.converting import GIVEN, converted, refused_fields, told
+
+Json = dict[str, Any]
+TRACE: Final = "5B8EFFF798038103D269B633813FC60C"
+START: Final = 1_767_225_600_000_000_000
+"""The beginning of 2026."""
+MS: Final = 1_000_000
+FAILED: Final = {"code": 2, "message": "timed out"}
+
+
+def any_value(value: object) -> Json:
+    match value:
+        case None:
+            return {}
+        case bool():
+            return {"boolValue": value}
+        case int():
+            return {"intValue": str(value)}
+        case float():
+            return {"doubleValue": value}
+        case str():
+            return {"stringValue": value}
+        case list():
+            return {"arrayValue": {"values": [any_value(item) for item in value]}}
+        case dict():
+            return {"kvlistValue": {"values": key_values(value)}}
+    raise AssertionError(value)
+
+
+def key_values(values: Json) -> list[Json]:
+    return [{"key": key, "value": any_value(value)} for key, value in values.items()]
+
+
+def span(name: str, at_ms: int, until_ms: int, attributes: Json, *, parent: str = "", **more: object) -> Json:
+    return {
+        "traceId": TRACE,
+        "spanId": f"{name}@{at_ms}",
+        "parentSpanId": parent,
+        "name": name,
+        "startTimeUnixNano": str(START + at_ms * MS),
+        "endTimeUnixNano": str(START + until_ms * MS),
+        "attributes": key_values(attributes),
+        **more,
+    }
+
+
+def export(*spans: Json) -> Json:
+    scope = {"name": "some.instrumentation", "version": "1.2"}
+    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": scope, "spans": list(spans)}]}]}
+
+
+def text(content: str) -> Json:
+    return {"type": "text", "content": content}
+
+
+def message(role: str, *parts: Json) -> Json:
+    return {"role": role, "parts": list(parts)}
+
+
+def chat(at_ms: int, until_ms: int, shown: Sequence[Json], made: Sequence[Json], **more: Any) -> Json:
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps(shown),
+        "gen_ai.output.messages": json.dumps(made),
+    }
+    return span("chat some-model", at_ms, until_ms, attributes, **more)
+
+
+def tool(name: str, at_ms: int, until_ms: int, call_id: str = "", **more: Any) -> Json:
+    attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, "gen_ai.tool.type": "function"}
+    attributes |= {"gen_ai.tool.call.id": call_id} if call_id else {}
+    return span(f"execute_tool {name}", at_ms, until_ms, attributes | more.pop("attributes", {}), **more)
+
+
+ASKED: Final = message("user", text("How windy is it in Bergen?"))
+CALL: Final = {"type": "tool_call", "id": "call_1", "name": "get_wind", "arguments": {"town": "Bergen"}}
+CALLED: Final = message("assistant", CALL)
+RETURNED: Final = message("tool", {"type": "tool_call_response", "id": "call_1", "response": "14 m/s"})
+ANSWERED: Final = message("assistant", text("It blows with 14 m/s."))
+STEPS: Final = [
+    ("tool_call", "get_wind", 'get_wind({"town": "Bergen"})'),
+    ("observation", "14 m/s"),
+    ("thought", "It blows with 14 m/s."),
+]
+SYSTEM: Final = message("system", text("You know the weather."))
+WINDY: Final = [
+    chat(0, 10, [SYSTEM, ASKED], [CALLED | {"finish_reason": "tool_call"}]),
+    chat(20, 30, [SYSTEM, ASKED, CALLED, RETURNED], [ANSWERED | {"finish_reason": "stop"}]),
+]
+UNDATED: Final = GIVEN._replace(created_at=None)
+
+
+def test_calls_of_a_model_are_a_trace() -> None:
+    (trace,) = converted("otel", export(*WINDY), given=UNDATED)
+    assert trace["id"] == f"kp:trace:otel:{TRACE.lower()}"
+    assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
+    assert trace["task"] == {"objective": "How windy is it in Bergen?"}
+    assert told(trace) == STEPS
+    assert trace["steps"][0]["input"] == {"town": "Bergen"}
+    assert trace["outcome"]["result_summary"] == "It blows with 14 m/s."
+
+
+def test_span_of_a_tool_tells_how_long_it_took_and_nothing_twice() -> None:
+    without_contents = tool("get_wind", 11, 19, "call_1")
+    recorded = {"gen_ai.tool.call.arguments": {"town": "Bergen"}, "gen_ai.tool.call.result": "14 m/s"}
+    for each in (
+        without_contents,
+        tool("get_wind", 11, 19, "call_1", attributes=recorded),
+        tool("get_wind", 11, 19, attributes=recorded),
+    ):
+        (trace,) = converted("otel", export(WINDY[0], each, WINDY[1]))
+        assert told(trace) == STEPS
+        assert trace["steps"][0]["latency_ms"] == 8
+
+
+def test_messages_may_be_structured() -> None:
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": [ASKED, CALLED, RETURNED],
+        "gen_ai.output.messages": [ANSWERED],
+    }
+    (trace,) = converted("otel", export(span("chat", 0, 1, attributes)))
+    assert told(trace) == STEPS
+
+
+def test_thoughts_and_tools_of_the_provider() -> None:
+    made: list[Json] = [
+        {"type": "reasoning", "content": "I search first."},
+        {"type": "server_tool_call", "id": "s_1", "name": "web_search", "server_tool_call": {"query": "Bergen wind"}},
+        {"type": "server_tool_call_response", "id": "s_1", "server_tool_call_response": {"hits": 3}},
+        {"type": "uri", "modality": "image", "uri": "https://example.org/map.png"},
+        text("Strong."),
+    ]
+    (trace,) = converted("otel", export(chat(0, 1, [ASKED], [message("assistant", *made)])))
+    assert told(trace) == [
+        ("thought", "I search first."),
+        ("tool_call", "web_search", 'web_search({"query": "Bergen wind"})'),
+        ("observation", '{"hits": 3}'),
+        ("thought", "Strong."),
+    ]
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(1, 3), min_size=3, max_size=3))
+def test_spans_may_come_in_any_order_and_on_any_line(order: list[int], cuts: list[int]) -> None:
+    root = span("invoke_agent", 0, 40, {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "skipper"})
+    spans = [root, WINDY[0], tool("get_wind", 10, 20, "call_1"), WINDY[1]]
+    spans = [spans[place] for place in order]
+    lines = [export(*spans[: cuts[0]]), export(*spans[cuts[0] :])]
+    (trace,) = converted("otel", *lines)
+    assert told(trace) == STEPS
+    assert converted("otel", export(*spans))[0] == trace
+
+
+def test_each_trace_id_is_a_trace() -> None:
+    other = [each | {"traceId": "0af7651916cd43dd8448eb211c80319c"} for each in WINDY]
+    traces = converted("otel", export(WINDY[0], other[0]), export(WINDY[1], other[1]))
+    assert [trace["id"] for trace in traces] == [
+        f"kp:trace:otel:{TRACE.lower()}",
+        "kp:trace:otel:0af7651916cd43dd8448eb211c80319c",
+    ]
+    assert traces[0]["steps"] == traces[1]["steps"]
+
+
+def test_tool_that_failed_is_an_error_and_the_next_try_a_recovery() -> None:
+    again = message("assistant", text("Once more."), CALL | {"id": "call_2"})
+    for failed in (
+        tool("get_wind", 11, 19, "call_1", status=FAILED),
+        tool("get_wind", 11, 19, "call_1", status={"code": "STATUS_CODE_ERROR", "message": "timed out"}),
+        tool("get_wind", 11, 19, "call_1", attributes={"error.type": "timeout"}, status={"message": "timed out"}),
+        tool(
+            "get_wind",
+            11,
+            19,
+            "call_1",
+            status={"code": 2},
+            events=[
+                {
+                    "name": "exception",
+                    "attributes": key_values({"exception.type": "TimeoutError", "exception.message": "timed out"}),
+                }
+            ],
+        ),
+    ):
+        (trace,) = converted(
+            "otel",
+            export(
+                WINDY[0],
+                failed,
+                chat(20, 30, [ASKED, CALLED], [again]),
+                tool("get_wind", 31, 39, "call_2", attributes={"gen_ai.tool.call.result": "14 m/s"}),
+                chat(40, 50, [ASKED, CALLED, again], [ANSWERED]),
+            ),
+        )
+        assert told(trace) == [
+            STEPS[0],
+            ("observation", "timed out"),
+            ("error_recovery", "Once more."),
+            *STEPS,
+        ]
+
+
+def test_tool_that_is_tried_again_under_one_id_is_called_twice() -> None:
+    (trace,) = converted(
+        "otel",
+        export(
+            WINDY[0],
+            tool("get_wind", 11, 13, "call_1", status=FAILED),
+            tool("get_wind", 14, 19, "call_1", attributes={"gen_ai.tool.call.result": "14 m/s"}),
+            WINDY[1],
+        ),
+    )
+    assert [step["type"] for step in trace["steps"]] == ["tool_call", "observation", "error_recovery", "observation", "thought"]
+
+
+def test_call_that_two_instrumentations_record_is_one() -> None:
+    outer = [each | {"spanId": f"outer{number}"} for number, each in enumerate(WINDY)]
+    inner = [each | {"parentSpanId": f"outer{number}"} for number, each in enumerate(WINDY)]
+    (trace,) = converted("otel", export(*outer, *inner))
+    assert told(trace) == STEPS
+
+
+def test_conversation_before_the_run_is_part_of_it() -> None:
+    earlier = [message("user", text("Good day.")), message("assistant", text("Good day."))]
+    (trace,) = converted("otel", export(chat(0, 1, [*earlier, ASKED], [ANSWERED])))
+    assert trace["task"]["objective"] == "Good day."
+    assert told(trace) == [("thought", "Good day."), ("observation", "How windy is it in Bergen?"), STEPS[2]]
+
+
+@pytest.mark.parametrize(("status", "success"), [({}, True), ({"code": 1}, True), (FAILED, False), (None, True)])
+def test_run_whose_root_failed_did_not_succeed(status: Json | None, success: bool) -> None:
+    root = span("invoke_agent", 0, 40, {"gen_ai.operation.name": "invoke_agent"}, status=status)
+    inner = [each | {"parentSpanId": root["spanId"], "status": FAILED} for each in WINDY]
+    (trace,) = converted("otel", export(root, *inner))
+    assert trace["metadata"]["success"] is success
+
+
+def test_of_several_roots_none_says_whether_the_run_succeeded() -> None:
+    (trace,) = converted("otel", export(WINDY[0], tool("get_wind", 11, 19, "call_1", status=FAILED), WINDY[1]))
+    assert trace["metadata"]["success"] is True
+
+
+# OpenInference
+
+
+def flat(prefix: str, messages: Sequence[Json]) -> Json:
+    return {f"{prefix}.{n}.message.{key}": value for n, each in enumerate(messages) for key, value in each.items()}
+
+
+def llm(at_ms: int, until_ms: int, shown: Sequence[Json], made: Sequence[Json], **more: Any) -> Json:
+    attributes = {"openinference.span.kind": "LLM", "llm.model_name": "some-model"}
+    attributes |= flat("llm.input_messages", shown) | flat("llm.output_messages", made)
+    return span("ChatCompletion", at_ms, until_ms, attributes, **more)
+
+
+MULTIPLY: Final = {
+    "role": "assistant",
+    "tool_calls.0.tool_call.id": "call_7",
+    "tool_calls.0.tool_call.function.name": "multiply",
+    "tool_calls.0.tool_call.function.arguments": '{"a": 17, "b": 31}',
+}
+MULTIPLIED: Final = {"role": "tool", "content": "527", "name": "multiply", "tool_call_id": "call_7"}
+SUM: Final = {"role": "user", "content": "What is 17 times 31?"}
+PRODUCT: Final = {"role": "assistant", "content": "It is 527."}
+ARITHMETIC: Final = [
+    ("tool_call", "multiply", 'multiply({"a": 17, "b": 31})'),
+    ("observation", "527"),
+    ("thought", "It is 527."),
+]
+
+
+def multiply(at_ms: int, until_ms: int, **more: Any) -> Json:
+    attributes = {
+        "openinference.span.kind": "TOOL",
+        "tool.name": "multiply",
+        "input.value": '{"a": 17, "b": 31}',
+        "output.value": "527",
+    }
+    return span("multiply", at_ms, until_ms, attributes, **more)
+
+
+def without_ids(found: Json) -> Json:
+    return {key: value for key, value in found.items() if not key.endswith(("tool_call.id", "tool_call_id"))}
+
+
+def test_openinference_spans_are_a_trace() -> None:
+    root = span("agent", 0, 60, {"openinference.span.kind": "AGENT", "input.value": "{...}", "output.value": "It is 527."})
+    (trace,) = converted(
+        "otel",
+        export(root, llm(5, 10, [SUM], [MULTIPLY]), multiply(11, 15), llm(20, 30, [SUM, MULTIPLY, MULTIPLIED], [PRODUCT])),
+    )
+    assert trace["task"]["objective"] == "What is 17 times 31?"
+    assert told(trace) == ARITHMETIC
+
+
+def test_openinference_without_ids_of_calls_and_without_spans_of_tools() -> None:
+    call, returned = without_ids(MULTIPLY), without_ids(MULTIPLIED)
+    (trace,) = converted("otel", export(llm(5, 10, [SUM], [call]), llm(20, 30, [SUM, call, returned], [PRODUCT])))
+    assert told(trace) == ARITHMETIC
+    (trace,) = converted(
+        "otel", export(llm(5, 10, [SUM], [call]), multiply(11, 15), llm(20, 30, [SUM, call, returned], [PRODUCT]))
+    )
+    assert told(trace) == ARITHMETIC
+
+
+def test_the_same_call_twice_stays_two() -> None:
+    call, returned = without_ids(MULTIPLY), without_ids(MULTIPLIED)
+    shown = [SUM, call, returned, call, returned]
+    (trace,) = converted(
+        "otel", export(llm(0, 1, shown[:1], [call]), llm(2, 3, shown[:3], [call]), llm(4, 5, shown, [PRODUCT]))
+    )
+    assert told(trace) == [*ARITHMETIC[:2], *ARITHMETIC]
+
+
+def test_contents_in_parts_and_a_function_call_as_it_was_at_first() -> None:
+    thinking = {
+        "role": "assistant",
+        "contents.0.message_content.type": "reasoning",
+        "contents.0.message_content.text": "I multiply.",
+        "contents.1.message_content.type": "tool_use",
+        "contents.1.tool_call.id": "call_7",
+        "contents.1.tool_call.function.name": "multiply",
+        "contents.1.tool_call.function.arguments": '{"a": 17, "b": 31}',
+    }
+    legacy = {"role": "assistant", "function_call_name": "multiply", "function_call_arguments_json": '{"a": 17, "b": 31}'}
+    (trace,) = converted("otel", export(llm(0, 1, [SUM], [thinking]), llm(2, 3, [SUM, thinking, MULTIPLIED], [PRODUCT])))
+    assert told(trace) == [("thought", "I multiply."), *ARITHMETIC]
+    (trace,) = converted(
+        "otel",
+        export(
+            llm(0, 1, [SUM], [legacy]),
+            llm(2, 3, [SUM, legacy, {"role": "function", "name": "multiply", "content": "527"}], [PRODUCT]),
+        ),
+    )
+    assert told(trace) == ARITHMETIC
+
+
+def test_more_than_ten_messages_stay_in_their_order() -> None:
+    shown = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(13)]
+    (trace,) = converted("otel", export(llm(0, 1, shown, [PRODUCT])))
+    assert [content for _, content in told(trace)] == [f"{n}." for n in range(1, 13)] + ["It is 527."]
+
+
+def test_spans_without_messages_tell_what_went_in_and_came_out() -> None:
+    root = span("query", 0, 10, {"openinference.span.kind": "CHAIN", "input.value": "Anybody there?", "output.value": "Yes."})
+    found = {"openinference.span.kind": "RETRIEVER", "input.value": "people", "output.value": '["one"]'}
+    (trace,) = converted(
+        "otel",
+        export(root, span("search", 1, 2, found), span("llm", 3, 4, {"openinference.span.kind": "LLM", "input.value": "{}"})),
+    )
+    assert trace["task"]["objective"] == "Anybody there?"
+    assert told(trace) == [("tool_call", "search", "search(people)"), ("observation", '["one"]'), ("thought", "Yes.")]
+
+
+PLACE: Final = "resourceSpans.0.scopeSpans.0.spans.0"
+
+
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        ([], None),
+        (7, "$"),
+        ({"spans": []}, "resourceSpans"),
+        ({"resourceSpans": {}}, "resourceSpans"),
+        (export(5), "resourceSpans.0.scopeSpans.0.spans.0"),  # type: ignore[arg-type]
+        (export(WINDY[0] | {"traceId": ""}), f"{PLACE}.traceId"),
+        (export(WINDY[0] | {"startTimeUnixNano": None}), f"{PLACE}.startTimeUnixNano"),
+        (export(WINDY[0] | {"startTimeUnixNano": "9" * 20}), f"{PLACE}.startTimeUnixNano"),
+        (export(WINDY[0] | {"endTimeUnixNano": "soon"}), f"{PLACE}.endTimeUnixNano"),
+        (export(WINDY[0] | {"attributes": {}}), f"{PLACE}.attributes"),
+        (export(WINDY[0] | {"attributes": [{"key": "x", "value": {"textValue": ""}}]}), f"{PLACE}.attributes.0.value"),
+        (
+            export(WINDY[0] | {"attributes": [{"key": "x", "value": {"intValue": "1e3"}}]}),
+            f"{PLACE}.attributes.0.value.intValue",
+        ),
+        (export(span("chat", 0, 1, {"gen_ai.input.messages": "no JSON"})), f"{PLACE}.attributes.gen_ai.input.messages"),
+        (
+            export(span("chat", 0, 1, {"gen_ai.input.messages": '[{"role": "user", "parts": [{}]}]'})),
+            f"{PLACE}.attributes.gen_ai.input.messages.0.parts.0.type",
+        ),
+        (export(span("x", 0, 1, {"gen_ai.operation.name": "execute_tool"})), f"{PLACE}.attributes.gen_ai.tool.name"),
+        (export(llm(0, 1, [{"role": "narrator"}], [])), f"{PLACE}.attributes.llm.input_messages.0.message.role"),
+        (export(span("GET /", 0, 1, {})), PLACE),
+        (export(chat(0, 1, [ASKED], [])), PLACE),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_place(source: object, field: str | None) -> None:
+    good = export(*[each | {"traceId": "1" * 32} for each in WINDY])
+    assert refused_fields("otel", good, source) == ([(2, field)] if field else [])
+
+
+def test_trace_with_a_broken_span_is_not_converted_in_part() -> None:
+    assert refused_fields("otel", export(WINDY[0]), export(WINDY[1] | {"startTimeUnixNano": "x"})) == [
+        (2, f"{PLACE}.startTimeUnixNano")
+    ]
