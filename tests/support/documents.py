@@ -14,6 +14,7 @@ DOCUMENTS: Final = (
     "deploy/README.md",
     "tests/benchmarks/README.md",
     "worker/ARCHITECTURE.md",
+    "worker/CONVERT.md",
     "worker/WIRE.md",
 )
 

@@ -79,22 +79,63 @@ def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     Raises:
         BadParameter: it is neither, but another format; a document is larger, or a line too long by as much; it cannot be read.
     """
+    for text in _texts(stream, limits.message_bytes):
+        if text.is_document:
+            yield from _read_document(text.content, text.number, limits)
+        elif text.size_bytes > len(text.content):
+            yield Line(text.number, _too_long(text.size_bytes, limits.message_bytes), len(text.content))
+        else:
+            yield _decoded(text.number, text.content.strip(), limits)
+
+
+def read_json(stream: IO[bytes], limits: Limits) -> Iterator[tuple[int, object | InvalidTrace]]:
+    """Parse JSON of any kind: each with the line on which it begins, and what is wrong in the place of what is no JSON.
+
+    Lines and documents are told apart as by :func:`read_traces`, but that several lines may be a list each. Any may have
+    256 MiB; of the limits none counts but the depth.
+
+    Raises:
+        BadParameter: as by :func:`read_traces`.
+    """
+    for text in _texts(stream, _MOST_BYTES):
+        if text.size_bytes > len(text.content):
+            yield text.number, _too_long(text.size_bytes, _MOST_BYTES)
+            continue
+        found = _parsed(text.content, limits)
+        lines = []
+        if isinstance(found, InvalidTrace) and text.is_document:
+            is_list = isinstance(_parsed(text.content.partition(b"\n")[0], limits), list)
+            lines = _numbered(text.content, text.number) if is_list else _lines_after_all(text.content, text.number)
+        yield from ((number, _parsed(line, limits)) for number, line in lines) if lines else [(text.number, found)]
+
+
+class _Text(NamedTuple):
+    """A line of the input that is not blank, or the whole of a document."""
+
+    number: int
+    content: bytes
+    size_bytes: int
+    """How long the line is, which may be more than is held of it."""
+    is_document: bool
+
+
+def _texts(stream: IO[bytes], most_bytes: int) -> Iterator[_Text]:
+    """Lines, of which so many bytes are held and something around them, or one document."""
     stream = unpacked(stream)
-    number, raw = 1, _begin_line(stream, limits)
+    number, raw = 1, _begin_line(stream, most_bytes)
     _refuse_other_formats(raw)
     raw = raw.removeprefix(codecs.BOM_UTF8)
     while raw.isspace():
-        number, raw = number + 1, _begin_line(stream, limits)
+        number, raw = number + 1, _begin_line(stream, most_bytes)
     if _opens_document(raw.strip()):
-        yield from _read_document(raw + _rest_of_document(stream, number), number, limits)
+        whole = raw + _rest_of_document(stream, number)
+        yield _Text(number, whole, len(whole), is_document=True)
         return
     while raw:
         size_bytes = len(raw) + _skip_rest_of_line(stream, raw, number)
-        if size_bytes > len(raw):
-            yield Line(number, _too_long(size_bytes, limits), len(raw))
-        elif line := raw.strip():
-            yield _decoded(number, line, limits)
-        number, raw = number + 1, _begin_line(stream, limits)
+        if size_bytes > len(raw) or not raw.isspace():
+            yield _Text(number, raw, size_bytes, is_document=False)
+        number, raw = number + 1, _begin_line(stream, most_bytes)
 
 
 def unpacked(stream: IO[bytes]) -> io.BufferedReader:
@@ -103,9 +144,9 @@ def unpacked(stream: IO[bytes]) -> io.BufferedReader:
     return io.BufferedReader(Gunzip(buffered)) if is_gzip(_read(buffered.peek, 1)) else buffered
 
 
-def _begin_line(stream: IO[bytes], limits: Limits) -> bytes:
-    """The next line, or as much of it as a trace may have and something around it; empty at the end."""
-    return _read(stream.readline, limits.message_bytes + _AROUND_BYTES)
+def _begin_line(stream: IO[bytes], most_bytes: int) -> bytes:
+    """The next line, or so many bytes of it and something around them; empty at the end."""
+    return _read(stream.readline, most_bytes + _AROUND_BYTES)
 
 
 def _skip_rest_of_line(stream: IO[bytes], begun: bytes, number: int) -> int:
@@ -154,8 +195,8 @@ def _decoded(number: int, line: bytes, limits: Limits) -> Line:
         return Line(number, error, len(line))
 
 
-def _too_long(size_bytes: int, limits: Limits) -> InvalidTrace:
-    return InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes, got {size_bytes}")])
+def _too_long(size_bytes: int, most_bytes: int) -> InvalidTrace:
+    return InvalidTrace([Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")])
 
 
 def _opens_document(line: bytes) -> bool:
@@ -171,18 +212,32 @@ def _opens_document(line: bytes) -> bool:
     return False
 
 
-def _read_document(raw: bytes, first: int, limits: Limits) -> Iterator[Line]:
-    # The limits on bytes and values are for one trace; a list of traces may be longer. No text has more values than bytes.
+def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
+    # The limits on bytes and values are for one trace; several may be longer. No text has more values than bytes.
     whole = limits.model_copy(update={"message_bytes": len(raw), "values": len(raw)})
     try:
-        document = parse_json(raw, whole)
+        return parse_json(raw, whole)
     except InvalidTrace as error:
-        lines = raw.splitlines()
-        if lines[0].startswith(b"{") and any(line.startswith(b"{") for line in lines[1:]):
-            # JSON Lines after all, with a truncated first line.
-            yield from (_decoded(number, line, limits) for number, line in enumerate(map(bytes.strip, lines), first) if line)
-        else:
-            yield Line(first, error)
+        return error
+
+
+def _lines_after_all(raw: bytes, first: int) -> list[tuple[int, bytes]]:
+    """The lines of what looks like a document, with their numbers, if it is JSON Lines with a truncated first line."""
+    lines = raw.splitlines()
+    if not (lines[0].startswith(b"{") and any(line.startswith(b"{") for line in lines[1:])):
+        return []
+    return _numbered(raw, first)
+
+
+def _numbered(raw: bytes, first: int) -> list[tuple[int, bytes]]:
+    return [(number, line) for number, line in enumerate(map(bytes.strip, raw.splitlines()), first) if line]
+
+
+def _read_document(raw: bytes, first: int, limits: Limits) -> Iterator[Line]:
+    document = _parsed(raw, limits)
+    if isinstance(document, InvalidTrace):
+        lines = _lines_after_all(raw, first)
+        yield from (_decoded(number, line, limits) for number, line in lines) if lines else [Line(first, document)]
         return
     items = document if isinstance(document, list) else [document]
     for number, item in enumerate(items, start=1):

@@ -9,6 +9,7 @@ from kp_scorer.cli.audit import audit
 from kp_scorer.cli.cache import cache
 from kp_scorer.cli.calibrate import calibrate
 from kp_scorer.cli.capacity import capacity
+from kp_scorer.cli.convert import convert
 from kp_scorer.cli.dead_letter import dead_letter
 from kp_scorer.cli.decisions import decisions
 from kp_scorer.cli.demo import demo
@@ -57,6 +58,7 @@ _COMMANDS = (
     score,
     calibrate,
     redecide,
+    convert,
     dead_letter,
     audit,
     forget,
