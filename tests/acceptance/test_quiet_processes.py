@@ -94,6 +94,16 @@ def test_nor_when_traces_are_scored_offline(tmp_path: Path, model_cache: Path) -
     assert watched.foreign() == []
 
 
+def test_nor_when_a_report_is_made(tmp_path: Path, model_cache: Path) -> None:
+    watched = Watched(tmp_path, model_cache.parent)
+    page = tmp_path / "tmp" / "report.html"
+    options = ("--set", "embedding.embedder=none", "--output", str(page))
+    output, _ = (process := watched.start("report", "FILE", *options)).communicate(timeout=100)
+    assert process.returncode == 0, output
+    assert page.is_file()
+    assert watched.foreign() == []
+
+
 def test_nor_as_a_service(tmp_path: Path, model_cache: Path) -> None:
     watched = Watched(tmp_path, model_cache.parent)
     with watched.start("up") as process:

@@ -33,6 +33,7 @@ FLOORS: Final = floors_of(
     "environment health urls",
     "settings",
     "logs",
+    "report",
     "embedding",
     "store",
     "broker",

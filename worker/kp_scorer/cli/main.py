@@ -19,6 +19,7 @@ from kp_scorer.cli.health import health
 from kp_scorer.cli.output import say
 from kp_scorer.cli.redecide import redecide
 from kp_scorer.cli.reference import reference
+from kp_scorer.cli.report import report
 from kp_scorer.cli.schema import schema
 from kp_scorer.cli.score import score
 from kp_scorer.cli.stats import stats
@@ -59,6 +60,7 @@ _COMMANDS = (
     calibrate,
     redecide,
     convert,
+    report,
     dead_letter,
     audit,
     forget,

@@ -1,0 +1,85 @@
+"""A report of the samples in a real browser."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import decode_trace
+from kp_scorer.novelty import MemoryLog, NoveltyCache
+from kp_scorer.scoring import Policy
+from kp_scorer.settings import Settings
+from kp_scorer.store import MemoryLedger
+
+from tests.support import browser
+from tests.support.browser import Browser, running_browser
+from tests.support.builders import LIMITS
+from tests.support.commands import run
+from tests.support.traces import sample_traces
+from tests.support.word_embedder import WordEmbedder
+
+EMPTY: Final = (
+    "[...document.querySelectorAll('.chart')].filter(each => !each.querySelector('svg [aria-roledescription]')).length"
+)
+OVERFLOWING: Final = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+INK: Final = "getComputedStyle(document.querySelector('.chart svg text')).fill"
+FIRST_BAR: Final = """(() => {
+  const bar = document.querySelector('.chart .mark-rect path').getBoundingClientRect();
+  return [bar.x + bar.width / 2, bar.y + bar.height / 2];
+})()"""
+TOOLTIP: Final = "document.querySelector('#vg-tooltip-element.visible')?.innerText"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page for the samples' decisions; CI must have the browser that opens it."""
+    if browser.is_missing():
+        if os.environ.get("CI"):
+            pytest.fail(f"there is no {browser.PROGRAM}")
+        pytest.skip(f"there is no {browser.PROGRAM} on the PATH")
+    folder = tmp_path_factory.mktemp("report")
+    file = folder / "decisions.jsonl"
+    file.write_text("".join(decision.model_dump_json() + "\n" for decision in _decided()))
+    done = run("report", str(file), "--output", str(folder / "report.html"))
+    assert (done.returncode, done.stdout) == (0, "")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def opened(page: Path) -> Iterator[Browser]:
+    with running_browser() as started:
+        yield started
+
+
+@pytest.mark.parametrize("width", [380, 1_400])
+def test_all_charts_are_drawn_where_there_is_room_and_nothing_is_fetched(opened: Browser, page: Path, width: int) -> None:
+    assert opened.open(page, width) == "drawn"
+    assert opened.evaluate("document.querySelectorAll('.chart').length") > 10
+    assert opened.evaluate(EMPTY) == 0
+    assert not opened.evaluate(OVERFLOWING)
+    x, y = opened.evaluate(FIRST_BAR)
+    opened.point_at(x, y)
+    assert "traces" in (opened.evaluate(TOOLTIP) or "")
+    assert opened.complaints() == []
+    assert opened.requests() == [page.as_uri()]
+
+
+def test_charts_are_as_dark_as_the_page(opened: Browser, page: Path) -> None:
+    inks = set()
+    for dark in (False, True):
+        assert opened.open(page, 380, dark=dark) == "drawn"
+        inks.add(opened.evaluate(INK))
+        assert opened.complaints() == []
+    assert len(inks) == 2
+
+
+def _decided() -> list[Decision]:
+    window = Settings().novelty.window()
+    embedder = WordEmbedder()
+    novelty = NoveltyMeter(embedder, NoveltyCache(MemoryLog(window), window, embedder.dimensions))
+    decider = Decider(MemoryLedger(), Policy(), novelty, max_attempts=5)
+    decided = decider.decide([decode_trace(trace, LIMITS) for trace in sample_traces()])
+    return [each for each in decided if isinstance(each, Decision)]

@@ -1,0 +1,150 @@
+"""A real browser without a window, told what to do by its debugging protocol over two pipes."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from select import select
+from typing import Any, Final
+
+PROGRAM: Final = "chromium"
+_PATIENCE_S: Final = 60.0
+_FLAGS: Final = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--remote-debugging-pipe",
+)
+_DRAWN: Final = """new Promise(done => {
+  const state = () => document.documentElement?.dataset.charts;
+  const look = () => state() ? done(state()) : setTimeout(look, 20);
+  look();
+})"""
+
+
+def is_missing() -> bool:
+    """Whether there is no browser here."""
+    return shutil.which(PROGRAM) is None
+
+
+class Browser:
+    """A browser that runs; it shows one page at a time."""
+
+    def __init__(self, commands: int, answers: int) -> None:
+        """Talk to it by these file descriptors."""
+        self._commands, self._answers = commands, answers
+        self._received = b""
+        self._number = 0
+        self._session: str | None = None
+        self._events: list[dict[str, Any]] = []
+
+    def open(self, page: Path, width: int, *, dark: bool = False) -> str:
+        """Open a page of charts so many pixels wide, and wait for its charts; return what became of them."""
+        if self._session is None:
+            target = self._do("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self._do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self._do(f"{domain}.enable")
+        self._do("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        scheme = "dark" if dark else "light"
+        self._do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self._events.clear()
+        self._do("Page.navigate", url=page.as_uri())
+        return str(self.evaluate(_DRAWN))
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression of JavaScript on the page, waited for if it is a promise."""
+        found = self._do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def point_at(self, x: float, y: float) -> None:
+        """Move the mouse there."""
+        self._do("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def screenshot(self, file: Path) -> None:
+        """Keep what the whole page looks like, as PNG."""
+        taken = self._do("Page.captureScreenshot", captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(taken["data"]))
+
+    def complaints(self) -> list[str]:
+        """What the page has had the browser log as a warning or an error since it was opened."""
+        found = []
+        for event in self._events:
+            method, parameters = event["method"], event["params"]
+            if method == "Runtime.exceptionThrown":
+                found.append(json.dumps(parameters["exceptionDetails"]))
+            elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("warning", "error"):
+                found.append(parameters["entry"]["text"])
+            elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("warning", "error", "assert"):
+                found.append(json.dumps(parameters["args"]))
+        return found
+
+    def requests(self) -> list[str]:
+        """The URLs that the page has asked for since it was opened, its own among them."""
+        return [event["params"]["request"]["url"] for event in self._events if event["method"] == "Network.requestWillBeSent"]
+
+    def _do(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while (answer := self._receive()).get("id") != self._number:
+            if "method" in answer:
+                self._events.append(answer)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _receive(self) -> dict[str, Any]:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while b"\0" not in self._received:
+            ready, _, _ = select([self._answers], [], [], max(0.0, deadline_s - time.monotonic()))
+            assert ready, "the browser does not answer"
+            piece = os.read(self._answers, 2**20)
+            assert piece, "the browser has ended"
+            self._received += piece
+        message, _, self._received = self._received.partition(b"\0")
+        found: dict[str, Any] = json.loads(message)
+        return found
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """A browser with a profile of its own."""
+    from_us, commands = os.pipe()
+    answers, to_us = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="kp-scorer-browser-", ignore_cleanup_errors=True) as profile:
+        # It reads from 3 and writes to 4, whatever is there.
+        script = f'exec {PROGRAM} "$@" 3<&{from_us} 4>&{to_us}'
+        with subprocess.Popen(
+            ["bash", "-c", script, PROGRAM, *_FLAGS, f"--user-data-dir={profile}"],
+            pass_fds=(from_us, to_us),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            os.close(from_us)
+            os.close(to_us)
+            try:
+                yield Browser(commands, answers)
+            finally:
+                # It ends when nobody can tell it anything any more.
+                os.close(commands)
+                os.close(answers)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()

@@ -1,0 +1,1 @@
+"""What an analysis looks like: as a page, and as text."""
