@@ -96,13 +96,17 @@ def make_trace(**overrides: Any) -> ReasoningTrace:
     return decode_trace(minimal_payload(**overrides), LIMITS)
 
 
+def decided(trace: ReasoningTrace, policy: Policy | None = None) -> Decision:
+    """The decision on a trace without an embedder, by the default policy unless another is given."""
+    (found,) = Decider(MemoryLedger(), policy or Policy(), None, max_attempts=5).decide([trace])
+    assert isinstance(found, Decision)
+    return found
+
+
 @cache
 def decision_on(trace_id: str) -> bytes:
     """A decision as the ledger keeps it, on a small trace of this id."""
-    decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5)
-    (decided,) = decider.decide([make_trace(trace_id=trace_id)])
-    assert isinstance(decided, Decision)
-    return decided.model_dump_json().encode()
+    return decided(make_trace(trace_id=trace_id)).model_dump_json().encode()
 
 
 def keys_of(path: str) -> list[str | int]:

@@ -6,14 +6,12 @@ from typing import Final
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kp_scorer.decider import Decider
-from kp_scorer.decision import Decision, Dimensions
+from kp_scorer.decision import Dimensions
 from kp_scorer.decoding import decode_trace
 from kp_scorer.scoring import PROFILES, Policy, check_weights, decide_again, dimensions, novelty_of, score
-from kp_scorer.store import MemoryLedger
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import LIMITS, changed, make_trace, minimal_payload, step, steps, traces
+from tests.support.builders import LIMITS, changed, decided, make_trace, minimal_payload, step, steps, traces
 
 POLICY: Final = Policy()
 ALL_TYPES: Final = ("thought", "tool_call", "observation", "error_recovery")
@@ -327,12 +325,6 @@ POLICIES: Final = st.builds(
     review=st.none() | st.floats(0, 1),
     obeys_submissions=st.booleans(),
 )
-
-
-def decided(trace: ReasoningTrace, policy: Policy) -> Decision:
-    (found,) = Decider(MemoryLedger(), policy, None, max_attempts=5).decide([trace])
-    assert isinstance(found, Decision)
-    return found
 
 
 @given(traces(), POLICIES, POLICIES)

@@ -1,1 +1,1 @@
-"""What a set of decisions says: pure functions of decisions. No I/O, no clock, no settings."""
+"""What decisions say, one or many of them: pure functions of decisions and traces. No I/O, no clock, no settings."""

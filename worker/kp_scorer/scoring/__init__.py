@@ -3,7 +3,16 @@
 The formulas are those of the KnowledgePulse reference SDK's ``evaluateValue``.
 """
 
-from kp_scorer.scoring.dimensions import dimensions, novelty_of
+from kp_scorer.scoring.dimensions import (
+    UNKNOWN_NOVELTY,
+    ComplexityTerms,
+    complexity_terms,
+    dimensions,
+    novelty_of,
+    recoveries,
+    success_factor,
+    tool_names,
+)
 from kp_scorer.scoring.policy import DEFAULT_THRESHOLD, Policy
 from kp_scorer.scoring.profiles import DEFAULT_PROFILE, PROFILES, check_weights
 from kp_scorer.scoring.score import Score, decide_again, score
@@ -12,11 +21,17 @@ __all__ = [
     "DEFAULT_PROFILE",
     "DEFAULT_THRESHOLD",
     "PROFILES",
+    "UNKNOWN_NOVELTY",
+    "ComplexityTerms",
     "Policy",
     "Score",
     "check_weights",
+    "complexity_terms",
     "decide_again",
     "dimensions",
     "novelty_of",
+    "recoveries",
     "score",
+    "success_factor",
+    "tool_names",
 ]

@@ -1,6 +1,6 @@
 """The four dimensions of a trace, each in 0..1."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from kp_scorer.decision import Dimensions
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
@@ -9,6 +9,22 @@ UNKNOWN_NOVELTY: Final = 0.5
 """Novelty when there is nothing to compare with: an empty cache, or no embedder."""
 
 _STEPS_FOR_FULL_TERM: Final = 20
+
+
+class ComplexityTerms(NamedTuple):
+    """What complexity is the sum of, before it is limited to 1."""
+
+    types: float
+    """0.5 for all four types of steps, in equal parts."""
+    recovery: float
+    """0.3 if any step recovers from an error."""
+    steps: float
+    """0.2 for every 20 steps."""
+
+    @property
+    def complexity(self) -> float:
+        """The dimension, 0..1."""
+        return min(1.0, self.types + self.recovery + self.steps)
 
 
 def novelty_of(similarity: float | None) -> float:
@@ -22,10 +38,10 @@ def dimensions(trace: ReasoningTrace, novelty: float, *, cap_step_term: bool = F
     ``cap_step_term`` limits the step term of complexity to what 20 steps give; the reference has no such cap.
     """
     return Dimensions(
-        complexity=_complexity(trace, cap_step_term=cap_step_term),
+        complexity=complexity_terms(trace, cap_step_term=cap_step_term).complexity,
         novelty=novelty,
         tool_diversity=_tool_diversity(trace),
-        outcome_confidence=trace.outcome.confidence * (1.0 if trace.metadata.success else 0.3),
+        outcome_confidence=trace.outcome.confidence * success_factor(trace),
     )
 
 
@@ -39,12 +55,20 @@ def recoveries(trace: ReasoningTrace) -> int:
     return sum(step.type == "error_recovery" for step in trace.steps)
 
 
-def _complexity(trace: ReasoningTrace, *, cap_step_term: bool) -> float:
-    """``min(1, types/4 * 0.5 + (0.3 if any recovery) + steps/20 * 0.2)``."""
+def success_factor(trace: ReasoningTrace) -> float:
+    """By what the confidence is multiplied: a failure leaves three tenths of it."""
+    return 1.0 if trace.metadata.success else 0.3
+
+
+def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> ComplexityTerms:
+    """The terms of a trace's complexity, of which there is no more than 1."""
     types = {step.type for step in trace.steps}
     steps = min(len(trace.steps), _STEPS_FOR_FULL_TERM) if cap_step_term else len(trace.steps)
-    recovered = 0.3 if recoveries(trace) else 0.0
-    return min(1.0, len(types) / len(STEP_TYPES) * 0.5 + recovered + steps / _STEPS_FOR_FULL_TERM * 0.2)
+    return ComplexityTerms(
+        types=len(types) / len(STEP_TYPES) * 0.5,
+        recovery=0.3 if recoveries(trace) else 0.0,
+        steps=steps / _STEPS_FOR_FULL_TERM * 0.2,
+    )
 
 
 def _tool_diversity(trace: ReasoningTrace) -> float:
