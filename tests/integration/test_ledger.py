@@ -293,6 +293,28 @@ def test_conflicts_do_no_harm_to_the_trace_they_name(ledger: RedisLedger, letter
     assert ledger.counts() == Counts(submitted=2, pending=1, decided=0, dead=1)
 
 
+def test_ids_are_found_by_their_beginning_whatever_characters_they_have(ledger: RedisLedger) -> None:
+    ends = ["a", "ab", "a*", "a*b", "a?", "a[b]", "a\\", "b", "A"]
+    ledger.begin([Identity(f"kp:trace:{end}", DIGEST) for end in ends])
+    for beginning in (*ends, "a[", "c"):
+        found = ledger.begins(f"kp:trace:{beginning}", 20)
+        assert found is not None
+        assert sorted(found) == sorted(f"kp:trace:{end}" for end in ends if end.startswith(beginning))
+    assert len(ledger.begins("kp:trace:a", 2) or ()) == 2
+
+
+def test_a_pending_trace_tells_since_when_and_what_it_is(ledger: RedisLedger, redis_client: redis.Redis) -> None:
+    seconds, _ = redis_client.time()
+    ledger.open([submission()])
+    waiting = ledger.waiting(ONE)
+    assert waiting is not None
+    assert waiting.since_ms >= seconds * 1_000
+    assert waiting[1:] == (0, 0, submission().payload)
+    begin(ledger)
+    ledger.commit([verdict()])
+    assert ledger.waiting(ONE) is None
+
+
 def test_all_decisions_are_read_and_nothing_else(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
     ids = [f"kp:trace:{number}" for number in range(1_200)]
     for some in (ids[:600], ids[600:]):

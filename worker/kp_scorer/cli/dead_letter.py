@@ -1,7 +1,7 @@
 """``kp-scorer dead-letter``: look at what could not be decided, and try it again or drop it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, cast
@@ -10,6 +10,7 @@ import click
 
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.oversized import Oversized
+from kp_scorer.cli.ids import whole_among, whole_letter_id
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.client import Client
@@ -23,19 +24,21 @@ from kp_scorer.store import DeadLetter, Store
 def dead_letter() -> None:
     """Look at dead letters: submissions that could not be decided. Replay or drop them.
 
+    The beginning of a dead letter's ID will do where no other has it.
+
     Example: kp-scorer dead-letter list --reason invalid
     """
 
 
 def _chosen(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that choose dead letters, and pass the command ``wanted``, which says whether one is chosen.
+    """Add the options that choose dead letters, and pass the command the ``store`` and the ``letters`` that are chosen.
 
-    The beginning of an id is enough. Exits 1 if there is no dead letter for one.
+    Exits 1 if there is no dead letter for an id.
     """
 
     @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
     @click.option("--reason", type=click.Choice(REASONS), help="Only those that are dead for this reason.")
-    @click.option("--trace-id", help="Only those of this trace.")
+    @click.option("--trace-id", help="Only those of this trace; the beginning of its id will do, as of IDs.")
     @click.option("--since", type=click.DateTime(), help="Only those last buried at this time (UTC) or later.")
     @click.option("--before", type=click.DateTime(), help="Only those last buried before this time (UTC).")
     @service_options
@@ -46,27 +49,31 @@ def _chosen(command: Callable[..., None]) -> Callable[..., None]:
         trace_id: str | None,
         since: datetime | None,
         before: datetime | None,
+        settings: Settings,
         **rest: Any,
     ) -> None:
-        missing = set(letter_ids)
+        with Store.open(settings) as store:
+            letters = list(store.dead_letters.read())
+            known = {letter.letter_id for letter in letters}
+            wanted = {whole_letter_id(letter_id, known) for letter_id in letter_ids}
+            named = None if trace_id is None else whole_among(trace_id, (letter.trace_id for letter in letters))
 
-        def wanted(letter: DeadLetter) -> bool:
-            missing.difference_update([letter_id for letter_id in missing if letter.letter_id.startswith(letter_id)])
-            last = datetime.fromtimestamp(letter.last_ms / 1_000, UTC).replace(tzinfo=None)
-            return (
-                (not letter_ids or letter.letter_id.startswith(letter_ids))
-                and reason in (None, letter.reason)
-                and trace_id in (None, letter.trace_id)
-                and (since is None or last >= since)
-                and (before is None or last < before)
-            )
+            def is_chosen(letter: DeadLetter) -> bool:
+                last = datetime.fromtimestamp(letter.last_ms / 1_000, UTC).replace(tzinfo=None)
+                return (
+                    (not wanted or letter.letter_id in wanted)
+                    and reason in (None, letter.reason)
+                    and named in (None, letter.trace_id)
+                    and (since is None or last >= since)
+                    and (before is None or last < before)
+                )
 
-        try:
-            command(wanted=wanted, **rest)
-        finally:
-            for letter_id in sorted(missing):
-                say(f"{letter_id}: there is no such dead letter")
-        if missing:
+            try:
+                command(store=store, letters=[letter for letter in letters if is_chosen(letter)], settings=settings, **rest)
+            finally:
+                for letter_id in sorted(wanted - known):
+                    say(f"{letter_id}: there is no such dead letter")
+        if wanted - known:
             sys.exit(1)
 
     return with_choice
@@ -74,43 +81,42 @@ def _chosen(command: Callable[..., None]) -> Callable[..., None]:
 
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
 @_chosen
-def list_letters(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
+def list_letters(store: Store, letters: Sequence[DeadLetter], settings: Settings) -> None:
     """Print a JSON line for each dead letter, without its content, the least recently buried first."""
-    with Store.open(settings) as store, make_celery(settings) as app:
+    with make_celery(settings) as app:
         oversized = Oversized(app, settings)
-        for letter in filter(wanted, store.dead_letters.read()):
+        for letter in letters:
             print_json(_described(letter, oversized.size_bytes(letter.letter_id)))
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
 @_chosen
-def show(wanted: Callable[[DeadLetter], bool], settings: Settings) -> None:
+def show(store: Store, letters: Sequence[DeadLetter], settings: Settings) -> None:
     """Print dead letters with their content, the submission as it was received.
 
     Of a message too large for a worker, that is the whole for as long as Redis keeps it; then its beginning.
     """
-    with Store.open(settings) as store, make_celery(settings) as app:
-        letters, oversized = store.dead_letters, Oversized(app, settings)
-        for letter in filter(wanted, letters.read()):
-            content = oversized.whole(letter.letter_id) or letters.payload(letter.letter_id)
+    with make_celery(settings) as app:
+        oversized = Oversized(app, settings)
+        for letter in letters:
+            content = oversized.whole(letter.letter_id) or store.dead_letters.payload(letter.letter_id)
             print_json({**_described(letter, len(content)), "payload": _readable(content, settings.limits)})
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason invalid --dry-run")
 @click.option("--dry-run", is_flag=True, help="Change nothing; only list them.")
 @_chosen
-def replay(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settings) -> None:
+def replay(store: Store, letters: Sequence[DeadLetter], dry_run: bool, settings: Settings) -> None:
     """Submit dead letters again, as their producers would; those accepted by the queue are dropped, the others stay."""
     stayed = 0
-    with Store.open(settings) as store, Client(settings) as client:
-        letters = store.dead_letters
-        for letter in filter(wanted, list(letters.read())):
+    with Client(settings) as client:
+        for letter in letters:
             state = "would be replayed"
             if not dry_run:
                 try:
-                    submission = parse_json(letters.payload(letter.letter_id), settings.limits)
+                    submission = parse_json(store.dead_letters.payload(letter.letter_id), settings.limits)
                     client.submit(cast("dict[str, Any]", submission))
-                    letters.drop(letter)
+                    store.dead_letters.drop(letter)
                     state = "pending"
                 except (InvalidTrace, TraceConflict) as error:
                     stayed += 1
@@ -125,19 +131,17 @@ def replay(wanted: Callable[[DeadLetter], bool], dry_run: bool, settings: Settin
 @click.option("--dry-run", is_flag=True, help="Change nothing; only list them.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_chosen
-def drop(wanted: Callable[[DeadLetter], bool], dry_run: bool, yes: bool, settings: Settings) -> None:
+def drop(store: Store, letters: Sequence[DeadLetter], dry_run: bool, yes: bool, settings: Settings) -> None:
     """Remove dead letters and their bytes for good; all of them, unless some are chosen."""
-    with Store.open(settings) as store, make_celery(settings) as app:
-        letters = store.dead_letters
-        chosen = list(filter(wanted, letters.read()))
-        if chosen and not (dry_run or yes):
-            click.confirm(f"Remove {len(chosen)} dead letters for good?", abort=True, err=True)
+    with make_celery(settings) as app:
+        if letters and not (dry_run or yes):
+            click.confirm(f"Remove {len(letters)} dead letters for good?", abort=True, err=True)
         oversized = Oversized(app, settings)
-        for letter in chosen:
+        for letter in letters:
             state = "would be dropped"
             if not dry_run:
                 # One that is buried again meanwhile stays.
-                state = "dropped" if letters.drop(letter) else "dead"
+                state = "dropped" if store.dead_letters.drop(letter) else "dead"
             print_json({"letter_id": letter.letter_id, "trace_id": letter.trace_id, "state": state})
             if state == "dropped":
                 oversized.remove(letter.letter_id)

@@ -15,9 +15,10 @@ from kp_scorer.store.ledger import (
     State,
     Verdict,
 )
-from kp_scorer.store.redis_ledger import Claim, Counts, RedisLedger, Submission
+from kp_scorer.store.redis_ledger import RedisLedger
 from kp_scorer.store.redis_log import RedisLog
 from kp_scorer.store.store import Store
+from kp_scorer.store.submissions import Claim, Counts, Submission, Waiting
 from kp_scorer.store.workers import Timed, WorkerReport
 
 __all__ = [
@@ -42,5 +43,6 @@ __all__ = [
     "Submission",
     "Timed",
     "Verdict",
+    "Waiting",
     "WorkerReport",
 ]

@@ -4,10 +4,11 @@ Every submission is counted once, as submitted, when it is first heard of, and o
 until then it is in the index of pending ones. So submitted = pending + decided + dead at every moment.
 """
 
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import redis
 
@@ -18,42 +19,17 @@ from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.ledger import Committed, Death, Identity, Record, Refusal, Standing, State, Verdict
 from kp_scorer.store.scripts import lua_source
+from kp_scorer.store.submissions import Claim, Counts, Submission, Waiting
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
+_LOOKED_THROUGH_AT_ONCE: Final = 5_000
+"""Redis does nothing else meanwhile, for a millisecond or two."""
 _WORKER_LEASE_MS: Final = 5_000
 """A worker that has not been heard of for this long is taken for dead: five times as long as between two renewals."""
 LEASE_MS: Final = 5_000
 """A trace that its worker has not renewed for this long is held no longer, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
-
-
-class Submission(NamedTuple):
-    """A submission about to be sent: its trace's id, its 16-byte digest, and itself as UTF-8 JSON."""
-
-    trace_id: str
-    digest: bytes
-    payload: bytes
-
-
-class Claim(NamedTuple):
-    """A submission to be sent again."""
-
-    trace_id: str
-    payload: bytes
-    resends: int
-    """How often it has been sent again."""
-    digest: bytes
-    """Of what it says."""
-
-
-class Counts(NamedTuple):
-    """How many submissions there have been, and what became of them: submitted = pending + decided + dead."""
-
-    submitted: int
-    pending: int
-    decided: int
-    dead: int
 
 
 class RedisLedger:
@@ -124,6 +100,17 @@ class RedisLedger:
             found: Any = self._client.hget(self._keys.record(trace_id), "submission")
         return found or b""
 
+    def waiting(self, trace_id: str) -> Waiting | None:
+        """What is known of a pending trace; None if it is not pending.
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
+        with unavailable_if_down("ledger"):
+            found: Any = self._client.hmget(self._keys.record(trace_id), "since_ms", "resends", "attempts", "submission")
+        since_ms, resends, attempts, submission = found
+        return Waiting(int(since_ms), int(resends or 0), int(attempts or 0), submission or b"") if since_ms else None
+
     def decided(self, trace_ids: Sequence[str]) -> list[Decided | None]:
         """Read decisions in one round trip, in order; None where there is none.
 
@@ -147,6 +134,26 @@ class RedisLedger:
             found = (key.decode().removeprefix(start) for key in _once(keys))
             while trace_ids := list(islice(found, _READ_AT_ONCE)):
                 yield from filter(None, self.decided(trace_ids))
+
+    def begins(self, beginning: str, most: int) -> list[str] | None:
+        """The ids of traces that begin so, ``most`` of them at most; in no order.
+
+        It looks through the names of all keys in Redis, which takes a second for a million.
+
+        Returns:
+            The ids; None if this user of Redis may not look through names.
+
+        Raises:
+            ServiceUnavailable: the ledger cannot be reached.
+        """
+        start = self._keys.record("")
+        pattern = f"{_literal(start + beginning)}*"
+        with unavailable_if_down("ledger"):
+            keys = self._client.scan_iter(pattern, count=_LOOKED_THROUGH_AT_ONCE, _type="hash")
+            try:
+                return [key.decode().removeprefix(start) for key in islice(_once(keys), most)]
+            except redis.exceptions.NoPermissionError:
+                return None
 
     def begin(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Begin to decide traces, in one round trip; see :class:`~kp_scorer.store.ledger.Ledger`."""
@@ -244,6 +251,11 @@ class RedisLedger:
     def _run(self, script: Any, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> Any:
         with unavailable_if_down("ledger"):
             return script(keys=keys, args=arguments)
+
+
+def _literal(text: str) -> str:
+    """A pattern of Redis that a text alone matches."""
+    return re.sub(r"[][*?\\]", r"\\\g<0>", text)
 
 
 def _once(keys: Iterable[bytes]) -> Iterator[bytes]:
