@@ -98,6 +98,7 @@ def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str,
     # How much memory there is, only whoever runs it can know.
     assert run("doctor", "--set", "embedding.embedder=none", code=1).count("wrong") == 1
     run("status", decided)
+    run("explain", decided.removeprefix("kp:trace:")[:12])
     letter = json.loads(run("dead-letter", "list").splitlines()[0])
     run("dead-letter", "show", letter["letter_id"])
     run("dead-letter", "replay", letter["letter_id"], "--dry-run")
@@ -109,6 +110,19 @@ def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str,
     assert len(run("decisions").splitlines()) == 4
     run("forget", decided)
     run("cache", "clear")
+
+
+def test_clients_look_up_whole_ids_alone(server: Shipped) -> None:
+    settings = server.settings("client")
+    with Client(settings) as client:
+        (trace,) = fresh_samples(1)
+        client.submit(trace)
+    command = [sys.executable, "-m", "kp_scorer.cli", "status", str(trace["id"]), str(trace["id"])[:-1]]
+    done = subprocess.run(
+        command, env=os.environ | as_environment(settings), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["pending", "unknown"]
+    assert "may not look for ids that begin so (SCAN): only a whole one will do" in done.stderr
 
 
 Forbidden = Callable[[redis.Redis], Any]

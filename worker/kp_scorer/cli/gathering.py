@@ -52,7 +52,7 @@ def gathering_options(command: Command) -> Command:
     def with_decisions(*args: Any, file: str | None, stored: bool, settings: Settings, **kwargs: Any) -> None:
         if stored == (file is not None):
             raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
-        gathered = _stored(with_endpoints(settings)) if file is None else _from_file(file, settings)
+        gathered = _stored(with_endpoints(settings)) if file is None else gather_file(file, settings)
         command(*args, gathered=gathered, settings=settings, **kwargs)
 
     return with_decisions
@@ -76,7 +76,13 @@ def _turn(decision: Decision) -> tuple[float, int]:
     return (int(time_ms), int(number)) if number else (datetime.fromisoformat(decision.decided_at).timestamp() * 1_000, 0)
 
 
-def _from_file(name: str, settings: Settings) -> Gathered:
+def gather_file(name: str, settings: Settings) -> Gathered:
+    """Gather the decisions that a file holds, or those that its traces get; ``-`` is standard input.
+
+    Raises:
+        BadParameter: it cannot be opened or read, or is in another format.
+        SettingsError: an embedder is required and cannot be loaded.
+    """
     with open_input(name) as opened:
         stream = unpacked(opened)
         if _holds_decisions(stream):

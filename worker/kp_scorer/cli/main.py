@@ -14,6 +14,7 @@ from kp_scorer.cli.dead_letter import dead_letter
 from kp_scorer.cli.decisions import decisions
 from kp_scorer.cli.demo import demo
 from kp_scorer.cli.doctor import doctor
+from kp_scorer.cli.explain import explain
 from kp_scorer.cli.forget import forget
 from kp_scorer.cli.health import health
 from kp_scorer.cli.output import say
@@ -52,6 +53,7 @@ _COMMANDS = (
     submit,
     decisions,
     status,
+    explain,
     stats,
     top,
     doctor,

@@ -44,14 +44,14 @@ def short_id(trace_id: str) -> str:
 def why(decision: Decision) -> str:
     """What weighed most, in a few words."""
     fired = [override.name for override in decision.overrides]
-    reasons = [words for name, words in _OVERRIDE_WORDS.items() if name in fired]
+    reasons = [words for name, words in OVERRIDE_WORDS.items() if name in fired]
     reasons += _strengths(decision) if decision.outcome == "accepted" else _weaknesses(decision)
     return ", ".join(reasons[:3]) or (
         "just enough of everything" if decision.outcome == "accepted" else "a little short everywhere"
     )
 
 
-_OVERRIDE_WORDS = {
+OVERRIDE_WORDS = {
     "single_thought": "a single thought (score 0.1)",
     "recovered_from_errors": "recovered from errors (+0.1)",
     "single_tool": "only one tool (-0.1)",
