@@ -61,7 +61,7 @@ def refuse_unknown_variables(sections: Iterable[str]) -> None:
     for variable in os.environ.keys() - service_links(os.environ):
         name = variable.upper()
         if name.startswith("KP_") and name != "KP_CONFIG" and not name.startswith(prefixes):
-            raise SettingsError(f"{variable}: no setting has this name")
+            raise SettingsError(f"{variable}: no setting has this name; they are called KP_SECTION_NAME")
 
 
 def service_links(variables: Mapping[str, str]) -> set[str]:

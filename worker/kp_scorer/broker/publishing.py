@@ -268,4 +268,6 @@ def described(error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, REFUSALS):
         return f"the broker refuses: {refusal(cause)}"
-    return f"cannot use the broker ({type(error).__name__}: {error})"
+    said = f"cannot use the broker ({type(error).__name__}: {error})"
+    is_unreached = isinstance(cause, OSError | RedisError)
+    return f"{said}; is it running where broker.url says?" if is_unreached else said

@@ -76,9 +76,27 @@ for command in _COMMANDS:
 
 
 def run() -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit; what is wrong is said in one line."""
     try:
-        commands(prog_name="kp-scorer")
+        sys.exit(commands(prog_name="kp-scorer", standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        say(f"kp-scorer: {_in_one_line(error)}")
+        sys.exit(error.exit_code)
+    except click.Abort:
+        say("Aborted!")
+        sys.exit(1)
     except ScorerError as error:
         say(f"kp-scorer: {error}")
         sys.exit(error.exit_code)
+
+
+def _in_one_line(error: click.ClickException) -> str:
+    """What click says of wrong usage, and where to read how it is right."""
+    said = " ".join(error.format_message().split())
+    # What is wrong with a value is said in full.
+    if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:
+        return f"{said.removesuffix('.')}; see `{error.ctx.command_path} --help`"
+    return said

@@ -4,8 +4,9 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -22,6 +23,8 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.settings.whole import Settings
 
+_REFERENCE: Final = "kp-scorer reference kp-scorer.toml"
+
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
     """Read the settings.
@@ -36,7 +39,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     if config is None and os.environ.get("KP_CONFIG"):
         config = Path(os.environ["KP_CONFIG"])
     if config is not None and not config.is_file():
-        raise SettingsError(f"config: there is no file {config}")
+        raise SettingsError(f"config: there is no file {config}; `{_REFERENCE}` prints one to start from")
 
     class _Sources(Settings, BaseSettings):
         model_config = SettingsConfigDict(env_prefix="KP_", env_nested_delimiter="_", env_nested_max_split=1)
@@ -93,8 +96,13 @@ def _secrets() -> list[str]:
 def _explain(error: ErrorDetails) -> str:
     name = ".".join(map(str, error["loc"])) or "settings"
     if error["type"] == "extra_forbidden":
-        return f"{name}: no setting has this name"
+        close = get_close_matches(name, _names(), 1)
+        return f"{name}: no setting has this name; " + (f"is it {close[0]}?" if close else f"`{_REFERENCE}` lists them all")
     return f"{name}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _names() -> list[str]:
+    return [f"{section}.{name}" for section, values in Settings() for name in type(values).model_fields]
 
 
 def as_environment(settings: Settings) -> dict[str, str]:

@@ -118,7 +118,8 @@ def unavailable_if_down(what: str) -> Iterator[None]:
     except REFUSALS as error:
         raise ServiceUnavailable(f"{what}: Redis refuses: {refusal(error)}") from None
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-        raise ServiceUnavailable(f"{what}: {type(error).__name__}: {error}") from error
+        said = f"{what}: {type(error).__name__}: {error}".removesuffix(".")
+        raise ServiceUnavailable(f"{said}; is Redis running where redis.url says?") from error
     except redis.exceptions.RedisError as error:
         raise ServiceUnavailable(f"{what}: {type(error).__name__}") from None
 

@@ -116,7 +116,7 @@ def _lock(data_dir: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise SettingsError(f"--data-dir: {data_dir} is in use by another kp-scorer") from None
+        raise SettingsError(f"--data-dir: {data_dir} is in use by another kp-scorer; name another") from None
     return lock
 
 
@@ -134,12 +134,12 @@ def _make_private(data_dir: Path) -> None:
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = data_dir.stat()
     if found.st_uid != os.geteuid():
-        raise SettingsError(f"--data-dir: {data_dir} belongs to another user")
+        raise SettingsError(f"--data-dir: {data_dir} belongs to another user; name one of your own")
     if not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return
     # A home directory, or root's /tmp, would no longer be what others need.
     if any(data_dir.iterdir()) and not (data_dir / _LOCK).exists():
-        raise SettingsError(f"--data-dir: {data_dir} is not empty, and no data directory of kp-scorer")
+        raise SettingsError(f"--data-dir: {data_dir} is not empty, and no data directory of kp-scorer; name an empty one")
     data_dir.chmod(_PRIVATE)
 
 

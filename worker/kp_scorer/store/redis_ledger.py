@@ -71,7 +71,9 @@ class RedisLedger:
         keys = [*self._books(), *(self._keys.record(submission.trace_id) for submission in submissions)]
         states = self._run(self._open, keys, [part for submission in submissions for part in submission])
         if states is None:
-            raise ServiceUnavailable("ledger: Redis is nearly full, what is left of its maxmemory is for deciding what waits")
+            raise ServiceUnavailable(
+                "ledger: Redis is nearly full, what is left of its maxmemory is for deciding what waits; submit again later"
+            )
         return [
             cast("State", state.decode()) if state else TraceConflict(submission.trace_id)
             for submission, state in zip(submissions, states, strict=True)
