@@ -25,7 +25,7 @@ from kp_scorer.store.local_redis import embedded_redis
 
 
 @click.command(epilog="Example: kp-scorer demo my-traces.jsonl")
-@click.argument("file", metavar="[FILE|-]", required=False)
+@click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds to wait.")
 @settings_options
 def demo(file: str | None, timeout_s: float, settings: Settings) -> None:

@@ -43,7 +43,7 @@ class Gathered(NamedTuple):
 def gathering_options(command: Command) -> Command:
     """Let a command be told where its decisions are, and pass it what was ``gathered`` and the ``settings``."""
 
-    @click.argument("file", metavar="[FILE|-]", required=False)
+    @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
     @click.option("--stored", is_flag=True, help="Take the decisions that the ledger holds, in place of a file.")
     @click.option("--broker-url", help="With --stored: the broker (KP_BROKER_URL).")
     @click.option("--redis-url", help="With --stored: Redis of the ledger (KP_REDIS_URL); by default the broker's.")

@@ -9,6 +9,7 @@ from kp_scorer.cli.audit import audit
 from kp_scorer.cli.cache import cache
 from kp_scorer.cli.calibrate import calibrate
 from kp_scorer.cli.capacity import capacity
+from kp_scorer.cli.completion import completion
 from kp_scorer.cli.convert import convert
 from kp_scorer.cli.dead_letter import dead_letter
 from kp_scorer.cli.decisions import decisions
@@ -70,6 +71,7 @@ _COMMANDS = (
     capacity,
     schema,
     reference,
+    completion,
 )
 for command in _COMMANDS:
     commands.add_command(command)

@@ -13,7 +13,7 @@ from kp_scorer.settings import EmbeddingSettings, Settings
 
 
 @click.command(epilog="Example: kp-scorer score traces.jsonl.gz > decisions.jsonl")
-@click.argument("file", metavar="FILE|-")
+@click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 @click.option("--embedder", type=click.Choice(["auto", "none"]), help="none: score with a novelty of 0.5.")
 @settings_options
 def score(file: str, embedder: str | None, settings: Settings) -> None:

@@ -27,7 +27,7 @@ _LOOK_EVERY_S: Final = 2.0
 
 
 @click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
-@click.argument("file", metavar="FILE|-")
+@click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 @click.option("--wait", is_flag=True, help="Wait for the decisions and print each with its trace_id.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Seconds to wait.")
 @click.option("--namespace", default="", help="Goes into every id, after kp:trace:, to keep it apart from other producers'.")
