@@ -43,10 +43,10 @@ def near(similarity: float, *, duplicate: bool = False) -> Novelty:
     return Novelty(source="embedding", nearest=nearest, duplicate_of=nearest.trace_id if duplicate else None)
 
 
-def shown(*decisions: Decision) -> str:
-    console = Console(width=200, color_system=None)
+def shown(*decisions: Decision, columns: int = 200) -> str:
+    console = Console(width=columns, color_system=None)
     with console.capture() as capture:
-        console.print(decisions_table(decisions))
+        console.print(decisions_table(decisions, console.width))
     return capture.get()
 
 
@@ -150,3 +150,21 @@ def test_nothing_in_the_table_acts_on_a_terminal() -> None:
     text = shown(decision().model_copy(update={"domain": "a\x1b[2J\u202e\x9b[b]c"}))
     assert "a\\u001b[2J\\u202e\\u009b[b]c" in text
     assert not any(acts(line) for line in text.split("\n"))
+
+
+def test_80_columns_are_enough() -> None:
+    long = decision("accepted", {"novelty": 0.9, "complexity": 0.9}, overrides=("recovered_from_errors", "single_tool"))
+    text = shown(long.model_copy(update={"domain": "customer_service"}), decision("rejected"), columns=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    words = " ".join(text.split())
+    for figure in (
+        "01234567 customer_service 0.525 0.75 accepted recovered",
+        "01234567 code 0.525 0.75 rejected a little short",
+    ):
+        assert figure in words
+
+
+def test_no_width_is_taken_by_a_domain_however_long() -> None:
+    text = shown(decision().model_copy(update={"domain": "d" * 200}), columns=80)
+    assert "a little short everywhere" in " ".join(text.split())

@@ -1,6 +1,7 @@
 """Nothing that a trace or a file says reaches a terminal with characters that one acts on."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.characters import acts, escaped, escaped_lines
-from kp_scorer.cli.output import print_json, say
+from kp_scorer.cli.output import console, print_json, say
 
 HOSTILE: Final = "a\x1b[2Jb\x07\x7f\x9b31m\u202egnp.exe\u2066\u2028\u2029\u200f\u061c\r\0\ud800c"
 OUR_COLOURS: Final = re.compile("\x1b\\[[0-9;]*m")
@@ -61,6 +62,23 @@ def test_commands_print_nothing_that_acts(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(shown.out) == {"payload": HOSTILE}
     assert not acts(shown.out.removesuffix("\n"))
     assert shown.err.split("\n") == ["one", escaped(HOSTILE), ""]
+
+
+def test_no_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    program = [sys.executable, "-c", LOGGING, "console"]
+    coloured, plain = (
+        subprocess.run(program, env=os.environ | wanted, capture_output=True, text=True, timeout=60, check=True).stderr
+        for wanted in ({}, {"NO_COLOR": "1"})
+    )
+    assert "\x1b" in coloured
+    assert "\x1b" not in plain
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    for wanted in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", wanted)
+        console().print("[red]refused[/]")
+    first, second = capfd.readouterr().err.splitlines()
+    assert (first, second) == ("\x1b[31mrefused\x1b[0m", "refused")
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])

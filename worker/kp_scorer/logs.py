@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import traceback
 from typing import Any, Final
@@ -38,7 +39,11 @@ def configure_logs(settings: LogSettings) -> None:
     as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     # Plain tracebacks in both: those that structlog makes for terminals show local variables, and with them traces.
     rendering: list[Processor] = [structlog.processors.format_exc_info]
-    rendering += [structlog.processors.JSONRenderer(_as_line)] if as_json else [_escaped, structlog.dev.ConsoleRenderer()]
+    rendering += (
+        [structlog.processors.JSONRenderer(_as_line)]
+        if as_json
+        else [_escaped, structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
+    )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -97,7 +97,8 @@ def _summarise(trace_ids: Sequence[str], settled: dict[str, Status]) -> bool:
         status.decision for trace_id in trace_ids if (status := settled.get(trace_id)) and status.decision
     ]
     if decisions:
-        console().print(decisions_table(decisions))
+        out = console()
+        out.print(decisions_table(decisions, out.width))
     outcomes = Counter(decision.outcome for decision in decisions)
     dead = sum(status.state == "dead" for status in settled.values())
     pending = len(trace_ids) - len(settled)
