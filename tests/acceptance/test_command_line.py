@@ -16,9 +16,12 @@ from celery import Celery
 from click.testing import CliRunner
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.cli.main import commands
+from kp_scorer.decider import Decider
+from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, as_environment
 from kp_scorer.store import Store
 
+from tests.support.builders import make_trace
 from tests.support.commands import COMMAND, run
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Worker, start_worker, wait_until
@@ -67,6 +70,7 @@ def test_submit_wait_prints_the_decisions(at_worker: dict[str, str], tmp_path: P
     decided = {row["trace_id"]: row["decision"] for row in rows(done.stdout)}
     assert decided.keys() == {trace["id"] for trace in traces}
     assert all(decision["outcome"] in ("accepted", "rejected") for decision in decided.values())
+    assert "no embedder" not in done.stderr
 
 
 def test_submit_names_invalid_lines_and_sends_the_rest(at_worker: dict[str, str]) -> None:
@@ -314,6 +318,14 @@ def test_audit_says_that_it_checked_nothing_where_there_is_no_log(settings: Sett
     assert "nothing was checked: there is no novelty log" in done.stderr
 
 
+def test_audit_says_how_many_decisions_it_cannot_check(settings: Settings, store: Store) -> None:
+    traces = [make_trace(trace_id=f"kp:trace:{number}") for number in "ab"]
+    Decider(store.ledger, Policy(), None, max_attempts=5).decide(traces)
+    done = run("audit", **as_environment(settings))
+    assert done.returncode == 0
+    assert "2 decisions were made without an embedder: they have no entry in any log" in done.stderr
+
+
 def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str, str]) -> None:
     bad, good = fresh_samples(2)
     app = Celery("foreign", broker=at_worker["KP_BROKER_URL"], set_as_current=False)
@@ -407,12 +419,15 @@ def test_up_serves_the_other_commands_and_stops_on_ctrl_c(tmp_path: Path) -> Non
     arguments = [*COMMAND, "up", "--workers", "2", "--data-dir", str(tmp_path / "data")]
     without_embedder = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     traces = fresh_samples(10)
-    with subprocess.Popen(arguments, env=without_embedder, stderr=subprocess.DEVNULL) as up:
+    said = tmp_path / "stderr"
+    with said.open("wb") as stderr, subprocess.Popen(arguments, env=without_embedder, stderr=stderr) as up:
         try:
             wait_until(lambda: run("decisions").returncode == 0)
             done = run("submit", "-", "--wait", "--timeout", "60", stdin=lines(*traces))
             assert done.returncode == 0, done.stderr
             assert {row["state"] for row in rows(done.stdout)} == {"decided"}
+            for text in (done.stderr, said.read_text("utf-8")):
+                assert text.count("there is no embedder, so every novelty is 0.5") == 1
             assert len(rows(run("decisions").stdout)) == 10
             children = psutil.Process(up.pid).children(recursive=True)
             assert len(children) >= 3
@@ -453,7 +468,7 @@ def test_celerys_own_command_runs_the_worker(settings: Settings) -> None:
     for process in _celery(settings):
         assert process.stderr
         assert any("every trace gets this novelty" in line for line in process.stderr), "it has no embedder"
-        assert any("worker_ready" in line for line in process.stderr)
+        assert any("worker_ready" in line and '"embedder": "none"' in line for line in process.stderr)
         with make_celery(settings) as app:
             # Others on this machine have names of their own.
             assert [name.partition("@")[0] for (name,) in app.control.ping(limit=1)] == [f"scorer-{process.pid}"]

@@ -21,7 +21,13 @@ from kp_scorer.cli.input import Line
 from kp_scorer.client import Status
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict
+from kp_scorer.scoring import UNKNOWN_NOVELTY
 
+NO_EMBEDDER: Final = (
+    f"there is no embedder, so every novelty is {UNKNOWN_NOVELTY:g}: "
+    "install kp-scorer[embedding], and leave embedding.embedder at auto"
+)
+"""What whoever scores without one is told, once."""
 _PLAIN_EVERY_S: Final = 2.0
 _PACE_OF_S: Final = 10.0
 _MARK_EVERY_S: Final = 0.5
@@ -72,13 +78,11 @@ def print_status(trace_id: str, status: Status | None) -> None:
     print_json(row)
 
 
-def say_if_unmeasured(decision: Decision) -> None:
-    """Say that there is no embedder, if a decision was made without: its scores look like any others."""
-    if decision.novelty.source == "no_embedder":
-        say(
-            f"there is no embedder, so every novelty is {decision.dimensions.novelty:g}: "
-            "install kp-scorer[embedding], and leave embedding.embedder at auto"
-        )
+def say_if_unmeasured(decision: Decision) -> bool:
+    """Say that there is no embedder, if a decision was made without: its scores look like any others. Return whether so."""
+    if is_unmeasured := decision.novelty.source == "no_embedder":
+        say(NO_EMBEDDER)
+    return is_unmeasured
 
 
 class Advance(Protocol):

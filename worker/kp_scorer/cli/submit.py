@@ -13,7 +13,7 @@ from kp_scorer.broker.queues import results_streams
 from kp_scorer.broker.results import unread
 from kp_scorer.cli.input import Line
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_json, print_status, progress, refused, say
+from kp_scorer.cli.output import print_json, print_status, progress, refused, say, say_if_unmeasured
 from kp_scorer.cli.reading import Reading
 from kp_scorer.client import Client, Status, Submitted
 from kp_scorer.decision import Outcome
@@ -88,9 +88,12 @@ def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float, settings: 
     """Print each trace as it settles, and what the others are; return how many were not decided."""
     left = dict.fromkeys(trace_ids)
     dead = 0
+    told = False
     with progress("decided") as advance:
         for status in _as_settled(client, trace_ids, timeout_s, settings):
             del left[status.trace_id]
+            # Some may have been decided before, with another embedder.
+            told = told or (status.decision is not None and say_if_unmeasured(status.decision))
             dead += status.state == "dead"
             print_status(status.trace_id, status)
             advance(len(trace_ids) - len(left), len(trace_ids))

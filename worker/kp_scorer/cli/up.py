@@ -9,8 +9,9 @@ from typing import Final, NoReturn
 import click
 
 from kp_scorer.cli.options import settings_options
-from kp_scorer.cli.output import say
+from kp_scorer.cli.output import NO_EMBEDDER, say
 from kp_scorer.cli.processes import Process, start_worker, worker_processes
+from kp_scorer.embedding import is_embedder_installed
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.store.local_redis import embedded_redis, running_url, state_dir
@@ -35,6 +36,8 @@ def up(workers: int, data_dir: Path | None, settings: Settings) -> None:
         url = stack.enter_context(embedded_redis(data_dir or state_dir() / "data", advertise=True))
         processes = stack.enter_context(worker_processes(settings, url, workers))
         say(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
+        if not is_embedder_installed(settings.embedding):
+            say(NO_EMBEDDER)
         try:
             _supervise(processes, lambda place: start_worker(settings, url, workers, place))
         except KeyboardInterrupt:

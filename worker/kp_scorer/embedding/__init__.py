@@ -4,7 +4,7 @@ from kp_scorer.embedding.checked import CheckedEmbedder
 from kp_scorer.embedding.cores import usable_cores
 from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Vector, Vectors
 from kp_scorer.embedding.recipe import RECIPES, TRACE, Recipe
-from kp_scorer.embedding.select import select_embedder
+from kp_scorer.embedding.select import is_embedder_installed, select_embedder
 
 __all__ = [
     "MAX_TOKENS",
@@ -15,6 +15,7 @@ __all__ = [
     "Recipe",
     "Vector",
     "Vectors",
+    "is_embedder_installed",
     "select_embedder",
     "usable_cores",
 ]

@@ -29,6 +29,11 @@ class ModelFiles(NamedTuple):
         return self.path / "tokenizer.json"
 
 
+def is_model_named(setting: str) -> bool:
+    """Whether ``embedding.model`` names a model, or the default one is installed; without reading it."""
+    return bool(setting) or importlib.util.find_spec(_WEIGHTS_PACKAGE) is not None
+
+
 def find_model(setting: str) -> ModelFiles | None:
     """Find the model that ``embedding.model`` names, by default the installed one; None if that is not installed.
 

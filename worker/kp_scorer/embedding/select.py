@@ -12,7 +12,7 @@ import structlog
 from kp_scorer.embedding.cores import usable_cores
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.engine import Engine, EngineUnavailable
-from kp_scorer.embedding.model import ModelFiles, find_model, is_installed
+from kp_scorer.embedding.model import ModelFiles, find_model, is_installed, is_model_named
 from kp_scorer.embedding.recipe import RECIPES, Recipe
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import EmbeddingSettings, RecipeName
@@ -49,6 +49,13 @@ def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace") -
                 "install kp-scorer[embedding], or set embedding.embedder = auto"
             ) from error
         return None
+
+
+def is_embedder_installed(settings: EmbeddingSettings) -> bool:
+    """Whether the settings ask for an embedder and what one needs is there; it may still not load. Takes no time."""
+    if settings.embedder == "none" or not is_installed("tokenizers") or not is_model_named(settings.model):
+        return False
+    return is_installed("openvino") or _has_torch()
 
 
 def _load(settings: EmbeddingSettings, recipe: Recipe) -> Embedder:

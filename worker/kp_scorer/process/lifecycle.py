@@ -147,7 +147,12 @@ class Lifecycle:
         gc.collect()
         gc.freeze()
         self.runtime.is_ready = True
-        log.info("worker_ready", queue=self._settings.queues.traces, concurrency=self._settings.worker.concurrency)
+        log.info(
+            "worker_ready",
+            queue=self._settings.queues.traces,
+            concurrency=self._settings.worker.concurrency,
+            embedder=self.runtime.embedder,
+        )
         self._supervisor.ready()
 
     def _close(self, sender: Any, **_: Any) -> None:

@@ -82,6 +82,8 @@ class Runtime:
             _warn_of_shortcomings(settings, app, self.store)
             self._publisher = Publisher(app, settings, self.store)
             novelty = self._novelty = _open_novelty(settings, self.store, load_embedder)
+            self.embedder = novelty.embedder.name if novelty else "none"
+            """The name of what embeds, for display."""
             decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
             self._stages = WatchedStages(decider, _token_counter(novelty), self.observer)
             self.threads: list[VitalThread] = []
