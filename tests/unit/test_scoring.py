@@ -323,6 +323,7 @@ POLICIES: Final = st.builds(
     threshold=st.floats(0, 1),
     thresholds=st.dictionaries(st.sampled_from(["code", "finance"]), st.floats(0, 1)),
     review=st.none() | st.floats(0, 1),
+    aliases=st.dictionaries(st.sampled_from(["travel", "finance"]), st.sampled_from(["code", "medical"])),
     obeys_submissions=st.booleans(),
 )
 
@@ -339,3 +340,20 @@ def test_a_threshold_that_was_asked_for_stays_where_it_is_obeyed() -> None:
     obeyed = decided(asking, Policy(obeys_submissions=True))
     assert decide_again(obeyed, Policy(threshold=0.9, obeys_submissions=True)).threshold == 0.2
     assert decide_again(obeyed, Policy(threshold=0.9)).threshold == 0.9
+
+
+def test_a_domain_is_weighed_and_bounded_as_what_it_is_taken_for() -> None:
+    policy = Policy(thresholds={"finance": 0.4}, reviews={"finance": 0.3}, aliases={"Finance": "finance"})
+    taken, own, other = (decided(make_trace(domain=domain), policy) for domain in ("Finance", "finance", "financial"))
+    assert (taken.domain, taken.taken_for, taken.profile) == ("Finance", "finance", "finance")
+    assert (taken.threshold, taken.threshold_source, taken.review) == (0.4, "domain", 0.3)
+    differs = {"trace_id", "domain", "taken_for", "timings", "decided_at"}
+    assert taken.model_dump(exclude=differs) == own.model_dump(exclude=differs)
+    assert (own.taken_for, other.taken_for, other.profile, other.threshold) == (None, None, "default", 0.75)
+
+
+def test_what_a_domain_was_taken_for_is_the_other_policys_to_say() -> None:
+    trace = make_trace(domain="Finance")
+    before, after = Policy(aliases={"Finance": "finance"}), Policy(aliases={"Finance": "code"})
+    assert decide_again(decided(trace, before), after).taken_for == "code"
+    assert decide_again(decided(trace, before), Policy()).taken_for is None

@@ -90,14 +90,35 @@ def test_domains_may_have_thresholds_and_profiles_of_their_own(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("[scoring]\nreview = 0.8", "review: expected at most the threshold of 0.75, got 0.8"),
-        ("[scoring]\nreview = 0.6\nthresholds = {code = 0.5}", "reviews.code: expected at most the threshold of 0.5, got 0.6"),
-        ("[scoring]\nreviews = {code = 0.9}", "reviews.code: expected at most the threshold of 0.75, got 0.9"),
+        ("review = 0.8", "review: expected at most the threshold of 0.75, got 0.8"),
+        ("review = 0.6\nthresholds = {code = 0.5}", "reviews.code: expected at most the threshold of 0.5, got 0.6"),
+        ("reviews = {code = 0.9}", "reviews.code: expected at most the threshold of 0.75, got 0.9"),
+        ("aliases = {code = 'finance'}", "aliases.code: expected a name without a profile, a threshold or a review of its own"),
+        (
+            "thresholds = {qa = 0.5}\naliases = {qa = 'finance'}",
+            "aliases.qa: expected a name without a profile, a threshold or a review of its own",
+        ),
+        (
+            "aliases = {books = 'finanse'}",
+            "aliases.books: expected a domain with a profile, a threshold or a review, got 'finanse'",
+        ),
+        (
+            "aliases = {books = 'money', money = 'finance'}",
+            "aliases.books: expected a domain with a profile, a threshold or a review, got 'money'",
+        ),
     ],
 )
-def test_reviews_above_their_thresholds_are_refused(tmp_path: Path, text: str, where: str) -> None:
+def test_what_would_not_count_in_a_policy_is_refused(tmp_path: Path, text: str, where: str) -> None:
     with pytest.raises(SettingsError, match=f"^scoring: {re.escape(where)}$"):
-        load_settings(config=written(tmp_path, text))
+        load_settings(config=written(tmp_path, f"[scoring]\n{text}"))
+
+
+def test_domains_may_be_taken_for_others(tmp_path: Path) -> None:
+    text = "[scoring]\nreviews = {qa = 0.5}\naliases = {financial_analysis = 'finance', 'Q & A' = 'qa', misc = 'default'}"
+    policy = load_settings(config=written(tmp_path, text)).scoring.policy()
+    assert (policy.profile("financial_analysis"), policy.bounds("Q & A").review) == ("finance", 0.5)
+    assert policy.profile("misc") == "default"
+    assert not load_settings().scoring.policy().aliases
 
 
 def test_domains_may_have_reviews_of_their_own_or_none(tmp_path: Path) -> None:

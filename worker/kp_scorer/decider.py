@@ -237,6 +237,7 @@ class Decider:
         return Decision(
             trace_id=trace.id,
             domain=domain,
+            taken_for=self._policy.aliases.get(domain),
             outcome=bounds.outcome(scored.value),
             score=scored.value,
             threshold=bounds.threshold,

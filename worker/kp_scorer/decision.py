@@ -73,6 +73,9 @@ class Decision(_Part):
     schema_version: Literal[1] = SCHEMA_VERSION
     trace_id: str
     domain: str
+    """As it was submitted."""
+    taken_for: str | None = None
+    """The domain whose profile and bounds count in place of its own, by one of the operator's aliases."""
     outcome: Outcome
     score: Fraction
     threshold: Fraction

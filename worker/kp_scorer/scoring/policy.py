@@ -1,4 +1,4 @@
-"""What an operator may choose about scoring: profiles, thresholds, what is reviewed, and the cap of the step term."""
+"""What an operator may choose about scoring: profiles, bounds, what a domain is taken for, and the cap of the step term."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Profiles and bounds by domain, matched exactly; other domains get the defaults."""
+    """Profiles and bounds by domain, matched exactly; other domains get the defaults, or those of what they are taken for."""
 
     profiles: Mapping[str, Dimensions] = field(default_factory=lambda: PROFILES)
     threshold: float = DEFAULT_THRESHOLD
@@ -35,16 +35,20 @@ class Policy:
     review: float | None = None
     """The score from which a trace that is not accepted goes to review; None has none reviewed."""
     reviews: Mapping[str, float] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Domains by the names that are taken for them; none of these has a profile or bounds of its own."""
     obeys_submissions: bool = False
     """Whether the threshold that a submission asks for counts, in place of the operator's."""
     cap_step_term: bool = False
 
     def profile(self, domain: str) -> str:
         """Name of the profile that weighs traces of ``domain``."""
+        domain = self.aliases.get(domain, domain)
         return domain if domain in self.profiles else DEFAULT_PROFILE
 
     def bounds(self, domain: str, asked: float | None = None) -> Bounds:
         """From which scores a trace of ``domain`` is accepted or reviewed; its submission may have ``asked`` for a bound."""
+        domain = self.aliases.get(domain, domain)
         threshold, source = self._threshold(domain, asked)
         review = self.reviews.get(domain, self.review)
         return Bounds(threshold, source, review if review is not None and review < threshold else None)

@@ -43,6 +43,7 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
         "threshold": bounds.threshold,
         "threshold_source": bounds.source,
         "review": bounds.review,
+        "taken_for": policy.aliases.get(decision.domain),
         "profile": scored.profile,
         "weights": scored.weights,
         "composite": scored.composite,

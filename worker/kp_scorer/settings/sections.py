@@ -150,6 +150,7 @@ class ScoringSettings(Section):
     reviews: dict[str, Fraction] = {}
     submitted_thresholds: bool = False
     profiles: dict[str, Dimensions] = {}
+    aliases: dict[str, str] = {}
     cap_step_term: bool = False
 
     @field_validator("profiles")
@@ -172,6 +173,17 @@ class ScoringSettings(Section):
                 raise ValueError(f"{where}: expected at most the threshold of {threshold:g}, got {review:g}")
         return self
 
+    @model_validator(mode="after")
+    def _aliases_lead_to_what_has_something_of_its_own(self) -> Self:
+        own = {*PROFILES, *self.profiles, *self.thresholds, *self.reviews}
+        for alias, domain in self.aliases.items():
+            if alias in own:
+                raise ValueError(f"aliases.{alias}: expected a name without a profile, a threshold or a review of its own")
+            if domain not in own:
+                # Nor may it be an alias, so that one look tells what a domain is taken for.
+                raise ValueError(f"aliases.{alias}: expected a domain with a profile, a threshold or a review, got {domain!r}")
+        return self
+
     @property
     def reviews_any(self) -> bool:
         """Whether any trace can go to review."""
@@ -190,6 +202,7 @@ class ScoringSettings(Section):
             thresholds=self.thresholds,
             review=self.review,
             reviews=self.reviews,
+            aliases=self.aliases,
             obeys_submissions=self.submitted_thresholds,
             cap_step_term=self.cap_step_term,
         )
