@@ -223,7 +223,7 @@ def test_stats_shows_books_that_balance_and_what_the_queues_hold(settings: Setti
     (found,) = rows(run("stats", KP_BROKER_URL=settings.broker.url).stdout)
     waiting = found.pop("waiting")
     books = {"submitted": 3, "pending": 3, "decided": 0, "dead": 0}
-    assert found == {**books, "oversized": 0, "dropped": {}, "full": []}
+    assert found == {**books, "oversized": 0, "dropped": {}, "full": [], "domains": {}, "unknown_domains": {}}
     assert waiting == {settings.queues.traces: 3, settings.queues.accepted: 0, settings.queues.rejected: 0}
 
 

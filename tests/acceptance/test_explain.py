@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Nearest
 from kp_scorer.settings import Settings
-from kp_scorer.store import Identity, Store, Submission, Verdict
+from kp_scorer.store import Identity, Store, Submission, Tally, Verdict
 from rich.cells import cell_len
 
 from tests.support.builders import Payload, decided, make_trace, minimal_payload
@@ -40,7 +40,9 @@ def _every_state(store: Store) -> None:
     novelty = first.novelty.model_copy(update={"source": "embedding", "nearest": nearest, "entry": "1-1"})
     for decision in (first.model_copy(update={"novelty": novelty}), decided(make_trace(trace_id=LIKE_IT))):
         store.ledger.begin([Identity(decision.trace_id, b"d" * 16)])
-        store.ledger.commit([Verdict(decision.trace_id, b"d" * 16, decision.model_dump_json().encode(), "")])
+        store.ledger.commit(
+            [Verdict(decision.trace_id, b"d" * 16, decision.model_dump_json().encode(), "", Tally("code", is_known=True))]
+        )
     for trace_id in (DEAD, LETTER):
         store.dead_letters.bury(trace_id.encode(), "invalid", "steps: expected more", trace_id)
     store.ledger.erase(LETTER)

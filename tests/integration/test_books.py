@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kp_scorer.decision import Decision
 from kp_scorer.settings import LedgerSettings
-from kp_scorer.store import DeadLetters, Identity, RedisLedger, Submission, Verdict
+from kp_scorer.store import DeadLetters, Identity, RedisLedger, Submission, Tally, Verdict
 from kp_scorer.store.keys import Keys
 
 from tests.support.builders import decision_on
@@ -52,7 +52,7 @@ class Scene:
             case "begin" | "begin alone":
                 ledger.begin([Identity(trace_id, digest)], alone=step == "begin alone")
             case "commit":
-                ledger.commit([Verdict(trace_id, digest, decision_on(trace_id), "")])
+                ledger.commit([Verdict(trace_id, digest, decision_on(trace_id), "", Tally("code", is_known=True))])
             case "release":
                 ledger.release([trace_id])
             case "die":

@@ -21,7 +21,7 @@ def test_names_that_a_neighbour_has_taken(
     urls = {"broker.url": settings.broker.url, "redis.url": settings.redis.url}
     settings = load_settings({**urls, "broker.visibility_timeout_s": 3})
     queue = settings.queues.traces
-    names = [f"{queue}.in_hand", f"{queue}.index", keys.pending, keys.counts, keys.letter_sizes]
+    names = [f"{queue}.in_hand", f"{queue}.index", keys.pending, keys.counts, keys.tallies, keys.letter_sizes]
     traces = short_traces(len(names), seed=20)
     with (
         make_celery(settings) as foreign,

@@ -18,6 +18,7 @@ from kp_scorer.store import (
     Refusal,
     Standing,
     Submission,
+    Tally,
     Verdict,
 )
 from kp_scorer.store.keys import Keys
@@ -30,6 +31,7 @@ LEASE_MS = 60_000
 ONE = "kp:trace:one"
 DIGEST, OTHER_DIGEST = b"a" * 16, b"b" * 16
 IDENTITY = Identity(ONE, DIGEST)
+TALLY = Tally("code", is_known=True)
 
 
 MakeLedger = Callable[..., RedisLedger]
@@ -62,7 +64,7 @@ def submission(trace_id: str = ONE, digest: bytes = DIGEST) -> Submission:
 
 
 def verdict(trace_id: str = ONE, digest: bytes = DIGEST, entry: str = "") -> Verdict:
-    return Verdict(trace_id, digest, decision_on(trace_id), entry)
+    return Verdict(trace_id, digest, decision_on(trace_id), entry, TALLY)
 
 
 def begin(ledger: RedisLedger, alone: bool = False, digest: bytes = DIGEST) -> tuple[str, int, bool]:
@@ -319,7 +321,7 @@ def test_all_decisions_are_read_and_nothing_else(ledger: RedisLedger, redis_clie
     ids = [f"kp:trace:{number}" for number in range(1_200)]
     for some in (ids[:600], ids[600:]):
         ledger.begin([Identity(trace_id, DIGEST) for trace_id in some])
-    decided = [Verdict(trace_id, DIGEST, decision_on(trace_id), "") for trace_id in ids[:1_100]]
+    decided = [Verdict(trace_id, DIGEST, decision_on(trace_id), "", TALLY) for trace_id in ids[:1_100]]
     ledger.commit(decided)
 
     found = list(ledger.all_decided())

@@ -30,7 +30,7 @@ from kp_scorer.novelty import NoveltyCache
 from kp_scorer.novelty.audit import audit
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, as_environment, load_settings
-from kp_scorer.store import Store, Submission
+from kp_scorer.store import Store, Submission, Tally, Verdict
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.local_redis import redis_executable
 
@@ -236,6 +236,24 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) ->
         declare_queues(app, list(results_queues(settings).values()))
         Publisher(app, settings, store).publish(Decision.model_validate_json(decision_on("kp:trace:called")))
         assert sum(unread(app, settings).values()) == 1
+    assert server.refused() == []
+
+
+def test_a_worker_may_compare_with_a_shadow_and_publish_what_that_decides(server: Shipped) -> None:
+    url = server.url("worker")
+    settings = load_settings({"broker.url": url, "redis.url": url, "shadow.enabled": True, "shadow.via": "queue"})
+    decision = decision_on("kp:trace:shadowed")
+    with make_celery(settings) as app, Store.open(settings) as store:
+        for comparison in ("one", "another"):
+            tally = Tally("code", is_known=False, comparison=comparison, outcomes="review>accepted")
+            store.ledger.commit([Verdict(f"kp:trace:{comparison}", b"digest", decision, "", tally)])
+        publisher = Publisher(app, settings, store)
+        assert publisher.shadow is not None
+        publisher.publish(Decision.model_validate_json(decision))
+        publisher.shadow.publish()
+    with server.connect("reader") as reader:
+        assert reader.llen("decisions.shadow") == 1
+    assert json.loads(_done(server.settings("operator"), "stats"))["domains"] == {"code": 2}
     assert server.refused() == []
 
 

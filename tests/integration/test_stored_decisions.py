@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.main import commands
 from kp_scorer.settings import Settings
-from kp_scorer.store import Identity, Store, Verdict
+from kp_scorer.store import Identity, Store, Tally, Verdict
 
 from tests.support.builders import decision_on
 
@@ -17,7 +17,9 @@ def keep(store: Store, count: int) -> set[str]:
     """Have the ledger keep so many decisions; return the ids of their traces."""
     trace_ids = [f"kp:trace:{number}" for number in range(count)]
     store.ledger.begin([Identity(trace_id, bytes(16)) for trace_id in trace_ids])
-    store.ledger.commit([Verdict(trace_id, bytes(16), decision_on(trace_id), "") for trace_id in trace_ids])
+    store.ledger.commit(
+        [Verdict(trace_id, bytes(16), decision_on(trace_id), "", Tally("code", is_known=True)) for trace_id in trace_ids]
+    )
     return set(trace_ids)
 
 

@@ -38,6 +38,7 @@ def _expected(model: Reference) -> dict[str, object]:
         KEYS.letter_sizes: _sizes(model),
         KEYS.dropped: {"dead letters": model.dropped} if model.dropped else None,
         KEYS.counts: {name: count for name, count in counts.items() if count},
+        KEYS.tallies: _tallies(model),
         KEYS.drained: model.drained,
         DEADLINES_KEY: model.deadlines,
         **_log(model.log),
@@ -61,6 +62,11 @@ def _sizes(model: Reference) -> dict[str, int]:
     return {**sizes, "total": sum(sizes.values())} if sizes else {}
 
 
+def _tallies(model: Reference) -> dict[str, str]:
+    tallies = {field: str(count) for field, count in model.tallies.items() if count}
+    return tallies | ({"comparison": model.comparison} if model.comparison else {})
+
+
 def _log(log: LogModel) -> dict[str, object]:
     head = (
         {"epoch": log.epoch, "time_ms": str(log.time_ms), "place": str(log.number), "window": str(WINDOW)}
@@ -81,6 +87,8 @@ def _readable(key: str, content: Any) -> object:
     if key in (KEYS.pending, KEYS.workers, KEYS.dead_letters, DEADLINES_KEY):
         return {member.decode(): int(float(score)) for member, score in pairs(content)}
     fields = {name.decode(): value for name, value in pairs(content)}
+    if key == KEYS.tallies:
+        return {name: value.decode() for name, value in fields.items()}
     if key in (KEYS.counts, KEYS.letter_sizes, KEYS.dropped):
         # None is none, whether that is written down or not.
         return {name: int(value) for name, value in fields.items() if int(value)}

@@ -20,6 +20,9 @@ IDS: Final = tuple(f"kp:trace:{number}" for number in range(5))
 DIMENSIONS: Final = 8
 _TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today")
 
+DOMAINS: Final = ("cod1", "code", "cod2", "cod3")
+"""Of each text. Settings name one of them."""
+
 KINDS: Final = ("first", "first again", "second", "third", "undecodable", "nameless")
 """The second says the very same as the first in other bytes; the last has no id of its own, only its message has one."""
 
@@ -46,18 +49,19 @@ def payload_of(trace_id: str, kind: str) -> Payload:
         return _payload({"steps": "none"}, trace_id)
     number = IDS.index(trace_id)
     offset = {"first": 0, "first again": 0, "second": 1, "third": 2, "undecodable": 0}[kind]
+    place = (number + offset) % len(_TEXTS)
     content: dict[str, Any] = {
         "@context": "https://openknowledgepulse.org/schema/v1",
         "@type": "ReasoningTrace",
         "id": trace_id,
         "metadata": {
             "created_at": "2026-01-02T00:00:00Z" if kind == "first again" else "2026-01-01T00:00:00Z",
-            "task_domain": "code",
+            "task_domain": DOMAINS[place],
             "success": True,
             "visibility": "network",
             "privacy_level": "aggregated",
         },
-        "task": {"objective": _TEXTS[(number + offset) % len(_TEXTS)]},
+        "task": {"objective": _TEXTS[place]},
         "steps": [] if kind == "undecodable" else [{"step_id": 0, "type": "thought"}],
         "outcome": {"result_summary": "done", "confidence": 1.0},
     }

@@ -19,6 +19,7 @@ MOST_RUNS: Final = 300
 
 _HDEL_OWNER: Final = "redis.call('HDEL', record, 'owner', 'lease_ms')"
 _COUNT_LESS: Final = "redis.call('HINCRBY', counts, 'submitted', -1)"
+_TALLY: Final = "tally(domain, is_named == '1', comparison, outcomes)"
 _ALL_OF_PENDING: Final = "'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts'"
 
 MUTANTS: Final = (
@@ -38,6 +39,13 @@ MUTANTS: Final = (
     Mutant("commit", "elseif state == 'decided' then", "elseif now < 0 then", "a later decision replaces the first"),
     Mutant("commit", "if state ~= 'pending' then", "if now < 0 then", "what was forgotten is decided uncounted"),
     Mutant("commit", "(known_digest or state == 'dead')", "known_digest", "what could not be decoded stands for what could"),
+    Mutant("commit", _TALLY, "", "what is stored is counted under no domain"),
+    Mutant("commit", "reply[#reply + 1] = {'stands'", f"{_TALLY} reply[#reply + 1] = {{'stands'", "what stands counts again"),
+    Mutant("commit", "is_named or ", "", "what settings name takes room among the others"),
+    Mutant("commit", "redis.call('HINCRBY', tallies, 'names', 1)", "names", "any number of domains is told apart"),
+    Mutant("commit", ">= MOST_NAMES", "> MOST_NAMES", "too many domains are told apart"),
+    Mutant("commit", "redis.call('HDEL', tallies, found[i])", "", "what other policies came to stays counted"),
+    Mutant("commit", "redis.call('HSET', tallies, 'comparison', comparison)", "", "outcomes count from nothing each time"),
     Mutant("bury", "(not state or state == 'dead' or ends_pending)", "true", "another content's record dies"),
     Mutant(
         "bury", "if state == 'decided' and is_same then return {decision, 0} end", "", "a letter is kept of what is decided"

@@ -1,4 +1,4 @@
-"""The scripts under a clock that the test moves, and with a mutation if one is wanted."""
+"""The scripts under a clock that the test moves and with a bound that it reaches, and with a mutation if one is wanted."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,11 @@ from kp_scorer.store import scripts
 NOW_KEY: Final = "model:now"
 DEADLINES_KEY: Final = "model:deadlines"
 
+MOST_NAMES: Final = 2
+"""How many domains that no settings name are told apart, so few that some are not."""
+
 _CLOCK: Final = re.compile(r"local function now_ms\(\)\n.*?\nend\n", re.DOTALL)
+_MOST_NAMES: Final = re.compile(r"local MOST_NAMES = \d+")
 
 # Redis' own clock must not matter: what a script gives a life is noted, and the test ends it when its time has come.
 _PRELUDE: Final = f"""
@@ -58,6 +62,9 @@ def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
         if name == "common":
             text, count = _CLOCK.subn(lambda _: _PRELUDE, text)
             assert count == 1, "common.lua defines its clock otherwise"
+        if name == "commit":
+            text, count = _MOST_NAMES.subn(f"local MOST_NAMES = {MOST_NAMES}", text)
+            assert count == 1, "commit.lua has another bound"
         return text
 
     setattr(scripts, "_text", patched)  # noqa: B010  # what mypy is told about it stays true

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kp_scorer.errors import Reason
-from kp_scorer.store import Committed, Death, Identity, Record, Refusal, Standing, State, Verdict
+from kp_scorer.store import Committed, Death, Identity, Record, Refusal, Standing, State, Tally, Verdict
 
 from tests.model.contents import letter_id_of
+from tests.model.patched_scripts import MOST_NAMES
 from tests.model.records import (
     KEPT_MS,
     KEYS,
@@ -34,6 +35,8 @@ class Reference:
         self.records: dict[str, TraceRecord] = {}
         self.pending: dict[str, int] = {}
         self.submitted = self.decided = self.dead = 0
+        self.tallies = Counter[str]()
+        self.comparison = ""
         self.letters: dict[str, Letter] = {}
         self.letter_index: dict[str, int] = {}
         self.letter_sizes: dict[str, int] = {}
@@ -166,7 +169,22 @@ class Reference:
         self._end_pending(verdict.trace_id, record)
         record.state, record.decision = "decided", verdict.decision
         self.decided += 1
+        self._count(verdict.tally)
         return Standing(verdict.decision, is_own=True)
+
+    def _count(self, tally: Tally) -> None:
+        name = tally.domain
+        if not tally.is_known and f"decided {name}" not in self.tallies:
+            # Who comes after so many others has no name.
+            name = name if self.tallies["names"] < MOST_NAMES else ""
+            self.tallies["names"] += bool(name)
+        self.tallies[f"decided {name}"] += 1
+        if not tally.comparison:
+            return
+        if tally.comparison != self.comparison:
+            self.tallies = Counter({field: count for field, count in self.tallies.items() if ">" not in field})
+            self.comparison = tally.comparison
+        self.tallies[f"{tally.outcomes} {name}"] += 1
 
     # Dead letters.
 

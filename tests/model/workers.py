@@ -55,14 +55,14 @@ class Batch(NamedTuple):
 class Worker:
     """One process. Everything in here is gone when it crashes."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, shadow: Policy | None) -> None:
         self._books = books
         self.letters = WatchedLetters(books)
         self.log = WatchedLog(books)
         self.ledger = WatchedLedger(books, self.log)
         self.embedder = WordEmbedder()
         self.cache = NoveltyCache(self.log, WINDOW, DIMENSIONS)
-        self.decider = Decider(self.ledger, Policy(), NoveltyMeter(self.embedder, self.cache), MAX_ATTEMPTS)
+        self.decider = Decider(self.ledger, Policy(), NoveltyMeter(self.embedder, self.cache), MAX_ATTEMPTS, shadow)
         self.hand: list[Message] = []
         self.waiting: list[Message] = []
         self.alone: list[Message] = []

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from kp_scorer.novelty.audit import audit
+from kp_scorer.scoring import Policy
 
 from tests.model.baton import Violation
 from tests.model.compare import check_same
@@ -17,7 +18,9 @@ from tests.model.server import Image, Server
 from tests.model.watched import Books, WatchedLedger, WatchedLog
 from tests.model.workers import Message, Worker
 
-WORKERS: Final = 3
+SHADOWS: Final = (Policy(threshold=0.1), Policy(review=0.1), None)
+"""Of each worker. Whatever is decided, the first would have accepted, and the second would have reviewed."""
+WORKERS: Final = len(SHADOWS)
 AUDIT_EVERY: Final = 20
 
 MOVES_MS: Final = (
@@ -55,7 +58,7 @@ class World:
         server.clear(self.model.now)
         self.queue: list[Message] = []
         self.operators: list[Operator] = []
-        self.workers = [Worker(self.books) for _ in range(WORKERS)]
+        self.workers = [Worker(self.books, shadow) for shadow in SHADOWS]
         self.snapshot: Snapshot | None = None
         self._invariants = Invariants()
         self._steps = 0
@@ -153,7 +156,7 @@ class World:
         """A worker dies; the broker gives its messages to others, and another worker starts in its place."""
         index = which % WORKERS
         self.queue += self.workers[index].die()
-        self.workers[index] = Worker(self.books)
+        self.workers[index] = Worker(self.books, SHADOWS[index])
         return f"worker {index}"
 
     # Operators, the reconciler among them.

@@ -17,7 +17,7 @@ from kombu import Connection
 from kp_scorer.settings import Settings, load_settings
 
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
-QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected", "dead")
+QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected", "shadow", "dead")
 
 
 _LOCK: Final = Path(tempfile.gettempdir()) / "kp-test-rabbitmq.lock"

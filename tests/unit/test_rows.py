@@ -20,12 +20,13 @@ FULL: Final = PLAIN.model_copy(
     update={
         "trace_id": "kp:trace:full",
         "domain": "law",
+        "taken_for": "legal",
         "outcome": "review",
         "score": 0.61,
         "threshold": 0.72,
         "threshold_source": "submission",
         "review": 0.53,
-        "profile": "legal",
+        "profile": "justice",
         "dimensions": PLAIN.dimensions.model_copy(
             update={"complexity": 0.11, "novelty": 0.12, "tool_diversity": 0.13, "outcome_confidence": 0.14}
         ),

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from kp_scorer.decision import Dimensions
 from kp_scorer.decoding import decode_trace
-from kp_scorer.scoring import PROFILES, Policy, check_weights, decide_again, dimensions, novelty_of, score
+from kp_scorer.scoring import PROFILES, Policy, check_weights, decide_again, dimensions, fingerprint, novelty_of, score
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import LIMITS, changed, decided, make_trace, minimal_payload, step, steps, traces
@@ -357,3 +357,30 @@ def test_what_a_domain_was_taken_for_is_the_other_policys_to_say() -> None:
     before, after = Policy(aliases={"Finance": "finance"}), Policy(aliases={"Finance": "code"})
     assert decide_again(decided(trace, before), after).taken_for == "code"
     assert decide_again(decided(trace, before), Policy()).taken_for is None
+
+
+def test_a_domain_is_known_by_whatever_names_it() -> None:
+    policy = Policy(thresholds={"qa": 0.5}, reviews={"web": 0.5}, aliases={"Finance": "finance"})
+    assert [name for name in ("default", "code", "qa", "web", "Finance", "finanse", "QA") if not policy.knows(name)] == [
+        "finanse",
+        "QA",
+    ]
+
+
+def test_fingerprints_tell_policies_apart_and_nothing_else() -> None:
+    policies = [
+        Policy(),
+        Policy(threshold=0.7),
+        Policy(thresholds={"code": 0.7}),
+        Policy(review=0.7),
+        Policy(reviews={"code": 0.7}),
+        Policy(aliases={"coding": "code"}),
+        Policy(profiles={**PROFILES, "code": OWN_WEIGHTS}),
+        Policy(obeys_submissions=True),
+        Policy(cap_step_term=True),
+    ]
+    pairs = {fingerprint(live, shadow) for live in policies for shadow in policies}
+    assert len(pairs) == len(policies) ** 2
+    assert all(len(found) == 8 for found in pairs)
+    in_another_order = dict(reversed(list(PROFILES.items())))
+    assert fingerprint(Policy(profiles=in_another_order)) == fingerprint(Policy())

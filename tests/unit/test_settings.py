@@ -87,6 +87,7 @@ def test_domains_may_have_thresholds_and_profiles_of_their_own(tmp_path: Path) -
     assert policy.profiles["finance"] == PROFILES["finance"]
 
 
+@pytest.mark.parametrize("section", ["scoring", "shadow"])
 @pytest.mark.parametrize(
     ("text", "where"),
     [
@@ -108,17 +109,49 @@ def test_domains_may_have_thresholds_and_profiles_of_their_own(tmp_path: Path) -
         ),
     ],
 )
-def test_what_would_not_count_in_a_policy_is_refused(tmp_path: Path, text: str, where: str) -> None:
-    with pytest.raises(SettingsError, match=f"^scoring: {re.escape(where)}$"):
-        load_settings(config=written(tmp_path, f"[scoring]\n{text}"))
+def test_what_would_not_count_in_a_policy_is_refused(tmp_path: Path, section: str, text: str, where: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{section}: {re.escape(where)}$"):
+        load_settings(config=written(tmp_path, f"[{section}]\n{text}"))
+
+
+def test_weights_of_a_shadow_sum_to_one_too(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^shadow\.profiles: profile 'qa': weights must sum to 1"):
+        load_settings(config=written(tmp_path, f"[shadow.profiles]\nqa = {OWN_PROFILE.replace('0.4', '0.5')}\n"))
 
 
 def test_domains_may_be_taken_for_others(tmp_path: Path) -> None:
     text = "[scoring]\nreviews = {qa = 0.5}\naliases = {financial_analysis = 'finance', 'Q & A' = 'qa', misc = 'default'}"
     policy = load_settings(config=written(tmp_path, text)).scoring.policy()
     assert (policy.profile("financial_analysis"), policy.bounds("Q & A").review) == ("finance", 0.5)
-    assert policy.profile("misc") == "default"
+    assert policy.knows("misc")
     assert not load_settings().scoring.policy().aliases
+
+
+def test_a_shadow_is_a_whole_policy_of_its_own(tmp_path: Path) -> None:
+    text = "[scoring]\nthreshold = 0.6\nthresholds = {code = 0.5}\n[shadow]\nenabled = true\nthresholds = {qa = 0.4}\n"
+    settings = load_settings(config=written(tmp_path, text))
+    policy = settings.shadow.policy()
+    assert policy is not None
+    assert [policy.bounds(domain).threshold for domain in ("qa", "code", "else")] == [0.4, 0.75, 0.75]
+    assert policy.profiles == PROFILES
+    assert not settings.shadow.is_published
+    assert settings.scoring.policy().bounds("qa").threshold == 0.6
+
+
+def test_there_is_no_shadow_unless_there_is_to_be_one() -> None:
+    settings = load_settings({"shadow.threshold": 0.4, "shadow.via": "queue"})
+    assert (settings.shadow.policy(), settings.shadow.is_published) == (None, False)
+
+
+def test_a_shadows_queue_is_its_own_and_bounded() -> None:
+    published = {"shadow.enabled": True, "shadow.via": "queue"}
+    assert load_settings(published).shadow.is_published
+    for taken in ("traces", "traces.intake", "traces.dead", "decisions.accepted", "decisions.review", "decisions.rejected"):
+        with pytest.raises(SettingsError, match=r"^queues: shadow needs a name of its own$"):
+            load_settings({"queues.shadow": taken})
+    with pytest.raises(SettingsError, match=r"queues\.results_limit must be above 0 where shadow\.via is 'queue'"):
+        load_settings({**published, "queues.results_limit": 0})
+    assert load_settings({**published, "shadow.via": "none", "queues.results_limit": 0}).shadow.enabled
 
 
 def test_domains_may_have_reviews_of_their_own_or_none(tmp_path: Path) -> None:
@@ -160,6 +193,8 @@ def test_variable_may_hold_thresholds_as_json(monkeypatch: pytest.MonkeyPatch) -
         ("results.accepted_via", "topic"),
         ("results.rejected_via", ""),
         ("results.plain", "sometimes"),
+        ("shadow.enabled", "perhaps"),
+        ("shadow.via", "stream"),
         ("results.task", "two words"),
         ("broker.url", "localhost:6379"),
         ("broker.url", "http://localhost"),

@@ -11,8 +11,8 @@ from kp_scorer.decision import Decision, Nearest, Novelty, Timings
 from kp_scorer.embedding import TRACE, CheckedEmbedder, Embedder, Recipe, Vector
 from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.novelty import Candidate, NoveltyCache, Placed
-from kp_scorer.scoring import Policy, novelty_of, score
-from kp_scorer.store import Committed, Death, Identity, Ledger, Record, Refusal, Standing, Verdict
+from kp_scorer.scoring import Policy, decide_again, fingerprint, novelty_of, score
+from kp_scorer.store import Committed, Death, Identity, Ledger, Record, Refusal, Standing, Tally, Verdict
 from kp_scorer.trace import ReasoningTrace
 
 Settled = Decision | TraceConflict | TraceDead | TraceHeld
@@ -93,15 +93,26 @@ class Decider:
     One thread owns the first stage, and the embedder with it; one, which may be another, the second, and the cache with it.
     """
 
-    def __init__(self, ledger: Ledger, policy: Policy, novelty: NoveltyMeter | None, max_attempts: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: Policy,
+        novelty: NoveltyMeter | None,
+        max_attempts: int,
+        shadow: Policy | None = None,
+    ) -> None:
         """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
 
-        A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them.
+        A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. What ``shadow``
+        would have made of a decision is counted along with it.
         """
         self._ledger = ledger
         self._policy = policy
         self._novelty = novelty
         self._max_attempts = max_attempts
+        self._shadow = shadow
+        # Of both: neither may change while they are compared.
+        self._comparison = fingerprint(policy, shadow) if shadow else ""
 
     def decide(self, traces: Sequence[ReasoningTrace]) -> list[Settled]:
         """Decide the traces, in order. Deciding again is safe: a decided trace keeps its decision.
@@ -211,11 +222,18 @@ class Decider:
 
     def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:
         verdicts = [
-            Verdict(*case.identity, decision.model_dump_json().encode(), decision.novelty.entry or "")
+            Verdict(*case.identity, decision.model_dump_json().encode(), decision.novelty.entry or "", self._tally(decision))
             for case, decision in judged
         ]
         for (case, own), committed in zip(judged, self._ledger.commit(verdicts), strict=True):
             case.settled = self._ended(case.trace.id, own, committed)
+
+    def _tally(self, decision: Decision) -> Tally:
+        is_known = self._policy.knows(decision.domain)
+        if self._shadow is None:
+            return Tally(decision.domain, is_known)
+        again = decide_again(decision, self._shadow)
+        return Tally(decision.domain, is_known, self._comparison, f"{decision.outcome}>{again.outcome}")
 
     @staticmethod
     def _ended(trace_id: str, own: Decision, committed: Committed) -> Settled | None:

@@ -61,11 +61,13 @@ class _Split(NamedTuple):
 
 
 def samples_of(decisions: Iterable[Decision], labels: Mapping[str, bool]) -> dict[str, Sample]:
-    """The scores of decisions by domain, with labels by trace id."""
+    """The scores of decisions by the domain whose threshold they are held against, with labels by trace id."""
     found: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     for decision in decisions:
         good = labels.get(decision.trace_id)
-        found[decision.domain].append((decision.score, UNLABELLED if good is None else GOOD if good else BAD))
+        found[decision.taken_for or decision.domain].append(
+            (decision.score, UNLABELLED if good is None else GOOD if good else BAD)
+        )
     return {
         domain: Sample(np.array([score for score, _ in pairs]), np.array([label for _, label in pairs]))
         for domain, pairs in found.items()

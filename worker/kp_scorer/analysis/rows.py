@@ -12,6 +12,8 @@ class Row(NamedTuple):
 
     trace_id: str
     domain: str
+    taken_for: str | None
+    """The domain whose profile and bounds counted, where the trace's own is an alias for it."""
     outcome: str
     """``accepted``, ``review`` or ``rejected``."""
     score: float
@@ -71,6 +73,7 @@ def _row(decision: Decision) -> Row:
     return Row(
         trace_id=decision.trace_id,
         domain=decision.domain,
+        taken_for=decision.taken_for,
         outcome=decision.outcome,
         score=decision.score,
         composite=decision.composite,

@@ -84,7 +84,7 @@ class Outbox:
         """Publish; return which of them the queue took."""
         if not decisions:
             return []
-        messages = [_call(decision, self._task) if self._task else _message(decision) for decision in decisions]
+        messages = [_call(decision, self._task) if self._task else message_of(decision) for decision in decisions]
         return publish_all(self._app, "results", self._queue, messages, if_missing=[self._queue], plain=self._plain)
 
     def _take_room(self, wanted: int) -> int:
@@ -202,13 +202,13 @@ class Notices:
         log.warning("results_dropped", queue=self._name, count=untold)
 
 
-def _message(decision: Decision) -> Outgoing:
+def message_of(decision: Decision) -> Outgoing:
     """The message that says what was decided: copies of it have the same id and the same mark."""
     return Outgoing(decision.model_dump_json().encode(), decision.trace_id, {MARK: decision.mark})
 
 
 def _call(decision: Decision, task: str) -> Outgoing:
     """The message by which another Celery app calls its task with a decision. The id of the call is the trace's."""
-    said = _message(decision)
+    said = message_of(decision)
     headers = call_headers(task, decision.trace_id, "(decision,)")
     return said._replace(body=task_body(said.body), headers={**headers, **said.headers})

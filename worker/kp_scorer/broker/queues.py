@@ -71,6 +71,14 @@ def results_streams(settings: Settings, outcomes: Sequence[Outcome] = get_args(O
     return {outcome: settings.queues.name(outcome) for outcome in outcomes if settings.via(outcome) == "stream"}
 
 
+def shadow_queue(settings: Settings) -> Queue:
+    """The queue of the shadow's decisions; on RabbitMQ one where the oldest make room by themselves."""
+    queues = settings.queues
+    if settings.broker.is_redis:
+        return _queue(queues.shadow)
+    return _quorum_queue(queues.shadow, {"x-max-length": queues.results_limit, "x-overflow": "drop-head"})
+
+
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:
     """A durable queue. On the default exchange it is a plain list on Redis: no binding set, whose loss would drop messages."""
     return Queue(name, exchange=Exchange(exchange), routing_key=name, queue_arguments=arguments, no_declare=not declare)

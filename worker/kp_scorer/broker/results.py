@@ -10,6 +10,7 @@ from kombu import Queue
 from kp_scorer.broker.outbox import Outbox, StreamOutbox
 from kp_scorer.broker.publishing import NoQueue, declare_queues, unavailable_if_broker_fails, waiting
 from kp_scorer.broker.queues import results_queue, results_queues, results_streams
+from kp_scorer.broker.shadow_outbox import ShadowOutbox
 from kp_scorer.broker.task_message import raw_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
@@ -37,6 +38,9 @@ class Publisher:
             **{outcome: of_queues[queue.name] for outcome, queue in queues.items()},
             **{outcome: of_streams[name] for outcome, name in streams.items()},
         }
+        policy = settings.shadow.policy() if settings.shadow.is_published else None
+        self.shadow = ShadowOutbox(app, settings, policy) if policy else None
+        """What the shadow makes of decisions that are published waits here, if it goes anywhere, until it is published too."""
 
     def publish(self, decision: Decision) -> None:
         """Put a decision on its outcome's queue, as :meth:`publish_all` does, or raise what that returns."""
@@ -68,6 +72,8 @@ class Publisher:
                 continue
             for place, is_taken in zip(places, taken, strict=True):
                 errors[place] = None if is_taken else outbox.is_full()
+        if self.shadow:
+            self.shadow.take([decision for decision, error in zip(decisions, errors, strict=True) if error is None])
         return errors
 
 

@@ -40,7 +40,7 @@ def report(output: str, as_text: bool, gathered: Gathered, settings: Settings) -
     """
     if not gathered.decisions:
         raise ScorerError(f"nothing to report: there are no decisions in {gathered.source}")
-    analysis = analyse(gathered.decisions, gathered.letters, None)
+    analysis = analyse(gathered.decisions, gathered.letters, settings.shadow.policy())
     if as_text:
         say(text(analysis, gathered.source, gathered.refused))
     else:

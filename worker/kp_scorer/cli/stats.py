@@ -1,4 +1,4 @@
-"""``kp-scorer stats``: counts of submissions, and what the queues hold."""
+"""``kp-scorer stats``: counts of submissions and of decisions by domain, and what the queues hold."""
 
 from typing import Any
 
@@ -7,11 +7,13 @@ import click
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.oversized import count_oversized
-from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.publishing import waiting
+from kp_scorer.broker.queues import shadow_queue, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json
+from kp_scorer.scoring import Policy, fingerprint
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
+from kp_scorer.store import Counted, Store
 
 
 @click.command(epilog="Example: kp-scorer stats")
@@ -23,13 +25,44 @@ def stats(settings: Settings) -> None:
     Full are the results queues and streams with queues.results_limit unread decisions; dropped are decisions, by queue or
     stream, and dead letters that made room for others. On a stream is unread what some consumer group has not acknowledged.
     With Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
+
+    Domains counts decisions by the domain that was submitted. Unknown domains are those that no setting names, so that the
+    default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
+    under an empty name.
+
+    Shadow is there if shadow.enabled is: how many decisions it was compared on, by domain, and its flips, such as
+    accepted>rejected: what was accepted and the shadow would have rejected. They are counted from nothing whenever [scoring] or
+    [shadow] has changed.
     """
     with Store.open(settings) as store, make_celery(settings) as app:
         row: dict[str, Any] = store.ledger.counts()._asdict()
         row["dropped"] = store.drops.counts()
+        counted = store.tallies.read()
         backlog = look_at_backlog(app, settings, store)
         row["waiting"] = {**backlog.submissions, **backlog.decisions}
+        if settings.shadow.is_published:
+            row["waiting"][settings.queues.shadow] = waiting(app, shadow_queue(settings))
         if settings.broker.is_redis:
             row["oversized"] = count_oversized(app, submission_queues(settings).traces)
+    policy = settings.scoring.policy()
+    row["domains"] = {domain: count for domain, count in counted.domains.items() if policy.knows(domain)}
+    row["unknown_domains"] = {domain: count for domain, count in counted.domains.items() if not policy.knows(domain)}
+    if (shadow := settings.shadow.policy()) is not None:
+        row["shadow"] = _compared(counted, policy, shadow)
     row["full"] = list(backlog.full)
     print_json(row)
+
+
+def _compared(counted: Counted, policy: Policy, shadow: Policy) -> dict[str, Any]:
+    """What was counted of these two policies: on how many decisions they were compared, and where they differ."""
+    outcomes = counted.outcomes if counted.comparison == fingerprint(policy, shadow) else {}
+    flips = {domain: {pair: count for pair, count in found.items() if _is_flip(pair)} for domain, found in outcomes.items()}
+    return {
+        "decided": {domain: sum(found.values()) for domain, found in outcomes.items()},
+        "flips": {domain: found for domain, found in flips.items() if found},
+    }
+
+
+def _is_flip(outcomes: str) -> bool:
+    live, _, shadows = outcomes.partition(">")
+    return live != shadows

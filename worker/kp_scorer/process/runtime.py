@@ -36,6 +36,7 @@ _RECONCILE_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
 _DRAIN_EVERY_S: Final = 2.0
 _MOVE_EVERY_S: Final = 0.2
+_SHADOW_EVERY_S: Final = 0.2
 _LOOK_EVERY_S: Final = 10.0
 _SILENT_S: Final = 10.0
 """What a worker does every second or two and has not done for so long, it cannot do."""
@@ -84,7 +85,13 @@ class Runtime:
             novelty = self._novelty = _open_novelty(settings, self.store, load_embedder)
             self.embedder = novelty.embedder.name if novelty else "none"
             """The name of what embeds, for display."""
-            decider = Decider(self.store.ledger, settings.scoring.policy(), novelty, settings.worker.max_attempts)
+            decider = Decider(
+                self.store.ledger,
+                settings.scoring.policy(),
+                novelty,
+                settings.worker.max_attempts,
+                shadow=settings.shadow.policy(),
+            )
             self._stages = WatchedStages(decider, _token_counter(novelty), self.observer)
             self.threads: list[VitalThread] = []
             """All that must be alive as long as the runtime is open."""
@@ -103,6 +110,9 @@ class Runtime:
             self._repeat(opened, "drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
         if queues.intake is not None:
             self._repeat(opened, "move_intake", Intake(app, queues, queues.intake, self.store).move, _MOVE_EVERY_S)
+        if (shadow := self._publisher.shadow) is not None:
+            opened.callback(shadow.flush)
+            self._repeat(opened, "publish_shadow", shadow.publish, _SHADOW_EVERY_S)
         if settings.metrics.port:
             self._repeat(opened, "look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
 

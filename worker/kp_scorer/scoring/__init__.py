@@ -13,7 +13,7 @@ from kp_scorer.scoring.dimensions import (
     success_factor,
     tool_names,
 )
-from kp_scorer.scoring.policy import DEFAULT_THRESHOLD, Policy
+from kp_scorer.scoring.policy import DEFAULT_THRESHOLD, Policy, fingerprint
 from kp_scorer.scoring.profiles import DEFAULT_PROFILE, PROFILES, check_weights
 from kp_scorer.scoring.score import Score, decide_again, score
 
@@ -29,6 +29,7 @@ __all__ = [
     "complexity_terms",
     "decide_again",
     "dimensions",
+    "fingerprint",
     "novelty_of",
     "recoveries",
     "score",

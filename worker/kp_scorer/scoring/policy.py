@@ -1,7 +1,9 @@
 """What an operator may choose about scoring: profiles, bounds, what a domain is taken for, and the cap of the step term."""
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
 from kp_scorer.decision import Dimensions, Outcome, ThresholdSource
@@ -53,9 +55,21 @@ class Policy:
         review = self.reviews.get(domain, self.review)
         return Bounds(threshold, source, review if review is not None and review < threshold else None)
 
+    def knows(self, domain: str) -> bool:
+        """Whether anything is said of ``domain`` here. If not, its name may be misspelt."""
+        return any(domain in named for named in (self.aliases, self.profiles, self.thresholds, self.reviews))
+
     def _threshold(self, domain: str, asked: float | None) -> tuple[float, ThresholdSource]:
         if self.obeys_submissions and asked is not None:
             return asked, "submission"
         if domain in self.thresholds:
             return self.thresholds[domain], "domain"
         return self.threshold, "default"
+
+
+def fingerprint(*policies: Policy) -> str:
+    """Eight hexadecimal digits that stand for these policies in this order."""
+    said = [{each.name: getattr(policy, each.name) for each in fields(policy)} for policy in policies]
+    # Mappings and weights come as pairs of names and values.
+    text = json.dumps(said, sort_keys=True, default=dict)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -1,6 +1,7 @@
 """The sections of the settings: their names, types and defaults, and what must hold within each."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from typing import Annotated, Literal, Self, get_args
 
@@ -76,6 +77,7 @@ class QueueSettings(Section):
     accepted: QueueName = "decisions.accepted"
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
+    shadow: QueueName = "decisions.shadow"
     dead: QueueName = "traces.dead"
     results_limit: Annotated[int, Field(ge=0)] = 100_000
     accepted_when_full: WhenFull = "wait"
@@ -88,6 +90,9 @@ class QueueSettings(Section):
         of_submissions = {self.traces, self.intake_name, self.dead}
         if len(of_submissions) < 3 or of_submissions & set(map(self.name, get_args(Outcome))):
             raise ValueError("traces, intake, dead and the queues of decisions need names of their own")
+        # Whoever reads decisions would take those of the shadow for what was decided.
+        if self.shadow in of_submissions.union(map(self.name, get_args(Outcome))):
+            raise ValueError("shadow needs a name of its own")
         return self
 
     @model_validator(mode="after")
@@ -141,17 +146,15 @@ class ResultsSettings(Section):
         return {"accepted": self.accepted_via, "review": self.review_via, "rejected": self.rejected_via}[outcome]
 
 
-class ScoringSettings(Section):
-    """Thresholds and weights."""
+class PolicySettings(Section):
+    """Thresholds, weights, and what domains are taken for."""
 
     threshold: Fraction = DEFAULT_THRESHOLD
     thresholds: dict[str, Fraction] = {}
     review: Fraction | None = None
     reviews: dict[str, Fraction] = {}
-    submitted_thresholds: bool = False
     profiles: dict[str, Dimensions] = {}
     aliases: dict[str, str] = {}
-    cap_step_term: bool = False
 
     @field_validator("profiles")
     @classmethod
@@ -184,17 +187,7 @@ class ScoringSettings(Section):
                 raise ValueError(f"aliases.{alias}: expected a domain with a profile, a threshold or a review, got {domain!r}")
         return self
 
-    @property
-    def reviews_any(self) -> bool:
-        """Whether any trace can go to review."""
-        return self.review is not None or bool(self.reviews)
-
-    @property
-    def domains(self) -> frozenset[str]:
-        """Those that have a profile or a threshold of their own."""
-        return frozenset({*PROFILES, *self.profiles, *self.thresholds, *self.reviews})
-
-    def policy(self) -> Policy:
+    def _policy(self) -> Policy:
         """The scoring policy these settings describe; profiles given here are added to, or replace, the built-in ones."""
         return Policy(
             profiles={**PROFILES, **self.profiles},
@@ -203,9 +196,45 @@ class ScoringSettings(Section):
             review=self.review,
             reviews=self.reviews,
             aliases=self.aliases,
-            obeys_submissions=self.submitted_thresholds,
-            cap_step_term=self.cap_step_term,
         )
+
+
+class ScoringSettings(PolicySettings):
+    """How traces are decided."""
+
+    submitted_thresholds: bool = False
+    cap_step_term: bool = False
+
+    @property
+    def reviews_any(self) -> bool:
+        """Whether any trace can go to review."""
+        return self.review is not None or bool(self.reviews)
+
+    @property
+    def domains(self) -> frozenset[str]:
+        """Those that settings name: with a profile or a bound of their own, or as an alias."""
+        return frozenset({*PROFILES, *self.profiles, *self.thresholds, *self.reviews, *self.aliases})
+
+    def policy(self) -> Policy:
+        """The policy that traces are decided by."""
+        return replace(self._policy(), obeys_submissions=self.submitted_thresholds, cap_step_term=self.cap_step_term)
+
+
+class ShadowSettings(PolicySettings):
+    """A second policy, by which all is decided once more to see what it would change."""
+
+    enabled: bool = False
+    via: Literal["queue", "none"] = "none"
+
+    @property
+    def is_published(self) -> bool:
+        """Whether what the shadow decides goes anywhere."""
+        return self.enabled and self.via == "queue"
+
+    def policy(self) -> Policy | None:
+        """The shadow's policy; None if there is no shadow."""
+        # It is given decisions, which say what a submission has asked for only if that was obeyed: then it obeys too.
+        return replace(self._policy(), obeys_submissions=True) if self.enabled else None
 
 
 class NoveltySettings(Section):

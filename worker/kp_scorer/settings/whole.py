@@ -20,6 +20,7 @@ from kp_scorer.settings.sections import (
     ResultsSettings,
     ScoringSettings,
     Section,
+    ShadowSettings,
     Via,
     WorkerSettings,
 )
@@ -33,6 +34,7 @@ class Settings(Section):
     queues: QueueSettings = QueueSettings()
     results: ResultsSettings = ResultsSettings()
     scoring: ScoringSettings = ScoringSettings()
+    shadow: ShadowSettings = ShadowSettings()
     novelty: NoveltySettings = NoveltySettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
     ledger: LedgerSettings = LedgerSettings()
@@ -67,6 +69,12 @@ class Settings(Section):
                     f"queues.{outcome}_when_full must be 'wait' where results.{outcome}_via is 'task': "
                     "the oldest task on that queue may be somebody else's"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _what_nobody_waits_for_is_bounded(self) -> Self:
+        if self.shadow.is_published and not self.queues.results_limit:
+            raise ValueError("queues.results_limit must be above 0 where shadow.via is 'queue': nothing else bounds that queue")
         return self
 
     def via(self, outcome: Outcome) -> Via:

@@ -13,17 +13,20 @@ from kp_scorer.store.ledger import (
     Refusal,
     Standing,
     State,
+    Tally,
     Verdict,
 )
 from kp_scorer.store.redis_ledger import RedisLedger
 from kp_scorer.store.redis_log import RedisLog
 from kp_scorer.store.store import Store
 from kp_scorer.store.submissions import Claim, Counts, Submission, Waiting
+from kp_scorer.store.tallies import Counted
 from kp_scorer.store.workers import Timed, WorkerReport
 
 __all__ = [
     "Claim",
     "Committed",
+    "Counted",
     "Counts",
     "DeadLetter",
     "DeadLetters",
@@ -41,6 +44,7 @@ __all__ = [
     "State",
     "Store",
     "Submission",
+    "Tally",
     "Timed",
     "Verdict",
     "Waiting",

@@ -12,6 +12,9 @@
                                          ``ledger.ttl_s`` after it was decided or died, and not before
     {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
     {prefix}:counts             hash     how many were submitted, decided and dead; one key
+    {prefix}:tallies            hash     how many decisions were stored of each domain, and what a shadow would have made of
+                                         them; one key with at most ten fields a domain, of 1,000 domains and those that
+                                         settings name. ``lua/commit.lua`` lists its fields
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
     {prefix}:dropped            hash     how many decisions were dropped unread, by queue or stream, and how many dead letters,
                                          to make room; one key with a field a queue
@@ -82,6 +85,11 @@ class Keys:
     def counts(self) -> str:
         """How many submissions there were, and what became of them."""
         return f"{self.prefix}:counts"
+
+    @property
+    def tallies(self) -> str:
+        """How many decisions there were of each domain, and what a shadow would have made of them."""
+        return f"{self.prefix}:tallies"
 
     @property
     def drained(self) -> str:

@@ -34,6 +34,18 @@ class Record(NamedTuple):
     """Whether another worker, which is alive, is deciding it."""
 
 
+class Tally(NamedTuple):
+    """What a decision counts as, once it is stored."""
+
+    domain: str
+    is_known: bool
+    """Whether settings name this domain. Of others, which producers may invent for ever, only so many are told apart."""
+    comparison: str = ""
+    """Stands for the policies that are compared; empty without a shadow."""
+    outcomes: str = ""
+    """What became of the trace, and what would have by the shadow's policy, such as ``accepted>rejected``."""
+
+
 class Verdict(NamedTuple):
     """A decision to commit, as JSON, the digest it was made for, and the entry of the novelty log that it rests on."""
 
@@ -42,6 +54,7 @@ class Verdict(NamedTuple):
     decision: bytes
     entry: str
     """Empty without an embedder."""
+    tally: Tally
 
 
 class Standing(NamedTuple):

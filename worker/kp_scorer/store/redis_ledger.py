@@ -189,8 +189,8 @@ class RedisLedger:
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store decisions in one round trip, the first end stands; see :class:`~kp_scorer.store.ledger.Ledger`."""
-        keys = [*self._books(), *(self._keys.record(verdict.trace_id) for verdict in verdicts)]
-        replies = self._run(self._commit, keys, [self._ttl_ms, *(part for verdict in verdicts for part in verdict)])
+        keys = [*self._books(), self._keys.tallies, *(self._keys.record(verdict.trace_id) for verdict in verdicts)]
+        replies = self._run(self._commit, keys, [self._ttl_ms, *(part for verdict in verdicts for part in _parts(verdict))])
         self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
         return [_committed(verdict, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
@@ -258,6 +258,12 @@ class RedisLedger:
 def _literal(text: str) -> str:
     """A pattern of Redis that a text alone matches."""
     return re.sub(r"[][*?\\]", r"\\\g<0>", text)
+
+
+def _parts(verdict: Verdict) -> tuple[bytes | str | int, ...]:
+    """A verdict as the script takes it."""
+    tally = verdict.tally
+    return (*verdict[:-1], tally.domain, int(tally.is_known), tally.comparison, tally.outcomes)
 
 
 def _once(keys: Iterable[bytes]) -> Iterator[bytes]:

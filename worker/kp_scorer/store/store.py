@@ -14,6 +14,7 @@ from kp_scorer.store.keys import Keys
 from kp_scorer.store.redis_ledger import RedisLedger
 from kp_scorer.store.redis_log import RedisLog, find_logs
 from kp_scorer.store.suitability import shortcomings
+from kp_scorer.store.tallies import Tallies
 from kp_scorer.store.workers import Workers
 
 
@@ -29,6 +30,7 @@ class Store:
         self.dead_letters = DeadLetters(client, self._keys, settings.ledger, on_burial)
         self.workers = Workers(client, self._keys)
         self.drops = Drops(client, self._keys)
+        self.tallies = Tallies(client, self._keys)
 
     @classmethod
     def open(cls, settings: Settings, on_burial: OnBurial = nobody_told) -> Self:
