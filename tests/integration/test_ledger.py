@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import redis
+from kp_scorer.cli.ids import whole_trace_id
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
-from kp_scorer.settings import LedgerSettings
+from kp_scorer.settings import LedgerSettings, Settings, load_settings
 from kp_scorer.store import (
     Counts,
     DeadLetters,
@@ -17,6 +18,7 @@ from kp_scorer.store import (
     RedisLedger,
     Refusal,
     Standing,
+    Store,
     Submission,
     Tally,
     Verdict,
@@ -328,3 +330,16 @@ def test_all_decisions_are_read_and_nothing_else(ledger: RedisLedger, redis_clie
 
     assert sorted(each.decision.trace_id for each in found) == sorted(ids[:1_100])
     assert {each.digest for each in found} == {DIGEST}
+
+
+def test_who_may_not_look_for_ids_means_no_trace_by_a_beginning(redis_client: redis.Redis, settings: Settings) -> None:
+    redis_client.acl_setuser("no-scan", True, passwords=["+secret"], keys=["*"], categories=["+@all"], commands=["-scan"])
+    url = f"redis://no-scan:secret@{settings.redis.url.partition('@')[2]}"
+    blind = load_settings({"broker.url": settings.broker.url, "redis.url": url})
+    try:
+        with Store.open(blind) as store:
+            # The only one that can be seen of those that begin so; of the others nobody knows here.
+            assert whole_trace_id("abc", store.ledger, lambda: ["kp:trace:abc2"]) == "abc"
+            assert whole_trace_id("abc2", store.ledger, lambda: ["kp:trace:abc2"]) == "kp:trace:abc2"
+    finally:
+        redis_client.acl_deluser("no-scan")

@@ -69,3 +69,8 @@ def test_the_command_says_what_gives_out() -> None:
     assert [line.count('"gives_out":"workers\' cores"') for line in result.stdout.splitlines()] == [1, 0]
     assert "p95 ms" in result.stderr
     assert max(map(len, result.stderr.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("rate", [0.000_1, 0.003])
+def test_traces_that_come_once_an_hour_are_decided_too(rate: float) -> None:
+    assert len(latencies_s(fleet(1, cores=0.5), rate, TOKENS, traces=2_000)) >= 2_000

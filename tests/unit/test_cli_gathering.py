@@ -81,3 +81,21 @@ def test_there_is_one_source(gather: click.Command, arguments: list[str]) -> Non
     result = run(gather, *arguments)
     assert result.exit_code == 2
     assert "either FILE" in result.stderr
+
+
+@pytest.mark.parametrize("rows", [PAYLOADS, None])
+def test_a_file_that_is_cut_off_is_refused(gather: click.Command, tmp_path: Path, rows: list[Payload] | None) -> None:
+    file = tmp_path / "cut.jsonl.gz"
+    file.write_bytes(gzip.compress(lines(rows or decided()))[:200])
+    result = run(gather, str(file))
+    assert result.exit_code == 2
+    assert "it cannot be read" in result.stderr
+
+
+def test_of_two_decisions_on_a_trace_the_later_one_counts(gather: click.Command, seen: list[Gathered], tmp_path: Path) -> None:
+    first = decided()[0]
+    again = first | {"decided_at": "2999-01-01T00:00:00.000+00:00", "outcome": "review"}
+    file = tmp_path / "decisions.jsonl"
+    file.write_bytes(lines([again, first, again]))
+    run(gather, str(file))
+    assert [decision.outcome for decision in seen[0].decisions] == ["review"]

@@ -96,7 +96,7 @@ def test_what_is_no_state_is_none(tmp_path: Path, text: str) -> None:
 
 
 def test_the_directory_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     directory = directory_of("")
     assert directory == tmp_path / f"kp-scorer-{os.geteuid()}"
     make_private(directory)
@@ -114,3 +114,33 @@ def test_the_command_imports_nothing_that_takes_long() -> None:
     code = "import sys, kp_scorer.cli.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "celery", "kombu", "redis", "pydantic", "rich", "openvino", "structlog"} & set(found)
+
+
+def test_the_file_of_a_process_whose_id_another_one_has_is_passed_over(tmp_path: Path) -> None:
+    ours = State(os.getpid(), time.monotonic(), (), ())
+    ended = State(1, time.monotonic() - 5_000, (), ())
+    for state in (ended, ours):
+        write(tmp_path, state)
+    assert find(tmp_path) == [ours]
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"worker-{os.getpid()}.json"]
+
+
+def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "worker-1.json")
+    (tmp_path / "worker-2.json").symlink_to("/dev/zero")
+    (tmp_path / "worker-3.json").write_text('{"pid": 1e999, "written_s": 0, "stalls": [], "not_ready": []}', "utf-8")
+    (tmp_path / "worker-4.json").write_text("[" * 60_000, "utf-8")
+    assert find(tmp_path) == []
+
+
+def test_nothing_is_believed_that_others_may_have_written(tmp_path: Path) -> None:
+    write(tmp_path, State(os.getpid(), time.monotonic(), (), ()))
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError):
+        find(tmp_path)
+
+
+def test_without_a_directory_for_temporary_files_there_is_a_name_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    assert directory_of("") == Path(f"/nowhere/kp-scorer-{os.geteuid()}")

@@ -120,3 +120,12 @@ def ids_of_separator(tokenizer_file: Path) -> int:
     found = Tokenizer.from_file(str(tokenizer_file)).token_to_id("[SEP]")
     assert found is not None
     return found
+
+
+def test_a_tokenizer_without_special_tokens_ends_too(tokenizer_file: Path, tmp_path: Path) -> None:
+    description = json.loads(tokenizer_file.read_text("utf-8")) | {"post_processor": None}
+    plain = tmp_path / "tokenizer.json"
+    plain.write_text(json.dumps(description), "utf-8")
+    nothing, all_of_it = Tokens(plain).of(["", "tree " * 9], 8, keep_end=True)
+    assert nothing == []
+    assert len(all_of_it) == 8

@@ -16,6 +16,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, check_values, decode_json, least_bytes
 from kp_scorer.errors import InvalidTrace, Problem, Reason
 from kp_scorer.store import DeadLetters, Store
+from kp_scorer.store.keys import KEPT_S
 from kp_scorer.trace import is_trace_id
 
 TASK_NAME: Final = "score_trace"
@@ -211,10 +212,11 @@ def deliveries_by(message: Any) -> int:
 def queued_s(message: Any, taken_s: float) -> float | None:
     """How long a kombu message was on its queue that was taken at this Unix time; None if it does not say when it was sent."""
     sent_ms = message.headers.get(SENT_MS)
-    # Any number may be there. One by a clock that is ahead of ours means that it came at once.
-    if not isinstance(sent_ms, int) or not 0 < sent_ms < _LATEST_MS:
+    # Anything may be there, and one absurd figure would spoil all means. By a clock that is ahead of ours it came at once.
+    if type(sent_ms) is not int or not 0 < sent_ms < _LATEST_MS:
         return None
-    return max(0.0, taken_s - sent_ms / 1_000)
+    waited_s = max(0.0, taken_s - sent_ms / 1_000)
+    return waited_s if waited_s <= KEPT_S else None
 
 
 def raw_body(message: Any) -> bytes:

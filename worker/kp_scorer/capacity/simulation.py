@@ -12,7 +12,6 @@ _IN_HAND: Final = 96
 """What a worker takes before it has decided what it has (``worker.concurrency``)."""
 _BATCH: Final = 32
 """What it decides together (``worker.batch_size``)."""
-_DONE: Final = 1e-12
 
 
 @dataclass(slots=True)
@@ -55,24 +54,25 @@ def latencies_s(fleet: Fleet, rate: float, tokens: Sequence[int], traces: int = 
     turn = deque(workers)
     queue: deque[tuple[float, float]] = deque()
     took: list[float] = []
-    now, next_arrival = 0.0, chance.expovariate(rate)
+    now, until_arrival = 0.0, chance.expovariate(rate)
     busy: list[_Worker] = []
     while len(took) < traces:
         speeds = _speeds([worker.batch for worker in busy if worker.batch], fleet.cores)
-        ends = [now + worker.batch.left / speed for worker, speed in zip(busy, speeds, strict=True) if worker.batch]
-        end = min(ends, default=float("inf"))
-        then = min(end, next_arrival)
-        for worker, speed in zip(busy, speeds, strict=True):
-            assert worker.batch
-            worker.batch.left -= (then - now) * speed
-        now = then
-        if next_arrival <= end:
+        left_s = [worker.batch.left / speed for worker, speed in zip(busy, speeds, strict=True) if worker.batch]
+        # Spans, not moments: late in a long simulation what is left of a batch is less than the last bit of the time.
+        span_s = min([until_arrival, *left_s])
+        now += span_s
+        until_arrival -= span_s
+        if until_arrival <= 0:
             queue.append((now, costs.core_ms(chance.choice(tokens)) / 1_000))
-            next_arrival = now + chance.expovariate(rate)
-        for worker in [one for one in busy if one.batch and one.batch.left <= _DONE]:
+            until_arrival = chance.expovariate(rate)
+        for worker, speed, left in zip(busy, speeds, left_s, strict=True):
             assert worker.batch
-            took += [now - came + costs.batch_wait_ms / 1_000 for came in worker.batch.came]
-            worker.batch = None
+            if left <= span_s:
+                took += [now - came + costs.batch_wait_ms / 1_000 for came in worker.batch.came]
+                worker.batch = None
+            else:
+                worker.batch.left -= span_s * speed
         _take(queue, turn)
         for worker in workers:
             if worker.batch is None and worker.waiting:

@@ -105,7 +105,7 @@ def _broker(patient: Patient) -> Found:
 
 
 def _exposure(server: ServerUrl) -> Found:
-    if server.host in _LOCAL or server.scheme == "unix":
+    if server.host.strip("[]") in _LOCAL or server.scheme == "unix":
         return
     if not server.password:
         yield "wrong", f"{server.host} lets in whoever reaches it: give it users, and its protected mode back"
@@ -155,7 +155,7 @@ def _backlog(patient: Patient) -> Found:
 def _workers(patient: Patient) -> Found:
     reports = patient.store.workers.reports()
     if not reports:
-        yield "advice", "no worker runs: start one with kp-scorer worker"
+        yield "advice", "no worker has said anything for 5 s: start one with kp-scorer worker, or see whether Redis is full"
     for report in reports:
         for reason in report.not_ready:
             yield "wrong", f"{report.node} takes no work, {reason}: see what it logs"
@@ -175,7 +175,12 @@ def _embedder(patient: Patient) -> Found:
             "there is none, as embedding.embedder says, so every novelty is 0.5: set it to auto if that is not meant",
         )
     else:
-        yield "wrong", "none can be loaded, so every novelty is 0.5: install kp-scorer[embedding] where workers run"
+        # Whoever looks may have no use for one.
+        have_none = any(not report.embedder for report in patient.store.workers.reports())
+        yield (
+            "wrong" if have_none else "advice",
+            "none can be loaded here, and without one every novelty is 0.5: install kp-scorer[embedding] where workers run",
+        )
 
 
 _CHECKS: Final[dict[str, Callable[[Patient], Found]]] = {

@@ -45,7 +45,7 @@ def explain(subject: str, chosen: str | None, traces: str | None, as_json: bool,
     which are scored offline and in order, or of decisions, as `score` and `decisions` print them. Exits 1 if there is no
     decision: then it says since when the trace is pending, why it is dead and what to do, or that it is unknown.
     """
-    if subject == "-" or Path(subject).is_file():
+    if subject == "-" or _is_file(subject):
         _explain_file(subject, chosen, traces, as_json, settings)
         return
     if chosen is not None:
@@ -58,6 +58,15 @@ def explain(subject: str, chosen: str | None, traces: str | None, as_json: bool,
         print_json(row)
     if row["state"] != "decided":
         sys.exit(1)
+
+
+def _is_file(name: str) -> bool:
+    """Whether this can be read: a pipe that a shell has put in a file's place is no regular file."""
+    try:
+        return Path(name).exists() and not Path(name).is_dir()
+    except OSError:
+        # No file can be called so.
+        return False
 
 
 def _explain_file(name: str, chosen: str | None, traces: str | None, as_json: bool, settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """Decisions to look at together: those of a file, those that a file's traces get, or those that the ledger holds."""
 
+import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import IO, Any, Final, NamedTuple
 import click
 from pydantic import ValidationError
 
-from kp_scorer.cli.input import Line, open_input, read_traces, unpacked
+from kp_scorer.cli.input import Line, open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import Command, settings_options
 from kp_scorer.cli.output import progress, refused, say
 from kp_scorer.cli.scoring import score_lines
@@ -23,6 +24,8 @@ from kp_scorer.store.endpoints import with_endpoints
 from kp_scorer.trace import ReasoningTrace
 
 _SHOWN_EVERY: Final = 1_000
+_MOST_BYTES: Final = 2**20
+"""Of a line with a decision, which takes some two kilobytes."""
 
 
 class Gathered(NamedTuple):
@@ -120,9 +123,9 @@ def _batched(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:
         yield batch
 
 
-def _holds_decisions(stream: Any) -> bool:
+def _holds_decisions(stream: io.BufferedReader) -> bool:
     """Whether the first line is one that `score`, `decisions` or `status` prints, and no trace."""
-    beginning: bytes = stream.peek().lstrip().partition(b"\n")[0]
+    beginning = read_bytes(stream.peek, 1).lstrip().partition(b"\n")[0]
     return b'"trace_id"' in beginning and b'"@type"' not in beginning
 
 
@@ -130,7 +133,8 @@ def _read_decisions(stream: IO[bytes]) -> tuple[list[Decision], int]:
     """Read decisions, each once, and those within what `submit --wait` and `status` print; count the lines without one."""
     decisions: dict[str, Decision] = {}
     bad = 0
-    for number, raw in enumerate(stream, 1):
+    lines = iter(lambda: read_bytes(stream.readline, _MOST_BYTES), b"")
+    for number, raw in enumerate(lines, 1):
         if not (line := raw.strip()):
             continue
         try:
@@ -140,7 +144,9 @@ def _read_decisions(stream: IO[bytes]) -> tuple[list[Decision], int]:
             bad += 1
             say(f"line {number}: {_what_is_wrong(error)}")
         else:
-            decisions.setdefault(decision.trace_id, decision)
+            # Of a trace that was forgotten and came again, the ledger has the later one.
+            known = decisions.get(decision.trace_id, decision)
+            decisions[decision.trace_id] = max(known, decision, key=lambda each: each.decided_at)
     return list(decisions.values()), bad
 
 

@@ -32,6 +32,8 @@ def _of_a_worker(command: Callable[[State | None], None]) -> Callable[..., None]
             found = find(chosen_directory(config), pid)
         except SettingsError as error:
             raise click.BadParameter(str(error), param_hint="--config") from None
+        except OSError as error:
+            raise click.ClickException(f"health.directory: {error.strerror}") from None
         if len(found) > 1:
             pids = ", ".join(str(state.pid) for state in found)
             raise click.BadParameter(f"expected one of the workers that run here: {pids}", param_hint="--pid")

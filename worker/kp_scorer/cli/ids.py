@@ -32,8 +32,10 @@ def whole_trace_id(given: str, ledger: RedisLedger, elsewhere: Callable[[], Iter
     if whole not in among:
         found = ledger.begins(whole, _NAMED + 1)
         if found is None:
+            # Of what can be read here one may be the only one that begins so, and yet not the only one that is kept.
             say(f"{given}: this user of Redis may not look for ids that begin so (SCAN): only a whole one will do")
-        among.update(found or ())
+            return given
+        among.update(found)
     return whole_among(given, among)
 
 

@@ -141,19 +141,19 @@ def _texts(stream: IO[bytes], most_bytes: int) -> Iterator[_Text]:
 def unpacked(stream: IO[bytes]) -> io.BufferedReader:
     """The stream, or what is in it where it begins as a gzip file."""
     buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(io.BytesIO(stream.read()))
-    return io.BufferedReader(Gunzip(buffered)) if is_gzip(_read(buffered.peek, 1)) else buffered
+    return io.BufferedReader(Gunzip(buffered)) if is_gzip(read_bytes(buffered.peek, 1)) else buffered
 
 
 def _begin_line(stream: IO[bytes], most_bytes: int) -> bytes:
     """The next line, or so many bytes of it and something around them; empty at the end."""
-    return _read(stream.readline, most_bytes + _AROUND_BYTES)
+    return read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
 
 
 def _skip_rest_of_line(stream: IO[bytes], begun: bytes, number: int) -> int:
     """Pass over what is left of a line; return how many bytes that is."""
     skipped, piece = 0, begun
     while piece and not piece.endswith(b"\n"):
-        piece = _read(stream.readline, _AROUND_BYTES)
+        piece = read_bytes(stream.readline, _AROUND_BYTES)
         skipped += len(piece)
         if skipped > _MOST_BYTES:
             raise click.BadParameter(f"line {number}: expected its end within {_MOST_BYTES} bytes", param_hint="FILE")
@@ -161,7 +161,7 @@ def _skip_rest_of_line(stream: IO[bytes], begun: bytes, number: int) -> int:
 
 
 def _rest_of_document(stream: IO[bytes], number: int) -> bytes:
-    rest = _read(stream.read, _MOST_BYTES + 1)
+    rest = read_bytes(stream.read, _MOST_BYTES + 1)
     if len(rest) > _MOST_BYTES:
         raise click.BadParameter(
             f"line {number} begins a document: expected one of at most {_MOST_BYTES} bytes; JSON Lines may be longer",
@@ -170,7 +170,12 @@ def _rest_of_document(stream: IO[bytes], number: int) -> bytes:
     return rest
 
 
-def _read(read: Callable[[int], bytes], most_bytes: int) -> bytes:
+def read_bytes(read: Callable[[int], bytes], most_bytes: int) -> bytes:
+    """What a method of an input's stream reads.
+
+    Raises:
+        BadParameter: it cannot be read.
+    """
     try:
         return read(most_bytes)
     except OSError as error:

@@ -42,7 +42,7 @@ def decisions_table(decisions: Sequence[Decision], columns: int) -> Table:
             escape(escaped(decision.domain)),
             *(f"{figure:.2f}" for figure in figures),
             f"{decision.score:.3f}",
-            f"{decision.threshold:.2f}",
+            f"{decision.threshold:g}",
             f"[{_COLOURS[decision.outcome]}]{decision.outcome}[/]",
             escape(why(decision)),
         )

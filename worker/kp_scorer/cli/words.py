@@ -53,7 +53,8 @@ def decided_words(known: Known) -> Iterator[str]:
     review = "" if decision.review is None else f" From {decision.review:.4f} on it goes to review."
     yield from _flowing(
         f"That is {_how_far(known.explanation)}, {_THRESHOLDS[decision.threshold_source]}.{review} "
-        f"Its domain, {decision.domain}, is weighed by the profile {decision.profile}."
+        f"Its domain, {decision.domain}, is {f'taken for {decision.taken_for}, and ' if decision.taken_for else ''}"
+        f"weighed by the profile {decision.profile}."
     )
     yield ""
     yield from _arithmetic(known)
@@ -137,7 +138,9 @@ def _origin_words(dimension: str, decision: Decision, origin: Origin | None) -> 
 def _novelty_words(decision: Decision) -> str:
     novelty = decision.novelty
     if novelty.nearest:
-        return f"1 - {novelty.nearest.similarity:.4f}, the similarity to the nearest earlier trace"
+        similarity = novelty.nearest.similarity
+        shown = f"{similarity:.4f}" if similarity >= 0 else f"({similarity:.4f})"
+        return _at_most_1(f"1 - {shown}, the similarity to the nearest earlier trace", 1 - similarity)
     if novelty.source == "no_embedder":
         return "there was no embedder, so every trace has this: install kp-scorer[embedding]"
     return "there was no earlier trace to compare it with"

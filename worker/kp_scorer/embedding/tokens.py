@@ -81,6 +81,7 @@ class Tokens:
         piece_chars = self._piece_chars
         unfinished = list(range(len(texts)))
         while unfinished:
+            again = []
             pieces = [self._first_and_last(texts[index], piece_chars) for index in unfinished]
             encodings = iter(self._encode([piece for pair in pieces for piece in pair]))
             for index, (_, last) in zip(unfinished, pieces, strict=True):
@@ -88,9 +89,10 @@ class Tokens:
                 if not last:
                     tail = head[half:] if len(head) <= 2 * half else head[-half:]
                 elif min(len(head), len(tail)) < half:
+                    again.append(index)
                     continue
                 rows[index] = [*opening, *head[:half], *tail[-half:], *closing]
-            unfinished = [index for index in unfinished if not rows[index]]
+            unfinished = again
             piece_chars *= 2
         return rows
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import stat
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.health.state import State
 
 _PREFIX: Final = "worker-"
+_MOST_BYTES: Final = 65_536
 _PRIVATE: Final = 0o700
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -24,7 +24,8 @@ def directory_of(setting: str) -> Path:
     By default not in the user's home, which a container may have read-only, nor in ``$XDG_RUNTIME_DIR``, which a worker and who
     looks at it may not share.
     """
-    return Path(setting) if setting else Path(tempfile.gettempdir()) / f"kp-scorer-{os.geteuid()}"
+    # Python's own search for a temporary directory fails where none can be written to, and a worker does without.
+    return Path(setting or f"{os.environ.get('TMPDIR') or '/tmp'}/kp-scorer-{os.geteuid()}")  # noqa: S108
 
 
 def chosen_directory(config: Path | None) -> Path:
@@ -55,6 +56,10 @@ def make_private(directory: Path) -> None:
         OSError: it cannot be made, is another user's, or others may write to it.
     """
     directory.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    _check_private(directory)
+
+
+def _check_private(directory: Path) -> None:
     found = directory.lstat()
     # Where everybody may make directories, somebody else may have made this one.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
@@ -84,7 +89,9 @@ def remove(directory: Path, pid: int) -> None:
 def read(path: Path) -> State | None:
     """Read a file; None if there is none, or it is none of ours."""
     try:
-        return State.parse(path.read_text("utf-8"))
+        # What is no file, or is endless, holds nobody up.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            return State.parse(file.read(_MOST_BYTES).decode())
     except (OSError, ValueError):
         return None
 
@@ -92,19 +99,27 @@ def read(path: Path) -> State | None:
 def find(directory: Path, pid: int | None = None) -> list[State]:
     """The states of the processes that run; of one alone, running or not, if its id is given.
 
+    Those that have noted something of late go before others: the id of one that ended may be that of another process by now.
     Where none runs, the one that was written last, so that it can be said what became of it.
+
+    Raises:
+        OSError: the directory is not this user's alone, so that anybody may have written what is in it.
     """
+    if not directory.exists():
+        return []
+    _check_private(directory)
     if pid is not None:
         return list(filter(None, [read(_path(directory, pid))]))
     states = list(_all(directory))
     running = [state for state in states if state.is_running]
-    return running or sorted(states, key=lambda state: state.written_s)[-1:]
+    fresh = [state for state in running if state.is_fresh]
+    return fresh or running or sorted(states, key=lambda state: state.written_s)[-1:]
 
 
 def sweep(directory: Path) -> None:
-    """Remove the files of processes that have ended without doing so themselves."""
+    """Remove the files of processes that have ended without doing so themselves. One that lives writes its own again."""
     for state in list(_all(directory)):
-        if not state.is_running:
+        if not (state.is_running and state.is_fresh):
             remove(directory, state.pid)
 
 

@@ -44,8 +44,13 @@ class State(NamedTuple):
             row = json.loads(text)
             stalls = tuple(Stall(str(each["part"]), float(each["still_s"]), float(each["limit_s"])) for each in row["stalls"])
             return cls(int(row["pid"]), float(row["written_s"]), stalls, tuple(map(str, row["not_ready"])))
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError("expected the state of a worker") from error
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was written of late, by the clock that begins anew when the machine does."""
+        return 0 <= time.monotonic() - self.written_s <= STALE_S
 
     @property
     def is_running(self) -> bool:

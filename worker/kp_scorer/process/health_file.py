@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +29,6 @@ def health_file(directory: Path, stalls: Stalls, not_ready: NotReady) -> Iterato
         stalls: for how long each part has stood still, and may.
         not_ready: why the worker takes no work; empty if it does.
     """
-    with suppress(OSError):
-        sweep(directory)
     ended = threading.Event()
     noting = threading.Thread(target=lambda: _note(directory, stalls, not_ready, ended), name="health file", daemon=True)
     noting.start()
@@ -43,11 +41,14 @@ def health_file(directory: Path, stalls: Stalls, not_ready: NotReady) -> Iterato
 
 
 def _note(directory: Path, stalls: Stalls, not_ready: NotReady, ended: threading.Event) -> None:
-    failed = ""
+    failed, swept = "", False
     while True:
         try:
             # Each time, as whoever clears away what is old of temporary files may take it.
             make_private(directory)
+            if not swept:
+                sweep(directory)
+                swept = True
             write(directory, State(os.getpid(), time.monotonic(), tuple(stalls()), tuple(not_ready())))
             failed = ""
         except OSError as error:

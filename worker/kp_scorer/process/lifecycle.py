@@ -16,7 +16,7 @@ from celery.worker import state
 from kp_scorer.broker.celery_app import warn_of_celery_variables
 from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
 from kp_scorer.health import directory_of
-from kp_scorer.logs import configure_logs
+from kp_scorer.logs import configure_logs, raised_at
 from kp_scorer.process.health_file import health_file
 from kp_scorer.process.metrics import WorkerCollector
 from kp_scorer.process.metrics_server import metrics_server
@@ -112,6 +112,11 @@ class Lifecycle:
             self._noting.close()
             log.error("worker_cannot_start", detail=str(error))
             raise SystemExit(error.exit_code) from error
+        except Exception as error:
+            # Celery would hide it, and go on without a runtime.
+            self._noting.close()
+            log.critical("worker_cannot_start", error=type(error).__name__, where=raised_at(error))
+            raise SystemExit(1) from error
 
     def _watch(self, watchdog: Watchdog, runtime: Runtime) -> None:
         limit_s = self._settings.worker.decision_timeout_s
@@ -125,9 +130,11 @@ class Lifecycle:
 
     def _not_ready(self) -> Sequence[str]:
         """Why the worker takes no work; empty if it does."""
-        if self._runtime is not None:
-            return self._runtime.not_ready()
-        return ["it was told to stop" if self._is_stopping else "it is starting: it loads its model"]
+        # Read once: the worker may close it meanwhile.
+        if (runtime := self._runtime) is not None:
+            return runtime.not_ready()
+        starting = "it is starting: it loads its model, or waits for Redis and the broker"
+        return ["it was told to stop" if self._is_stopping else starting]
 
     def _begin_to_stop(self, **_: Any) -> None:
         self._shutdown.start()

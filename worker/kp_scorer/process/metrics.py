@@ -17,6 +17,7 @@ from kp_scorer.broker.backlog import Backlog
 from kp_scorer.process.observer import Figures, Spread
 from kp_scorer.process.reporting import Condition
 
+_VERSION: Final = version("kp-scorer")
 _PREFIX: Final = "kp_scorer"
 
 
@@ -34,7 +35,7 @@ class WorkerCollector(Collector):
         yield InfoMetricFamily(
             _PREFIX,
             "What the worker is, and what it embeds with",
-            {"version": version("kp-scorer"), "embedder": "", "engine": "", "space": "", **condition.embedder},
+            {"version": _VERSION, "embedder": "", "engine": "", "space": "", **condition.embedder},
         )
         yield from _of_decisions(figures)
         yield from _of_work(figures)
@@ -85,7 +86,7 @@ def _of_backlog(backlog: Backlog, age_s: float) -> Iterator[Metric]:
         full.add_metric([name], name in backlog.full)
     yield full
     yield _gauge("pending", "Submissions in the ledger that have not ended", backlog.pending)
-    yield _gauge("oldest_pending_seconds", "Since the oldest of them was sent", backlog.oldest_pending_s)
+    yield _gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again", backlog.oldest_pending_s)
     yield _gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at", age_s)
 
 

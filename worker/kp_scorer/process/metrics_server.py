@@ -15,6 +15,7 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.settings import MetricsSettings
 
 _PATH: Final = "/metrics"
+_AT_ONCE: Final = 8
 _STUCK_S: Final = 10.0
 """Whoever neither asks nor reads for so long is hung up on; meanwhile a thread waits, and nothing else."""
 
@@ -49,7 +50,21 @@ class _Server(ThreadingMixIn, TCPServer):
     def __init__(self, settings: MetricsSettings, registry: CollectorRegistry) -> None:
         self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         self.registry = registry
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
         super().__init__((settings.host, settings.port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        # Whoever opens many connections at once gets no thread for each.
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, *_: Any) -> None:
         """Say nothing of whoever hung up."""

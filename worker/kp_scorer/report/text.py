@@ -77,11 +77,11 @@ def _scores(analysis: Analysis) -> Iterator[str]:
 def _histogram(total: OfDomain) -> Iterator[str]:
     counts = [sum(each) for each in zip(*total.scores.histograms.values(), strict=True)]
     threshold = total.scores.threshold
+    marked = min(BINS - 1, int(threshold * BINS + 1e-9))
     yield "traces by score"
     for number, count in enumerate(counts):
-        start = number / BINS
-        mark = f"  <- threshold {threshold:g}" if start <= threshold < start + 1 / BINS else ""
-        yield f"  {start:.2f} {_bar(count, max(counts))} {count:,}{mark}"
+        mark = f"  <- threshold {threshold:g}" if number == marked else ""
+        yield f"  {number / BINS:.2f} {_bar(count, max(counts))} {count:,}{mark}"
 
 
 def _thresholds(analysis: Analysis) -> Iterator[str]:
