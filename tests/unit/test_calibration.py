@@ -30,10 +30,30 @@ def test_decisions_become_samples_by_domain_with_labels_by_trace() -> None:
     said = [("kp:trace:1", "a", 1.0), ("kp:trace:2", "b", 0.5), ("kp:trace:3", "a", 0.0)]
     traces = [minimal_payload(trace_id=trace_id, domain=domain, confidence=sure) for trace_id, domain, sure in said]
     decisions = list(score_traces(traces, load_settings({"embedding.embedder": "none"})))
-    found = samples_of(decisions, {"kp:trace:1": True, "kp:trace:2": False, "kp:trace:9": True})
+    found = samples_of(decisions, {"kp:trace:1": True, "kp:trace:2": False, "kp:trace:9": True}, {})
     assert found["a"].scores.tolist() == [decisions[0].score, decisions[2].score]
     assert found["a"].labels.tolist() == [GOOD, UNLABELLED]
     assert found["b"].labels.tolist() == [BAD]
+
+
+def test_a_decision_counts_for_what_its_domain_is_taken_for_now_or_was_then() -> None:
+    domains = ["fin", "ledgers", "kept", "plain"]
+    traces = [minimal_payload(trace_id=f"kp:trace:{number}", domain=domain) for number, domain in enumerate(domains)]
+    then = {"ledgers": "code", "kept": "code"}
+    settings = load_settings({"embedding.embedder": "none", "scoring.aliases": then})
+    decisions = list(score_traces(traces, settings))
+    assert set(samples_of(decisions, {}, {})) == {"fin", "code", "plain"}
+    found = samples_of(decisions, {}, {"fin": "finance", "ledgers": "finance"})
+    assert {domain: len(one.scores) for domain, one in found.items()} == {"finance": 2, "code": 1, "plain": 1}
+    assert set(samples_of(decisions, {}, {"code": "finance"})) == {"fin", "finance", "plain"}
+
+
+def test_small_domains_that_keep_their_threshold_have_no_part_in_that_of_the_others() -> None:
+    samples = {"large": sample(300), "x": sample(40, 2), "y": sample(30, 3), "kept": sample(50, 4, at=0.9)}
+    found = calibrate(samples, A_FIFTH, {"kept", "large", "absent"})
+    assert (found.rest.traces, found.rest_is_all) == (70, False)
+    assert (found.domains["kept"].suggestion, found.domains["kept"].lack) == (None, "too_few")
+    assert found.domains["large"].suggestion
 
 
 def test_domains_with_enough_traces_get_their_own_and_the_others_share_one() -> None:

@@ -15,7 +15,7 @@ from kp_scorer.analysis.calibration import calibrate, samples_of
 from kp_scorer.analysis.target import Target
 from kp_scorer.cli.labels import read_labels
 from kp_scorer.cli.main import commands
-from kp_scorer.cli.thresholds_file import Thresholds, as_toml
+from kp_scorer.cli.thresholds_file import Thresholds, as_toml, head_of
 from kp_scorer.decision import Decision
 from kp_scorer.settings import load_settings
 
@@ -57,6 +57,11 @@ def labels(tmp_path: Path) -> Path:
 
 def without_good_ones_in_the_first_domain(labels: str) -> str:
     return "".join(line.replace("true", "no") if ":trace:0:" in line else line for line in labels.splitlines(keepends=True))
+
+
+def written_to(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
 
 
 def run(*arguments: str | Path) -> Result:
@@ -150,6 +155,36 @@ def test_what_nothing_is_suggested_for_stays_as_it_is_set(file: Path, labels: Pa
     assert result.stdout == ""
 
 
+def test_a_small_domain_with_a_threshold_of_its_own_stays_at_it_and_has_no_part_in_the_others(file: Path) -> None:
+    of_x = [one for one in DECISIONS if one.domain == "x"]
+    small = [one.model_copy(update={"trace_id": f"{one.trace_id}:y", "domain": "y\x1b"}) for one in of_x]
+    without = run(file, "--accept", "20%")
+    file.write_text("".join(f"{decision.model_dump_json()}\n" for decision in [*DECISIONS, *small]))
+    result = run(file, "--accept", "20%", "--set", 'scoring.thresholds={"y\\u001b": 0.9}')
+    assert result.exit_code == 0, result.output
+    assert "2 with fewer than 62 traces: they get one threshold, of theirs together" in result.stderr
+    assert "y\\u001b: fewer than 62 traces are too few for 20%; it stays at 0.9" in result.stderr
+    written = tomllib.loads(result.stdout)["scoring"]
+    assert written["thresholds"]["y\x1b"] == 0.9
+    assert written["threshold"] == tomllib.loads(without.stdout)["scoring"]["threshold"]
+    assert "# All domains without one of their own together, 70 traces" in result.stdout
+
+
+def test_variables_that_would_win_over_what_it_writes_are_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_SCORING_THRESHOLD", "0.9")
+    result = run(file, "--accept", "20%")
+    assert "for a worker KP_SCORING_THRESHOLD would win over these thresholds" in result.stderr
+
+
+def test_decisions_of_an_alias_count_for_its_domain(file: Path, tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text('[scoring.aliases]\n"customer service" = "code"\n')
+    result = run(file, "--accept", "20%", "--config", config)
+    assert tomllib.loads(result.stdout)["scoring"]["thresholds"].keys() == {"code"}
+    # They go with the aliases.
+    load_settings(config=written_to(tmp_path / "both.toml", result.stdout + config.read_text()))
+
+
 def test_a_domain_without_the_precision_keeps_its_threshold_and_that_is_said(file: Path, labels: Path) -> None:
     labels.write_text(without_good_ones_in_the_first_domain(labels.read_text()))
     result = run(file, "--precision", "60%", "--labels", labels, "--set", "scoring.threshold=0.7")
@@ -178,9 +213,30 @@ def test_too_few_traces_are_told_nothing(tmp_path: Path) -> None:
     assert "nothing to suggest: fewer than 62 traces are too few for 20%" in result.stderr
 
 
-def test_a_review_above_a_new_threshold_is_named(file: Path) -> None:
-    result = run(file, "--accept", "60%", "--set", "scoring.review=0.7")
-    assert "change this too: scoring.review: expected at most the threshold" in result.stderr
+def test_every_review_above_a_new_threshold_is_named_also_in_the_file(file: Path) -> None:
+    own = ("--set", "scoring.review=0.7", "--set", 'scoring.reviews={"a\\nb": 0.72}')
+    result = run(file, "--accept", "60%", *own)
+    for said in (result.stderr.splitlines(), [line.removeprefix("# ") for line in result.stdout.splitlines()]):
+        clashes = [line.partition(": expected at most the threshold")[0] for line in said if "change this too" in line]
+        named = ["review", "reviews.code", "reviews.customer service", "reviews.a\\u000ab"]
+        assert clashes == [f"change this too: scoring.{name}" for name in named]
+    assert tomllib.loads(result.stdout)["scoring"].keys() == {"threshold", "thresholds"}
+
+
+@pytest.mark.parametrize("way", ["--config", "KP_CONFIG", "--set"])
+def test_the_file_is_not_to_take_the_place_of_settings_that_say_more(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    assert "# Name this file with --config or KP_CONFIG, or take" in run(file, "--accept", "20%").stdout
+    assert "# Name this file" in run(file, "--accept", "20%", "--set", "scoring.threshold=0.6").stdout
+    config = written_to(tmp_path / "mine.toml", "[log]\nlevel = 'error'\n")
+    if way == "KP_CONFIG":
+        monkeypatch.setenv(way, str(config))
+    ways = {"--config": ["--config", str(config)], "KP_CONFIG": [], "--set": ["--set", "scoring.review=0.1"]}
+    flags = ways[way]
+    written = run(file, "--accept", "20%", *flags).stdout
+    assert "# Take the section over into your own" in written
+    assert "Name this file" not in written
 
 
 def test_a_file_that_is_there_is_left_alone(file: Path, tmp_path: Path) -> None:
@@ -199,11 +255,27 @@ def test_there_is_one_target(file: Path, arguments: list[str]) -> None:
     assert "expected either --accept or --precision" in result.stderr
 
 
-@pytest.mark.parametrize("share", ["20", "0", "0%", "100%", "1", "-5%", "half", "nan", "inf"])
-def test_a_share_is_between_nothing_and_all(file: Path, share: str) -> None:
+@pytest.mark.parametrize(
+    "share", ["20", "0", "0%", "100%", "1", "-5%", "half", "nan", "inf", "1e-320", "0.09%", "99.91%", "0.9999999999999999"]
+)
+def test_a_share_is_neither_nothing_nor_all(file: Path, share: str) -> None:
     result = run(file, "--accept", share)
     assert result.exit_code == 2
-    assert "expected a share between 0 and 1, such as 20% or 0.2" in result.stderr
+    assert "expected a share between 0.1% and 99.9%, such as 20% or 0.2" in result.stderr
+
+
+@pytest.mark.parametrize("share", ["0.1%", "0.001", "99.9%", "0.999"])
+def test_the_least_and_the_largest_share_are_taken(file: Path, share: str) -> None:
+    result = run(file, "--accept", share)
+    assert result.exit_code == 1
+    assert "nothing to suggest: fewer than 10000 traces are too few" in result.stderr
+
+
+def test_how_many_traces_have_a_label_is_said_unless_all_have(file: Path, labels: Path) -> None:
+    assert "have a label" not in run(file, "--accept", "20%", "--labels", labels).stderr
+    assert "have a label" not in run(file, "--accept", "20%").stderr
+    labels.write_text("".join(labels.read_text().splitlines(keepends=True)[:3]))
+    assert f"2 of {len(DECISIONS)} traces have a label" in run(file, "--accept", "20%", "--labels", labels).stderr
 
 
 def test_labels_of_other_traces_are_of_no_use(file: Path, tmp_path: Path) -> None:
@@ -263,12 +335,13 @@ def test_a_file_of_labels_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs"]))
 THRESHOLDS: Final = st.integers(0, 10_000).map(lambda step: step / 10_000)
-FOUND: Final = calibrate(samples_of(DECISIONS, {}), Target("accept", 0.2))
+FOUND: Final = calibrate(samples_of(DECISIONS, {}, {}), Target("accept", 0.2))
 
 
 @given(st.dictionaries(NAMES, THRESHOLDS))
 def test_toml_says_what_is_meant_whatever_domains_are_called(domains: dict[str, float]) -> None:
-    written = tomllib.loads(as_toml(Thresholds(0.5, domains), FOUND, Target("accept", 0.2)))
+    head = list(head_of(Target("accept", 0.2), is_whole=True))
+    written = tomllib.loads(as_toml(Thresholds(0.5, domains), FOUND, head))
     assert written == {"scoring": {"threshold": 0.5} | ({"thresholds": domains} if domains else {})}
 
 

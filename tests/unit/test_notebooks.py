@@ -25,6 +25,20 @@ def test_a_notebook_shows_what_its_code_shows(path: Path, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [], "it leaves files behind"
 
 
+@pytest.mark.parametrize("others", ["data", "customer service v1.2"])
+def test_thresholds_are_chosen_whatever_domains_there_are(others: str, tmp_path: Path) -> None:
+    """Half of the traces are of each domain, so that none is left for the others."""
+    cells = code_cells(json.loads((NOTEBOOKS[0].parent / "choose-thresholds.ipynb").read_text("utf-8")))
+    renamed = (
+        f"domains = ['code', '{others}'] * len(decisions)\n"
+        "decisions = [each.model_copy(update={'domain': name}) for each, name in zip(decisions, domains)]\n"
+        "table = pd.DataFrame(rows(decisions))"
+    )
+    (scored,) = (number for number, each in enumerate(cells, 1) if "decisions = " in "".join(each["source"]))
+    checked = f"assert list(thresholds.index) == ['code', '{others}'] and 0 < default < 1, default"
+    shown_by([*cells[:scored], cell(renamed), *cells[scored:], cell(checked)], tmp_path)
+
+
 def test_cells_share_their_names_and_show_what_they_print_and_their_last_expression(tmp_path: Path) -> None:
     cells = [cell("number = 6"), cell("print('a')\nprint('b')\nnumber * 7"), cell("None"), cell("if number:\n    number")]
     shown = shown_by(cells, tmp_path)

@@ -102,6 +102,21 @@ def test_what_the_file_does_not_name_is_as_the_settings_have_it(decisions: Path)
     assert {row["threshold_after"] for row in found if row["domain"] != "code"} == {1}
 
 
+def test_what_would_win_over_the_file_for_a_worker_is_said_and_does_not_win_here(
+    decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KP_SCORING_THRESHOLD", "0.9")
+    monkeypatch.setenv("KP_SCORING_CAP_STEP_TERM", "true")
+    flags = ("--set", 'scoring.thresholds={"code": 0.8}', "--set", "scoring.submitted_thresholds=false")
+    result = run(decisions, "[scoring]\nthreshold = 0.0\n[scoring.thresholds]\ncode = 0.0\n", *flags)
+    assert {row["threshold_after"] for row in rows(result)} == {0}
+    tried = decisions.with_name("thresholds.toml")
+    said = f"for a worker KP_SCORING_THRESHOLD and --set scoring.thresholds would win over {tried}"
+    assert said in result.stderr.splitlines()
+    result = run(decisions, "[scoring]\nreview = 0.1\n", *flags)
+    assert "would win over" not in result.stderr
+
+
 def test_table_counts_by_domain_and_fits_a_terminal(decisions: Path) -> None:
     with_long = decisions.with_name("long.jsonl")
     long = DECISIONS[0].model_copy(update={"trace_id": "kp:trace:long", "domain": "d\x1b[2J[b]" + "o" * 190})

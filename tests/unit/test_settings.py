@@ -363,8 +363,20 @@ def test_scoring_of_another_file_wins_over_settings_and_leaves_the_rest_of_them(
     monkeypatch.setenv("KP_SCORING_THRESHOLD", "0.6")
     monkeypatch.setenv("KP_SCORING_CAP_STEP_TERM", "true")
     other = written(tmp_path, "[scoring]\nthreshold = 0.5\n[scoring.thresholds]\ncode = 0.4\n[log]\nlevel = 'error'\n")
-    scoring = load_scoring(other, load_settings())
+    scoring, named = load_scoring(other, load_settings())
+    assert named == {"scoring.threshold", "scoring.thresholds"}
     assert (scoring.threshold, scoring.thresholds, scoring.cap_step_term) == (0.5, {"code": 0.4}, True)
+
+
+def test_every_review_above_its_threshold_is_named(tmp_path: Path) -> None:
+    text = "[scoring]\nreview = 0.8\n[scoring.thresholds]\ncode = 0.9\nlaw = 0.7\n[scoring.reviews]\ntax = 0.77\n"
+    with pytest.raises(SettingsError) as raised:
+        load_settings(config=written(tmp_path, text))
+    assert str(raised.value) == (
+        "scoring: review: expected at most the threshold of 0.75, got 0.8; "
+        "reviews.law: expected at most the threshold of 0.7, got 0.8; "
+        "reviews.tax: expected at most the threshold of 0.75, got 0.77"
+    )
 
 
 @pytest.mark.parametrize(

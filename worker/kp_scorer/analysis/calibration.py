@@ -1,7 +1,7 @@
 """Thresholds by domain for a target, and how they do on traces that had no part in choosing them."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -50,7 +50,7 @@ class Calibration(NamedTuple):
     domains: Mapping[str, Group]
     """Every domain, in the order of their names."""
     rest: Group
-    """Of the domains with too few traces together, or of all if these are still too few: for these and for all others."""
+    """Of the domains with too few traces that keep none, or of all if these are still too few: for these and all others."""
     rest_is_all: bool
 
 
@@ -60,12 +60,16 @@ class _Split(NamedTuple):
     held_back: Sample
 
 
-def samples_of(decisions: Iterable[Decision], labels: Mapping[str, bool]) -> dict[str, Sample]:
-    """The scores of decisions by the domain whose threshold they are held against, with labels by trace id."""
+def samples_of(decisions: Iterable[Decision], labels: Mapping[str, bool], aliases: Mapping[str, str]) -> dict[str, Sample]:
+    """The scores of decisions by the domain whose threshold they would be held against, with labels by trace id.
+
+    What domains were taken for when they were decided counts only where ``aliases`` say nothing else.
+    """
     found: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     for decision in decisions:
         good = labels.get(decision.trace_id)
-        found[decision.taken_for or decision.domain].append(
+        then = decision.taken_for or decision.domain
+        found[aliases.get(decision.domain) or aliases.get(then, then)].append(
             (decision.score, UNLABELLED if good is None else GOOD if good else BAD)
         )
     return {
@@ -74,13 +78,15 @@ def samples_of(decisions: Iterable[Decision], labels: Mapping[str, bool]) -> dic
     }
 
 
-def calibrate(samples: Mapping[str, Sample], target: Target) -> Calibration:
+def calibrate(samples: Mapping[str, Sample], target: Target, kept: Collection[str] = ()) -> Calibration:
     """Suggest a threshold for each domain with enough traces, and one for the rest; there is at least one domain.
+
+    Domains in ``kept`` keep a threshold of their own if they have too few traces, and so have no part in that of the rest.
 
     The split into what is held back and the rest depends on nothing but the number of a domain's traces.
     """
     splits = {domain: _split(sample) for domain, sample in sorted(samples.items())}
-    few = [split for split in splits.values() if _is_too_few(split.sample, target)]
+    few = [split for domain, split in splits.items() if domain not in kept and _is_too_few(split.sample, target)]
     rest = _joined(few)
     rest_is_all = rest is None or _is_too_few(rest.sample, target)
     if rest is None or rest_is_all:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from pydantic import ValidationError
 
 from kp_scorer.analysis.calibration import HELD_BACK, Calibration, Group, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
@@ -17,13 +16,17 @@ from kp_scorer.cli.calibration_table import REST, held_back_table, suggestions_t
 from kp_scorer.cli.figures import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.labels import read_labels
-from kp_scorer.cli.options import Command
+from kp_scorer.cli.options import Command, has_config, overruled
 from kp_scorer.cli.output import console, print_text, say
-from kp_scorer.cli.thresholds_file import Thresholds, as_toml, thresholds_of
+from kp_scorer.cli.thresholds_file import Thresholds, as_toml, head_of, thresholds_of
+from kp_scorer.scoring import DEFAULT_THRESHOLD
 from kp_scorer.settings import ScoringSettings, Settings
 
 _NEAR: Final = 0.02
 """A share that is further off than this in the very traces that it was chosen for is worth a word."""
+_LEAST_SHARE: Final = 0.001
+_DIGITS: Final = 12
+"""To so many a share in percents is the share that it says: 99.9 / 100 is not 0.999."""
 
 
 class _Share(click.ParamType[float]):
@@ -32,11 +35,12 @@ class _Share(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip()
         try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+            share = round(float(text.removesuffix("%")) / (100 if text.endswith("%") else 1), _DIGITS)
         except ValueError:
             share = 0.0
-        if not 0 < share < 1:
-            self.fail("expected a share between 0 and 1, such as 20% or 0.2", param, ctx)
+        # To tell a smaller one from nothing, or a larger one from all, takes more traces than anyone has.
+        if not _LEAST_SHARE <= share <= 1 - _LEAST_SHARE:
+            self.fail("expected a share between 0.1% and 99.9%, such as 20% or 0.2", param, ctx)
         return share
 
 
@@ -79,14 +83,15 @@ def calibrate(
 ) -> None:
     """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions that the ledger holds.
 
-    Writes settings as TOML, for --config or KP_CONFIG, or to be taken over into yours. Scores are taken as they were decided.
+    Writes settings as TOML, to be taken over into yours, or for --config or KP_CONFIG if you have none. Scores are taken as
+    they were decided.
 
     Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}, or CSV with these two columns.
     Without it, it is metadata.success of the traces in FILE, which is itself a part of their scores.
 
     An interval holds 19 of 20 cases. The suggestion is made of all traces; what it does to others is tried beforehand, on
     30% of each domain. Domains with too few traces, fewer than 62 to accept 20%, get one threshold together, as do those to
-    come.
+    come; but those that have one in the settings keep it.
     """
     known = {trace_id: trace.metadata.success for trace_id, trace in gathered.traces.items()} if labels is None else labels
     if not gathered.decisions:
@@ -95,7 +100,10 @@ def calibrate(
     labelled = sum(decision.trace_id in known for decision in gathered.decisions)
     if not labelled and (labels is not None or target.of == "precision"):
         raise click.UsageError("no trace is known to be good or not: expected traces in FILE, or --labels on those in it")
-    found = calibrated(samples_of(gathered.decisions, known), target)
+    if 0 < labelled < len(gathered.decisions):
+        say(f"{labelled} of {len(gathered.decisions)} traces have a label")
+    samples = samples_of(gathered.decisions, known, settings.scoring.aliases)
+    found = calibrated(samples, target, settings.scoring.thresholds)
     thresholds = thresholds_of(found, settings.scoring)
     has_labels = labelled > 0
     out = console()
@@ -105,19 +113,27 @@ def calibrate(
         sys.exit(1)
     say(f"tried on {HELD_BACK:.0%} of each domain's traces, by thresholds that the others lead to:")
     out.print(held_back_table(found, has_labels=has_labels))
-    for note in [*_notes(target, found, thresholds), *_clash(settings.scoring, thresholds)]:
+    clashes = list(_clashes(settings.scoring, thresholds))
+    where = str(output) if output else "these thresholds"
+    for note in [*_notes(target, found, thresholds), *clashes, *overruled(where, ("scoring.threshold", "scoring.thresholds"))]:
         say(note)
-    _write(as_toml(thresholds, found, target), output)
+    head = [*head_of(target, is_whole=_says_nothing_else(settings.scoring) and not has_config()), *clashes]
+    _write(as_toml(thresholds, found, head), output)
     if gathered.refused:
         sys.exit(1)
 
 
 def _notes(target: Target, found: Calibration, thresholds: Thresholds) -> Iterator[str]:
     """What the tables do not say, or not loud enough."""
-    few = sum(group.lack == "too_few" for group in found.domains.values())
+    too_few = [domain for domain, group in found.domains.items() if group.lack == "too_few"]
+    # Nothing was suggested for these, so that they are there only if they are set.
+    kept = [domain for domain in too_few if domain in thresholds.domains]
+    few = len(too_few) - len(kept)
     if few:
         whose = "of all domains together" if found.rest_is_all else "of theirs together"
         yield f"{few} with fewer than {target.least_traces} traces{_counted(target)}: they get one threshold, {whose}"
+    for domain in kept:
+        yield f"{escaped(domain)}: {_lack(found.domains[domain], target)}; it stays at {thresholds.of(domain):g}"
     named = [(escaped(domain), thresholds.of(domain), group) for domain, group in found.domains.items()]
     for name, threshold, group in [*named, (REST, thresholds.default, found.rest)] if few else named:
         if group.lack == "out_of_reach":
@@ -143,13 +159,15 @@ def _counted(target: Target) -> str:
     return " with labels" if target.of == "precision" else ""
 
 
-def _clash(scoring: ScoringSettings, thresholds: Thresholds) -> Iterator[str]:
+def _clashes(scoring: ScoringSettings, thresholds: Thresholds) -> Iterator[str]:
     """What the settings in force say that the new thresholds do not go with."""
-    changed = {"threshold": thresholds.default, "thresholds": thresholds.domains}
-    try:
-        ScoringSettings.model_validate(scoring.model_dump() | changed)
-    except ValidationError as error:
-        yield f"change this too: scoring.{error.errors()[0]['msg'].removeprefix('Value error, ')}"
+    for clash in scoring.reviews_above(thresholds.default, thresholds.domains):
+        yield escaped(f"change this too: scoring.{clash}")
+
+
+def _says_nothing_else(scoring: ScoringSettings) -> bool:
+    """Whether all but the thresholds is as it is by default."""
+    return scoring.model_copy(update={"threshold": DEFAULT_THRESHOLD, "thresholds": {}}) == ScoringSettings()
 
 
 def _write(text: str, output: Path | None) -> None:

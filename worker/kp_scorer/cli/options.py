@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import click
 from kp_scorer.broker.celery_app import warn_of_celery_variables
 from kp_scorer.errors import SettingsError
 from kp_scorer.logs import configure_logs
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings, config_file, load_settings, variables_given
 from kp_scorer.store.endpoints import with_endpoints
 
 Command = Callable[..., None]
@@ -45,6 +45,19 @@ def service_options(command: Command) -> Command:
     broker = click.option("--broker-url", help="The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.")
     store = click.option("--redis-url", help="Redis of the novelty log and the ledger (KP_REDIS_URL); by default the broker's.")
     return broker(store(settings_options(with_services)))
+
+
+def has_config() -> bool:
+    """Whether the command that runs was given a file of settings."""
+    return config_file(click.get_current_context().params["config"]) is not None
+
+
+def overruled(file: str, names: Collection[str]) -> Iterator[str]:
+    """Say which variables and flags of the command that runs would win over a file that has settings of these dotted names."""
+    flags = (assignment.partition("=")[0] for assignment in click.get_current_context().params["assignments"])
+    winners = [*variables_given(names), *(f"--set {name}" for name in dict.fromkeys(flags) if name in names)]
+    if winners:
+        yield f"for a worker {' and '.join(winners)} would win over {file}"
 
 
 def _assigned(assignment: str) -> tuple[str, Any]:

@@ -14,6 +14,7 @@ from kp_scorer.analysis.redecided import Flips, Redecided, flips_by_domain, rede
 from kp_scorer.characters import escaped
 from kp_scorer.cli.figures import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
+from kp_scorer.cli.options import overruled
 from kp_scorer.cli.output import console, print_json, say
 from kp_scorer.settings import Settings, load_scoring
 
@@ -33,18 +34,21 @@ def redecide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
 
     The decisions themselves stay as they are, in FILE and in the ledger: a decision never changes. Nothing is embedded.
 
-    What the section scoring does not name is as the settings in force have it, so give this command the --config of your
+    The file is tried as it is, over variables and flags, which win over it for a worker; what they would win is said. What the
+    section scoring does not name is as the settings in force have it, so give this command the --config of your
     workers. What depends on the traces themselves stays as it was decided: scoring.cap_step_term changes nothing here, and
     a threshold that a submission asked for counts only if it was obeyed.
     """
-    policy = load_scoring(thresholds, settings).policy()
-    found = list(redecided(gathered.decisions, policy))
+    tried = load_scoring(thresholds, settings)
+    found = list(redecided(gathered.decisions, tried.scoring.policy()))
     for pair in found:
         if pair.is_flip:
             print_json(_flip(pair))
     if found:
         console().print(_table(flips_by_domain(found)))
     _say_what_changes(found, gathered.source)
+    for note in overruled(str(thresholds), tried.named):
+        say(note)
     if gathered.refused:
         sys.exit(1)
 

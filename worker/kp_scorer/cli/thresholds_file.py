@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kp_scorer.analysis.calibration import Calibration, Group
@@ -37,19 +37,26 @@ def thresholds_of(found: Calibration, scoring: ScoringSettings) -> Thresholds:
     return Thresholds(rest.threshold if rest else scoring.threshold, dict(sorted(domains.items())))
 
 
-def as_toml(thresholds: Thresholds, found: Calibration, target: Target) -> str:
-    """The file, with comments that say what each threshold rests on."""
-    return "".join(f"{line}\n" for line in _lines(thresholds, found, target))
+def as_toml(thresholds: Thresholds, found: Calibration, head: Sequence[str]) -> str:
+    """The file, with comments: at its head these, and what each threshold rests on."""
+    return "".join(f"{line}\n" for line in [*(f"# {line}" for line in head), *_lines(thresholds, found)])
 
 
-def _lines(thresholds: Thresholds, found: Calibration, target: Target) -> Iterator[str]:
+def head_of(target: Target, *, is_whole: bool) -> Iterator[str]:
+    """What the file is and how it is used; ``is_whole``: whether the operator has nothing else in a file of settings."""
     what = "the traces of each domain to be accepted" if target.of == "accept" else "the accepted traces to be good"
-    yield f"# What kp-scorer calibrate suggests for {target.percents} of {what}."
-    yield "# Name this file with --config or KP_CONFIG, or take the section over into your own."
-    yield "# In brackets: what to expect of other traces of the same kind, in 19 of 20 cases."
+    yield f"What kp-scorer calibrate suggests for {target.percents} of {what}."
+    if is_whole:
+        yield "Name this file with --config or KP_CONFIG, or take the section over into your own."
+    else:
+        yield "Take the section over into your own file of settings: in its place this one would drop the rest."
+    yield "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases."
+
+
+def _lines(thresholds: Thresholds, found: Calibration) -> Iterator[str]:
     yield ""
     yield "[scoring]"
-    yield f"# All domains {'' if found.rest_is_all else 'with too few traces '}together, {_basis(found.rest)}."
+    yield f"# All domains {'' if found.rest_is_all else 'without one of their own '}together, {_basis(found.rest)}."
     yield f"threshold = {thresholds.default}"
     if thresholds.domains:
         yield ""

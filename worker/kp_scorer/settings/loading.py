@@ -3,10 +3,10 @@
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -36,8 +36,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     Raises:
         SettingsError: a value that cannot be used, a name that is not a setting, or a file that cannot be read.
     """
-    if config is None and os.environ.get("KP_CONFIG"):
-        config = Path(os.environ["KP_CONFIG"])
+    config = config_file(config)
     if config is not None and not config.is_file():
         raise SettingsError(f"config: there is no file {config}; `{_REFERENCE}` prints one to start from")
 
@@ -66,8 +65,30 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
         raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
 
 
-def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
+def config_file(given: Path | None) -> Path | None:
+    """The file that settings are read from: the one given, or else the one that ``KP_CONFIG`` names, if any."""
+    named = os.environ.get("KP_CONFIG")
+    return Path(named) if given is None and named else given
+
+
+def variables_given(names: Collection[str]) -> list[str]:
+    """The variables that are there for settings of these dotted names."""
+    wanted = {f"KP_{name}".replace(".", "_").upper() for name in names}
+    return sorted(variable for variable in os.environ if variable.upper() in wanted)
+
+
+class ScoringTried(NamedTuple):
+    """The section ``scoring`` of a file, laid over settings."""
+
+    scoring: ScoringSettings
+    named: frozenset[str]
+    """What the file itself says, by dotted names."""
+
+
+def load_scoring(file: Path, settings: Settings) -> ScoringTried:
     """Read the section ``scoring`` of a TOML file of settings; what it does not name is as in ``settings``.
+
+    Unlike in :func:`load_settings`, the file wins over variables and flags: it is what is tried.
 
     Raises:
         SettingsError: as :func:`load_settings`, or the file has no such section.
@@ -82,9 +103,10 @@ def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
     if not isinstance(named, dict):
         raise SettingsError(f"{file}: scoring: expected a section of this name")
     try:
-        return Settings.model_validate(found | {"scoring": settings.scoring.model_dump() | named}).scoring
+        scoring = Settings.model_validate(found | {"scoring": settings.scoring.model_dump() | named}).scoring
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
+    return ScoringTried(scoring, frozenset(f"scoring.{name}" for name in named))
 
 
 def _secrets() -> list[str]:

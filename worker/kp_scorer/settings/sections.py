@@ -1,6 +1,6 @@
 """The sections of the settings: their names, types and defaults, and what must hold within each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 from typing import Annotated, Literal, Self, get_args
@@ -169,11 +169,8 @@ class PolicySettings(Section):
     @model_validator(mode="after")
     def _reviews_are_below_thresholds(self) -> Self:
         # One that is above would have nothing reviewed, and nobody would know why.
-        for domain in ("", *self.thresholds, *self.reviews):
-            threshold, review = self.thresholds.get(domain, self.threshold), self.reviews.get(domain, self.review)
-            if review is not None and review > threshold:
-                where = f"reviews.{domain}" if domain else "review"
-                raise ValueError(f"{where}: expected at most the threshold of {threshold:g}, got {review:g}")
+        if clashes := list(self.reviews_above(self.threshold, self.thresholds)):
+            raise ValueError("; ".join(clashes))
         return self
 
     @model_validator(mode="after")
@@ -186,6 +183,14 @@ class PolicySettings(Section):
                 # Nor may it be an alias, so that one look tells what a domain is taken for.
                 raise ValueError(f"aliases.{alias}: expected a domain with a profile, a threshold or a review, got {domain!r}")
         return self
+
+    def reviews_above(self, default: float, thresholds: Mapping[str, float]) -> Iterator[str]:
+        """Say of each review that is above one of these thresholds what is wrong with it."""
+        for domain in dict.fromkeys(("", *thresholds, *self.reviews)):
+            threshold, review = thresholds.get(domain, default), self.reviews.get(domain, self.review)
+            if review is not None and review > threshold:
+                where = f"reviews.{domain}" if domain else "review"
+                yield f"{where}: expected at most the threshold of {threshold:g}, got {review:g}"
 
     def _policy(self) -> Policy:
         """The scoring policy these settings describe; profiles given here are added to, or replace, the built-in ones."""
