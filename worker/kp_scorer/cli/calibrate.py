@@ -67,9 +67,12 @@ def _read(_: click.Context, __: click.Parameter, file: Path | None) -> Mapping[s
 
 
 def _unless_there(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
-    if file and file.exists():
-        # It may be the settings that all workers run by.
-        raise click.BadParameter(escaped(f"{file} is there already; name a new file"))
+    try:
+        if file and file.exists():
+            # It may be the settings that all workers run by.
+            raise click.BadParameter(escaped(f"{file} is there already; name a new file"))
+    except OSError as error:
+        raise click.BadParameter(escaped(f"{file}: {error.strerror}")) from None
     return file
 
 
