@@ -123,6 +123,131 @@ def test_error_and_event_are_observations() -> None:
     ]
 
 
+def numbered(n: int, call_id: str = "call_0") -> Json:
+    function = {"name": "sound", "arguments": f'{{"buoy": {n}}}'}
+    return CALLED | {"tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+
+
+def depth(text: str, call_id: str = "call_0") -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def generations(*spoken: tuple[list[Json], object]) -> list[Json]:
+    return [observation("GENERATION", "plan", second, input=shown, output=made) for second, (shown, made) in enumerate(spoken)]
+
+
+SOUNDED: Final = [
+    ("tool_call", "sound", 'sound({"buoy": 1})'),
+    ("observation", "3 m"),
+    ("tool_call", "sound", 'sound({"buoy": 2})'),
+    ("observation", "5 m"),
+    ("thought", FREE),
+]
+HISTORY: Final = [ASKED, numbered(1), depth("3 m"), numbered(2), depth("5 m")]
+
+
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        [(HISTORY[:1], HISTORY[1]), (HISTORY[:3], HISTORY[3]), (HISTORY, FREE)],
+        [(HISTORY[:3], None), (HISTORY, FREE)],
+        [(HISTORY, FREE)],
+        [(HISTORY[:1], HISTORY[1]), (HISTORY[:3], HISTORY[3]), ([ASKED, *HISTORY[3:]], FREE)],
+    ],
+    ids=["each time whole", "answers unrecorded", "only the last", "without what came first"],
+)
+def test_ids_that_each_answer_counts_anew_are_several_calls(spoken: list[tuple[list[Json], object]]) -> None:
+    (trace,) = converted("langfuse", generations(*spoken))
+    assert told(trace) == SOUNDED
+
+
+def test_the_same_call_under_the_same_id_is_made_as_often_as_it_is_put_out() -> None:
+    history = [ASKED, numbered(1), depth("3 m"), numbered(1), depth("2 m"), numbered(1), depth("1 m")]
+    spoken = [(history[:at], history[at]) for at in (1, 3, 5)]
+    for last in (history, [ASKED, *history[5:]]):
+        (trace,) = converted("langfuse", generations(*spoken, (last, FREE)))
+        assert told(trace) == [step for text in ("3 m", "2 m", "1 m") for step in (SOUNDED[0], ("observation", text))] + [
+            SOUNDED[4]
+        ]
+
+
+def test_agent_that_a_tool_asks_may_count_its_calls_as_the_asking_one_does() -> None:
+    pilot: Json = CALLED | {"tool_calls": [{"id": "call_0", "function": {"name": "pilot", "arguments": "{}"}}]}
+    question = {"role": "user", "content": "How deep is it?"}
+    (trace,) = converted(
+        "langfuse",
+        generations(
+            ([ASKED], pilot),
+            ([question], numbered(1)),
+            ([question, numbered(1), depth("3 m")], "Three metres."),
+            ([ASKED, pilot, depth("Three metres, says the pilot.")], FREE),
+        ),
+    )
+    assert told(trace) == [
+        ("tool_call", "pilot", "pilot({})"),
+        ("observation", "How deep is it?"),
+        *SOUNDED[:2],
+        ("thought", "Three metres."),
+        ("observation", "Three metres, says the pilot."),
+        ("thought", FREE),
+    ]
+
+
+def test_call_whose_arguments_are_shown_in_other_words_is_one() -> None:
+    (trace,) = converted("langfuse", generations(([ASKED], numbered(1)), ([ASKED, numbered(9), depth("3 m")], FREE)))
+    assert told(trace) == [*SOUNDED[:2], SOUNDED[4]]
+
+
+def test_result_without_its_call_counts_once() -> None:
+    shown = [ASKED, depth("3 m")]
+    (trace,) = converted("langfuse", generations((shown, numbered(2)), ([*shown, *HISTORY[3:]], FREE)))
+    assert told(trace) == SOUNDED[1:]
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({"role": "admin", "berth": "B4"}, '{"berth": "B4", "role": "admin"}'),
+        ({"role": "user", "name": "Ann"}, '{"name": "Ann", "role": "user"}'),
+        ({"role": "user", "content": {"berth": "B4"}}, '{"content": {"berth": "B4"}, "role": "user"}'),
+        ([{"role": "admin"}], '[{"role": "admin"}]'),
+        ({"messages": [{"role": "admin"}]}, '{"messages": [{"role": "admin"}]}'),
+        (ASKED, "Which berths are free?"),
+    ],
+)
+def test_what_a_span_is_given_is_a_message_only_if_it_is_one(given: object, asked: str) -> None:
+    (trace,) = converted("langfuse", [observation("SPAN", "book", 0, input=given, output=FREE)])
+    assert (trace["task"]["objective"], told(trace)) == (asked, [("thought", FREE)])
+
+
+@pytest.mark.parametrize(
+    ("gave", "said"),
+    [
+        ({"content": {"berth": "B4"}}, '{"content": {"berth": "B4"}}'),
+        ({"role": "admin", "content": "B4"}, '{"content": "B4", "role": "admin"}'),
+        ([{"role": "admin"}], '[{"role": "admin"}]'),
+        ({"content": "B4"}, "B4"),
+        ({"content": [{"type": "text", "text": "B4"}]}, "B4"),
+    ],
+)
+def test_what_a_span_gives_is_a_message_only_if_it_is_one(gave: object, said: str) -> None:
+    (trace,) = converted("langfuse", [observation("SPAN", "book", 0, input="Book one.", output=gave)])
+    assert told(trace) == [("thought", said)]
+    (whole,) = converted("langfuse", TRACE | {"output": gave})
+    assert told(whole) == [("thought", said)]
+
+
+def test_object_that_a_model_answers_with_is_said_as_it_is() -> None:
+    (trace,) = converted("langfuse", generations(([ASKED], {"content": {"berth": "B4"}})))
+    assert told(trace) == [("thought", '{"content": {"berth": "B4"}}')]
+
+
+def test_calls_without_a_content_are_a_message() -> None:
+    calls = {"tool_calls": CALLED["tool_calls"]}
+    (trace,) = converted("langfuse", [*generations(([ASKED], calls)), *OBSERVATIONS[2:]])
+    assert told(trace) == STEPS
+
+
 def test_trace_without_observations_is_what_went_in_and_came_out() -> None:
     (trace,) = converted("langfuse", TRACE | {"input": {"messages": [ASKED]}, "output": {"content": FREE}})
     assert (trace["task"]["objective"], told(trace)) == ("Which berths are free?", [("thought", FREE)])

@@ -145,6 +145,42 @@ def test_what_the_user_says_later_is_an_observation() -> None:
     assert told(trace) == [("thought", "For which boat?"), ("observation", "The cutter."), ("thought", "Berth 14.")]
 
 
+def test_answer_that_stands_beside_its_request_is_part_of_it() -> None:
+    answer = {"index": 0, "finish_reason": "stop", "message": TIDES[-1]}
+    another = {"index": 1, "message": {"role": "assistant", "content": "At noon."}}
+    (same,) = converted("openai", TIDES)
+    for log in ({"choices": [answer]}, {"choices": [answer, another]}):
+        (trace,) = converted("openai", {"model": "some-model", "messages": TIDES[:-1]} | log)
+        assert trace["steps"] == same["steps"]
+        assert trace["outcome"] == same["outcome"]
+    (trace,) = converted("openai", {"messages": TIDES, "choices": []})
+    assert trace["steps"] == same["steps"]
+
+
+def test_screenshots_are_left_out() -> None:
+    shot = {"type": "computer_screenshot", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    (trace,) = converted(
+        "openai",
+        [
+            {"role": "user", "content": "Open the chart."},
+            {"type": "computer_call", "id": "cc_1", "call_id": "c", "action": {"type": "screenshot"}},
+            {"type": "computer_call_output", "call_id": "c", "output": shot},
+            {"role": "assistant", "content": "It is open."},
+        ],
+    )
+    assert told(trace) == [
+        ("tool_call", "computer", 'computer({"action": {"type": "screenshot"}})'),
+        ("observation", ""),
+        ("thought", "It is open."),
+    ]
+
+
+def test_object_that_a_tool_returns_is_kept_though_it_has_a_type() -> None:
+    called = {"role": "assistant", "tool_calls": [call("c", "berth", "{}")]}
+    (trace,) = converted("openai", [TIDES[1], called, result("c", {"type": "berth", "number": 4})])
+    assert told(trace)[1] == ("observation", '{"number": 4, "type": "berth"}')
+
+
 def test_request_and_response_of_the_responses_api() -> None:
     (trace,) = converted(
         "openai",
@@ -207,6 +243,8 @@ def test_failed_mcp_call_is_an_error() -> None:
         ({"messages": "x"}, "messages"),
         ({"messages": [5]}, "messages.0"),
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": TIDES, "choices": "x"}, "choices"),
+        ({"messages": TIDES, "choices": [{"text": "x"}]}, "choices.0.message"),
         ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         ({"messages": [*TIDES[:2], {"role": "assistant", "tool_calls": [{}]}]}, "messages.2.tool_calls.0.function"),

@@ -222,6 +222,53 @@ def test_tool_that_is_tried_again_under_one_id_is_called_twice() -> None:
     assert [step["type"] for step in trace["steps"]] == ["tool_call", "observation", "error_recovery", "observation", "thought"]
 
 
+def test_tools_of_ids_that_each_answer_counts_anew_are_several() -> None:
+    again = message("assistant", CALL | {"arguments": {"town": "Voss"}})
+    gust = message("tool", {"type": "tool_call_response", "id": "call_1", "response": "2 m/s"})
+    second = [ASKED, CALLED, RETURNED]
+    result = {"gen_ai.tool.call.result": "2 m/s"}
+    recorded = {"gen_ai.tool.call.arguments": {"town": "Voss"}}
+    for spans in (
+        [chat(20, 30, second, [again]), tool("get_wind", 31, 33, "call_1", attributes=result)],
+        # A tool that begins, and may end, before its call is put out.
+        [chat(20, 30, second, [again]), tool("get_wind", 25, 27, "call_1", attributes=result | recorded)],
+        [chat(20, 30, second, [again]), tool("get_wind", 25, 35, "call_1", attributes=result | recorded)],
+        [chat(20, 30, second, [again])],
+    ):
+        (trace,) = converted(
+            "otel",
+            export(WINDY[0], tool("get_wind", 11, 19, "call_1"), *spans, chat(40, 50, [*second, again, gust], [ANSWERED])),
+        )
+        assert told(trace) == [
+            *STEPS[:2],
+            ("tool_call", "get_wind", 'get_wind({"town": "Voss"})'),
+            ("observation", "2 m/s"),
+            STEPS[2],
+        ]
+
+
+def test_call_after_a_tool_was_tried_again_under_its_id_is_new() -> None:
+    (trace,) = converted(
+        "otel",
+        export(
+            WINDY[0],
+            tool("get_wind", 11, 13, "call_1", status=FAILED),
+            tool("get_wind", 14, 19, "call_1", attributes={"gen_ai.tool.call.result": "14 m/s"}),
+            chat(20, 30, [ASKED, CALLED, RETURNED], [CALLED]),
+            chat(40, 50, [ASKED, CALLED, RETURNED, CALLED, RETURNED], [ANSWERED]),
+        ),
+    )
+    assert [step["type"] for step in trace["steps"]] == [
+        "tool_call",
+        "observation",
+        "error_recovery",
+        "observation",
+        "tool_call",
+        "observation",
+        "thought",
+    ]
+
+
 def test_call_that_two_instrumentations_record_is_one() -> None:
     outer = [each | {"spanId": f"outer{number}"} for number, each in enumerate(WINDY)]
     inner = [each | {"parentSpanId": f"outer{number}"} for number, each in enumerate(WINDY)]

@@ -1,14 +1,26 @@
 """Chat messages as OpenAI's Chat Completions have them, which others have taken over: a role, a content, calls of tools."""
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from kp_scorer.adapters.pieces import Asked, Called, Piece, Returned, Said, content_text, spoken, text_in
 from kp_scorer.adapters.source import Node
+
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def is_message(value: object) -> bool:
     """Whether a value is a chat message, as far as one can tell."""
     return isinstance(value, dict) and isinstance(value.get("role"), str)
+
+
+def is_message_for_sure(value: object) -> bool:
+    """Whether a value is a chat message where it may be anything: it has a known role, and a content of a message, or calls."""
+    if not isinstance(value, dict) or value.get("role") not in _ROLES:
+        return False
+    if "content" in value:
+        return value["content"] is None or isinstance(value["content"], str | list)
+    return isinstance(value.get("tool_calls"), list)
 
 
 def pieces_of(messages: Iterable[Node]) -> Iterator[Piece]:
@@ -35,7 +47,7 @@ def pieces_of_message(message: Node) -> Iterator[Piece]:
         case "tool" | "function":
             yield Returned(message, text_in(content.value), message.at("tool_call_id").text(), message.at("name").text())
         case _:
-            raise role.refusal("expected system, developer, user, assistant, tool or function")
+            raise role.refusal("expected " + ", ".join(_ROLES[:-1]) + f" or {_ROLES[-1]}")
 
 
 def _calls(message: Node) -> Iterator[Piece]:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from kp_scorer.adapters.building import Run, trace_id
-from kp_scorer.adapters.chat import is_message, pieces_of, pieces_of_message
+from kp_scorer.adapters.chat import is_message, is_message_for_sure, pieces_of, pieces_of_message
 from kp_scorer.adapters.pieces import Asked, Called, Piece, Returned, Said, spoken, text_in
 from kp_scorer.adapters.source import Node
 from kp_scorer.adapters.timeline import Kind, Span, Told, in_order
@@ -74,12 +74,12 @@ def _gather(item: Node, traces: dict[str, _Trace]) -> None:
 
 
 def _run(own: str, trace: _Trace) -> Run:
-    outputs = [_made(node) for node in trace.observations if _type(node) == "GENERATION"]
+    outputs = [_made(node, "model") for node in trace.observations if _type(node) == "GENERATION"]
     called = {piece.name for pieces in outputs for piece in pieces if isinstance(piece, Called)}
     spans = [_span(node, called) for node in trace.observations]
     origin = (trace.nodes or trace.observations)[0]
     # What the whole was given and gave is told as by a span around the others.
-    spans += [Span(node, "", "", 0, 0, Told("other", "", _shown(node), _made(node))) for node in trace.nodes]
+    spans += [Span(node, "", "", 0, 0, Told("other", "", _shown(node, "other"), _made(node, "other"))) for node in trace.nodes]
     times = [node.at("timestamp") for node in trace.nodes] + [_start(node) for node in trace.observations]
     created = min((time for node in times if node.value is not None and (time := _time(node))), default=None)
     return Run(
@@ -110,7 +110,7 @@ def _span(node: Node, called: Container[str]) -> Span:
 
 def _told(node: Node, kind: Kind, name: str, latency_ms: float | None) -> Told:
     if kind in ("model", "other"):
-        return Told(kind, "", _shown(node), _made(node))
+        return Told(kind, "", _shown(node, kind), _made(node, kind))
     is_error = node.at("level").text() == "ERROR"
     output = text_in(node.at("output").value) or node.first("statusMessage", "status_message").text()
     if kind == "event":
@@ -120,30 +120,37 @@ def _told(node: Node, kind: Kind, name: str, latency_ms: float | None) -> Told:
     return Told(kind, name, [call], [Returned(node, output, is_error=is_error)] if output or is_error else [])
 
 
-def _shown(node: Node) -> list[Piece]:
+def _shown(node: Node, kind: Kind) -> list[Piece]:
     """What the input says: chat messages, alone or under ``messages``; anything else is asked as it is."""
     given = node.at("input").parsed()
-    if isinstance(given.value, dict) and _are_messages(given.value.get("messages")):
+    if isinstance(given.value, dict) and _are_messages(given.value.get("messages"), kind):
         given = given.at("messages")
-    if _are_messages(given.value):
+    if _are_messages(given.value, kind):
         return list(pieces_of(given.items()))
-    if is_message(given.value):
+    if _is_message(given.value, kind):
         return list(pieces_of_message(given))
     return list(spoken(Asked, given, text_in(node.at("input").value)))
 
 
-def _made(node: Node) -> list[Piece]:
+def _made(node: Node, kind: Kind) -> list[Piece]:
     """What the output says: a chat message, with or without its role, or several; anything else is said as it is."""
     gave = node.at("output").parsed()
-    if _are_messages(gave.value):
+    if _are_messages(gave.value, kind):
         return list(pieces_of(gave.items()))
-    if isinstance(gave.value, dict) and gave.value.keys() & {"role", "content", "tool_calls"}:
-        return list(pieces_of_message(gave._replace(value={"role": "assistant"} | gave.value)))
+    if isinstance(gave.value, dict):
+        message = gave._replace(value={"role": "assistant"} | gave.value)
+        if _is_message(gave.value, kind) or is_message_for_sure(message.value):
+            return list(pieces_of_message(message))
     return list(spoken(Said, gave, text_in(node.at("output").value)))
 
 
-def _are_messages(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_message, value))
+def _are_messages(value: object, kind: Kind) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_message(item, kind) for item in value)
+
+
+def _is_message(value: object, kind: Kind) -> bool:
+    """Whether a value is a message: what a model has is meant as one, if it has a role; others may have anything."""
+    return is_message(value) if kind == "model" else is_message_for_sure(value)
 
 
 def _type(node: Node) -> str:

@@ -1,7 +1,8 @@
 """OpenAI's conversations: the messages of Chat Completions, and the items of the Responses API.
 
-A source is an object with ``messages``, an object with ``input`` and ``output``, as what is sent to the Responses API and what
-comes back have them, or a list of messages or items alone.
+A source is an object with ``messages``, and with ``choices`` where the answer was recorded beside its request; an object with
+``input`` and ``output``, as what is sent to the Responses API and what comes back have them; or a list of messages or items
+alone.
 
 Specifications: https://platform.openai.com/docs/api-reference/chat/create, where ``messages`` are described, and
 https://platform.openai.com/docs/api-reference/responses/object; both are generated from
@@ -46,7 +47,9 @@ def _run(conversation: Node) -> Run:
     if isinstance(conversation.value, list):
         pieces = list(_items(conversation))
     elif conversation.at("messages").value is not None:
-        pieces = list(pieces_of(conversation.at("messages").items()))
+        # Of several answers to one request the first is what a client takes.
+        answers = [choice.at("message") for choice in conversation.at("choices").items()[:1]]
+        pieces = list(pieces_of([*conversation.at("messages").items(), *answers]))
     elif conversation.at("input").value is not None or conversation.at("output").value is not None:
         pieces = [*_items(conversation.at("input")), *_items(conversation.at("output"))]
         created = conversation.at("created_at")

@@ -50,6 +50,8 @@ Piece = Asked | Said | Called | Returned
 _ERROR: Final = re.compile(
     r"\s*(?:Traceback \(most recent call last\)|(?:[\w.]*(?:Error|Exception)|(?i:error|exception))\b[^\n:]{0,60}:)"
 )
+_NO_TEXT: Final = ("computer_screenshot", "image_url", "input_image", "input_audio")
+"""Types of parts that are an image or a sound, which may be a result alone."""
 _ERROR_KEYS: Final = ("error", "isError", "is_error")
 
 
@@ -85,12 +87,13 @@ def call_text(called: Called) -> str:
 
 
 def text_in(value: object) -> str:
-    """A result as a text: the texts of a list of parts one a line, anything else that is no text as JSON."""
+    """A result as a text: the texts of a list of parts one a line, nothing of an image or a sound, anything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(part, dict) and "type" in part for part in value):
         return "\n".join(text for part in value if (text := _text_of_part(part)))
-    return "" if value is None else as_json(value)
+    is_without_text = value is None or (isinstance(value, dict) and value.get("type") in _NO_TEXT)
+    return "" if is_without_text else as_json(value)
 
 
 def content_text(content: Node) -> str:

@@ -2,10 +2,12 @@
 
 Each call of a model is shown the whole conversation again, and what a tool returned is told by its own span and by the next
 call's input. So a piece counts where it comes up first.
+
+Some servers number the calls of each answer anew, so an id may stand for several calls: each is known by its id and a number.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from kp_scorer.adapters.pieces import Asked, Called, Piece, Returned, Said, call_input
@@ -87,12 +89,18 @@ class _Conversation:
         self.pieces: list[Piece] = []
         self._told: Counter[tuple[type, str]] = Counter()
         self._calls: dict[str, int] = {}
-        """Where each call is among the pieces, by its id, or by one made for a call that has none."""
+        """Where each call is among the pieces, by its key: its id and a number, or one made for a call that has no id."""
+        self._of_id: defaultdict[str, list[str]] = defaultdict(list)
+        """The keys of the calls with an id, by that, in their order."""
+        self._alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        """The same, by the id and the call itself."""
         self._same: Counter[str] = Counter()
         self._waiting: dict[str, Called] = {}
         """The calls that no tool has begun or answered yet."""
+        self._untold: set[str] = set()
+        """The calls of which only a tool has told, no model."""
         self._returned: set[str] = set()
-        self._id_of_span: dict[int, str] = {}
+        self._key_of_span: dict[int, str] = {}
 
     def add(self, number: int, span: Span, *, is_end: bool) -> None:
         """Go on to the beginning or the end of a span."""
@@ -108,87 +116,164 @@ class _Conversation:
         else:
             self._show(span.told.shown)
 
-    def _show(self, pieces: Iterable[Piece]) -> None:
+    def _show(self, pieces: Sequence[Piece]) -> None:
         """A conversation so far: all that was known before is in it again, as often as it was said."""
         told: Counter[tuple[type, str]] = Counter()
         same: Counter[str] = Counter()
-        waiting: dict[str, str] = {}
+        known = self._known_of([piece for piece in pieces if isinstance(piece, Called) and piece.call_id])
+        found = iter(known)
+        last: dict[str, str] = {}
+        waiting: dict[str, Called] = {}
         for piece in pieces:
             if isinstance(piece, Called):
-                call_id = piece.call_id or _made_id(piece, same)
-                waiting[call_id] = piece.name
-                if call_id not in self._calls:
-                    self._call(piece, call_id)
-            elif isinstance(piece, Returned) and (answered := piece.call_id or _first_waiting(waiting, piece.name)):
-                waiting.pop(answered, None)
+                key = (next(found) or self._new(piece)) if piece.call_id else _made_key(piece, same)
+                waiting[key] = piece
+                last[piece.call_id] = key
+                self._call(piece, key)
+            elif isinstance(piece, Returned) and (answered := _first_waiting(waiting, piece)):
+                waiting.pop(answered)
                 self._return(piece, answered)
+            elif isinstance(piece, Returned) and piece.call_id:
+                self._return(piece, last.get(piece.call_id) or self._first_open(piece.call_id, besides=known))
             else:
-                key = type(piece), piece.text.strip()
-                told[key] += 1
-                if told[key] > self._told[key]:
-                    self._told[key] += 1
+                key_of_text = type(piece), piece.text.strip()
+                told[key_of_text] += 1
+                if told[key_of_text] > self._told[key_of_text]:
+                    self._told[key_of_text] += 1
                     self.pieces.append(piece)
         self._same |= same
 
+    def _known_of(self, calls: Sequence[Called]) -> list[str | None]:
+        """For each call with an id in a list of messages the one that is known already; None if it is new.
+
+        A list may lack what came first, so its calls are the last of those that are known. One is the same if nothing but its
+        arguments differs, which may be recorded in other words, unless its id comes up more often than it is known.
+        """
+        often = Counter(call.call_id for call in calls)
+        # Only where an id is not one call's alone is there anything to compare.
+        written = [_with_id(call) if max(often[call.call_id], len(self._of_id[call.call_id])) > 1 else None for call in calls]
+        alike = {call: iter(self._alike[call][-count:]) for call, count in Counter(filter(None, written)).items()}
+        of_id = {own: iter(self._of_id[own][-count:]) for own, count in often.items()}
+        known = []
+        for call, key in zip(calls, written, strict=True):
+            at_its_place = next(of_id[call.call_id], None)
+            # A tool that was tried again is known by more calls than the model made.
+            self._untold.discard(at_its_place or "")
+            found = next(alike[key], None) if key else None
+            known.append(found or (at_its_place if at_its_place and self._is_named(at_its_place, call.name) else None))
+        return known
+
     def _put_out(self, pieces: Iterable[Piece]) -> None:
-        """What a model says now: all of it is new, but for a call whose tool has begun already."""
+        """What a model says now: all of it is new, but for a call whose tool has begun already, or that is still open."""
         for piece in pieces:
             if isinstance(piece, Called):
-                call_id = piece.call_id or _made_id(piece, self._same)
-                if call_id not in self._calls:
-                    self._call(piece, call_id)
+                key = (self._still_open(piece) or self._new(piece)) if piece.call_id else _made_key(piece, self._same)
+                self._untold.discard(key)
+                self._call(piece, key)
             elif isinstance(piece, Returned) and piece.call_id:
-                self._return(piece, piece.call_id)
+                self._return(piece, self._first_open(piece.call_id))
             else:
                 self._told[type(piece), piece.text.strip()] += 1
                 self.pieces.append(piece)
 
+    def _still_open(self, call: Called) -> str | None:
+        """The call that a model puts out, if it is known: begun by its tool before, or put out before and not answered."""
+        for key in self._of_id[call.call_id][-1:]:
+            if key in self._untold and self._is_named(key, call.name):
+                return key
+        return next((key for key in self._alike[_with_id(call)][-1:] if key not in self._returned), None)
+
     def _begin_tool(self, number: int, span: Span) -> None:
         for piece in span.told.shown:
             assert isinstance(piece, Called)
-            call_id = piece.call_id or self._call_that(piece)
-            if call_id is None or call_id in self._returned:
-                # Not called by a model; or called once, and tried once more.
-                call_id = _made_id(piece, self._same)
-            if call_id in self._calls:
-                known = self.pieces[self._calls[call_id]]
+            key = self._call_of_id(piece) if piece.call_id else self._call_that(piece)
+            if key is None and piece.call_id:
+                # Not called by a model, or not yet; or called once, and tried once more.
+                key = self._new(piece)
+                self._untold.add(key)
+            key = key or _made_key(piece, self._same)
+            if key in self._calls:
+                known = self.pieces[self._calls[key]]
                 assert isinstance(known, Called)
-                self.pieces[self._calls[call_id]] = known._replace(latency_ms=piece.latency_ms)
-            else:
-                self._call(piece, call_id)
-            self._waiting.pop(call_id, None)
-            self._id_of_span[number] = call_id
+                self.pieces[self._calls[key]] = known._replace(latency_ms=piece.latency_ms)
+            self._call(piece, key)
+            self._waiting.pop(key, None)
+            self._key_of_span[number] = key
 
     def _end_tool(self, number: int, span: Span) -> None:
         for piece in span.told.made:
             assert isinstance(piece, Returned)
-            self._return(piece, self._id_of_span[number])
+            self._return(piece, self._key_of_span[number])
+
+    def _call_of_id(self, tool: Called) -> str | None:
+        """The call that a tool with an id answers: open, of this name if there is one, and not begun if there is."""
+        fits = {
+            key: (self._is_named(key, tool.name), key in self._waiting)
+            for key in self._of_id[tool.call_id]
+            if key not in self._returned
+        }
+        return max((key for key, fit in fits.items() if any(fit)), key=fits.__getitem__, default=None)
 
     def _call_that(self, tool: Called) -> str | None:
         """The call that a tool without an id answers: of this name, not begun yet, and of these arguments if there is one."""
-        found = [call_id for call_id, call in self._waiting.items() if call.name == tool.name]
+        found = [key for key, call in self._waiting.items() if call.name == tool.name]
         alike = (one for one in found if call_input(self._waiting[one].arguments) == call_input(tool.arguments))
         return next(alike, found[0] if found else None)
 
-    def _call(self, piece: Called, call_id: str) -> None:
-        self._calls[call_id] = len(self.pieces)
-        self._waiting[call_id] = piece
-        self.pieces.append(piece)
+    def _first_open(self, call_id: str, besides: Collection[str | None] = ()) -> str:
+        """The first call of an id, but for some, that has no result yet; the last if all have one."""
+        keys = [key for key in self._of_id[call_id] if key not in besides]
+        if not keys:
+            # A result without its call: as that has a key too, it counts once.
+            return self._new_key(call_id)
+        return next((key for key in keys if key not in self._returned), keys[-1])
 
-    def _return(self, piece: Returned, call_id: str) -> None:
-        self._waiting.pop(call_id, None)
-        if call_id not in self._returned:
-            self._returned.add(call_id)
+    def _is_named(self, key: str, name: str) -> bool:
+        known = self.pieces[self._calls[key]] if key in self._calls else None
+        # Of a result without its call no name is known.
+        return not isinstance(known, Called) or known.name == name
+
+    def _new(self, call: Called) -> str:
+        """The key of one more call of an id."""
+        key = self._new_key(call.call_id)
+        self._alike[_with_id(call)].append(key)
+        return key
+
+    def _new_key(self, call_id: str) -> str:
+        keys = self._of_id[call_id]
+        keys.append(f"{call_id}#{len(keys) + 1}")
+        return keys[-1]
+
+    def _call(self, piece: Called, key: str) -> None:
+        if key not in self._calls:
+            self._calls[key] = len(self.pieces)
+            self._waiting[key] = piece
+            self.pieces.append(piece)
+
+    def _return(self, piece: Returned, key: str) -> None:
+        self._waiting.pop(key, None)
+        if key not in self._returned:
+            self._returned.add(key)
             self.pieces.append(piece)
 
 
-def _made_id(piece: Called, same: Counter[str]) -> str:
-    """An id for a call that has none: which of the calls with this name and these arguments it is."""
-    call = f"{piece.name}({as_json(call_input(piece.arguments))})"
-    same[call] += 1
-    return f"{call}#{same[call]}"
+def _with_id(call: Called) -> tuple[str, str]:
+    return call.call_id, _written(call)
 
 
-def _first_waiting(waiting: Mapping[str, str], name: str) -> str | None:
-    """The first call in a list of messages that has no result in it yet, of a tool of this name if there is one."""
-    return next((call_id for call_id, tool in waiting.items() if name in ("", tool)), None)
+def _written(call: Called) -> str:
+    return f"{call.name}({as_json(call_input(call.arguments))})"
+
+
+def _made_key(call: Called, same: Counter[str]) -> str:
+    """A key for a call that has no id: which of the calls with this name and these arguments it is."""
+    written = _written(call)
+    same[written] += 1
+    return f"{written}#{same[written]}"
+
+
+def _first_waiting(waiting: Mapping[str, Called], result: Returned) -> str | None:
+    """The first call in a list of messages that has no result in it yet and fits a result: by its id, otherwise by its name."""
+    if result.call_id:
+        return next((key for key, call in waiting.items() if call.call_id == result.call_id), None)
+    return next((key for key, call in waiting.items() if result.name in ("", call.name)), None)
