@@ -40,7 +40,7 @@ def small(settings: Settings) -> Settings:
 def test_real_traces_in_any_order_get_the_scores_of_one_offline_scorer(
     small: Settings, store: Store, tmp_path: Path, real_traces: list[dict[str, Any]]
 ) -> None:
-    payloads = {str(trace["id"]): trace for trace in random.Random(1).sample(real_traces, 200)}
+    payloads = {str(trace["id"]): trace for trace in random.Random(1).sample(real_traces, 120)}
     with start_fleet(small, tmp_path, WORKERS, KP_SCORER_WORKER) as fleet, Client(small) as client:
         for payload in payloads.values():
             client.submit(payload)

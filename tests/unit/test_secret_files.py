@@ -89,7 +89,7 @@ def test_what_is_no_file_is_refused_by_its_variable(named: str, monkeypatch: pyt
 @pytest.mark.parametrize("name", ["KP_BROKER_URLS_FILE", "KP_BROKER_FILE", "KP_BROKER_TIMEOUT_S_FILE", "KP_BROKER_URL_FILES"])
 def test_a_variable_for_no_secret_is_refused(name: str, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, str(secret))
-    assert told() == f"{name.removeprefix('KP_').lower().replace('_', '.', 1)}: no setting has this name"
+    assert told().startswith(f"{name.removeprefix('KP_').lower().replace('_', '.', 1)}: no setting has this name")
 
 
 def test_a_secret_that_is_no_url_is_not_quoted(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
