@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test tests quick check fix lock image install clean
+.PHONY: demo test quick check fix lock image install clean
 
 install: $(VENV)/.installed
 
@@ -30,15 +30,11 @@ fix: install
 # Two files at a time: most tests wait for servers and workers. More would measure how busy the machine is.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# Lint and types take a core for a minute, in which tests mostly wait for servers: they go side by side.
-quick: install
-	$(MAKE) --jobs 2 check tests SELECTED='-m "not slow"'
+quick: check
+	$(PYTEST) -m "not slow"
 
-test: install
-	$(MAKE) --jobs 2 check tests
-
-tests: install
-	$(PYTEST) $(SELECTED)
+test: check
+	$(PYTEST)
 
 # Resolves everything anew, in an environment of its own, and writes down what came of it. Only torch keeps its version, which is
 # changed by hand: by itself pip would take the newest, with gigabytes of CUDA. The pin admits local builds such as +cpu.
