@@ -9,6 +9,7 @@ from kp_scorer.analysis.acceptance import THRESHOLDS, accepted_at, threshold_for
 from kp_scorer.analysis.closest_calls import closest_calls, gap
 from kp_scorer.analysis.distribution import BINS, histogram
 from kp_scorer.analysis.domains import by_domain
+from kp_scorer.analysis.flips import Flips
 from kp_scorer.analysis.near_duplicates import NEAR, near_duplicates
 from kp_scorer.analysis.novelty_course import novelty_course
 from kp_scorer.analysis.scores import scores_of
@@ -125,8 +126,8 @@ def test_the_whole_is_the_sum_of_its_domains(found: list[Decision], shadow: Poli
     for name, fired in total.overrides.items():
         assert fired == sum(of.overrides[name] for of in domains)
     assert list(total.accepted_at) == [sum(counts) for counts in zip(*(of.accepted_at for of in domains), strict=True)]
-    assert sum(total.flips.values()) == sum(decide_again(each, shadow).outcome != each.outcome for each in found)
-    assert sum(total.flips.values()) == sum(sum(of.flips.values()) for of in domains)
+    assert total.flips.total == sum(decide_again(each, shadow).outcome != each.outcome for each in found)
+    assert total.flips == sum((of.flips for of in domains), Flips())
 
 
 def test_a_domain_has_the_threshold_that_most_of_its_traces_met() -> None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.analysis.redecided import Flips, flips_by_domain, redecided
+from kp_scorer.analysis.flips import Flips, flips_by_domain, redecided
 from kp_scorer.cli.main import commands
 from kp_scorer.offline import score_traces
 from kp_scorer.scoring import Policy
@@ -24,7 +24,7 @@ OTHER_WEIGHTS: Final = "{ complexity = 0.0, novelty = 0.0, tool_diversity = 0.0,
 @given(st.floats(0, 1), st.none() | st.floats(0, 1))
 def test_flips_are_the_differences_between_the_outcomes(threshold: float, review: float | None) -> None:
     policy = Policy(threshold=threshold, review=review)
-    pairs = list(redecided(DECISIONS, policy))
+    pairs = redecided(DECISIONS, policy)
     assert [pair.before for pair in pairs] == DECISIONS
     by_domain = flips_by_domain(pairs)
     assert list(by_domain) == sorted({decision.domain for decision in DECISIONS})
@@ -35,8 +35,10 @@ def test_flips_are_the_differences_between_the_outcomes(threshold: float, review
             flipped[outcome] for outcome in ("accepted", "review", "rejected")
         )
         assert flips.traces == len(of_domain)
-        left = flips.accepted_before + flips.to_accepted - flips.accepted_after
-        assert left == sum(pair.is_flip and pair.before.outcome == "accepted" for pair in pairs if pair in of_domain)
+        assert flips.accepted_before == sum(pair.before.outcome == "accepted" for pair in of_domain)
+        flipped_from = Counter(pair.before.outcome for pair in of_domain if pair.is_flip)
+        between = sum(pair.is_flip and "accepted" not in (pair.before.outcome, pair.after.outcome) for pair in of_domain)
+        assert flips.by_acceptance == (flipped["accepted"], flipped_from["accepted"], between)
 
 
 def test_flips_add_up() -> None:

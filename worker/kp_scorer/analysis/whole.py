@@ -8,7 +8,7 @@ from kp_scorer.analysis.acceptance import accepted_at
 from kp_scorer.analysis.closest_calls import ClosestCalls, closest_calls
 from kp_scorer.analysis.distribution import Distribution, distribution
 from kp_scorer.analysis.domains import Domain, by_domain
-from kp_scorer.analysis.flips import Flip, flips_of
+from kp_scorer.analysis.flips import Flips, flips_of, redecided
 from kp_scorer.analysis.near_duplicates import Group, near_duplicates
 from kp_scorer.analysis.novelty_course import Course, novelty_course
 from kp_scorer.analysis.overrides import overrides_of
@@ -29,8 +29,8 @@ class OfDomain:
     accepted_at: tuple[int, ...]
     """How many traces each threshold would accept."""
     overrides: Mapping[Override, int]
-    flips: Mapping[Flip, int]
-    """What the shadow policy would turn; empty without one."""
+    flips: Flips
+    """How many flip by the shadow policy; none without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +76,5 @@ def _of(domain: Domain, shadow: Policy | None) -> OfDomain:
         scores=scores_of(domain),
         accepted_at=accepted_at([decision.score for decision in domain.decisions]),
         overrides=overrides_of(domain),
-        flips=flips_of(domain, shadow) if shadow else {},
+        flips=flips_of(redecided(domain.decisions, shadow)) if shadow else Flips(),
     )

@@ -10,7 +10,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from kp_scorer.analysis.redecided import Flips, Redecided, flips_by_domain, redecided
+from kp_scorer.analysis.flips import Flips, Redecided, flips_by_domain, redecided
 from kp_scorer.characters import escaped
 from kp_scorer.cli.figures import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
@@ -40,7 +40,7 @@ def redecide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     a threshold that a submission asked for counts only if it was obeyed.
     """
     tried = load_scoring(thresholds, settings)
-    found = list(redecided(gathered.decisions, tried.scoring.policy()))
+    found = redecided(gathered.decisions, tried.scoring.policy())
     for pair in found:
         if pair.is_flip:
             print_json(_flip(pair))

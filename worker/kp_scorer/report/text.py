@@ -18,7 +18,6 @@ from kp_scorer.report.words import (
     STAGE_WORDS,
     domain_names,
     duration,
-    flips,
     headline,
     named,
     near_duplicate_words,
@@ -130,7 +129,7 @@ def _near_duplicates(analysis: Analysis) -> Iterator[str]:
 def _flips(analysis: Analysis) -> Iterator[str]:
     yield _row("shadow policy", ["gained", "lost", "other"], 12)
     for name, of in _with_all(analysis):
-        yield _row(name, [f"{count:,}" for count in flips(of)], 12)
+        yield _row(name, [f"{count:,}" for count in of.flips.by_acceptance], 12)
 
 
 def _letters(analysis: Analysis) -> Iterator[str]:

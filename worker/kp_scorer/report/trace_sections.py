@@ -9,7 +9,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.report.bar_charts import counts_chart, flips_chart
 from kp_scorer.report.markup import Html, element, joined
 from kp_scorer.report.sections import Section, figure, folded, grid, lead, table
-from kp_scorer.report.words import OUTCOME_WORDS, domain_names, flips, named, near_duplicate_words, plural, shown_id, spaced
+from kp_scorer.report.words import OUTCOME_WORDS, domain_names, named, near_duplicate_words, plural, shown_id, spaced
 
 _MOST_GROUPS = 20
 _MOST_MEMBERS = 20
@@ -43,14 +43,14 @@ def closest_section(analysis: Analysis) -> Section:
 def flips_section(analysis: Analysis) -> Section:
     """What the shadow policy would decide otherwise, by domain."""
     names = domain_names([of.domain for of in analysis.domains])
-    turned = sum(analysis.total.flips.values())
-    heading = f"The shadow policy would turn {turned:,} of {plural(len(analysis.total.domain.decisions), 'decision')}"
-    if not turned:
+    total = analysis.total.flips
+    heading = f"The shadow policy would turn {total.total:,} of {plural(total.traces, 'decision')}"
+    if not total.total:
         return Section("flips", "Shadow policy", heading, lead("It would decide every one as it was decided."), {})
-    by_name = [(name, *flips(of)) for name, of in zip(names, analysis.domains, strict=True)]
-    rows = [[name, *(f"{count:,}" for count in counts)] for name, *counts in [("all", *flips(analysis.total)), *by_name]]
+    by_name = [(name, of.flips) for name, of in zip(names, analysis.domains, strict=True)]
+    rows = [[name, *(f"{count:,}" for count in flips.by_acceptance)] for name, flips in [("all", total), *by_name]]
     headings = ["domain", "newly accepted", "no longer accepted", "between review and rejected"]
-    gained, lost, others = flips(analysis.total)
+    gained, lost, others = total.by_acceptance
     says = f"The shadow policy would newly accept {gained:,} and no longer accept {lost:,}; by domain in the table below."
     body = joined(
         lead("The same dimensions, weighed and judged by the policy in the settings' section shadow."),
@@ -67,7 +67,7 @@ def flips_section(analysis: Analysis) -> Section:
         ),
         folded("Flips as a table", table("Decisions that the shadow policy would turn", headings, rows)),
     )
-    chart = flips_chart([(name, gained, lost) for name, gained, lost, _ in by_name])
+    chart = flips_chart([(name, flips.to_accepted, flips.from_accepted) for name, flips in by_name])
     return Section("flips", "Shadow policy", heading, body, {"flips-domains": chart})
 
 

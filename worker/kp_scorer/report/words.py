@@ -86,10 +86,3 @@ def near_duplicate_words(analysis: Analysis) -> str:
     """How many traces repeat others, and in how many groups."""
     count = sum(len(group.members) for group in analysis.groups)
     return f"{plural(count, 'trace')} in {plural(len(analysis.groups), 'group')}" if count else "none"
-
-
-def flips(of: OfDomain) -> tuple[int, int, int]:
-    """How many the shadow policy would newly accept, would no longer accept, and would turn otherwise."""
-    gained = sum(count for flip, count in of.flips.items() if flip.would_be == "accepted")
-    lost = sum(count for flip, count in of.flips.items() if flip.was == "accepted")
-    return gained, lost, sum(of.flips.values()) - gained - lost
