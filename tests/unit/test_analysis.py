@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.analysis.acceptance import THRESHOLDS, accepted_at, threshold_for
+from kp_scorer.analysis.acceptance import THRESHOLDS, accepted_at, lowest_threshold
 from kp_scorer.analysis.closest_calls import closest_calls, gap
 from kp_scorer.analysis.distribution import BINS, histogram
 from kp_scorer.analysis.domains import by_domain
@@ -56,8 +56,8 @@ def test_higher_thresholds_accept_no_more(scores: list[float]) -> None:
 
 
 @given(fractions, st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0]))
-def test_threshold_for_a_share_is_the_lowest_that_accepts_no_more(scores: list[float], share: float) -> None:
-    found = threshold_for(accepted_at(scores), share)
+def test_lowest_threshold_for_a_share_accepts_no_more(scores: list[float], share: float) -> None:
+    found = lowest_threshold(accepted_at(scores), share)
     enough = [each for each in THRESHOLDS if sum(score >= each for score in scores) <= share * len(scores)]
     assert found == (enough[0] if enough else None)
 

@@ -62,10 +62,10 @@ def test_domains_with_enough_traces_get_their_own_and_the_others_share_one() -> 
     found = calibrate(samples, A_FIFTH)
     assert list(found.domains) == ["high", "low", "x", "y"]
     for domain in large:
-        group = found.domains[domain]
-        assert group.suggestion
-        assert group.suggestion.threshold == threshold_for(samples[domain], A_FIFTH)
-        assert share(samples[domain], group.suggestion.threshold) == pytest.approx(0.2)
+        cohort = found.domains[domain]
+        assert cohort.suggestion
+        assert cohort.suggestion.threshold == threshold_for(samples[domain], A_FIFTH)
+        assert share(samples[domain], cohort.suggestion.threshold) == pytest.approx(0.2)
     assert [(found.domains[domain].suggestion, found.domains[domain].lack) for domain in "xy"] == [(None, "too_few")] * 2
     assert (found.rest.traces, found.rest_is_all) == (70, False)
     assert found.rest.suggestion
@@ -83,7 +83,7 @@ def test_where_the_small_domains_are_too_few_together_the_rest_is_all(small: int
 
 def test_where_all_together_are_too_few_nothing_is_suggested() -> None:
     found = calibrate({"a": sample(30), "b": sample(31)}, A_FIFTH)
-    assert not any(group.suggestion or group.held_back for group in [*found.domains.values(), found.rest])
+    assert not any(cohort.suggestion or cohort.held_back for cohort in [*found.domains.values(), found.rest])
     assert found.rest.lack == "too_few"
 
 
@@ -106,7 +106,7 @@ def test_a_precision_that_no_threshold_has_is_out_of_reach() -> None:
 def test_what_is_held_back_is_a_part_of_each_domain_and_is_accepted_by_a_threshold_made_without_it() -> None:
     samples = {"a": sample(1_000, label=GOOD), "b": sample(500, 1)}
     found = calibrate(samples, A_FIFTH)
-    held = {domain: group.held_back for domain, group in found.domains.items()}
+    held = {domain: cohort.held_back for domain, cohort in found.domains.items()}
     assert held["a"]
     assert held["b"]
     assert (held["a"].traces, held["b"].traces) == (round(1_000 * HELD_BACK), round(500 * HELD_BACK))

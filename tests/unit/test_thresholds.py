@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.analysis.cuts import Floats, cuts, group_of
+from kp_scorer.analysis.cuts import Floats, cut_of, cuts
 from kp_scorer.analysis.suggestion import counted_share, suggest
 from kp_scorer.analysis.target import Target, Z
 from kp_scorer.analysis.threshold import UNLABELLED, Sample, threshold_for
@@ -63,9 +63,9 @@ def test_thresholds_lie_between_scores_at_four_decimals_and_tell_all_apart_that_
 
 
 @given(SCORES)
-def test_every_score_is_in_the_group_of_the_last_threshold_that_accepts_it(scores: list[float]) -> None:
+def test_every_score_is_at_the_last_threshold_that_accepts_it(scores: list[float]) -> None:
     found = cuts(np.array(scores))
-    for score, place in zip(scores, group_of(np.array(scores), found), strict=True):
+    for score, place in zip(scores, cut_of(np.array(scores), found), strict=True):
         assert [bool(score >= threshold) for threshold in found] == [number <= place for number in range(len(found))]
 
 

@@ -15,7 +15,7 @@ def accepted_at(scores: Sequence[float]) -> tuple[int, ...]:
     return tuple((ordered.size - np.searchsorted(ordered, THRESHOLDS, "left")).tolist())
 
 
-def threshold_for(accepted: Sequence[int], share: float) -> float | None:
+def lowest_threshold(accepted: Sequence[int], share: float) -> float | None:
     """The lowest of ``THRESHOLDS`` that accepts at most a ``share``, 0..1, of all; None if even 1 accepts more.
 
     ``accepted`` is what :func:`accepted_at` returns.

@@ -30,7 +30,7 @@ class HeldBack(NamedTuple):
     """None where no accepted trace has a label."""
 
 
-class Group(NamedTuple):
+class Cohort(NamedTuple):
     """Traces that get one threshold, all of a domain or several domains together."""
 
     traces: int
@@ -47,9 +47,9 @@ class Group(NamedTuple):
 class Calibration(NamedTuple):
     """What is suggested."""
 
-    domains: Mapping[str, Group]
+    domains: Mapping[str, Cohort]
     """Every domain, in the order of their names."""
-    rest: Group
+    rest: Cohort
     """Of the domains with too few traces that keep none, or of all if these are still too few: for these and all others."""
     rest_is_all: bool
 
@@ -92,7 +92,7 @@ def calibrate(samples: Mapping[str, Sample], target: Target, kept: Collection[st
     if rest is None or rest_is_all:
         rest = _joined(splits.values())
         assert rest is not None
-    return Calibration({domain: _group(split, target) for domain, split in splits.items()}, _group(rest, target), rest_is_all)
+    return Calibration({domain: _cohort(split, target) for domain, split in splits.items()}, _cohort(rest, target), rest_is_all)
 
 
 def _split(sample: Sample) -> _Split:
@@ -114,10 +114,10 @@ def _is_too_few(sample: Sample, target: Target) -> bool:
     return len(counting.scores) < target.least_traces
 
 
-def _group(split: _Split, target: Target) -> Group:
+def _cohort(split: _Split, target: Target) -> Cohort:
     too_few = _is_too_few(split.sample, target)
     suggestion = None if too_few else suggest(split.sample, target)
-    return Group(
+    return Cohort(
         traces=len(split.sample.scores),
         labelled=len(split.sample.labelled.scores),
         suggestion=suggestion,

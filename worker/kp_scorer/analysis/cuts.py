@@ -31,6 +31,6 @@ def cuts(scores: Floats) -> Floats:
     return np.concatenate([[0.0], np.where((low <= coarse) & (coarse <= high), coarse, middle) / _STEPS])
 
 
-def group_of(scores: Floats, thresholds: Floats) -> "np.ndarray[Any, np.dtype[np.intp]]":
+def cut_of(scores: Floats, thresholds: Floats) -> "np.ndarray[Any, np.dtype[np.intp]]":
     """Which is the last of the thresholds, ascending from 0, that accepts each score; of the shape of ``scores``."""
     return np.searchsorted(thresholds, scores, "right") - 1

@@ -4,7 +4,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from kp_scorer.analysis.cuts import Floats, cuts, group_of
+from kp_scorer.analysis.cuts import Floats, cut_of, cuts
 from kp_scorer.analysis.target import Target
 
 Integers = np.ndarray[Any, np.dtype[np.integer]]
@@ -48,7 +48,7 @@ class Tally(NamedTuple):
 def tally(sample: Sample, target: Target) -> Tally:
     """Count a sample's traces between thresholds that tell apart those that the target is about; there are some."""
     thresholds = cuts((sample if target.of == "accept" else sample.labelled).scores)
-    places = group_of(sample.scores, thresholds) * _LABELS + sample.labels
+    places = cut_of(sample.scores, thresholds) * _LABELS + sample.labels
     return Tally(thresholds, np.bincount(places, minlength=thresholds.size * _LABELS).reshape(-1, _LABELS))
 
 

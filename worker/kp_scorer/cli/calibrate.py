@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from kp_scorer.analysis.calibration import HELD_BACK, Calibration, Group, samples_of
+from kp_scorer.analysis.calibration import HELD_BACK, Calibration, Cohort, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
 from kp_scorer.analysis.target import Target
 from kp_scorer.characters import escaped
@@ -111,7 +111,7 @@ def calibrate(
     has_labels = labelled > 0
     out = console()
     out.print(suggestions_table(found, thresholds, has_labels=has_labels))
-    if not (found.rest.suggestion or any(group.suggestion for group in found.domains.values())):
+    if not (found.rest.suggestion or any(cohort.suggestion for cohort in found.domains.values())):
         say(f"nothing to suggest: {_lack(found.rest, target)}")
         sys.exit(1)
     say(f"tried on {HELD_BACK:.0%} of each domain's traces, by thresholds that the others lead to:")
@@ -128,7 +128,7 @@ def calibrate(
 
 def _notes(target: Target, found: Calibration, thresholds: Thresholds) -> Iterator[str]:
     """What the tables do not say, or not loud enough."""
-    too_few = [domain for domain, group in found.domains.items() if group.lack == "too_few"]
+    too_few = [domain for domain, cohort in found.domains.items() if cohort.lack == "too_few"]
     # Nothing was suggested for these, so that they are there only if they are set.
     kept = [domain for domain in too_few if domain in thresholds.domains]
     few = len(too_few) - len(kept)
@@ -137,23 +137,23 @@ def _notes(target: Target, found: Calibration, thresholds: Thresholds) -> Iterat
         yield f"{few} with fewer than {target.least_traces} traces{_counted(target)}: they get one threshold, {whose}"
     for domain in kept:
         yield f"{escaped(domain)}: {_lack(found.domains[domain], target)}; it stays at {thresholds.of(domain):g}"
-    named = [(escaped(domain), thresholds.of(domain), group) for domain, group in found.domains.items()]
-    for name, threshold, group in [*named, (REST, thresholds.default, found.rest)] if few else named:
-        if group.lack == "out_of_reach":
-            yield f"{name}: {_lack(group, target)}; it stays at {threshold:g}"
-        elif group.suggestion and target.of == "accept" and abs(group.suggestion.accepted.value - target.share) > _NEAR:
-            share = percent(group.suggestion.accepted.value)
+    named = [(escaped(domain), thresholds.of(domain), cohort) for domain, cohort in found.domains.items()]
+    for name, threshold, cohort in [*named, (REST, thresholds.default, found.rest)] if few else named:
+        if cohort.lack == "out_of_reach":
+            yield f"{name}: {_lack(cohort, target)}; it stays at {threshold:g}"
+        elif cohort.suggestion and target.of == "accept" and abs(cohort.suggestion.accepted.value - target.share) > _NEAR:
+            share = percent(cohort.suggestion.accepted.value)
             yield f"{name}: {share} is as near to {target.percents} as it gets: too many of its traces have one score"
-        if group.suggestion and not group.held_back:
-            yield f"{name}: without the traces held back {_lack(group, target)}"
+        if cohort.suggestion and not cohort.held_back:
+            yield f"{name}: without the traces held back {_lack(cohort, target)}"
     yield (
         f"to be within {100 * _NEAR:g} points of {target.percents} in 19 of 20 cases takes "
         f"{target.traces_for(_NEAR):,} {'traces' if target.of == 'accept' else 'accepted traces with labels'} a domain"
     )
 
 
-def _lack(group: Group, target: Target) -> str:
-    if group.lack == "too_few":
+def _lack(cohort: Cohort, target: Target) -> str:
+    if cohort.lack == "too_few":
         return f"fewer than {target.least_traces} traces{_counted(target)} are too few for {target.percents}"
     return f"no threshold with {target.least_accepted} labelled traces above it has {target.percents} good ones"
 

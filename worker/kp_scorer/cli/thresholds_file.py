@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kp_scorer.analysis.calibration import Calibration, Group
+from kp_scorer.analysis.calibration import Calibration, Cohort
 from kp_scorer.analysis.suggestion import Suggestion
 from kp_scorer.analysis.target import Target
 from kp_scorer.characters import escaped
@@ -27,10 +27,10 @@ class Thresholds(NamedTuple):
 def thresholds_of(found: Calibration, scoring: ScoringSettings) -> Thresholds:
     """What is suggested; what nothing is suggested for stays as it is set."""
     domains = dict(scoring.thresholds)
-    for domain, group in found.domains.items():
-        if group.suggestion:
-            domains[domain] = group.suggestion.threshold
-        elif group.lack == "out_of_reach":
+    for domain, cohort in found.domains.items():
+        if cohort.suggestion:
+            domains[domain] = cohort.suggestion.threshold
+        elif cohort.lack == "out_of_reach":
             # That of the rest would miss what was asked for, too.
             domains.setdefault(domain, scoring.threshold)
     rest = found.rest.suggestion
@@ -62,13 +62,13 @@ def _lines(thresholds: Thresholds, found: Calibration) -> Iterator[str]:
         yield ""
         yield "[scoring.thresholds]"
     for domain, threshold in thresholds.domains.items():
-        group = found.domains.get(domain)
-        yield f"# {_basis(group) if group else 'no traces: as it was'}."
+        cohort = found.domains.get(domain)
+        yield f"# {_basis(cohort) if cohort else 'no traces: as it was'}."
         yield f"{_key(domain)} = {threshold}"
 
 
-def _basis(group: Group) -> str:
-    return f"{group.traces} traces: " + (_outlook(group.suggestion) if group.suggestion else "as it was")
+def _basis(cohort: Cohort) -> str:
+    return f"{cohort.traces} traces: " + (_outlook(cohort.suggestion) if cohort.suggestion else "as it was")
 
 
 def _outlook(suggestion: Suggestion) -> str:

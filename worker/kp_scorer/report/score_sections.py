@@ -1,6 +1,6 @@
 """Sections on scores: how they are spread, what thresholds would accept, what they are made of, what changed them."""
 
-from kp_scorer.analysis.acceptance import THRESHOLDS, threshold_for
+from kp_scorer.analysis.acceptance import THRESHOLDS, lowest_threshold
 from kp_scorer.analysis.distribution import BINS, Quantiles
 from kp_scorer.analysis.overrides import OVERRIDES
 from kp_scorer.analysis.whole import Analysis, OfDomain
@@ -40,7 +40,7 @@ def scores_section(analysis: Analysis) -> Section:
 def thresholds_section(analysis: Analysis) -> Section:
     """What each threshold would accept."""
     total, count = analysis.total, len(analysis.total.domain.decisions)
-    tenth = threshold_for(total.accepted_at, 0.1)
+    tenth = lowest_threshold(total.accepted_at, 0.1)
     heading = "No threshold would accept one trace in ten" if tenth is None else f"To accept one trace in ten takes {tenth:.2f}"
     curve = figure(
         "thresholds-curve",
@@ -167,7 +167,7 @@ def _thresholds_table(analysis: Analysis) -> Html:
 
 
 def _threshold(of: OfDomain, part: float) -> str:
-    found = threshold_for(of.accepted_at, part)
+    found = lowest_threshold(of.accepted_at, part)
     return "none" if found is None else f"{found:.2f}"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from kp_scorer.analysis.acceptance import THRESHOLDS, threshold_for
+from kp_scorer.analysis.acceptance import THRESHOLDS, lowest_threshold
 from kp_scorer.analysis.distribution import BINS
 from kp_scorer.analysis.whole import OfDomain
 from kp_scorer.report.charts import Spec, chart, count_axis, name_axis, threshold_mark
@@ -77,7 +77,7 @@ def thresholds_chart(domains: Sequence[OfDomain]) -> Spec:
         {"domain": name, "accepts": _accepts(share), "threshold": threshold}
         for name, of in zip(names, domains, strict=True)
         for share in MARKED_SHARES
-        if (threshold := threshold_for(of.accepted_at, share)) is not None
+        if (threshold := lowest_threshold(of.accepted_at, share)) is not None
     ]
     marks = {"domain": [_accepts(share) for share in MARKED_SHARES]}
     colours = marks | {"range": ["var(--accepted)", "var(--ink)", "var(--review)"]}

@@ -5,7 +5,7 @@ from typing import Final
 
 from rich.cells import set_cell_size
 
-from kp_scorer.analysis.acceptance import threshold_for
+from kp_scorer.analysis.acceptance import lowest_threshold
 from kp_scorer.analysis.closest_calls import gap
 from kp_scorer.analysis.distribution import BINS
 from kp_scorer.analysis.overrides import OVERRIDES
@@ -86,7 +86,7 @@ def _histogram(total: OfDomain) -> Iterator[str]:
 def _thresholds(analysis: Analysis) -> Iterator[str]:
     yield _row("thresholds", [f"accept {part:.0%}" for part in SHARES], 12)
     for name, of in _with_all(analysis):
-        found = (threshold_for(of.accepted_at, part) for part in SHARES)
+        found = (lowest_threshold(of.accepted_at, part) for part in SHARES)
         yield _row(name, ["none" if each is None else f"{each:.2f}" for each in found], 12)
 
 
