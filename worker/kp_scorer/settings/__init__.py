@@ -1,6 +1,7 @@
 """Settings: read once at start from flags, ``KP_…`` variables, a TOML file and these defaults, the first of which wins."""
 
 from kp_scorer.settings.loading import as_environment, config_file, load_scoring, load_settings, variables_given
+from kp_scorer.settings.policies import ScoringSettings, ShadowSettings
 from kp_scorer.settings.sections import (
     BrokerSettings,
     EmbeddingSettings,
@@ -11,8 +12,6 @@ from kp_scorer.settings.sections import (
     QueueSettings,
     RecipeName,
     RedisSettings,
-    ScoringSettings,
-    ShadowSettings,
     VectorType,
     WhenFull,
     WorkerSettings,

@@ -20,7 +20,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from kp_scorer.environment import Variables, refuse_unknown_variables
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings.sections import ScoringSettings
+from kp_scorer.settings.policies import ScoringSettings
 from kp_scorer.settings.whole import Settings
 
 _REFERENCE: Final = "kp-scorer reference kp-scorer.toml"

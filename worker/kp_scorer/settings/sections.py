@@ -1,17 +1,14 @@
-"""The sections of the settings: their names, types and defaults, and what must hold within each."""
+"""The sections of the settings but for the policies: their names, types and defaults, and what must hold within each."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import combinations
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from kp_scorer.decision import Dimensions, Outcome
+from kp_scorer.decision import Outcome
 from kp_scorer.decoding import Count
 from kp_scorer.novelty import Window
-from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
-from kp_scorer.trace import Fraction
 from kp_scorer.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -144,102 +141,6 @@ class ResultsSettings(Section):
     def via(self, outcome: Outcome) -> Via:
         """How decisions of this outcome are published, if they are."""
         return {"accepted": self.accepted_via, "review": self.review_via, "rejected": self.rejected_via}[outcome]
-
-
-class PolicySettings(Section):
-    """Thresholds, weights, and what domains are taken for."""
-
-    threshold: Fraction = DEFAULT_THRESHOLD
-    thresholds: dict[str, Fraction] = {}
-    review: Fraction | None = None
-    reviews: dict[str, Fraction] = {}
-    profiles: dict[str, Dimensions] = {}
-    aliases: dict[str, str] = {}
-
-    @field_validator("profiles")
-    @classmethod
-    def _weights_sum_to_one(cls, profiles: dict[str, Dimensions]) -> dict[str, Dimensions]:
-        for name, weights in profiles.items():
-            try:
-                check_weights(weights)
-            except ValueError as error:
-                raise ValueError(f"profile {name!r}: {error}") from None
-        return profiles
-
-    @model_validator(mode="after")
-    def _reviews_are_below_thresholds(self) -> Self:
-        # One that is above would have nothing reviewed, and nobody would know why.
-        if clashes := list(self.reviews_above(self.threshold, self.thresholds)):
-            raise ValueError("; ".join(clashes))
-        return self
-
-    @model_validator(mode="after")
-    def _aliases_lead_to_what_has_something_of_its_own(self) -> Self:
-        own = {*PROFILES, *self.profiles, *self.thresholds, *self.reviews}
-        for alias, domain in self.aliases.items():
-            if alias in own:
-                raise ValueError(f"aliases.{alias}: expected a name without a profile, a threshold or a review of its own")
-            if domain not in own:
-                # Nor may it be an alias, so that one look tells what a domain is taken for.
-                raise ValueError(f"aliases.{alias}: expected a domain with a profile, a threshold or a review, got {domain!r}")
-        return self
-
-    def reviews_above(self, default: float, thresholds: Mapping[str, float]) -> Iterator[str]:
-        """Say of each review that is above one of these thresholds what is wrong with it."""
-        for domain in dict.fromkeys(("", *thresholds, *self.reviews)):
-            threshold, review = thresholds.get(domain, default), self.reviews.get(domain, self.review)
-            if review is not None and review > threshold:
-                where = f"reviews.{domain}" if domain else "review"
-                yield f"{where}: expected at most the threshold of {threshold:g}, got {review:g}"
-
-    def _policy(self) -> Policy:
-        """The scoring policy these settings describe; profiles given here are added to, or replace, the built-in ones."""
-        return Policy(
-            profiles={**PROFILES, **self.profiles},
-            threshold=self.threshold,
-            thresholds=self.thresholds,
-            review=self.review,
-            reviews=self.reviews,
-            aliases=self.aliases,
-        )
-
-
-class ScoringSettings(PolicySettings):
-    """How traces are decided."""
-
-    submitted_thresholds: bool = False
-    cap_step_term: bool = False
-
-    @property
-    def reviews_any(self) -> bool:
-        """Whether any trace can go to review."""
-        return self.review is not None or bool(self.reviews)
-
-    @property
-    def domains(self) -> frozenset[str]:
-        """Those that settings name: with a profile or a bound of their own, or as an alias."""
-        return frozenset({*PROFILES, *self.profiles, *self.thresholds, *self.reviews, *self.aliases})
-
-    def policy(self) -> Policy:
-        """The policy that traces are decided by."""
-        return replace(self._policy(), obeys_submissions=self.submitted_thresholds, cap_step_term=self.cap_step_term)
-
-
-class ShadowSettings(PolicySettings):
-    """A second policy, by which all is decided once more to see what it would change."""
-
-    enabled: bool = False
-    via: Literal["queue", "none"] = "none"
-
-    @property
-    def is_published(self) -> bool:
-        """Whether what the shadow decides goes anywhere."""
-        return self.enabled and self.via == "queue"
-
-    def policy(self) -> Policy | None:
-        """The shadow's policy; None if there is no shadow."""
-        # It is given decisions, which say what a submission has asked for only if that was obeyed: then it obeys too.
-        return replace(self._policy(), obeys_submissions=True) if self.enabled else None
 
 
 class NoveltySettings(Section):

@@ -7,6 +7,7 @@ from pydantic import model_validator
 
 from kp_scorer.decision import Outcome
 from kp_scorer.decoding import Limits
+from kp_scorer.settings.policies import ScoringSettings, ShadowSettings
 from kp_scorer.settings.sections import (
     BrokerSettings,
     EmbeddingSettings,
@@ -18,9 +19,7 @@ from kp_scorer.settings.sections import (
     QueueSettings,
     RedisSettings,
     ResultsSettings,
-    ScoringSettings,
     Section,
-    ShadowSettings,
     Via,
     WorkerSettings,
 )
