@@ -10,6 +10,7 @@ from kp_scorer.report.charts import CONFIG
 from kp_scorer.report.course_sections import novelty_section, tempo_section
 from kp_scorer.report.library import drawing_script, fingerprint
 from kp_scorer.report.markup import Html, element
+from kp_scorer.report.parts import parts
 from kp_scorer.report.score_sections import dimensions_section, overrides_section, scores_section, thresholds_section
 from kp_scorer.report.sections import Section
 from kp_scorer.report.trace_sections import closest_section, flips_section, letters_section, near_duplicates_section
@@ -51,32 +52,26 @@ def page(analysis: Analysis, source: str, refused: int) -> str:
 
 
 def _sections(analysis: Analysis) -> list[Section]:
-    sections = [
-        scores_section(analysis),
-        thresholds_section(analysis),
-        closest_section(analysis),
-        dimensions_section(analysis),
-        overrides_section(analysis),
-        novelty_section(analysis),
-        near_duplicates_section(analysis),
-    ]
-    if analysis.has_shadow:
-        sections.append(flips_section(analysis))
-    if analysis.letters:
-        sections.append(letters_section(analysis))
-    if analysis.throughput:
-        sections.append(tempo_section(analysis, analysis.throughput))
-    return sections
+    always = (
+        scores_section,
+        thresholds_section,
+        closest_section,
+        dimensions_section,
+        overrides_section,
+        novelty_section,
+        near_duplicates_section,
+    )
+    return list(parts(analysis, always, flips=flips_section, letters=letters_section, tempo=tempo_section))
 
 
 def _header(analysis: Analysis, source: str, refused: int) -> Html:
     total, count = analysis.total, len(analysis.total.domain.decisions)
-    parts = [source]
+    facts = [source]
     if analysis.throughput:
         start, spans, width = analysis.throughput.start_s, len(analysis.throughput.counts), analysis.throughput.width_s
         days = [f"{moment(each):%Y-%m-%d}" for each in (start, start + spans * width)]
-        parts.append(f"decided {' to '.join(dict.fromkeys(days))}")
-    parts.append(f"threshold {threshold_words(total)}")
+        facts.append(f"decided {' to '.join(dict.fromkeys(days))}")
+    facts.append(f"threshold {threshold_words(total)}")
     figures = {
         OUTCOME_WORDS[outcome]: f"{total.scores.outcomes[outcome]:,} ({share(total.scores.outcomes[outcome], count)})"
         for outcome in outcomes_in(total)
@@ -90,7 +85,7 @@ def _header(analysis: Analysis, source: str, refused: int) -> Html:
     return element(
         "header",
         element("h1", headline(analysis)),
-        element("p", " · ".join(parts), class_="source"),
+        element("p", " · ".join(facts), class_="source"),
         element("dl", *shown),
     )
 

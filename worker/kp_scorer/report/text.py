@@ -12,6 +12,7 @@ from kp_scorer.analysis.overrides import OVERRIDES
 from kp_scorer.analysis.tempo import Throughput
 from kp_scorer.analysis.whole import Analysis, OfDomain
 from kp_scorer.decision import Decision
+from kp_scorer.report.parts import parts
 from kp_scorer.report.words import (
     OUTCOME_WORDS,
     SHARES,
@@ -38,23 +39,9 @@ _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 def text(analysis: Analysis, source: str, refused: int) -> str:
     """An analysis of decisions from ``source``, in which so many lines were ``refused``, as lines of at most 80 columns."""
-    parts = [
-        _head(analysis, source, refused),
-        _scores(analysis),
-        _histogram(analysis.total),
-        _thresholds(analysis),
-        _closest(analysis),
-        _dimensions(analysis),
-        _overrides(analysis),
-        _near_duplicates(analysis),
-    ]
-    if analysis.has_shadow:
-        parts.append(_flips(analysis))
-    if analysis.letters:
-        parts.append(_letters(analysis))
-    if analysis.throughput:
-        parts.append(_tempo(analysis, analysis.throughput))
-    return "\n\n".join("\n".join(_sized(line, COLUMNS).rstrip() for line in part) for part in parts)
+    always = (_scores, _histogram, _thresholds, _closest, _dimensions, _overrides, _near_duplicates)
+    said = [_head(analysis, source, refused), *parts(analysis, always, flips=_flips, letters=_letters, tempo=_tempo)]
+    return "\n\n".join("\n".join(_sized(line, COLUMNS).rstrip() for line in part) for part in said)
 
 
 def _head(analysis: Analysis, source: str, refused: int) -> Iterator[str]:
@@ -73,7 +60,8 @@ def _scores(analysis: Analysis) -> Iterator[str]:
         yield _row(name, [f"{count:,}", *figures, share(of.scores.outcomes["accepted"], count)])
 
 
-def _histogram(total: OfDomain) -> Iterator[str]:
+def _histogram(analysis: Analysis) -> Iterator[str]:
+    total = analysis.total
     counts = [sum(each) for each in zip(*total.scores.histograms.values(), strict=True)]
     threshold = total.scores.threshold
     marked = min(BINS - 1, int(threshold * BINS + 1e-9))
