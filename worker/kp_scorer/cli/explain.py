@@ -12,7 +12,7 @@ from kp_scorer.analysis.explanation import origin, said
 from kp_scorer.cli.gathering import gather_file
 from kp_scorer.cli.ids import whole_among, whole_trace_id
 from kp_scorer.cli.input import open_input, read_traces
-from kp_scorer.cli.options import settings_options
+from kp_scorer.cli.options import ledger_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.cli.words import Known, dead_words, decided_words, moment, pending_words
 from kp_scorer.decision import Decision
@@ -35,9 +35,7 @@ Traces = Mapping[str, ReasoningTrace]
 @click.option("--id", "chosen", metavar="TRACE_ID", help="Of FILE, the one to explain; the beginning of its id will do.")
 @click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to quote those from that are spoken of.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line on stdout too.")
-@click.option("--broker-url", help="With TRACE_ID: the broker (KP_BROKER_URL).")
-@click.option("--redis-url", help="With TRACE_ID: Redis of the ledger (KP_REDIS_URL); by default the broker's.")
-@settings_options
+@ledger_options("With TRACE_ID")
 def explain(subject: str, chosen: str | None, traces: str | None, as_json: bool, settings: Settings) -> None:
     """Say in words, on stderr, how a decision came about, and what would have had to be different for it to pass.
 

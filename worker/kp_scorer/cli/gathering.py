@@ -3,7 +3,7 @@
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import wraps
 from itertools import islice
@@ -13,7 +13,7 @@ import click
 from pydantic import ValidationError
 
 from kp_scorer.cli.input import Line, open_input, read_bytes, read_traces, unpacked
-from kp_scorer.cli.options import Command, settings_options
+from kp_scorer.cli.options import Command, ledger_options
 from kp_scorer.cli.output import progress, refused, say
 from kp_scorer.cli.scoring import score_lines
 from kp_scorer.decision import Decision
@@ -48,9 +48,7 @@ def gathering_options(command: Command) -> Command:
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
     @click.option("--stored", is_flag=True, help="Take the decisions that the ledger holds, in place of a file.")
-    @click.option("--broker-url", help="With --stored: the broker (KP_BROKER_URL).")
-    @click.option("--redis-url", help="With --stored: Redis of the ledger (KP_REDIS_URL); by default the broker's.")
-    @settings_options
+    @ledger_options("With --stored")
     @wraps(command)
     def with_decisions(*args: Any, file: str | None, stored: bool, settings: Settings, **kwargs: Any) -> None:
         if stored == (file is not None):
@@ -102,7 +100,8 @@ def _score(stream: IO[bytes], name: str, settings: Settings) -> Gathered:
 
     def batches() -> Iterator[list[Line]]:
         nonlocal total
-        for batch in _batched(read_traces(stream, settings.limits), settings.worker.batch_size):
+        lines = read_traces(stream, settings.limits)
+        while batch := list(islice(lines, settings.worker.batch_size)):
             total = batch[-1].of
             yield batch
 
@@ -115,12 +114,6 @@ def _score(stream: IO[bytes], name: str, settings: Settings) -> Gathered:
             bad += 1
             refused(line, found)
     return Gathered(decisions, traces, {}, bad, name)
-
-
-def _batched(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:
-    taken = iter(lines)
-    while batch := list(islice(taken, size)):
-        yield batch
 
 
 def _holds_decisions(stream: io.BufferedReader) -> bool:

@@ -42,9 +42,29 @@ def service_options(command: Command) -> Command:
         warn_of_celery_variables()
         command(*args, settings=with_endpoints(settings), **kwargs)
 
-    broker = click.option("--broker-url", help="The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.")
-    store = click.option("--redis-url", help="Redis of the novelty log and the ledger (KP_REDIS_URL); by default the broker's.")
-    return broker(store(settings_options(with_services)))
+    return _with_urls(
+        settings_options(with_services),
+        "The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.",
+        "Redis of the novelty log and the ledger (KP_REDIS_URL); by default the broker's.",
+    )
+
+
+def ledger_options(when: str) -> Callable[[Command], Command]:
+    """Like ``settings_options``, for a command that reads the ledger only ``when`` it is told to: with flags for the URLs."""
+
+    def with_ledger(command: Command) -> Command:
+        return _with_urls(
+            settings_options(command),
+            f"{when}: the broker (KP_BROKER_URL).",
+            f"{when}: Redis of the ledger (KP_REDIS_URL); by default the broker's.",
+        )
+
+    return with_ledger
+
+
+def _with_urls(command: Command, broker: str, redis: str) -> Command:
+    """Add the flags for the URLs, which ``settings_options`` takes, each with what it says of itself."""
+    return click.option("--broker-url", help=broker)(click.option("--redis-url", help=redis)(command))
 
 
 def has_config() -> bool:
