@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.cli.ids import whole_among, whole_letter_id
-from kp_scorer.cli.table import short_id
+from kp_scorer.cli.words import short_id
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 ENDS = st.text("ab*[]?:", min_size=1, max_size=12)

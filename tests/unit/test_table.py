@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from kp_scorer.characters import acts
-from kp_scorer.cli.table import decisions_table, short_id, why
+from kp_scorer.cli.table import decisions_table
+from kp_scorer.cli.words import short_id, why
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
 from kp_scorer.scoring import PROFILES
 from rich.console import Console

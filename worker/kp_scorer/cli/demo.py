@@ -15,7 +15,8 @@ from kp_scorer.cli.input import open_input, read_traces
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import console, progress, say, say_if_unmeasured
 from kp_scorer.cli.processes import worker_processes
-from kp_scorer.cli.table import decisions_table, short_id
+from kp_scorer.cli.table import decisions_table
+from kp_scorer.cli.words import short_id
 from kp_scorer.client import Client, Status
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, TraceConflict

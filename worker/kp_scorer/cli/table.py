@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kp_scorer.characters import escaped
+from kp_scorer.cli.words import short_id, why
 from kp_scorer.decision import Decision, Outcome
 
 _WIDE: Final = 120
@@ -47,60 +48,3 @@ def decisions_table(decisions: Sequence[Decision], columns: int) -> Table:
             escape(why(decision)),
         )
     return table
-
-
-def short_id(trace_id: str) -> str:
-    """The first part of a trace id, enough to tell the traces of a table apart."""
-    return trace_id.removeprefix("kp:trace:")[:8]
-
-
-def why(decision: Decision) -> str:
-    """What weighed most, in a few words."""
-    fired = [override.name for override in decision.overrides]
-    reasons = [words for name, words in OVERRIDE_WORDS.items() if name in fired]
-    reasons += _strengths(decision) if decision.outcome == "accepted" else _weaknesses(decision)
-    return ", ".join(reasons[:3]) or (
-        "just enough of everything" if decision.outcome == "accepted" else "a little short everywhere"
-    )
-
-
-OVERRIDE_WORDS = {
-    "single_thought": "a single thought (score 0.1)",
-    "recovered_from_errors": "recovered from errors (+0.1)",
-    "single_tool": "only one tool (-0.1)",
-}
-
-
-def _strengths(decision: Decision) -> list[str]:
-    parts = decision.dimensions
-    return [
-        words
-        for holds, words in (
-            (parts.novelty >= 0.7, "new"),
-            (parts.complexity >= 0.8, "rich steps"),
-            (parts.tool_diversity >= 0.9, "varied tools"),
-            (parts.outcome_confidence >= 0.85, "confident success"),
-        )
-        if holds
-    ]
-
-
-def _weaknesses(decision: Decision) -> list[str]:
-    parts, nearest = decision.dimensions, decision.novelty.nearest
-    known = ""
-    if decision.novelty.duplicate_of:
-        known = f"repeats {short_id(decision.novelty.duplicate_of)}"
-    elif nearest and nearest.similarity >= 0.6:
-        known = f"close to {short_id(nearest.trace_id)} ({nearest.similarity:.2f})"
-    return [
-        words
-        for holds, words in (
-            (bool(known), known),
-            # After a failure confidence is multiplied by 0.3, so a failed trace cannot have more.
-            (parts.outcome_confidence <= 0.3, "failed or doubtful"),
-            (0.3 < parts.outcome_confidence < 0.75, "unsure outcome"),
-            (parts.complexity < 0.5, "simple steps"),
-            (parts.tool_diversity == 0.0, "no tools"),
-        )
-        if holds
-    ]

@@ -1,4 +1,4 @@
-"""What is known of a trace, in words for people: lines of 80 columns, but for ids, which are never broken."""
+"""What is known of a trace, in words for people: a few, or lines of 80 columns, but for ids, which are never broken."""
 
 import math
 import textwrap
@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from kp_scorer.analysis.explanation import Explanation, Origin, Said, Term
-from kp_scorer.cli.table import OVERRIDE_WORDS
-from kp_scorer.decision import Decision, ThresholdSource
+from kp_scorer.decision import Decision, Override, ThresholdSource
+from kp_scorer.report.words import plural, spaced
 from kp_scorer.store import DeadLetter, Waiting
-from kp_scorer.trace import STEP_TYPES
+from kp_scorer.trace import STEP_TYPES, TRACE_ID_PREFIX
 
 _COLUMNS: Final = 80
 _PAGE: Final = Console(width=_COLUMNS)
@@ -22,6 +22,11 @@ _THRESHOLDS: Final[dict[ThresholdSource, str]] = {
     "default": "the threshold of all domains",
     "domain": "its domain's own threshold",
     "submission": "the threshold that its submission asked for",
+}
+_OVERRIDES: Final[dict[Override, str]] = {
+    "single_thought": "a single thought (score 0.1)",
+    "recovered_from_errors": "recovered from errors (+0.1)",
+    "single_tool": "only one tool (-0.1)",
 }
 _REMEDIES: Final[dict[str, str]] = {
     "malformed": "Sent again as it is it would die again: have its producer send a trace.",
@@ -44,6 +49,21 @@ class Known(NamedTuple):
     """What the trace says."""
     nearest: Said | None
     """What the nearest earlier trace says."""
+
+
+def short_id(trace_id: str) -> str:
+    """The first part of a trace id, enough to tell the traces of a table apart."""
+    return trace_id.removeprefix(TRACE_ID_PREFIX)[:8]
+
+
+def why(decision: Decision) -> str:
+    """What weighed most, in a few words."""
+    fired = [override.name for override in decision.overrides]
+    reasons = [words for name, words in _OVERRIDES.items() if name in fired]
+    reasons += _strengths(decision) if decision.outcome == "accepted" else _weaknesses(decision)
+    return ", ".join(reasons[:3]) or (
+        "just enough of everything" if decision.outcome == "accepted" else "a little short everywhere"
+    )
 
 
 def decided_words(known: Known) -> Iterator[str]:
@@ -80,15 +100,50 @@ def pending_words(trace_id: str, waiting: Waiting) -> Iterator[str]:
     """Since when a trace waits, and what happened to it meanwhile."""
     yield from _flowing(f"{trace_id}: pending since {moment(waiting.since_ms)}")
     if waiting.resends:
-        yield f"It was lost on its way and sent again, {_many(waiting.resends, 'time', 'times')}."
+        yield f"It was lost on its way and sent again, {plural(waiting.resends, 'time')}."
     if waiting.attempts:
-        yield f"Workers ended while they had it in hand, {_many(waiting.attempts, 'time', 'times')}."
+        yield f"Workers ended while they had it in hand, {plural(waiting.attempts, 'time')}."
     yield "`kp-scorer stats` tells how many wait on the queue."
 
 
 def moment(time_ms: int) -> str:
     """A point in Unix time, in ms, as people read it."""
     return datetime.fromtimestamp(time_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _strengths(decision: Decision) -> list[str]:
+    parts = decision.dimensions
+    return [
+        words
+        for holds, words in (
+            (parts.novelty >= 0.7, "new"),
+            (parts.complexity >= 0.8, "rich steps"),
+            (parts.tool_diversity >= 0.9, "varied tools"),
+            (parts.outcome_confidence >= 0.85, "confident success"),
+        )
+        if holds
+    ]
+
+
+def _weaknesses(decision: Decision) -> list[str]:
+    parts, nearest = decision.dimensions, decision.novelty.nearest
+    known = ""
+    if decision.novelty.duplicate_of:
+        known = f"repeats {short_id(decision.novelty.duplicate_of)}"
+    elif nearest and nearest.similarity >= 0.6:
+        known = f"close to {short_id(nearest.trace_id)} ({nearest.similarity:.2f})"
+    return [
+        words
+        for holds, words in (
+            (bool(known), known),
+            # After a failure confidence is multiplied by 0.3, so a failed trace cannot have more.
+            (parts.outcome_confidence <= 0.3, "failed or doubtful"),
+            (0.3 < parts.outcome_confidence < 0.75, "unsure outcome"),
+            (parts.complexity < 0.5, "simple steps"),
+            (parts.tool_diversity == 0.0, "no tools"),
+        )
+        if holds
+    ]
 
 
 def _how_far(explanation: Explanation) -> str:
@@ -102,11 +157,11 @@ def _how_far(explanation: Explanation) -> str:
 def _arithmetic(known: Known) -> Iterator[str]:
     decision = known.explanation.decision
     for term in known.explanation.terms:
-        yield f"  {_label(term.dimension):<20}{term.value:.4f} x {term.weight:.4f} = {term.product:.4f}"
+        yield f"  {spaced(term.dimension):<20}{term.value:.4f} x {term.weight:.4f} = {term.product:.4f}"
         yield from _flowing(_origin_words(term.dimension, decision, known.origin), indent=6)
     yield f"  {'composite, their sum':<38}{decision.composite:.4f}"
     for fired in decision.overrides:
-        yield f"  {OVERRIDE_WORDS[fired.name]:<38}{fired.score:.4f}"
+        yield f"  {_OVERRIDES[fired.name]:<38}{fired.score:.4f}"
     yield f"  {'score':<38}{decision.score:.4f}"
     if known.origin and not known.origin.is_of_this:
         yield from _flowing("The trace at hand has other dimensions: the decision was made on other content.", indent=2)
@@ -120,15 +175,15 @@ def _origin_words(dimension: str, decision: Decision, origin: Origin | None) -> 
     if dimension == "complexity":
         types, recovery, steps = origin.complexity
         counted = ", of which 20 count" if origin.is_capped else ""
-        recovered = f"{_many(origin.recoveries, 'recovery', 'recoveries')} {recovery:.4f}"
+        recovered = f"{plural(origin.recoveries, 'recovery', 'recoveries')} {recovery:.4f}"
         return _at_most_1(
             f"{len(origin.types)} of {len(STEP_TYPES)} types of steps {types:.4f} + {recovered} "
-            f"+ {_many(origin.steps, 'step', 'steps')} {steps:.4f}{counted}",
+            f"+ {plural(origin.steps, 'step')} {steps:.4f}{counted}",
             types + recovery + steps,
         )
     if dimension == "tool_diversity":
         named = ", ".join(origin.tools[:_TOOLS_NAMED]) + (", …" if len(origin.tools) > _TOOLS_NAMED else "")
-        used, steps_taken = _many(len(origin.tools), "tool", "tools"), _many(origin.steps, "step", "steps")
+        used, steps_taken = plural(len(origin.tools), "tool"), plural(origin.steps, "step")
         words = f"3 x {used} / {steps_taken}" + (f": {named}" if named else "")
         return _at_most_1(words, 3 * len(origin.tools) / origin.steps)
     ended = "it succeeded" if origin.success else "it failed"
@@ -155,10 +210,10 @@ def _changes(known: Known) -> Iterator[str]:
     is_accepted = explanation.decision.outcome == "accepted"
     yield "All else as it is, it would pass with" if is_accepted else "To pass, all else as it is, it would need one of these:"
     for term in explanation.terms:
-        yield f"  {_label(term.dimension):<20}{_change(term, known.origin)}"
+        yield f"  {spaced(term.dimension):<20}{_change(term, known.origin)}"
     for each in explanation.without:
         ending = "it would pass" if each.passes else "it would not pass either" if not is_accepted else "it would not pass"
-        yield f"  without {OVERRIDE_WORDS[each.override]}: {each.score:.4f}, {ending}"
+        yield f"  without {_OVERRIDES[each.override]}: {each.score:.4f}, {ending}"
 
 
 def _change(term: Term, origin: Origin | None) -> str:
@@ -210,11 +265,3 @@ def _flowing(text: str, indent: int = 0) -> list[str]:
     return textwrap.wrap(
         text, _COLUMNS, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _label(dimension: str) -> str:
-    return dimension.replace("_", " ")
-
-
-def _many(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
