@@ -175,6 +175,30 @@ def test_screenshots_are_left_out() -> None:
     ]
 
 
+def test_images_that_built_in_tools_make_are_left_out() -> None:
+    image = "iVBORw0KGgo="
+    plot = {"type": "image", "url": f"data:image/png;base64,{image}"}
+    logs = {"type": "logs", "logs": "4.5 m"}
+    (trace,) = converted(
+        "openai",
+        [
+            {"role": "user", "content": "Draw the lock."},
+            {"type": "image_generation_call", "id": "ig_1", "size": "1024x1024", "result": image},
+            {"type": "code_interpreter_call", "id": "ci_1", "code": "plot()", "outputs": [plot, logs]},
+            {"type": "code_interpreter_call", "id": "ci_2", "code": "pass", "outputs": None},
+            {"type": "local_shell_call", "id": "ls_1", "action": {"type": "exec"}, "result": "kept"},
+            {"role": "assistant", "content": "It is drawn."},
+        ],
+    )
+    assert [step["input"] for step in trace["steps"][:-1]] == [
+        {"size": "1024x1024"},
+        {"code": "plot()", "outputs": [logs]},
+        {"code": "pass", "outputs": None},
+        {"action": {"type": "exec"}, "result": "kept"},
+    ]
+    assert image not in str(trace["steps"])
+
+
 def test_object_that_a_tool_returns_is_kept_though_it_has_a_type() -> None:
     called = {"role": "assistant", "tool_calls": [call("c", "berth", "{}")]}
     (trace,) = converted("openai", [TIDES[1], called, result("c", {"type": "berth", "number": 4})])

@@ -10,6 +10,7 @@ https://github.com/openai/openai-openapi.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from kp_scorer.adapters.building import Run, moment, trace_id
 from kp_scorer.adapters.chat import called, is_message, pieces_of, pieces_of_message
@@ -99,6 +100,14 @@ def _item(item: Node) -> Iterator[Piece]:
         case _ if kind.endswith("_call_output"):
             yield Returned(item, text_in(item.at("output").value), call_id)
         case _ if kind.endswith("_call"):
-            # A tool that OpenAI runs itself: each has fields of its own.
-            arguments = {key: value for key, value in item.object().items() if key not in _BESIDE_A_CALL}
-            yield Called(item, kind.removesuffix("_call"), arguments, call_id)
+            yield Called(item, kind.removesuffix("_call"), _own_fields(item, kind), call_id)
+
+
+def _own_fields(item: Node, kind: str) -> dict[str, Any]:
+    """What the call of a tool that OpenAI runs itself has of its own; the images that some make are left out."""
+    found = {key: value for key, value in item.object().items() if key not in _BESIDE_A_CALL}
+    if kind == "image_generation_call":
+        found.pop("result", None)
+    elif kind == "code_interpreter_call" and isinstance(outputs := found.get("outputs"), list):
+        found["outputs"] = [each for each in outputs if not (isinstance(each, dict) and each.get("type") == "image")]
+    return found
