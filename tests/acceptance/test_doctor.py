@@ -52,12 +52,18 @@ def test_what_is_wrong_is_named_with_the_remedy(settings: Settings, tmp_path: Pa
         server.start()
 
 
-def test_where_nothing_is_wrong_it_says_so(settings: Settings, redis_client: redis.Redis) -> None:
+def test_where_nothing_is_wrong_it_says_so_and_converts_no_model(
+    settings: Settings, redis_client: redis.Redis, tmp_path: Path
+) -> None:
     redis_client.config_set("maxmemory", 10**9)
-    code, found = diagnosed(settings)
+    code, found = diagnosed(settings, "--set", "embedding.embedder=openvino", XDG_CACHE_HOME=str(tmp_path))
     redis_client.config_set("maxmemory", 0)
     assert code == 0
     assert {row["state"] for rows in found.values() for row in rows} <= {"ok", "advice"}
+    (embedder,) = found["embedder"]
+    assert embedder["state"] == "advice"
+    assert "not converted yet" in embedder["detail"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_queues_that_are_missing_or_have_other_arguments_are_named_and_none_is_made(rabbitmq: RabbitMQ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kp_scorer.embedding import Embedder, select_embedder
-from kp_scorer.errors import SettingsError
+from kp_scorer.errors import ModelUnconverted, SettingsError
 from kp_scorer.settings import EmbeddingSettings
 
 TEXTS = ["refund a double charge", "tree " * 600]
@@ -109,6 +109,26 @@ def test_a_model_in_the_cache_needs_no_torch(
     assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
     shutil.rmtree(own_cache)
     assert told(start())["engine"] is None
+
+
+def test_where_no_model_is_to_be_converted_only_a_whole_one_is_loaded_and_nothing_is_written(
+    own_cache: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = EmbeddingSettings(embedder="openvino")
+    found = select_embedder(settings, converts=False)
+    assert found
+    assert np.array_equal(found.embed(TEXTS), expected)
+    (own_cache / "model.bin").write_bytes(b"damaged")
+    with pytest.raises(ModelUnconverted):
+        select_embedder(settings, converts=False)
+    assert (own_cache / "model.bin").read_bytes() == b"damaged"
+    shutil.rmtree(own_cache.parent)
+    with pytest.raises(ModelUnconverted):
+        select_embedder(settings, converts=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SettingsError, match="needed to convert the model"):
+        select_embedder(settings, converts=False)
+    assert not own_cache.parent.exists()
 
 
 @pytest.mark.slow

@@ -103,6 +103,10 @@ class OutputFailed(ScorerError):
     exit_code = 2
 
 
+class ModelUnconverted(ScorerError):
+    """The embedder's model would have to be converted first, which was not wanted."""
+
+
 class ServiceUnavailable(ScorerError):
     """Redis or the broker cannot be reached, refuses, or does not answer in time."""
 

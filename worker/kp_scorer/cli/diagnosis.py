@@ -11,7 +11,7 @@ from kp_scorer.broker.celery_app import celery_variables
 from kp_scorer.broker.publishing import NoQueue, broker_shortcomings, waiting
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.embedding import CheckedEmbedder, select_embedder
-from kp_scorer.errors import ScorerError
+from kp_scorer.errors import ModelUnconverted, ScorerError
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.urls import ServerUrl
@@ -166,7 +166,15 @@ def _workers(patient: Patient) -> Found:
 
 def _embedder(patient: Patient) -> Found:
     settings = patient.settings
-    embedder = select_embedder(settings.embedding, settings.novelty.recipe)
+    try:
+        embedder = select_embedder(settings.embedding, settings.novelty.recipe, converts=False)
+    except ModelUnconverted:
+        yield (
+            "advice",
+            "the model is not converted yet for whoever runs this here: the first worker converts it as it starts, "
+            "which takes some ten seconds and 900 MB of memory for the default one",
+        )
+        return
     if embedder is not None:
         CheckedEmbedder(embedder).embed(["whether it embeds at all"])
     elif settings.embedding.embedder == "none":

@@ -17,8 +17,8 @@ from kp_scorer.store import Store
 def doctor(settings: Settings) -> None:
     """Look at settings, Redis, the broker, queues, workers, clocks and the embedder, and say what to do about what is wrong.
 
-    A JSON line a finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing; only a model that
-    was not converted yet is converted, as by a worker that starts.
+    A JSON line a finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing: a model
+    that was not converted yet is left to the first worker.
     """
     is_well = True
     with Store.open(settings) as store, make_celery(settings) as app:

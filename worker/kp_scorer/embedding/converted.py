@@ -20,6 +20,7 @@ import structlog
 
 from kp_scorer.embedding.engine import EngineUnavailable
 from kp_scorer.embedding.model import ModelFiles, is_installed
+from kp_scorer.errors import ModelUnconverted
 
 _CONVERSION: Final = 3
 """Version of the conversion: change it when models are converted differently, so that older files are not used."""
@@ -60,10 +61,33 @@ def converted_model(model: ModelFiles) -> Iterator[Path]:
         yield Path(directory) / _MODEL
 
 
+@contextmanager
+def model_in_cache(model: ModelFiles) -> Iterator[Path]:
+    """Yield the converted file that is cached; neither convert nor write anything.
+
+    Raises:
+        ModelUnconverted: the model is not in the cache, and :func:`converted_model` would convert it.
+        EngineUnavailable: it is not, and cannot be converted.
+    """
+    try:
+        place = _place(model)
+        is_safe = _is_ours(place.parent) or place.parent.stat().st_uid == os.geteuid()
+    except (OSError, RuntimeError):
+        is_safe = False
+    if not (is_safe and _is_whole(place)):
+        _check_converter()
+        raise ModelUnconverted(f"embedder: {model.name} was not converted yet")
+    yield place / _MODEL
+
+
+def _place(model: ModelFiles) -> Path:
+    return cache_dir() / f"{model.space}-openvino-{version('openvino')}-{_CONVERSION}"
+
+
 def _cached(model: ModelFiles) -> Path | None:
     """The converted model's directory in the cache, filled if necessary; None if the cache cannot be used."""
     try:
-        place = cache_dir() / f"{model.space}-openvino-{version('openvino')}-{_CONVERSION}"
+        place = _place(model)
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         if not (_is_ours(place.parent) or _made_ours(place.parent)):
             log.warning("model_cache_ignored", directory=str(place.parent), detail="another user can write to it")
@@ -129,9 +153,13 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
 
-def _convert(model: ModelFiles, directory: Path) -> None:
+def _check_converter() -> None:
     if not is_installed("torch", "sentence_transformers"):
         raise EngineUnavailable("sentence-transformers, which is needed to convert the model, is not installed")
+
+
+def _convert(model: ModelFiles, directory: Path) -> None:
+    _check_converter()
     done = subprocess.run(
         [sys.executable, "-P", "-c", _CONVERT, model.path, directory / _MODEL],
         stdout=subprocess.DEVNULL,

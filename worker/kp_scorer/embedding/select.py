@@ -27,16 +27,19 @@ _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")
 log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
-def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace") -> Embedder | None:
+def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *, converts: bool = True) -> Embedder | None:
     """Load the embedder, for texts of a recipe; None if the settings ask for none, or if none can run and none is required.
+
+    Unless it ``converts`` a model that was not converted yet, nothing is written.
 
     Raises:
         SettingsError: the embedder is required and not installed, or the model or the chosen engine cannot be loaded.
+        ModelUnconverted: the model would have to be converted.
     """
     if settings.embedder == "none":
         return None
     try:
-        return _load(settings, RECIPES[recipe])
+        return _load(settings, RECIPES[recipe], converts)
     except EngineUnavailable as error:
         if settings.required:
             raise SettingsError(
@@ -58,7 +61,7 @@ def is_embedder_installed(settings: EmbeddingSettings) -> bool:
     return is_installed("openvino") or _has_torch()
 
 
-def _load(settings: EmbeddingSettings, recipe: Recipe) -> Embedder:
+def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedder:
     if not is_installed("tokenizers"):
         raise EngineUnavailable("tokenizers is not installed")
     model = find_model(settings.model)
@@ -69,22 +72,22 @@ def _load(settings: EmbeddingSettings, recipe: Recipe) -> Embedder:
     from kp_scorer.embedding.tokens import Tokens
 
     tokens = Tokens(model.tokenizer)
-    return TextEmbedder(model, recipe, tokens, _load_engine(settings, model))
+    return TextEmbedder(model, recipe, tokens, _load_engine(settings, model, converts))
 
 
-def _load_engine(settings: EmbeddingSettings, model: ModelFiles) -> Engine:
+def _load_engine(settings: EmbeddingSettings, model: ModelFiles, converts: bool) -> Engine:
     """Load the first engine that can run here; EngineUnavailable says why none can."""
     threads = settings.threads or min(usable_cores(), _MOST_THREADS)
     reasons = []
     for load in _CANDIDATES[settings.embedder]:
         try:
-            return load(model, threads)
+            return load(model, threads, converts)
         except EngineUnavailable as error:
             reasons.append(str(error))
     raise EngineUnavailable(" and ".join(reasons))
 
 
-def _load_torch_on_gpu(model: ModelFiles, threads: int) -> Engine:
+def _load_torch_on_gpu(model: ModelFiles, threads: int, _converts: bool) -> Engine:
     # Importing torch just to learn that there is no GPU would cost seconds and hundreds of megabytes.
     if not (any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and _has_torch()):
         raise EngineUnavailable("there is no GPU")
@@ -95,14 +98,14 @@ def _load_torch_on_gpu(model: ModelFiles, threads: int) -> Engine:
     return TorchEngine(model.path, threads, "cuda")
 
 
-def _load_openvino(model: ModelFiles, threads: int) -> Engine:
+def _load_openvino(model: ModelFiles, threads: int, converts: bool) -> Engine:
     if not is_installed("openvino"):
         raise EngineUnavailable("openvino is not installed")
-    from kp_scorer.embedding.converted import converted_model
+    from kp_scorer.embedding.converted import converted_model, model_in_cache
     from kp_scorer.embedding.openvino_engine import OpenVinoEngine
 
     try:
-        with converted_model(model) as file:
+        with converted_model(model) if converts else model_in_cache(model) as file:
             return OpenVinoEngine(file, threads)
     except EngineUnavailable as error:
         # Worth a warning: the engine used instead is several times slower.
@@ -110,7 +113,7 @@ def _load_openvino(model: ModelFiles, threads: int) -> Engine:
         raise
 
 
-def _load_torch_on_cpu(model: ModelFiles, threads: int) -> Engine:
+def _load_torch_on_cpu(model: ModelFiles, threads: int, _converts: bool) -> Engine:
     if not _has_torch():
         raise EngineUnavailable("sentence-transformers is not installed")
     with _uncollected():
@@ -132,7 +135,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-_CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, int], Engine], ...]]] = {
+_CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, int, bool], Engine], ...]]] = {
     "auto": (_load_torch_on_gpu, _load_openvino, _load_torch_on_cpu),
     "openvino": (_load_openvino,),
     "torch": (_load_torch_on_gpu, _load_torch_on_cpu),
