@@ -97,6 +97,10 @@ WINDY: Final = [
     chat(0, 10, [SYSTEM, ASKED], [CALLED | {"finish_reason": "tool_call"}]),
     chat(20, 30, [SYSTEM, ASKED, CALLED, RETURNED], [ANSWERED | {"finish_reason": "stop"}]),
 ]
+TRIED_AGAIN: Final = [
+    tool("get_wind", 11, 13, "call_1", status=FAILED),
+    tool("get_wind", 14, 19, "call_1", attributes={"gen_ai.tool.call.result": "14 m/s"}),
+]
 UNDATED: Final = GIVEN._replace(created_at=None)
 
 
@@ -210,15 +214,7 @@ def test_tool_that_failed_is_an_error_and_the_next_try_a_recovery() -> None:
 
 
 def test_tool_that_is_tried_again_under_one_id_is_called_twice() -> None:
-    (trace,) = converted(
-        "otel",
-        export(
-            WINDY[0],
-            tool("get_wind", 11, 13, "call_1", status=FAILED),
-            tool("get_wind", 14, 19, "call_1", attributes={"gen_ai.tool.call.result": "14 m/s"}),
-            WINDY[1],
-        ),
-    )
+    (trace,) = converted("otel", export(WINDY[0], *TRIED_AGAIN, WINDY[1]))
     assert [step["type"] for step in trace["steps"]] == ["tool_call", "observation", "error_recovery", "observation", "thought"]
 
 
@@ -252,8 +248,7 @@ def test_call_after_a_tool_was_tried_again_under_its_id_is_new() -> None:
         "otel",
         export(
             WINDY[0],
-            tool("get_wind", 11, 13, "call_1", status=FAILED),
-            tool("get_wind", 14, 19, "call_1", attributes={"gen_ai.tool.call.result": "14 m/s"}),
+            *TRIED_AGAIN,
             chat(20, 30, [ASKED, CALLED, RETURNED], [CALLED]),
             chat(40, 50, [ASKED, CALLED, RETURNED, CALLED, RETURNED], [ANSWERED]),
         ),
