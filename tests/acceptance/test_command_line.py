@@ -22,7 +22,7 @@ from kp_scorer.settings import Settings, as_environment
 from kp_scorer.store import Store
 
 from tests.support.builders import make_trace
-from tests.support.commands import COMMAND, run
+from tests.support.commands import COMMAND, run, run_in_shell
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Worker, start_worker, wait_until
 from tests.support.traces import fresh_samples, new_id
@@ -128,16 +128,8 @@ def test_decisions_that_nobody_reads_stay_on_the_queue(at_worker: dict[str, str]
     run("decisions", **at_worker)
     traces = fresh_samples(6)
     run("submit", "-", "--wait", stdin=lines(*traces), **at_worker)
-    first = subprocess.run(
-        # Gone long before the first decision is printed.
-        f"{sys.executable} -m kp_scorer.cli decisions | true",
-        shell=True,
-        env=os.environ | at_worker,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    # Gone long before the first decision is printed.
+    first = run_in_shell("decisions | true", **at_worker)
     assert "broker" not in first.stderr
     rest = run("decisions", **at_worker)
     assert {row["trace_id"] for row in rows(rest.stdout)} == {trace["id"] for trace in traces}
