@@ -3,26 +3,35 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from tempfile import TemporaryFile
 from typing import Final
+
+from tests.support.forking import start
 
 COMMAND: Final = (sys.executable, "-m", "kp_scorer.cli")
 
 
 def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command with these variables beside those there are."""
-    return _run([*COMMAND, *arguments], stdin, variables)
+    """Run a command with these variables beside those there are; what it reads comes through a pipe."""
+    with TemporaryFile() as stdout, TemporaryFile() as stderr:
+        reading, writing = os.pipe()
+        process = start(("kp_scorer.cli", *arguments), os.environ | variables, reading, stdout.fileno(), stderr.fileno())
+        os.close(reading)
+        # A command that does not read all of it may close the pipe.
+        with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:
+            pipe.write(stdin.encode())
+        code = process.wait(120)
+        for stream in (stdout, stderr):
+            stream.seek(0)
+        return subprocess.CompletedProcess(arguments, code, stdout.read().decode(), stderr.read().decode())
 
 
 def run_in_shell(command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run a command as a shell does, with the streams that it is given there."""
-    return _run(f"{' '.join(COMMAND)} {command}", "", variables)
-
-
-def _run(command: str | list[str], stdin: str, variables: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        command,
-        shell=isinstance(command, str),
-        input=stdin,
+        f"{' '.join(COMMAND)} {command}",
+        shell=True,
         env=os.environ | variables,
         capture_output=True,
         text=True,

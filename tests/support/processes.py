@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kp_scorer.settings import Settings, as_environment
+
+from tests.support.forking import Process, start
 
 Found = TypeVar("Found")
 
@@ -37,7 +38,7 @@ def wait_until(condition: Callable[[], Found], timeout_s: float = 60.0) -> Found
 class Worker:
     """A worker in a process of its own, and what it logged."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(self, process: Process, log: Path) -> None:
         self.process = process
         self._log = log
 
@@ -94,11 +95,6 @@ def launch_worker(
 ) -> Worker:
     """Run a worker with exactly these settings, and with variables beside them, and do not wait for it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            env=inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"} | dict(variables or {}),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    return Worker(process, log)
+    environment = inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"} | dict(variables or {})
+    with log.open("wb") as output, Path(os.devnull).open("rb") as nothing:
+        return Worker(start(command, environment, nothing.fileno(), output.fileno(), output.fileno()), log)

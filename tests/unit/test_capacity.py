@@ -50,6 +50,15 @@ def test_traces_wait_longer_the_more_come(workers: int) -> None:
     assert times == sorted(times)
 
 
+def test_workers_that_share_cores_are_in_each_others_way() -> None:
+    shared = fleet(2, cores=2.0)
+    apart = replace(shared, costs=replace(COSTS, crowded=1.0))
+    times = [percentile(latencies_s(each, 0.5 * shared.throughput, TOKENS, traces=4_000), 0.95) for each in (apart, shared)]
+    assert times[1] > 1.1 * times[0]
+    # With cores of their own they are not.
+    assert latencies_s(fleet(2), 20, TOKENS, 500) == latencies_s(replace(fleet(2), costs=apart.costs), 20, TOKENS, 500)
+
+
 def test_a_fleet_decides_what_it_bears_and_no_more() -> None:
     # In hand or not, traces that come faster wait, and go on to wait.
     kept_up = latencies_s(fleet(2), 0.9 * fleet(2).throughput, TOKENS, traces=6_000)
