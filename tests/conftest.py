@@ -32,8 +32,11 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory:
 
 @pytest.fixture(scope="session", autouse=True)
 def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where this session's converted models are kept: the model is converted once, whatever this machine has in store."""
-    directory = tmp_path_factory.mktemp("cache")
+    """Where this run's converted models are kept: the model is converted once, whatever this machine has in store."""
+    own = tmp_path_factory.getbasetemp()
+    # Beside the folders of pytest's processes, where there are several.
+    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    directory.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(directory))
         yield directory / "kp-scorer"

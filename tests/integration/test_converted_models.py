@@ -18,13 +18,14 @@ from kp_scorer.settings import EmbeddingSettings
 TEXTS = ["refund a double charge", "tree " * 600]
 ANOTHER_USER = 12_345
 HEAVY = ("torch", "transformers", "sentence_transformers")
-LOAD_AND_TELL = """
+LOAD_AND_TELL = f"""
 import json, sys
 from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import EmbeddingSettings
 embedder = select_embedder(EmbeddingSettings())
-print(json.dumps({"engine": embedder and embedder.engine, "imported": list(sys.modules)}))
+vectors = embedder and embedder.embed({TEXTS!r}).tolist()
+print(json.dumps({{"engine": embedder and embedder.engine, "vectors": vectors, "imported": list(sys.modules)}}))
 """
 
 Start = Callable[[], "subprocess.Popen[str]"]
@@ -87,15 +88,21 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_several_that_start_at_once_convert_once_and_none_imports_torch(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_several_that_start_at_a_damaged_model_have_it_converted_and_import_no_torch(
+    own_cache: Path, expected: np.ndarray, start: Start, open_umask: None
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for found in [told(process) for process in [start(), start(), start()]]:
+    weights = own_cache / "model.bin"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 64
+    weights.write_bytes(content)
+    at_once = [start(), start(), start()]
+    for found in [told(process) for process in at_once]:
         assert found["engine"].startswith("openvino")
+        assert np.array_equal(np.array(found["vectors"], np.float32), expected)
         assert not set(HEAVY) & set(found["imported"])
-    (place,) = models(tmp_path / "kp-scorer")
-    assert {file.name for file in place.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+    assert models(own_cache.parent) == [own_cache]
+    assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+    assert not any(path.stat().st_mode & 0o022 for path in (own_cache, *own_cache.iterdir()))
 
 
 def test_a_model_in_the_cache_needs_no_torch(
@@ -129,16 +136,6 @@ def test_where_no_model_is_to_be_converted_only_a_whole_one_is_loaded_and_nothin
     with pytest.raises(SettingsError, match="needed to convert the model"):
         select_embedder(settings, converts=False)
     assert not own_cache.parent.exists()
-
-
-@pytest.mark.slow
-def test_a_damaged_model_is_converted_again(own_cache: Path, expected: np.ndarray, open_umask: None) -> None:
-    weights = own_cache / "model.bin"
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 64
-    weights.write_bytes(content)
-    assert np.array_equal(openvino().embed(TEXTS), expected)
-    assert not any(path.stat().st_mode & 0o022 for path in (own_cache, *own_cache.iterdir()))
 
 
 @pytest.mark.parametrize("name", ["", "model.bin", "digests.json"])

@@ -1,12 +1,10 @@
 """Redis as it is shipped, with its users: each may do what the documents show of its part, and nothing else."""
 
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import resources
@@ -34,6 +32,7 @@ from kp_scorer.store import Store, Submission, Tally, Verdict
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.local_redis import redis_executable
 
+from tests.support import commands
 from tests.support.builders import decision_on
 from tests.support.fast_worker import WordHashEmbedder
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -117,10 +116,7 @@ def test_clients_look_up_whole_ids_alone(server: Shipped) -> None:
     with Client(settings) as client:
         (trace,) = fresh_samples(1)
         client.submit(trace)
-    command = [sys.executable, "-m", "kp_scorer.cli", "status", str(trace["id"]), str(trace["id"])[:-1]]
-    done = subprocess.run(
-        command, env=os.environ | as_environment(settings), capture_output=True, text=True, check=False, timeout=60
-    )
+    done = commands.run("status", str(trace["id"]), str(trace["id"])[:-1], **as_environment(settings))
     assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["pending", "unknown"]
     assert "may not look for ids that begin so (SCAN): only a whole one will do" in done.stderr
 
@@ -259,9 +255,7 @@ def test_a_worker_may_compare_with_a_shadow_and_publish_what_that_decides(server
 
 def _done(settings: Settings, *arguments: str, code: int = 0) -> str:
     """Run a command of ours, which ends with this code; return what it prints."""
-    command = [sys.executable, "-m", "kp_scorer.cli", *arguments]
-    variables = os.environ | as_environment(settings)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60, input="y\n")
+    done = commands.run(*arguments, stdin="y\n", **as_environment(settings))
     assert done.returncode == code, f"{arguments}: {done.stderr}"
     return done.stdout
 

@@ -1,9 +1,7 @@
 """When nobody reads decisions, work stops being taken, nothing is lost, and it resumes by itself."""
 
 import json
-import os
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from kp_scorer.store import Store
 from structlog.testing import capture_logs
 
 from tests.support.builders import decision_on
+from tests.support.commands import run
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ
@@ -180,9 +179,7 @@ def _policies(settings: Settings) -> str:
 
 
 def kp_scorer(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kp_scorer.cli", *arguments]
-    environment = os.environ | as_environment(settings)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return run(*arguments, **as_environment(settings))
 
 
 def with_policy(settings: Settings, policy: WhenFull) -> Settings:
