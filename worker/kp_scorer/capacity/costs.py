@@ -15,6 +15,8 @@ class Costs:
     """All that a worker does around the embedder (``without_embedder``)."""
     alone: float = 0.87
     """What a core gives where several embed one text together; texts side by side have a core each (``latency``)."""
+    crowded: float = 0.72
+    """What is left of that where several workers' threads also share the cores, and wait for each other (``capacity``)."""
     batch_wait_ms: float = 7.0
     """What passes besides, from submitting to publishing, without taking a core: round trips and turns (``latency``)."""
     redis_ms: float = 0.12

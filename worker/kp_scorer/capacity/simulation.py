@@ -22,6 +22,8 @@ class _Batch:
     """Core seconds that are still to be done."""
     cores: float
     """Cores that it can use."""
+    together: bool
+    """Whether its threads embed each text together, instead of a text each."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ def latencies_s(fleet: Fleet, rate: float, tokens: Sequence[int], traces: int = 
     now, until_arrival = 0.0, chance.expovariate(rate)
     busy: list[_Worker] = []
     while len(took) < traces:
-        speeds = _speeds([worker.batch for worker in busy if worker.batch], fleet.cores)
+        speeds = _speeds([worker.batch for worker in busy if worker.batch], fleet)
         left_s = [worker.batch.left / speed for worker, speed in zip(busy, speeds, strict=True) if worker.batch]
         # Spans, not moments: late in a long simulation what is left of a batch is less than the last bit of the time.
         span_s = min([until_arrival, *left_s])
@@ -96,21 +98,25 @@ def _next_batch(worker: _Worker, fleet: Fleet) -> _Batch:
     some = [worker.waiting.popleft() for _ in range(min(_BATCH, len(worker.waiting)))]
     work = sum(seconds for _, seconds in some)
     cores = float(fleet.threads)
-    if len(some) < fleet.threads:
+    together = len(some) < fleet.threads
+    if together:
         # A few texts are embedded by all threads together, which loses something.
         cores *= fleet.costs.alone
     elif len(some) > 1:
         # Side by side, the last text ends later than the others: the longest cannot be divided.
         longest = max(seconds for _, seconds in some)
         cores = work / max(work / fleet.threads + longest * (fleet.threads - 1) / fleet.threads / 2, longest)
-    return _Batch([came for came, _ in some], work, cores)
+    return _Batch([came for came, _ in some], work, cores, together)
 
 
-def _speeds(batches: Sequence[_Batch], cores: float) -> list[float]:
+def _speeds(batches: Sequence[_Batch], fleet: Fleet) -> list[float]:
     """Core seconds a second for each batch."""
     wanted = sum(batch.cores for batch in batches)
-    share = min(1.0, cores / wanted) if wanted else 0.0
-    return [batch.cores * share for batch in batches]
+    if wanted <= fleet.cores:
+        return [batch.cores for batch in batches]
+    # Threads that embed a text together wait for the one whose core another worker has just taken.
+    share = fleet.cores / wanted
+    return [batch.cores * share * (fleet.costs.crowded if batch.together else 1.0) for batch in batches]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
