@@ -123,7 +123,11 @@ def _fill(place: Path, model: ModelFiles) -> None:
     """Convert to the directory ``place``, which appears whole or not at all, even if the process dies."""
     if place.exists():
         log.warning("model_converted_again", directory=str(place), detail="damaged, or another user could write to it")
-    with TemporaryDirectory(prefix="new-", dir=place.parent) as directory:
+    prefix = f"new-{place.name}-"
+    for left in place.parent.glob(f"{prefix}*"):
+        # By a process that was killed, for whoever fills this place holds its lock.
+        shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(prefix=prefix, dir=place.parent) as directory:
         new = Path(directory) / place.name
         new.mkdir(mode=0o755)
         _convert(model, new)
