@@ -57,6 +57,7 @@ def loaded(settings: EmbeddingSettings) -> Embedder:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_real_traces_in_order_get_the_reference_scores(
     embedder: Embedder, real_traces: list[dict[str, object]], expected_scores: dict[str, float]
 ) -> None:
