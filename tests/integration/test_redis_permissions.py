@@ -241,8 +241,8 @@ def test_a_worker_may_compare_with_a_shadow_and_publish_what_that_decides(server
     decision = decision_on("kp:trace:shadowed")
     with make_celery(settings) as app, Store.open(settings) as store:
         for comparison in ("one", "another"):
-            tally = Tally("code", is_known=False, comparison=comparison, outcomes="review>accepted")
-            store.ledger.commit([Verdict(f"kp:trace:{comparison}", b"digest", decision, "", tally)])
+            tally = Tally("code", is_known=False, outcomes="review>accepted")
+            store.ledger.commit([Verdict(f"kp:trace:{comparison}", b"digest", decision, "", tally)], comparison)
         publisher = Publisher(app, settings, store)
         assert publisher.shadow is not None
         publisher.publish(Decision.model_validate_json(decision))

@@ -18,7 +18,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.scoring import decide_again
+from kp_scorer.scoring import decide_again, fingerprint
 from kp_scorer.settings import Settings, as_environment, load_settings
 from kp_scorer.store import Store
 from structlog.testing import capture_logs
@@ -75,6 +75,12 @@ def count_waiting(settings: Settings) -> int:
         return waiting(app, shadow_queue(settings))
 
 
+def compared_by(settings: Settings) -> str:
+    shadow = settings.shadow.policy()
+    assert shadow is not None
+    return fingerprint(settings.scoring.policy(), shadow)
+
+
 def decisions(count: int) -> list[Decision]:
     return [Decision.model_validate_json(decision_on(new_id())) for _ in range(count)]
 
@@ -126,7 +132,7 @@ def test_each_decision_counts_once_whatever_is_delivered_again(shadowed: Setting
         ) as worker:
             wait_until(lambda: len({line["trace_id"] for line in worker.events("trace_decided")}) == len(traces))
             wait_until(lambda: len(worker.events("trace_decided")) > len(traces))
-    counted = store.tallies.read()
+    counted = store.tallies.read(compared_by(shadowed))
     assert sum(counted.domains.values()) == store.ledger.counts().decided == len(traces)
     assert sum(sum(found.values()) for found in counted.outcomes.values()) == len(traces)
     assert {found["trace_id"] for found in shadows(shadowed)} == names
@@ -222,7 +228,7 @@ def test_a_shadow_that_goes_nowhere_is_counted_and_no_queue_is_made(rabbitmq: Ra
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
         for trace_id in [client.submit(trace) for trace in short_traces(3, seed=32)]:
             client.wait(trace_id, timeout_s=60)
-    assert sum(sum(found.values()) for found in store.tallies.read().outcomes.values()) == 3
+    assert sum(sum(found.values()) for found in store.tallies.read(compared_by(settings)).outcomes.values()) == 3
     with Connection(settings.broker.url) as connection, connection.channel() as channel, pytest.raises(NotFound):
         channel.queue_declare(settings.queues.shadow, passive=True)
     stats = json.loads(CliRunner().invoke(commands, "stats", env=as_environment(settings), catch_exceptions=False).stdout)

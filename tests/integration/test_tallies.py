@@ -25,9 +25,10 @@ def ledger(redis_client: redis.Redis, keys: Keys) -> RedisLedger:
     return RedisLedger(redis_client, keys, ttl_ms=60_000)
 
 
-def stored(ledger: RedisLedger, *tallies: Tally) -> None:
+def stored(ledger: RedisLedger, *tallies: Tally, comparison: str = "one") -> None:
     """Store a decision for each."""
-    assert all(isinstance(found, Standing) and found.is_own for found in ledger.commit([verdict(tally) for tally in tallies]))
+    committed = ledger.commit([verdict(tally) for tally in tallies], comparison)
+    assert all(isinstance(found, Standing) and found.is_own for found in committed)
 
 
 def of_domains(*domains: str) -> Sequence[Tally]:
@@ -35,20 +36,20 @@ def of_domains(*domains: str) -> Sequence[Tally]:
     return [Tally(domain, False) for domain in domains]
 
 
-def compared(domain: str, outcomes: str, comparison: str = "one") -> Tally:
-    return Tally(domain, True, comparison, outcomes)
+def compared(domain: str, outcomes: str) -> Tally:
+    return Tally(domain, True, outcomes)
 
 
 def test_only_what_is_stored_counts(ledger: RedisLedger, store: Store, redis_client: redis.Redis, keys: Keys) -> None:
     tally = compared("code", "accepted>rejected")
     first = verdict(tally)
-    ledger.commit([first])
-    assert ledger.commit([first]) == [Standing(b"decision", is_own=False)]
-    assert ledger.commit([verdict(tally, first.trace_id, OTHER_DIGEST)]) == [Refusal.CONFLICT]
+    ledger.commit([first], "one")
+    assert ledger.commit([first], "one") == [Standing(b"decision", is_own=False)]
+    assert ledger.commit([verdict(tally, first.trace_id, OTHER_DIGEST)], "one") == [Refusal.CONFLICT]
     elsewhere = new_id()
     redis_client.hset(keys.record(elsewhere), mapping={"digest": DIGEST, "entry": "7-2"})
-    assert ledger.commit([verdict(tally, elsewhere, entry="7-1")]) == [Refusal.AGAIN]
-    assert store.tallies.read() == Counted({"code": 1}, "one", {"code": {"accepted>rejected": 1}})
+    assert ledger.commit([verdict(tally, elsewhere, entry="7-1")], "one") == [Refusal.AGAIN]
+    assert store.tallies.read("one") == Counted({"code": 1}, {"code": {"accepted>rejected": 1}})
     redis_client.delete(keys.record(elsewhere))
 
 
@@ -64,8 +65,8 @@ def test_what_is_forgotten_stays_counted_and_counts_again_when_it_is_decided_ane
 def test_domains_are_counted_as_they_are_written(ledger: RedisLedger, store: Store) -> None:
     names = ("decided", "names", "comparison", "a b", ">", "accepted>rejected x", "\u00e9", "\ud55c\uad6d\uc5b4")
     stored(ledger, *of_domains(*names), compared("a b", "accepted>review"))
-    assert store.tallies.read() == Counted(
-        dict.fromkeys(["a b", *sorted(set(names) - {"a b"})], 1) | {"a b": 2}, "one", {"a b": {"accepted>review": 1}}
+    assert store.tallies.read("one") == Counted(
+        dict.fromkeys(["a b", *sorted(set(names) - {"a b"})], 1) | {"a b": 2}, {"a b": {"accepted>review": 1}}
     )
 
 
@@ -81,30 +82,47 @@ def test_who_invents_domains_for_ever_gets_no_more_fields(
     assert len(counted.domains) == MOST_NAMES + 2
     assert list(counted.domains.items())[:2] == [("", 250), ("code", 2)]
     assert counted.domains["invented 0"] == 2
-    assert redis_client.hlen(keys.tallies) == length + 3
+    assert redis_client.hlen(keys.tallies) == length + 1
     # One of them is compared under its name, and one that has none among the others.
-    stored(ledger, *(Tally(domain, False, "one", "review>accepted") for domain in ("invented 0", invented[-1])))
-    assert store.tallies.read().outcomes == {
+    stored(ledger, *(Tally(domain, False, "review>accepted") for domain in ("invented 0", invented[-1])))
+    assert store.tallies.read("one").outcomes == {
         "": {"review>accepted": 1},
         "code": {"review>review": 1},
         "invented 0": {"review>accepted": 1},
     }
 
 
-def test_comparisons_of_different_policies_do_not_mix(ledger: RedisLedger, store: Store) -> None:
-    stored(ledger, *[compared("code", "accepted>rejected")] * 2, compared("qa", "review>review"))
-    # A worker that compares nothing leaves them as they are.
-    stored(ledger, *of_domains("code"))
-    assert store.tallies.read().outcomes == {"code": {"accepted>rejected": 2}, "qa": {"review>review": 1}}
-    stored(ledger, compared("code", "accepted>accepted", "another"))
-    assert store.tallies.read() == Counted({"code": 4, "qa": 1}, "another", {"code": {"accepted>accepted": 1}})
+def test_workers_that_compare_other_policies_leave_each_others_counts_alone(
+    ledger: RedisLedger, store: Store, redis_client: redis.Redis, keys: Keys
+) -> None:
+    stored(ledger, compared("code", "accepted>rejected"), compared("qa", "review>review"))
+    stored(ledger, compared("code", "accepted>accepted"), comparison="another")
+    # One that compares nothing does, too.
+    stored(ledger, *of_domains("code"), comparison="")
+    stored(ledger, compared("code", "accepted>rejected"))
+    domains = {"code": 4, "qa": 1}
+    assert store.tallies.read("one") == Counted(domains, {"code": {"accepted>rejected": 2}, "qa": {"review>review": 1}})
+    assert store.tallies.read("another") == Counted(domains, {"code": {"accepted>accepted": 1}})
+    assert store.tallies.read() == Counted(domains, {})
+    # What is compared no more goes in the end.
+    assert all(redis_client.pttl(keys.compared(policies)) > 0 for policies in ("one", "another"))
+    assert not redis_client.exists(keys.compared(""))
+
+
+def test_what_workers_of_an_earlier_version_count_beside_is_passed_over(
+    ledger: RedisLedger, store: Store, redis_client: redis.Redis, keys: Keys
+) -> None:
+    redis_client.hset(keys.tallies, mapping={"decided code": 1, "comparison": "one", "accepted>review code": 1})
+    stored(ledger, compared("code", "accepted>rejected"))
+    assert store.tallies.read("one") == Counted({"code": 2}, {"code": {"accepted>rejected": 1}})
 
 
 def test_a_neighbours_key_in_their_place_is_named_before_anything_is_stored(
     ledger: RedisLedger, redis_client: redis.Redis, keys: Keys
 ) -> None:
-    redis_client.set(keys.tallies, "a neighbour's")
-    with pytest.raises(ServiceUnavailable, match=f"WRONGTYPE {keys.tallies}"):
-        stored(ledger, *of_domains("code"))
-    assert ledger.counts().decided == 0
-    redis_client.delete(keys.tallies)
+    for key in (keys.tallies, keys.compared("one")):
+        redis_client.set(key, "a neighbour's")
+        with pytest.raises(ServiceUnavailable, match=f"WRONGTYPE {key}"):
+            stored(ledger, compared("code", "accepted>rejected"))
+        assert ledger.counts().decided == 0
+        redis_client.delete(key)

@@ -1,6 +1,6 @@
 """Hold what lies in Redis against the model, field by field."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tests.model.baton import Violation
@@ -30,15 +30,15 @@ def check_same(dump: dict[str, Any], model: Reference) -> None:
 def _expected(model: Reference) -> dict[str, object]:
     expected: dict[str, object] = {KEYS.record(trace_id): _record(record) for trace_id, record in model.records.items()}
     expected |= {KEYS.letter(letter_id): _letter(letter) for letter_id, letter in model.letters.items()}
-    counts = {"submitted": model.submitted, "decided": model.decided, "dead": model.dead}
     found: dict[str, object] = {
         KEYS.pending: model.pending,
         KEYS.workers: model.workers,
         KEYS.dead_letters: model.letter_index,
         KEYS.letter_sizes: _sizes(model),
         KEYS.dropped: {"dead letters": model.dropped} if model.dropped else None,
-        KEYS.counts: {name: count for name, count in counts.items() if count},
-        KEYS.tallies: _tallies(model),
+        KEYS.counts: _counts({"submitted": model.submitted, "decided": model.decided, "dead": model.dead}),
+        KEYS.tallies: _counts(model.tallies),
+        **{key: _counts(compared) for key, compared in model.compared.items()},
         KEYS.drained: model.drained,
         DEADLINES_KEY: model.deadlines,
         **_log(model.log),
@@ -62,9 +62,9 @@ def _sizes(model: Reference) -> dict[str, int]:
     return {**sizes, "total": sum(sizes.values())} if sizes else {}
 
 
-def _tallies(model: Reference) -> dict[str, str]:
-    tallies = {field: str(count) for field, count in model.tallies.items() if count}
-    return tallies | ({"comparison": model.comparison} if model.comparison else {})
+def _counts(counted: Mapping[str, int | bytes]) -> dict[str, int]:
+    """None is none, whether that is written down or not."""
+    return {name: int(count) for name, count in counted.items() if int(count)}
 
 
 def _log(log: LogModel) -> dict[str, object]:
@@ -87,11 +87,8 @@ def _readable(key: str, content: Any) -> object:
     if key in (KEYS.pending, KEYS.workers, KEYS.dead_letters, DEADLINES_KEY):
         return {member.decode(): int(float(score)) for member, score in pairs(content)}
     fields = {name.decode(): value for name, value in pairs(content)}
-    if key == KEYS.tallies:
-        return {name: value.decode() for name, value in fields.items()}
-    if key in (KEYS.counts, KEYS.letter_sizes, KEYS.dropped):
-        # None is none, whether that is written down or not.
-        return {name: int(value) for name, value in fields.items() if int(value)}
+    if key in (KEYS.counts, KEYS.tallies, KEYS.letter_sizes, KEYS.dropped) or key.startswith(KEYS.compared("")):
+        return _counts(fields)
     return read_record(fields) if key.startswith(KEYS.record("")) else fields
 
 

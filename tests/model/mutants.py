@@ -19,7 +19,7 @@ MOST_RUNS: Final = 300
 
 _HDEL_OWNER: Final = "redis.call('HDEL', record, 'owner', 'lease_ms')"
 _COUNT_LESS: Final = "redis.call('HINCRBY', counts, 'submitted', -1)"
-_TALLY: Final = "tally(domain, is_named == '1', comparison, outcomes)"
+_TALLY: Final = "tally(domain, is_named == '1', outcomes)"
 _ALL_OF_PENDING: Final = "'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts'"
 
 MUTANTS: Final = (
@@ -44,8 +44,9 @@ MUTANTS: Final = (
     Mutant("commit", "is_named or ", "", "what settings name takes room among the others"),
     Mutant("commit", "redis.call('HINCRBY', tallies, 'names', 1)", "names", "any number of domains is told apart"),
     Mutant("commit", ">= MOST_NAMES", "> MOST_NAMES", "too many domains are told apart"),
-    Mutant("commit", "redis.call('HDEL', tallies, found[i])", "", "what other policies came to stays counted"),
-    Mutant("commit", "redis.call('HSET', tallies, 'comparison', comparison)", "", "outcomes count from nothing each time"),
+    Mutant("commit", "if outcomes == '' then return end", "", "what was not compared counts as if it were"),
+    Mutant("commit", "'HINCRBY', compared,", "'HINCRBY', tallies,", "what policies came to is counted among the domains"),
+    Mutant("commit", "redis.call('PEXPIRE', compared, compared_ttl_ms)", "", "what policies came to is kept for ever"),
     Mutant("bury", "(not state or state == 'dead' or ends_pending)", "true", "another content's record dies"),
     Mutant(
         "bury", "if state == 'decided' and is_same then return {decision, 0} end", "", "a letter is kept of what is decided"

@@ -36,7 +36,7 @@ class Reference:
         self.pending: dict[str, int] = {}
         self.submitted = self.decided = self.dead = 0
         self.tallies = Counter[str]()
-        self.comparison = ""
+        self.compared: dict[str, Counter[str]] = {}
         self.letters: dict[str, Letter] = {}
         self.letter_index: dict[str, int] = {}
         self.letter_sizes: dict[str, int] = {}
@@ -76,6 +76,7 @@ class Reference:
     def lose(self, key: str) -> None:
         """A key is gone."""
         self.deadlines.pop(key, None)
+        self.compared.pop(key, None)
         for trace_id in [trace_id for trace_id in self.records if KEYS.record(trace_id) == key]:
             del self.records[trace_id]
         for letter_id in [letter_id for letter_id in self.letters if KEYS.letter(letter_id) == key]:
@@ -151,7 +152,7 @@ class Reference:
     def is_alive(self, worker: str) -> bool:
         return self.workers.get(worker, 0) > self.now
 
-    def commit(self, verdict: Verdict) -> Committed:
+    def commit(self, verdict: Verdict, comparison: str) -> Committed:
         record = self.record(verdict.trace_id)
         self.meets("commit", record, verdict.digest)
         # What is dead without a digest is another submission than any that could be decided.
@@ -169,22 +170,20 @@ class Reference:
         self._end_pending(verdict.trace_id, record)
         record.state, record.decision = "decided", verdict.decision
         self.decided += 1
-        self._count(verdict.tally)
+        self._count(verdict.tally, comparison)
         return Standing(verdict.decision, is_own=True)
 
-    def _count(self, tally: Tally) -> None:
+    def _count(self, tally: Tally, comparison: str) -> None:
         name = tally.domain
         if not tally.is_known and f"decided {name}" not in self.tallies:
             # Who comes after so many others has no name.
             name = name if self.tallies["names"] < MOST_NAMES else ""
             self.tallies["names"] += bool(name)
         self.tallies[f"decided {name}"] += 1
-        if not tally.comparison:
-            return
-        if tally.comparison != self.comparison:
-            self.tallies = Counter({field: count for field, count in self.tallies.items() if ">" not in field})
-            self.comparison = tally.comparison
-        self.tallies[f"{tally.outcomes} {name}"] += 1
+        if tally.outcomes:
+            key = KEYS.compared(comparison)
+            self.compared.setdefault(key, Counter())[f"{tally.outcomes} {name}"] += 1
+            self.expires_in(key, KEPT_MS)
 
     # Dead letters.
 

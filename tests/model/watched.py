@@ -91,11 +91,11 @@ class WatchedLedger:
         _call(self.real.renew)
         self._books.model.renew(self.worker, deciding)
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
+    def commit(self, verdicts: Sequence[Verdict], comparison: str = "") -> list[Committed]:
         stop_before("commit")
-        found = _call(lambda: self.real.commit(verdicts))
+        found = _call(lambda: self.real.commit(verdicts, comparison))
         for verdict, committed in zip(verdicts, found, strict=True):
-            expect(f"commit {verdict.trace_id}", committed, self._books.model.commit(verdict))
+            expect(f"commit {verdict.trace_id}", committed, self._books.model.commit(verdict, comparison))
             if isinstance(committed, Standing) and committed.is_own:
                 self._books.made[verdict.decision] = verdict.digest
                 if self._log:

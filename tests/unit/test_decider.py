@@ -268,34 +268,37 @@ class Watched(MemoryLedger):
     def __init__(self) -> None:
         super().__init__()
         self.tallies: list[Tally] = []
+        self.comparison = ""
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
+    def commit(self, verdicts: Sequence[Verdict], comparison: str = "") -> list[Committed]:
         self.tallies += [verdict.tally for verdict in verdicts]
+        self.comparison = comparison
         return super().commit(verdicts)
 
 
-def decided_beside(shadow: Policy | None, live: Policy, *domains: str) -> tuple[list[object], list[Tally]]:
-    """Decisions on a trace of each domain, and what was to be counted of them."""
+def decided_beside(shadow: Policy | None, live: Policy, *domains: str) -> tuple[list[object], Watched]:
+    """Decisions on a trace of each domain, and the ledger that was to count them."""
     ledger = Watched()
     traces = [trace_about(f"{word} of {domain}", f"kp:trace:{word}", domain=domain) for word, domain in zip(WORDS, domains)]  # noqa: B905
-    return without_timings(Decider(ledger, live, None, max_attempts=5, shadow=shadow).decide(traces)), ledger.tallies
+    return without_timings(Decider(ledger, live, None, max_attempts=5, shadow=shadow).decide(traces)), ledger
 
 
 def test_a_shadow_is_compared_and_changes_nothing() -> None:
     live = Policy(threshold=0.1, aliases={"Finance": "finance"})
     domains = ("code", "Finance", "finanse")
-    alone, counted = decided_beside(None, live, *domains)
-    assert counted == [Tally("code", is_known=True), Tally("Finance", is_known=True), Tally("finanse", is_known=False)]
-    beside, counted = decided_beside(Policy(threshold=1.0, thresholds={"code": 0.1}, review=0.1), live, *domains)
+    alone, ledger = decided_beside(None, live, *domains)
+    assert ledger.comparison == ""
+    assert ledger.tallies == [Tally("code", is_known=True), Tally("Finance", is_known=True), Tally("finanse", is_known=False)]
+    beside, ledger = decided_beside(Policy(threshold=1.0, thresholds={"code": 0.1}, review=0.1), live, *domains)
     assert beside == alone
-    assert [tally.outcomes for tally in counted] == ["accepted>accepted", "accepted>review", "accepted>review"]
+    assert [tally.outcomes for tally in ledger.tallies] == ["accepted>accepted", "accepted>review", "accepted>review"]
 
 
 def test_comparisons_of_other_policies_have_other_names() -> None:
     live, shadow, other = Policy(), Policy(threshold=0.6), Policy(threshold=0.5)
-    names = {decided_beside(two, one, "code")[1][0].comparison for one, two in ((live, shadow), (live, other), (other, shadow))}
+    names = {decided_beside(two, one, "code")[1].comparison for one, two in ((live, shadow), (live, other), (other, shadow))}
     assert len(names) == 3
-    assert decided_beside(shadow, live, "code")[1][0].comparison in names
+    assert decided_beside(shadow, live, "code")[1].comparison in names
 
 
 SUBMISSIONS: Final = st.builds(

@@ -225,7 +225,7 @@ class Decider:
             Verdict(*case.identity, decision.model_dump_json().encode(), decision.novelty.entry or "", self._tally(decision))
             for case, decision in judged
         ]
-        for (case, own), committed in zip(judged, self._ledger.commit(verdicts), strict=True):
+        for (case, own), committed in zip(judged, self._ledger.commit(verdicts, self._comparison), strict=True):
             case.settled = self._ended(case.trace.id, own, committed)
 
     def _tally(self, decision: Decision) -> Tally:
@@ -233,7 +233,7 @@ class Decider:
         if self._shadow is None:
             return Tally(decision.domain, is_known)
         again = decide_again(decision, self._shadow)
-        return Tally(decision.domain, is_known, self._comparison, f"{decision.outcome}>{again.outcome}")
+        return Tally(decision.domain, is_known, f"{decision.outcome}>{again.outcome}")
 
     @staticmethod
     def _ended(trace_id: str, own: Decision, committed: Committed) -> Settled | None:

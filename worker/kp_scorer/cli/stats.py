@@ -1,5 +1,6 @@
 """``kp-scorer stats``: counts of submissions and of decisions by domain, and what the queues hold."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -11,9 +12,9 @@ from kp_scorer.broker.publishing import waiting
 from kp_scorer.broker.queues import shadow_queue, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json
-from kp_scorer.scoring import Policy, fingerprint
+from kp_scorer.scoring import fingerprint
 from kp_scorer.settings import Settings
-from kp_scorer.store import Counted, Store
+from kp_scorer.store import Store
 
 
 @click.command(epilog="Example: kp-scorer stats")
@@ -31,31 +32,30 @@ def stats(settings: Settings) -> None:
     under an empty name.
 
     Shadow is there if shadow.enabled is: how many decisions it was compared on, by domain, and its flips, such as
-    accepted>rejected: what was accepted and the shadow would have rejected. They are counted from nothing whenever [scoring] or
-    [shadow] has changed.
+    accepted>rejected: what was accepted and the shadow would have rejected. Workers with other [scoring] or [shadow] than these
+    settings have count apart, and what they came to is kept for 30 days.
     """
+    policy, shadow = settings.scoring.policy(), settings.shadow.policy()
     with Store.open(settings) as store, make_celery(settings) as app:
         row: dict[str, Any] = store.ledger.counts()._asdict()
         row["dropped"] = store.drops.counts()
-        counted = store.tallies.read()
+        counted = store.tallies.read(fingerprint(policy, shadow) if shadow else "")
         backlog = look_at_backlog(app, settings, store)
         row["waiting"] = {**backlog.submissions, **backlog.decisions}
         if settings.shadow.is_published:
             row["waiting"][settings.queues.shadow] = waiting(app, shadow_queue(settings))
         if settings.broker.is_redis:
             row["oversized"] = count_oversized(app, submission_queues(settings).traces)
-    policy = settings.scoring.policy()
     row["domains"] = {domain: count for domain, count in counted.domains.items() if policy.knows(domain)}
     row["unknown_domains"] = {domain: count for domain, count in counted.domains.items() if not policy.knows(domain)}
-    if (shadow := settings.shadow.policy()) is not None:
-        row["shadow"] = _compared(counted, policy, shadow)
+    if shadow:
+        row["shadow"] = _compared(counted.outcomes)
     row["full"] = list(backlog.full)
     print_json(row)
 
 
-def _compared(counted: Counted, policy: Policy, shadow: Policy) -> dict[str, Any]:
-    """What was counted of these two policies: on how many decisions they were compared, and where they differ."""
-    outcomes = counted.outcomes if counted.comparison == fingerprint(policy, shadow) else {}
+def _compared(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """On how many decisions two policies were compared, by domain, and where they differ."""
     flips = {domain: {pair: count for pair, count in found.items() if _is_flip(pair)} for domain, found in outcomes.items()}
     return {
         "decided": {domain: sum(found.values()) for domain, found in outcomes.items()},

@@ -12,9 +12,11 @@
                                          ``ledger.ttl_s`` after it was decided or died, and not before
     {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
     {prefix}:counts             hash     how many were submitted, decided and dead; one key
-    {prefix}:tallies            hash     how many decisions were stored of each domain, and what a shadow would have made of
-                                         them; one key with at most ten fields a domain, of 1,000 domains and those that
-                                         settings name. ``lua/commit.lua`` lists its fields
+    {prefix}:tallies            hash     how many decisions were stored of each domain; one key with a field a domain, of 1,000
+                                         domains and those that settings name. ``lua/commit.lua`` lists its fields
+    {prefix}:compared:{policies} hash    what a shadow would have made of them, by the fingerprint of the live policy and its
+                                         own; at most nine fields a domain, of the same domains; expires 30 days after the
+                                         last decision that these two were compared on
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
     {prefix}:dropped            hash     how many decisions were dropped unread, by queue or stream, and how many dead letters,
                                          to make room; one key with a field a queue
@@ -33,7 +35,8 @@ from dataclasses import dataclass
 from typing import Final
 
 KEPT_S: Final = 30 * 86_400
-"""How long dead letters are kept, and pending traces that nothing is known of but that they once came."""
+"""How long dead letters are kept, pending traces that nothing is known of but that they once came, and counts of policies that
+are compared no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,12 @@ class Keys:
 
     @property
     def tallies(self) -> str:
-        """How many decisions there were of each domain, and what a shadow would have made of them."""
+        """How many decisions there were of each domain."""
         return f"{self.prefix}:tallies"
+
+    def compared(self, policies: str) -> str:
+        """What came of comparing two policies, which ``policies`` stands for."""
+        return f"{self.prefix}:compared:{policies}"
 
     @property
     def drained(self) -> str:

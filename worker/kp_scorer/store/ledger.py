@@ -40,10 +40,8 @@ class Tally(NamedTuple):
     domain: str
     is_known: bool
     """Whether settings name this domain. Of others, which producers may invent for ever, only so many are told apart."""
-    comparison: str = ""
-    """Stands for the policies that are compared; empty without a shadow."""
     outcomes: str = ""
-    """What became of the trace, and what would have by the shadow's policy, such as ``accepted>rejected``."""
+    """What became of the trace, and what would have by the shadow's policy: ``accepted>rejected``; empty without a shadow."""
 
 
 class Verdict(NamedTuple):
@@ -106,8 +104,12 @@ class Ledger(Protocol):
         """
         ...
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
+    def commit(self, verdicts: Sequence[Verdict], comparison: str = "") -> list[Committed]:
         """Store each decision unless its trace has ended: the first end stands.
+
+        Args:
+            verdicts: what to store.
+            comparison: stands for the policies that the outcomes in their tallies are by; empty without a shadow.
 
         Returns:
             For each verdict the decision that stands, or why there is none.
@@ -132,8 +134,8 @@ class MemoryLedger:
     def release(self, trace_ids: Sequence[str]) -> None:
         """Nothing is held; see :class:`Ledger`."""
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
-        """Store decisions, the first wins; see :class:`Ledger`."""
+    def commit(self, verdicts: Sequence[Verdict], comparison: str = "") -> list[Committed]:
+        """Store decisions, the first wins, and count nothing; see :class:`Ledger`."""
         return [self._commit(verdict) for verdict in verdicts]
 
     def _commit(self, verdict: Verdict) -> Committed:

@@ -187,10 +187,12 @@ class RedisLedger:
         self._deciding.difference_update(trace_ids)
         self._run(self._release, [self._keys.record(trace_id) for trace_id in trace_ids], [self.worker])
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
+    def commit(self, verdicts: Sequence[Verdict], comparison: str = "") -> list[Committed]:
         """Store decisions in one round trip, the first end stands; see :class:`~kp_scorer.store.ledger.Ledger`."""
-        keys = [*self._books(), self._keys.tallies, *(self._keys.record(verdict.trace_id) for verdict in verdicts)]
-        replies = self._run(self._commit, keys, [self._ttl_ms, *(part for verdict in verdicts for part in _parts(verdict))])
+        records = (self._keys.record(verdict.trace_id) for verdict in verdicts)
+        keys = [*self._books(), self._keys.tallies, self._keys.compared(comparison), *records]
+        parts = (part for verdict in verdicts for part in _parts(verdict))
+        replies = self._run(self._commit, keys, [self._ttl_ms, KEPT_S * 1_000, *parts])
         self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
         return [_committed(verdict, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
@@ -263,7 +265,7 @@ def _literal(text: str) -> str:
 def _parts(verdict: Verdict) -> tuple[bytes | str | int, ...]:
     """A verdict as the script takes it."""
     tally = verdict.tally
-    return (*verdict[:-1], tally.domain, int(tally.is_known), tally.comparison, tally.outcomes)
+    return (*verdict[:-1], tally.domain, int(tally.is_known), tally.outcomes)
 
 
 def _once(keys: Iterable[bytes]) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
 """How many decisions there were of each domain, and what a shadow would have made of them. ``lua/commit.lua`` counts."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import redis
 
@@ -13,10 +13,8 @@ class Counted(NamedTuple):
 
     domains: dict[str, int]
     """By domain, most first. Under an empty name are those of all domains that came after too many others."""
-    comparison: str
-    """Stands for the policies that were compared last; empty if there has been no shadow."""
     outcomes: dict[str, dict[str, int]]
-    """Those that these policies were compared on: by domain, then by both outcomes, such as ``accepted>rejected``."""
+    """Those that two policies were compared on: by domain, most first, then by both outcomes, such as ``accepted>rejected``."""
 
 
 class Tallies:
@@ -25,30 +23,32 @@ class Tallies:
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         """Read under the prefix of ``keys``."""
         self._client = client
-        self._key = keys.tallies
+        self._keys = keys
 
-    def read(self) -> Counted:
-        """Read all of it, as of one moment.
+    def read(self, comparison: str = "") -> Counted:
+        """Read what was decided, and what came of the policies that ``comparison`` stands for; without any, of none.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached.
         """
+        # In this order, so that nothing is compared that is not decided. No transaction, which Redis when full refuses.
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.hgetall(self._keys.compared(comparison))
+        pipeline.hgetall(self._keys.tallies)
         with unavailable_if_down("tallies"):
-            found: Any = self._client.hgetall(self._key)
-        domains, outcomes = dict[str, int](), dict[str, dict[str, int]]()
-        for kind, domain, count in sorted((*_field(field), value) for field, value in found.items()):
-            if kind == "decided":
-                domains[domain] = int(count)
-            elif ">" in kind:
-                outcomes.setdefault(domain, {})[kind] = int(count)
-        most_first = sorted(domains, key=lambda domain: -domains[domain])
+            compared, found = map(_counts, pipeline.execute())
+        # An earlier version has left other fields there.
+        domains = {domain: count for kind, domain, count in found if kind == "decided"}
+        outcomes = dict[str, dict[str, int]]()
+        for kind, domain, count in compared:
+            outcomes.setdefault(domain, {})[kind] = count
         return Counted(
-            {domain: domains[domain] for domain in most_first},
-            found.get(b"comparison", b"").decode(),
-            {domain: outcomes[domain] for domain in most_first if domain in outcomes},
+            dict(sorted(domains.items(), key=lambda of_domain: -of_domain[1])),
+            dict(sorted(outcomes.items(), key=lambda of_domain: -sum(of_domain[1].values()))),
         )
 
 
-def _field(field: bytes) -> tuple[str, str]:
-    kind, _, domain = field.decode().partition(" ")
-    return kind, domain
+def _counts(found: dict[bytes, bytes]) -> list[tuple[str, str, int]]:
+    """What is counted, its domain and the count, for each field that has a domain."""
+    fields = ((*field.decode().partition(" "), value) for field, value in found.items())
+    return sorted((kind, domain, int(value)) for kind, space, domain, value in fields if space)
