@@ -20,7 +20,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
+from kp_scorer.store import Store, WorkerReport
 
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -97,7 +97,7 @@ def test_a_worker_started_on_a_full_redis_empties_it(server: RedisServer, endpoi
     assert {decision["trace_id"] for decision in published(endpoints)} == set(submitted)
 
 
-def test_an_operator_makes_room_on_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
+def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
     (decision,) = score_traces(short_traces(1, seed=5), load_settings({"embedding.embedder": "none"}))
     with Store.open(endpoints) as store, make_celery(endpoints) as app, server.connect() as client:
         for number in range(3):
@@ -108,6 +108,10 @@ def test_an_operator_makes_room_on_a_full_redis(server: RedisServer, endpoints: 
         server.limit_memory(1_000)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("one", "more")
+        store.ledger.renew()
+        for in_hand in (1, 2):
+            store.workers.tell(store.ledger.worker, WorkerReport(node="one", in_hand=in_hand))
+        assert store.workers.reports() == [WorkerReport(node="one", in_hand=2)]
         for command in ("dead-letter list", "forget kp:trace:1", "dead-letter drop --yes", "stats"):
             done = CliRunner().invoke(commands, [*command.split(), "--broker-url", server.url], catch_exceptions=False)
             assert done.exit_code == 0, done.output

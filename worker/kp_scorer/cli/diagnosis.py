@@ -155,7 +155,7 @@ def _backlog(patient: Patient) -> Found:
 def _workers(patient: Patient) -> Found:
     reports = patient.store.workers.reports()
     if not reports:
-        yield "advice", "no worker has said anything for 5 s: start one with kp-scorer worker, or see whether Redis is full"
+        yield "advice", "no worker has said anything for 5 s: start one with kp-scorer worker"
     for report in reports:
         for reason in report.not_ready:
             yield "wrong", f"{report.node} takes no work, {reason}: see what it logs"

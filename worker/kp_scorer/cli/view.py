@@ -58,7 +58,7 @@ def _totals(now: Look, before: Look | None) -> Table:
 def _warnings(now: Look) -> Iterator[str]:
     """What an operator should do something about."""
     if not now.workers:
-        yield "no worker has said anything for 5 s: none runs, or Redis is full"
+        yield "no worker has said anything for 5 s: none runs"
     for name in now.backlog.full:
         yield f"{name} is full of unread decisions: read them, or raise queues.results_limit"
     degraded = [report for report in now.workers if not report.embedder]

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Final, TypeVar
 
@@ -139,9 +139,7 @@ class Runtime:
 
     def _renew(self) -> None:
         self.store.ledger.renew()
-        # A Redis that is full takes no reports, and the worker goes on.
-        with suppress(ServiceUnavailable):
-            self.store.workers.tell(self.store.ledger.worker, report_of(self._node, self.observer.figures(), self.condition()))
+        self.store.workers.tell(self.store.ledger.worker, report_of(self._node, self.observer.figures(), self.condition()))
 
     def not_ready(self) -> list[str]:
         """Why the worker takes no work, by what its threads last met with; empty if it does. Any thread may ask."""

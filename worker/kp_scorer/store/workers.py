@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kp_scorer.decision import Outcome
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import Keys
+from kp_scorer.store.scripts import lua_source
 
 _KEPT_MS: Final = 5_000
 """As long as a worker is taken for alive without another word of it."""
@@ -57,15 +58,16 @@ class Workers:
         """Keep reports beside the leases that the ledger renews."""
         self._client = client
         self._keys = keys
+        self._tell = client.register_script(lua_source(__package__, "tell"))
 
     def tell(self, worker: str, report: WorkerReport) -> None:
         """Put a worker's report in place of its last one.
 
         Raises:
-            ServiceUnavailable: Redis cannot be reached, or is full.
+            ServiceUnavailable: Redis cannot be reached.
         """
         with unavailable_if_down("workers"):
-            self._client.set(self._keys.worker(worker), report.model_dump_json(), px=_KEPT_MS)
+            self._tell(keys=[self._keys.worker(worker)], args=[report.model_dump_json(), _KEPT_MS])
 
     def reports(self) -> list[WorkerReport]:
         """The reports of all workers that live, by node.
