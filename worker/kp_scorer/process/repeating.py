@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
 import structlog
 
@@ -16,7 +16,7 @@ log = structlog.get_logger("kp_scorer.process.repeating")
 
 
 class Repeating(VitalThread):
-    """Does something every so many seconds until it is ended, whatever comes of it. A context manager."""
+    """Does something every so many seconds until it is told to end, whatever comes of it."""
 
     def __init__(self, work: str, do: Callable[[], None], every_s: float) -> None:
         """Prepare to call ``do`` every ``every_s`` seconds, or a little later where it has failed."""
@@ -33,6 +33,10 @@ class Repeating(VitalThread):
         """Seconds since it was last done, or since this was made."""
         return time.monotonic() - self._done_at
 
+    def end(self) -> None:
+        """Do it no more; what is being done now is finished."""
+        self._ended.set()
+
     def _repeat(self) -> None:
         pause_s = self._every_s
         while not self._ended.wait(pause_s):
@@ -48,10 +52,27 @@ class Repeating(VitalThread):
             else:
                 pause_s, self.failure, self._done_at = self._every_s, "", time.monotonic()
 
-    def __enter__(self) -> "Repeating":
-        self.start()
+
+class Chores:
+    """All that is repeated, ended together. A context manager."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.threads: list[Repeating] = []
+
+    def start(self, work: str, do: Callable[[], None], every_s: float) -> Repeating:
+        """Repeat something from now on; see :class:`Repeating`."""
+        repeating = Repeating(work, do, every_s)
+        self.threads.append(repeating)
+        repeating.start()
+        return repeating
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self.join()
+        # All are told before one is waited for, as each may be waiting for a server.
+        for repeating in self.threads:
+            repeating.end()
+        for repeating in self.threads:
+            repeating.join()

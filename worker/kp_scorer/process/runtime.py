@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final, TypeVar
@@ -24,7 +24,7 @@ from kp_scorer.novelty import NoveltyCache
 from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.reconciler import Reconciler
-from kp_scorer.process.repeating import Repeating
+from kp_scorer.process.repeating import Chores
 from kp_scorer.process.reporting import Condition, report_of
 from kp_scorer.process.settling import Settling
 from kp_scorer.process.stages import WatchedStages
@@ -93,33 +93,33 @@ class Runtime:
                 shadow=settings.shadow.policy(),
             )
             self._stages = WatchedStages(decider, _token_counter(novelty), self.observer)
-            self.threads: list[VitalThread] = []
-            """All that must be alive as long as the runtime is open."""
-            self._renewing = self._repeat(opened, "renew_lease", self._renew, _RENEW_EVERY_S)
-            self._start_others(opened)
+            if self._publisher.shadow is not None:
+                opened.callback(self._publisher.shadow.flush)
+            self._chores = opened.enter_context(Chores())
+            self._renewing = self._chores.start("renew_lease", self._renew, _RENEW_EVERY_S)
+            self._start_others(self._chores)
             self._opened = opened.pop_all()
 
-    def _start_others(self, opened: ExitStack) -> None:
-        """Start the threads that do what is to be done beside the messages in hand."""
+    @property
+    def threads(self) -> Sequence[VitalThread]:
+        """All that must be alive as long as the runtime is open."""
+        return self._chores.threads
+
+    def _start_others(self, chores: Chores) -> None:
+        """Start the threads that do what else is to be done beside the messages in hand."""
         app, queues, settings = self._app, self._queues, self._settings
         reconciler = Reconciler(app, queues, self.store, settings.ledger, self.observer)
         every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
-        self._repeat(opened, "reconcile", reconciler.reconcile, every_s)
+        chores.start("reconcile", reconciler.reconcile, every_s)
         if queues.dead is not None:
             dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self._publisher, settings)
-            self._repeat(opened, "drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
+            chores.start("drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
         if queues.intake is not None:
-            self._repeat(opened, "move_intake", Intake(app, queues, queues.intake, self.store).move, _MOVE_EVERY_S)
+            chores.start("move_intake", Intake(app, queues, queues.intake, self.store).move, _MOVE_EVERY_S)
         if (shadow := self._publisher.shadow) is not None:
-            opened.callback(shadow.flush)
-            self._repeat(opened, "publish_shadow", shadow.publish, _SHADOW_EVERY_S)
+            chores.start("publish_shadow", shadow.publish, _SHADOW_EVERY_S)
         if settings.metrics.port:
-            self._repeat(opened, "look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
-
-    def _repeat(self, opened: ExitStack, work: str, do: Callable[[], None], every_s: float) -> Repeating:
-        repeating = opened.enter_context(Repeating(work, do, every_s))
-        self.threads.append(repeating)
-        return repeating
+            chores.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
 
     def begin(self, hands: Hands, on_sick: Callable[[EmbedderSick], None]) -> Pipeline:
         """Start the pipeline that takes messages in hand; ``hands`` let go of them. For ``on_sick`` see there."""
