@@ -231,7 +231,7 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) ->
     with make_celery(settings) as app, Store.open(settings) as store:
         declare_queues(app, list(results_queues(settings).values()))
         Publisher(app, settings, store).publish(Decision.model_validate_json(decision_on("kp:trace:called")))
-        assert sum(unread(app, settings).values()) == 1
+        assert sum(unread(app, settings, store).values()) == 1
     assert server.refused() == []
 
 

@@ -16,6 +16,7 @@ from amqp.exceptions import NotFound
 from click.testing import CliRunner, Result
 from kombu import Connection, Queue
 from kp_scorer import score_traces
+from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher, open_results, unread
 from kp_scorer.cli.main import commands
@@ -316,7 +317,7 @@ def test_tasks_that_nobody_takes_stop_at_the_limit(
 
 @pytest.mark.parametrize("limit", [0, 1_000])
 def test_decisions_wait_for_the_queue_that_another_app_declares(
-    limit: int, request: pytest.FixtureRequest, tmp_path: Path
+    limit: int, request: pytest.FixtureRequest, store: Store, tmp_path: Path
 ) -> None:
     settings = settings_of("rabbitmq task", request, **{"queues.results_limit": limit})
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
@@ -325,7 +326,7 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
         assert "RabbitMQ has no queue" in line["detail"]
         assert "start a worker of the app that takes what is on it" in line["detail"]
         with make_celery(settings) as app:
-            assert unread(app, settings) == {}
+            assert unread(app, settings, store) == {}
         found: list[Received] = []
         with with_shop(settings, tmp_path):
             wait_until(lambda: found.extend(read_shop(settings, "")) or len(found) >= TRACES)  # type: ignore[func-returns-value]
@@ -400,6 +401,24 @@ def test_what_was_read_from_a_stream_makes_room_and_is_not_counted_as_dropped(re
     assert store.drops.counts() == {name: 3}
     left: Any = redis_client.xrange(name)
     assert [fields[b"trace_id"].decode() for _, fields in left] == [decision.trace_id for decision in made[4:]]
+
+
+def test_looking_at_what_waits_on_streams_takes_no_connection_each_time(
+    settings: Settings, store: Store, redis_client: redis.Redis
+) -> None:
+    urls = {"broker.url": settings.broker.url, "redis.url": settings.redis.url}
+    settings = load_settings({**urls, "results.accepted_via": "stream", "results.rejected_via": "stream"})
+    store.decision_stream(settings.queues.accepted).put(decisions(2), 0, drop_oldest=False)
+
+    def connected() -> int:
+        found: Any = redis_client.info("stats")
+        return int(found["total_connections_received"])
+
+    with make_celery(settings) as app:
+        assert look_at_backlog(app, settings, store).decisions == {settings.queues.accepted: 2, settings.queues.rejected: 0}
+        before = connected()
+        look_at_backlog(app, settings, store)
+    assert connected() == before
 
 
 def test_a_stream_takes_decisions_while_redis_is_full(tmp_path: Path) -> None:

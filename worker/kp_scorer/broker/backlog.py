@@ -35,7 +35,7 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
         ServiceUnavailable: the broker or Redis cannot be reached.
     """
     traces, _, intake = submission_queues(settings)
-    decisions = unread(app, settings)
+    decisions = unread(app, settings, store)
     return Backlog(
         submissions={queue.name: waiting(app, queue) for queue in (traces, intake) if queue is not None},
         decisions=decisions,

@@ -77,8 +77,8 @@ class Publisher:
         return errors
 
 
-def unread(app: Celery, settings: Settings) -> dict[str, int]:
-    """Count the unread decisions on each queue and each stream that decisions are published to, and that exists.
+def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
+    """Count the unread decisions on each queue, and on each stream in ``store``, that they are published to, and that exists.
 
     Raises:
         SettingsError: RabbitMQ has a queue of this name with other arguments.
@@ -89,10 +89,8 @@ def unread(app: Celery, settings: Settings) -> dict[str, int]:
     for name, queue in queues.items():
         with suppress(NoQueue):
             counts[name] = waiting(app, queue)
-    if streams := set(results_streams(settings, settings.outcomes).values()):
-        with Store.open(settings) as store:
-            counts |= {name: store.decision_stream(name).unread() for name in sorted(streams)}
-    return counts
+    streams = set(results_streams(settings, settings.outcomes).values())
+    return counts | {name: store.decision_stream(name).unread() for name in sorted(streams)}
 
 
 def read_elsewhere(settings: Settings, outcome: Outcome | None = None) -> list[str]:

@@ -19,6 +19,7 @@ from kp_scorer.client import Client, Status, Submitted
 from kp_scorer.decision import Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed, ScorerError
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 _TOGETHER: Final = 100
 """How many traces go together; the client sends so many in one step."""
@@ -126,8 +127,8 @@ def _say_what_is_full(settings: Settings) -> bool:
     """Say for which results queues the workers wait, and what to do about it; return whether there are any."""
     full: dict[str, list[str]] = {}
     # Why nothing comes is not worth an error of its own.
-    with suppress(ScorerError), make_celery(settings) as app:
-        counts = unread(app, settings)
+    with suppress(ScorerError), make_celery(settings) as app, Store.open(settings) as store:
+        counts = unread(app, settings, store)
         streams = set(results_streams(settings).values())
         called = {settings.queues.name(outcome) for outcome in get_args(Outcome) if settings.via(outcome) == "task"}
         for outcome in get_args(Outcome):
