@@ -1,12 +1,16 @@
 """What a probe makes of what a worker noted, and of what is left of one that has ended."""
 
+import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from kp_scorer.cli.health import health
 from kp_scorer.health import (
     Stall,
     State,
@@ -24,6 +28,10 @@ from kp_scorer.health import (
 MOVES = (Stall("consumer", 1.0, 120.0), Stall("batcher", 0.0, 120.0))
 
 
+LONG_THERE = 1
+"""The id of a process that was there before these tests."""
+
+
 def state_of(pid: int = 0, **changed: object) -> State:
     return State(pid or os.getpid(), time.monotonic(), MOVES, ())._replace(**changed)  # type: ignore[arg-type]
 
@@ -34,6 +42,13 @@ def ended_pid() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
+
+
+@pytest.fixture
+def younger() -> Iterator[int]:
+    """The id of a process that has just begun."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        yield process.pid
 
 
 def test_one_that_moves_and_lacks_nothing_is_live_and_ready() -> None:
@@ -54,14 +69,21 @@ def test_one_of_which_a_part_stands_still_is_neither_and_the_part_is_named() -> 
     assert list(why_not_ready(stalled)) == [reason]
 
 
-@pytest.mark.parametrize(("written_s", "said"), [(-60.0, "noted nothing for 60 s"), (60.0, "since the machine was started")])
-def test_what_is_old_says_nothing_of_one_that_runs(written_s: float, said: str) -> None:
-    (reason,) = why_not_live(state_of(written_s=time.monotonic() + written_s))
-    assert said in reason
+def test_what_is_old_says_nothing_of_one_that_runs() -> None:
+    (reason,) = why_not_live(state_of(LONG_THERE, written_s=time.monotonic() - 11))
+    assert f"process {LONG_THERE} has noted nothing for 11 s" in reason
 
 
 def test_one_that_has_ended_is_told_from_one_that_stands_still(ended_pid: int) -> None:
     assert list(why_not_live(state_of(ended_pid))) == [f"process {ended_pid} has ended"]
+
+
+def test_one_whose_id_another_process_has_got_since_has_ended(younger: int) -> None:
+    ended = [f"process {younger} has ended"]
+    assert list(why_not_live(state_of(younger, written_s=time.monotonic() - 60))) == ended
+    # Written before the machine was started.
+    assert list(why_not_live(state_of(LONG_THERE, written_s=time.monotonic() + 60))) == [f"process {LONG_THERE} has ended"]
+    assert list(why_not_live(state_of(younger))) == []
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -116,14 +138,37 @@ def test_the_command_imports_nothing_that_takes_long() -> None:
     assert not {"numpy", "celery", "kombu", "redis", "pydantic", "rich", "openvino", "structlog"} & set(found)
 
 
-def test_the_file_of_a_process_whose_id_another_one_has_is_passed_over(tmp_path: Path) -> None:
-    ours = State(os.getpid(), time.monotonic(), (), ())
-    ended = State(1, time.monotonic() - 5_000, (), ())
-    for state in (ended, ours):
+def test_the_file_of_a_process_whose_id_another_one_has_is_passed_over(tmp_path: Path, younger: int) -> None:
+    ours = state_of()
+    for state in (ours, state_of(younger, written_s=time.monotonic() - 60)):
         write(tmp_path, state)
     assert find(tmp_path) == [ours]
     sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [f"worker-{os.getpid()}.json"]
+
+
+def test_one_that_stands_still_is_found_among_those_that_move(tmp_path: Path) -> None:
+    states = [state_of(), state_of(LONG_THERE, written_s=time.monotonic() - 11)]
+    for state in states:
+        write(tmp_path, state)
+    sweep(tmp_path)
+    assert sorted(find(tmp_path)) == sorted(states)
+
+
+def test_the_command_says_of_each_worker_how_it_is_and_fails_if_one_stands_still(tmp_path: Path, younger: int) -> None:
+    def asked(*options: str) -> tuple[int, dict[int, bool]]:
+        done = CliRunner().invoke(health, ["live", *options], env={"KP_HEALTH_DIRECTORY": str(tmp_path)})
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        return done.exit_code, {row["pid"]: row["live"] for row in rows}
+
+    write(tmp_path, state_of())
+    assert asked() == (0, {os.getpid(): True})
+    write(tmp_path, state_of(younger))
+    assert asked() == (0, {os.getpid(): True, younger: True})
+    write(tmp_path, state_of(younger, stalls=(Stall("batcher", 121.0, 120.0),)))
+    assert asked() == (1, {os.getpid(): True, younger: False})
+    assert asked("--pid", str(os.getpid())) == (0, {os.getpid(): True})
+    assert asked("--pid", str(younger)) == (1, {younger: False})
 
 
 def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:

@@ -99,7 +99,6 @@ def read(path: Path) -> State | None:
 def find(directory: Path, pid: int | None = None) -> list[State]:
     """The states of the processes that run; of one alone, running or not, if its id is given.
 
-    Those that have noted something of late go before others: the id of one that ended may be that of another process by now.
     Where none runs, the one that was written last, so that it can be said what became of it.
 
     Raises:
@@ -112,14 +111,13 @@ def find(directory: Path, pid: int | None = None) -> list[State]:
         return list(filter(None, [read(_path(directory, pid))]))
     states = list(_all(directory))
     running = [state for state in states if state.is_running]
-    fresh = [state for state in running if state.is_fresh]
-    return fresh or running or sorted(states, key=lambda state: state.written_s)[-1:]
+    return running or sorted(states, key=lambda state: state.written_s)[-1:]
 
 
 def sweep(directory: Path) -> None:
-    """Remove the files of processes that have ended without doing so themselves. One that lives writes its own again."""
+    """Remove the files of processes that have ended without doing so themselves."""
     for state in list(_all(directory)):
-        if not (state.is_running and state.is_fresh):
+        if not state.is_running:
             remove(directory, state.pid)
 
 

@@ -1,10 +1,14 @@
 """What a worker says of itself, and what follows from it."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple, Self
+
+_BEGAN: Final = 19
 
 STALE_S: Final = 10.0
 """A worker writes once a second; what is older than this says nothing any more of one that lives."""
@@ -48,20 +52,16 @@ class State(NamedTuple):
             raise ValueError("expected the state of a worker") from error
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether it was written of late, by the clock that begins anew when the machine does."""
-        return 0 <= time.monotonic() - self.written_s <= STALE_S
-
-    @property
     def is_running(self) -> bool:
-        """Whether there is a process with its id, which another one may have got since."""
+        """Whether its process is there. One that has got its id since is younger than what is written."""
         try:
             os.kill(self.pid, 0)
         except PermissionError:
-            return True
+            pass
         except (OSError, OverflowError):
             return False
-        return True
+        # That clock begins anew when the machine does.
+        return 0 <= time.monotonic() - self.written_s <= _running_for_s(self.pid)
 
 
 def why_not_live(state: State) -> Iterator[str]:
@@ -73,12 +73,8 @@ def why_not_live(state: State) -> Iterator[str]:
         yield f"process {state.pid} has ended"
         return
     age_s = time.monotonic() - state.written_s
-    if age_s < 0:
-        # That clock begins when the machine starts.
-        yield f"process {state.pid} noted nothing since the machine was started"
-        return
     if age_s > STALE_S:
-        yield f"process {state.pid} has noted nothing for {age_s:.0f} s: it stands still, or has ended"
+        yield f"process {state.pid} has noted nothing for {age_s:.0f} s: it stands still"
         return
     for part, still_s, limit_s in state.stalls:
         if still_s > limit_s:
@@ -89,3 +85,13 @@ def why_not_ready(state: State) -> Iterator[str]:
     """Why a worker that noted this last takes no work; nothing if it does."""
     reasons = tuple(why_not_live(state))
     yield from reasons or state.not_ready
+
+
+def _running_for_s(pid: int) -> float:
+    """How long ago a process began, or longer if the machine has slept; infinity where the system does not say."""
+    try:
+        # Before these stands the program's name, which may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_BEGAN]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return math.inf
