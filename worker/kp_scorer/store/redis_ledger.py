@@ -4,9 +4,8 @@ Every submission is counted once, as submitted, when it is first heard of, and o
 until then it is in the index of pending ones. So submitted = pending + decided + dead at every moment.
 """
 
-import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, cast
 
@@ -18,6 +17,7 @@ from kp_scorer.novelty.audit import Decided
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.ledger import Committed, Death, Identity, Record, Refusal, Standing, State, Verdict
+from kp_scorer.store.names import hashes_named
 from kp_scorer.store.scripts import lua_source
 from kp_scorer.store.submissions import Claim, Counts, Submission, Waiting
 
@@ -130,10 +130,8 @@ class RedisLedger:
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
-        start = self._keys.record("")
         with unavailable_if_down("ledger"):
-            keys = self._client.scan_iter(f"{start}*", count=_READ_AT_ONCE, _type="hash")
-            found = (key.decode().removeprefix(start) for key in _once(keys))
+            found = hashes_named(self._client, self._keys.record(""), at_once=_READ_AT_ONCE)
             while trace_ids := list(islice(found, _READ_AT_ONCE)):
                 yield from filter(None, self.decided(trace_ids))
 
@@ -148,12 +146,10 @@ class RedisLedger:
         Raises:
             ServiceUnavailable: the ledger cannot be reached.
         """
-        start = self._keys.record("")
-        pattern = f"{_literal(start + beginning)}*"
         with unavailable_if_down("ledger"):
-            keys = self._client.scan_iter(pattern, count=_LOOKED_THROUGH_AT_ONCE, _type="hash")
+            found = hashes_named(self._client, self._keys.record(""), beginning, at_once=_LOOKED_THROUGH_AT_ONCE)
             try:
-                return [key.decode().removeprefix(start) for key in islice(_once(keys), most)]
+                return list(islice(found, most))
             except redis.exceptions.NoPermissionError:
                 return None
 
@@ -257,24 +253,10 @@ class RedisLedger:
             return script(keys=keys, args=arguments)
 
 
-def _literal(text: str) -> str:
-    """A pattern of Redis that a text alone matches."""
-    return re.sub(r"[][*?\\]", r"\\\g<0>", text)
-
-
 def _parts(verdict: Verdict) -> tuple[bytes | str | int, ...]:
     """A verdict as the script takes it."""
     tally = verdict.tally
     return (*verdict[:-1], tally.domain, int(tally.is_known), tally.outcomes)
-
-
-def _once(keys: Iterable[bytes]) -> Iterator[bytes]:
-    """Leave out keys that came before, as Redis gives some twice while its table grows or shrinks."""
-    seen: set[bytes] = set()
-    for key in keys:
-        if key not in seen:
-            seen.add(key)
-            yield key
 
 
 def _record(
