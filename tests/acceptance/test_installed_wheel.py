@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import pytest
 from kp_scorer import Decision
 
+from tests.support.environments import build_wheel, install_wheel
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_until
 
@@ -76,22 +76,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "node_modules")
     shutil.copytree(REPOSITORY, directory / "checkout", symlinks=True, ignore=ignored)
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), str(directory / "checkout"))
-    (built,) = directory.glob("*.whl")
-    return built
+    return build_wheel(directory / "checkout", directory)
 
 
 @pytest.fixture(scope="module")
 def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the commands in an environment with the wheel, and with what it depends on from this environment."""
-    environment = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    python = environment / "bin" / "python"
-    pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
-    (packages,) = environment.glob("lib/python*/site-packages")
-    # Of a folder that a .pth file adds, the .pth files are not read: the checkout stays out, wherever it is installed from.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return environment / "bin"
+    return install_wheel(wheel, tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture
@@ -110,13 +101,6 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "client.py"
     path.write_text(CLIENT)
     return path
-
-
-def pip(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def run(*command: str | Path, cwd: Path) -> str:
