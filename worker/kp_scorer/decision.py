@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kp_scorer.trace import Fraction
 
 SCHEMA_VERSION: Literal[1] = 1
+"""Stays as long as versions only add fields that may be missing; readers of this one refuse any other."""
 
 Outcome = Literal["accepted", "review", "rejected"]
 ThresholdSource = Literal["default", "domain", "submission"]

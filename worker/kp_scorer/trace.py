@@ -58,7 +58,11 @@ def _domain(text: str) -> str:
 
 
 _DIGEST_VERSION: Final = b"kp-digest-1"
-"""Change it whenever the digest of any trace changes: a redelivery to a worker of another version would be a conflict."""
+"""Names the rules by which digests are made, so that those of other rules are never equal by chance.
+
+As long as the name stays, so does the digest of every trace. Under another name every redelivery across an upgrade would be a
+conflict, unless workers took the digests by the old rules and by the new ones for the same.
+"""
 
 
 class _Part(BaseModel):
