@@ -30,7 +30,15 @@ from tests.support.traces import fresh_samples, new_id
 NOWHERE = "redis://127.0.0.1:1/0"
 COMMANDS = ["demo", "up", "worker", "submit", "decisions", "status", "stats", "score", "audit", "forget", "schema", "reference"]
 COMMANDS += ["explain", "completion"]
-COMMANDS += ["cache info", "cache clear", "dead-letter list", "dead-letter show", "dead-letter replay", "dead-letter drop"]
+COMMANDS += [
+    "cache info",
+    "cache warm",
+    "cache clear",
+    "dead-letter list",
+    "dead-letter show",
+    "dead-letter replay",
+    "dead-letter drop",
+]
 COMMANDS += ["calibrate", "capacity", "convert", "doctor", "health live", "health ready", "re-decide", "report", "top"]
 
 

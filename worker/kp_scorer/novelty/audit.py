@@ -41,7 +41,7 @@ class Report:
     agreeing: int = 0
     differences: list[Difference] = field(default_factory=list)
     undecided: int = 0
-    """Placed in the log and not decided (yet), or decided at another place after a late redelivery."""
+    """Placed in the log and not decided (yet), or decided elsewhere: before a late redelivery, or before the log was warmed."""
     beyond: int = 0
     """Decided, but entries of their window have left the log or were erased since, so it cannot be checked."""
 
