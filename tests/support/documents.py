@@ -10,8 +10,10 @@ from tests.support.paths import REPOSITORY
 DOCUMENTS: Final = (
     "README.md",
     "CONTRIBUTING.md",
+    "deploy/INCIDENTS.md",
     "deploy/OPERATIONS.md",
     "deploy/README.md",
+    "deploy/SECURITY.md",
     "tests/benchmarks/README.md",
     "worker/ARCHITECTURE.md",
     "worker/CONVERT.md",
@@ -56,6 +58,14 @@ def lines_of(document: str) -> Iterator[Line]:
         is_code = bool(fence) or (is_indented and not is_blank)
         yield Line(f"{document}:{number}", text, is_code, fences)
         was_blank, was_code = is_blank, is_code
+
+
+def anchors_of(document: str) -> set[str]:
+    """What a link may name after the #, as GitHub makes it of the headings."""
+    headings = [
+        line.text.lstrip("#").strip().lower() for line in lines_of(document) if line.text.startswith("#") and not line.is_code
+    ]
+    return {re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in headings}
 
 
 def code_with(words: str) -> str:

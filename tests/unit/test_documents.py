@@ -12,7 +12,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings, as_environment
 from pydantic import BaseModel
 
-from tests.support.documents import DOCUMENTS, Line, blocks, lines_of
+from tests.support.documents import DOCUMENTS, Line, anchors_of, blocks, lines_of
 from tests.support.node import examples
 from tests.support.paths import REPOSITORY
 
@@ -63,6 +63,19 @@ def test_files_that_links_lead_to_exist(document: str) -> None:
     local = [(place, link.partition("#")[0]) for place, link in links if "://" not in link and not link.startswith("mailto:")]
     folder = (REPOSITORY / document).parent
     assert [found for found in local if not (folder / found[1]).exists()] == []
+
+
+@of_each_document
+def test_headings_that_links_lead_to_exist(document: str) -> None:
+    links = [(line.place, *link.partition("#")[::2]) for line in lines_of(document) for link in LINK.findall(line.text)]
+    folder = (REPOSITORY / document).parent
+    files = {
+        file: str((folder / file).resolve().relative_to(REPOSITORY)) if file else document
+        for _, file, _ in links
+        if "://" not in file
+    }
+    to_headings = [(place, file, heading) for place, file, heading in links if heading and files.get(file, "").endswith(".md")]
+    assert [found for found in to_headings if found[2] not in anchors_of(files[found[1]])] == []
 
 
 @of_each_document
