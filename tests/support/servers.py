@@ -16,9 +16,10 @@ from tests.support.processes import wait_until
 class RedisServer:
     """A server on a port of its own, configured as in production: append-only file, synced every second, no eviction."""
 
-    def __init__(self, directory: Path) -> None:
-        """Keep its data in ``directory``; starts nothing."""
+    def __init__(self, directory: Path, executable: str = "") -> None:
+        """Keep its data in ``directory``, by the embedded server if no other is named; starts nothing."""
         self._directory = directory
+        self._executable = executable or redis_executable()
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"redis://127.0.0.1:{self.port}/0"
@@ -32,7 +33,7 @@ class RedisServer:
             "auto-aof-rewrite-percentage 0",
         ]
         with (self._directory / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen([redis_executable(), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
+            self._process = subprocess.Popen([self._executable, "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
         assert self._process.stdin
         with self._process.stdin as stdin:
             stdin.write("\n".join(configuration).encode())

@@ -1,0 +1,140 @@
+"""A copy of the ledger's Redis, taken and restored by the documents' own commands; what was pending in it is decided."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from kp_scorer.cli.main import commands
+from kp_scorer.client import Client
+from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.store.local_redis import redis_executable
+
+from tests.support.documents import blocks, code_with
+from tests.support.paths import REPOSITORY
+from tests.support.ports import free_port
+from tests.support.processes import FAST_WORKER, start_worker
+from tests.support.rabbitmq import own_queues, rabbitmq_in_use
+from tests.support.servers import RedisServer
+from tests.support.traces import fresh_samples
+
+PASSWORD = "secret-of-backup"
+
+
+def taken(server: RedisServer, copy: Path) -> None:
+    """Take a copy as the documents show, by the user that they show."""
+    (user,) = [block for block in blocks("deploy/OPERATIONS.md") if block.startswith("user backup ")]
+    _, name, *rules = user.replace("PASSWORD-OF-backup", f">{PASSWORD}").split()
+    with server.connect() as client:
+        client.execute_command("ACL", "SETUSER", name, *rules)
+        # For others that might want a copy too, newer servers would wait five seconds.
+        client.config_set("repl-diskless-sync-delay", 0)
+    command = code_with("--rdb copy.rdb").replace("PASSWORD-OF-backup", PASSWORD)
+    in_shell(command.replace("HOST", "127.0.0.1").replace("6379", str(server.port)), copy.parent)
+
+
+def restored(copy: Path, directory: Path, executable: str) -> None:
+    """Make of a copy, as the documents show, what a server with an append-only file starts with."""
+    directory.mkdir()
+    shutil.copy(copy, directory / "copy.rdb")
+    for name in ("redis.conf", "users.acl"):
+        shutil.copy(REPOSITORY / "deploy" / name, directory)
+    block = code_with("cp copy.rdb dump.rdb").replace("6380", str(free_port()))
+    # The last line starts the server for good; the port and the passwords of that one are its own.
+    *lines, last = block.splitlines()
+    assert last == "redis-server redis.conf"
+    in_shell("\n".join(lines).replace("redis-server", executable), directory)
+
+
+def in_shell(commands: str, directory: Path) -> None:
+    cli = shutil.which("redis-cli", path=f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}")
+    assert cli, "there is no redis-cli"
+    path = f"{Path(cli).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=directory,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("which", ["embedded", "redis-server on the PATH"])
+def test_a_copy_alone_is_ignored_and_restored_as_documented_it_is_there_with_each_start(which: str, tmp_path: Path) -> None:
+    executable = redis_executable() if which == "embedded" else shutil.which("redis-server")
+    if executable is None:
+        pytest.skip("there is no redis-server on the PATH")
+    copy, one, two = tmp_path / "copy.rdb", tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    with RedisServer(one, executable) as server, server.connect() as client:
+        client.set("kp:some", "thing")
+        taken(server, copy)
+    for path in one.iterdir():
+        if path.name.startswith("appendonly"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copy(copy, one / "dump.rdb")
+    with RedisServer(one, executable) as server, server.connect() as client:
+        assert client.dbsize() == 0, "the documents warn of what is no longer so"
+    restored(copy, two, executable)
+    with RedisServer(two, executable) as server, server.connect() as client:
+        assert client.get("kp:some") == b"thing"
+
+
+def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_url: str, tmp_path: Path) -> None:
+    (tmp_path / "lost").mkdir()
+    traces = fresh_samples(5)
+    with rabbitmq_in_use(), RedisServer(tmp_path / "lost") as server:
+        settings = settings_on(rabbitmq_url, server)
+        erased, decided, pending, twice, unknown = (str(trace["id"]) for trace in traces)
+        with (
+            Client(settings) as client,
+            start_worker(settings, tmp_path / "one.log", command=FAST_WORKER) as worker,
+        ):
+            for trace in traces[:2]:
+                client.wait(client.submit(trace), timeout_s=30)
+            # For the moment of the copy nobody decides.
+            worker.process.send_signal(signal.SIGSTOP)
+            client.submit_many(traces[2:4])
+            taken(server, tmp_path / "copy.rdb")
+            worker.process.send_signal(signal.SIGCONT)
+            first = client.wait(twice, timeout_s=30)
+            client.wait(pending, timeout_s=30)
+            client.wait(client.submit(traces[4]), timeout_s=30)
+            assert told(settings, "forget", erased).exit_code == 0
+    restored(tmp_path / "copy.rdb", tmp_path / "new", redis_executable())
+    with rabbitmq_in_use(), RedisServer(tmp_path / "new") as server:
+        settings = settings_on(rabbitmq_url, server)
+        with Client(settings) as client:
+            states = [status and status.state for status in client.look_up([erased, decided, pending, twice, unknown])]
+            assert states == ["decided", "decided", "pending", "pending", None]
+            assert told(settings, "forget", erased).exit_code == 0
+            with start_worker(settings, tmp_path / "two.log", command=FAST_WORKER):
+                for trace_id in (pending, twice):
+                    client.wait(trace_id, timeout_s=30)
+                assert client.wait(twice, timeout_s=30).decided_at > first.decided_at
+                client.wait(client.submit(traces[4]), timeout_s=30)
+            assert client.look_up([erased]) == [None]
+        stats = json.loads(told(settings, "stats").stdout)
+        # What was decided counts, also after it was erased.
+        assert [stats[name] for name in ("submitted", "pending", "decided", "dead")] == [5, 0, 5, 0]
+        audit = told(settings, "audit")
+        assert audit.exit_code == 0, audit.output
+        assert re.search(r"\b4\b", audit.stderr), audit.stderr
+
+
+def settings_on(broker_url: str, server: RedisServer) -> Settings:
+    """Settings by which a broker has queues that nobody has used, and what is lost is noticed soon."""
+    return load_settings({"broker.url": broker_url, "redis.url": server.url, "ledger.resend_after_s": 0.5, **own_queues()})
+
+
+def told(settings: Settings, *arguments: str) -> Result:
+    """What a command says with these settings."""
+    return CliRunner(env=as_environment(settings)).invoke(commands, arguments)
