@@ -1,0 +1,136 @@
+"""The commands that the operators' pages show, run as they stand there, by the users that they say, on a fleet that works."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from click.testing import CliRunner
+from kp_scorer.cli.main import commands
+from kp_scorer.client import Client
+from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.store import Store
+from kp_scorer.store.local_redis import redis_executable
+
+from tests.support.documents import Line, lines_of
+from tests.support.processes import FAST_WORKER, start_worker
+from tests.support.shipped import Shipped
+from tests.support.traces import fresh_samples
+
+PAGES: Final = ("deploy/OPERATIONS.md", "deploy/INCIDENTS.md", "deploy/SECURITY.md")
+COMMAND: Final = re.compile(r"(kp-scorer (?!worker|up|reference)|redis-cli (?!-)|xargs .*kp-scorer )")
+"""What is run here. The rest is run where users, copies and virtual hosts are made."""
+AS_ADMINISTRATOR: Final = "# as an administrator"
+REFUSED: Final = re.compile(r"^(ERR|NO\w+|WRONG\w+|\(error\))", re.MULTILINE)
+
+
+class Fleet:
+    """What the commands act on: as many decided traces, dead letters and groups as they name."""
+
+    def __init__(self, server: Shipped, directory: Path) -> None:
+        self.server, self.directory = server, directory
+        self.settings = {user: self._settings(user) for user in ("client", "worker", "operator")}
+        self._traces = iter(fresh_samples(48))
+
+    def filled(self, command: str) -> str:
+        """A command with what is there in the place of each word that stands for something."""
+        if re.search(r"\bTRACE_ID\b", command):
+            command = re.sub(r"\bTRACE_ID\b…?", self.decided(), command)
+        if re.search(r"\bID\b", command):
+            command = re.sub(r"\bID\b", self.buried(), command)
+        return re.sub(r"\bGROUP\b", "books", command)
+
+    def decided(self) -> str:
+        """The id of a trace that was just decided."""
+        with Client(self.settings["client"]) as client:
+            return client.wait(client.submit(next(self._traces)), timeout_s=30).trace_id
+
+    def buried(self) -> str:
+        """The id of a letter that was just buried."""
+        trace = next(self._traces)
+        with Store.open(self.settings["worker"]) as store:
+            before = {letter.letter_id for letter in store.dead_letters.read()}
+            store.dead_letters.bury(json.dumps(trace).encode(), "poison", "ended its worker", trace["id"])
+            (letter_id,) = {letter.letter_id for letter in store.dead_letters.read()} - before
+        return letter_id
+
+    def _settings(self, user: str) -> Settings:
+        url = self.server.url(user)
+        chosen = {
+            "health.directory": str(self.directory / "health"),
+            "results.accepted_via": "stream",
+            "scoring.threshold": 1.0,
+            "embedding.embedder": "none",
+        }
+        return load_settings({"broker.url": url, "redis.url": url, **chosen})
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """A Redis as it is shipped, with a worker, and a group that reads."""
+    server = Shipped(tmp_path, redis_executable(), more="maxmemory 1gb\n")
+    try:
+        found = Fleet(server, tmp_path)
+        with (
+            start_worker(found.settings["worker"], tmp_path / "worker.log", command=FAST_WORKER),
+            server.connect("reader") as reader,
+        ):
+            reader.xgroup_create("decisions.accepted", "books", id="0", mkstream=True)
+            (tmp_path / "erased.txt").write_text(f"{found.decided()}\n", "utf-8")
+            server.refused()
+            yield found
+    finally:
+        server.stop()
+
+
+def shown() -> Iterator[Line]:
+    """The lines of the pages that are commands to be run here."""
+    for page in PAGES:
+        yield from (line for line in lines_of(page) if line.is_code and COMMAND.match(line.text.strip()))
+
+
+@pytest.mark.slow
+def test_commands_of_the_operators_pages_do_what_they_say(fleet: Fleet) -> None:
+    failed = {}
+    for line in shown():
+        code, said = ran(fleet, line.text.strip())
+        if code or REFUSED.search(said):
+            failed[line.place] = (line.text.strip(), code, said[-500:])
+    assert failed == {}
+    assert fleet.server.refused() == []
+    assert (fleet.directory / "rejected.jsonl").read_text("utf-8").startswith('{"')
+
+
+def ran(fleet: Fleet, text: str) -> tuple[int, str]:
+    """Run a command as its user; return its exit code and what it said."""
+    settings = fleet.settings["operator"]
+    command = fleet.filled(re.sub(r"\s+#.*", "", text))
+    if re.fullmatch(r"kp-scorer [^|>]*", command):
+        done = CliRunner(env=as_environment(settings)).invoke(commands, command.split()[1:], input="y\n")
+        return done.exit_code, done.output + repr(done.exception or "")
+    url = fleet.server.url("administrator" if AS_ADMINISTRATOR in text else "operator")
+    tools = fleet.directory / "tools"
+    tools.mkdir(exist_ok=True)
+    cli = shutil.which("redis-cli", path=f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}")
+    for name, program in {
+        "kp-scorer": f'"{sys.executable}" -m kp_scorer.cli',
+        "redis-cli": f'"{cli}" --no-auth-warning -u "{url}"',
+    }.items():
+        (tools / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n', "utf-8")
+        (tools / name).chmod(0o755)
+    shell = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=fleet.directory,
+        env=os.environ | as_environment(settings) | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return shell.returncode, shell.stdout + shell.stderr
