@@ -193,6 +193,15 @@ def test_nothing_else_is_allowed(server: Shipped, user: str, forbidden: dict[str
     assert allowed == []
 
 
+def test_what_the_documents_warn_of_is_so(server: Shipped) -> None:
+    with server.connect("client") as client, server.connect("reader") as reader, server.connect("producer") as producer:
+        client.hset("kp:trace:another's", mapping={"state": "decided", "decision": "forged"})
+        assert client.hget("kp:trace:another's", "decision") == b"forged"
+        reader.xgroup_create("decisions.accepted", "never acknowledges", mkstream=True)
+        producer.lpush("traces", "of any size, any number of times")
+    assert server.refused() == []
+
+
 @pytest.mark.slow
 def test_readers_may_read_plain_decisions_and_streams(server: Shipped, tmp_path: Path) -> None:
     endpoints = {"broker.url": server.url("worker"), "redis.url": server.url("worker")}
