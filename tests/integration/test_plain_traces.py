@@ -12,7 +12,7 @@ import redis
 from click.testing import CliRunner
 from kombu import Connection
 from kombu.message import Message
-from kp_scorer.broker.task_message import bury_poison, bury_unread
+from kp_scorer.broker.burying import bury_poison, bury_unread
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, decode_trace

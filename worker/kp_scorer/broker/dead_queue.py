@@ -5,9 +5,9 @@ from typing import Final
 from celery import Celery
 from kombu import Producer, Queue
 
+from kp_scorer.broker.burying import bury_poison
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_message import bury_poison
 from kp_scorer.settings import Settings
 from kp_scorer.store import DeadLetters
 

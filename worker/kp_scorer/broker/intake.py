@@ -9,9 +9,10 @@ from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Producer, Queue
 
+from kp_scorer.broker.burying import bury_unread
 from kp_scorer.broker.publishing import confirmed, with_producer
 from kp_scorer.broker.queues import SubmissionQueues
-from kp_scorer.broker.task_message import as_sent, bury_unread, raw_body
+from kp_scorer.broker.task_message import as_sent, raw_body
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.store import Store
 

@@ -7,15 +7,12 @@ import json
 import re
 import uuid
 import zlib
-from contextlib import suppress
 from typing import Any, Final
 
 from kombu.message import Message
 
-from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, check_values, decode_json, least_bytes
-from kp_scorer.errors import InvalidTrace, Problem, Reason
-from kp_scorer.store import DeadLetters, Store
+from kp_scorer.decoding import Limits, check_values, least_bytes
+from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.store.keys import KEPT_S
 from kp_scorer.trace import is_trace_id
 
@@ -99,22 +96,6 @@ def task_in(message: Any, limits: Limits) -> TaskMessage:
     return TaskMessage(message, str(task_id) if named else str(uuid.uuid4()), args, kwargs)
 
 
-def bury_unread(store: Store, message: Any, reason: Reason, detail: str, trace_id: str = "") -> None:
-    """Keep a kombu message that was not parsed; ``trace_id`` is what its headers call the trace, if it is a submission.
-
-    If a client has noted this very submission, that is kept in place of the body, and its record ends.
-
-    Raises:
-        ServiceUnavailable: Redis cannot be reached; the message must be given back, not acknowledged.
-    """
-    payload = raw_body(message)
-    noted = store.ledger.noted(trace_id) if trace_id else b""
-    # Anyone may write any id, so what is noted under it counts only if the body says that and no more.
-    if noted and payload in (noted, task_body(noted)):
-        payload = noted
-    store.dead_letters.bury(payload, reason, detail, trace_id, deliveries=deliveries_by(message))
-
-
 def task_body(argument: bytes) -> bytes:
     """The body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
     return b"[[%s], {}, {}]" % argument
@@ -138,28 +119,6 @@ def call_headers(task: str, task_id: str, shown: str) -> dict[str, Any]:
         "kwargsrepr": "{}",
         "origin": "kp-scorer",
     }
-
-
-def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits: Limits) -> Decision | None:
-    """Keep a kombu message that was delivered ``deliveries`` times in vain.
-
-    Returns:
-        The decision on this very submission, if there is one: then nothing is kept.
-
-    Raises:
-        ServiceUnavailable: Redis cannot be reached; the message must be given back, not acknowledged.
-    """
-    payload = _submission_in(message, limits)
-    trace_id, digest = checked_id(message.headers.get("id")), b""
-    with suppress(InvalidTrace):
-        trace = decode_json(payload, limits)
-        trace_id, digest = trace.id, trace.digest()
-    return dead_letters.bury(payload, "poison", said_of_poison(deliveries), trace_id, digest, deliveries)
-
-
-def said_of_poison(deliveries: int) -> str:
-    """What is said of a message that was delivered so often in vain."""
-    return f"delivered {deliveries} times, and no worker came to an end with it"
 
 
 def result_id(message: Any) -> str:
@@ -225,6 +184,17 @@ def raw_body(message: Any) -> bytes:
     return message.body.encode() if isinstance(message.body, str) else bytes(message.body)
 
 
+def submission_in(message: Any, limits: Limits) -> bytes:
+    """The submission in a message; the body as it came if there is none, or if it is too large to be parsed."""
+    try:
+        payload = json.loads(_bounded_body(message, limits).decode("utf-8"))
+        if _is_plain(payload, message.headers):
+            return as_bytes(payload)
+        return as_bytes(only_argument(*_arguments_in(payload)))
+    except (ValueError, RecursionError, InvalidTrace):
+        return raw_body(message)
+
+
 def only_argument(args: Any, kwargs: Any) -> Any:
     """The trace among the arguments of a task: its only positional argument, or the one called ``trace``.
 
@@ -251,17 +221,6 @@ def trace_id_of(payload: Any) -> str:
 def checked_id(value: object) -> str:
     """The value if it is a trace id, else an empty string."""
     return value if is_trace_id(value) else ""
-
-
-def _submission_in(message: Any, limits: Limits) -> bytes:
-    """The submission in a message; the body as it came if there is none, or if it is too large to be parsed."""
-    try:
-        payload = json.loads(_bounded_body(message, limits).decode("utf-8"))
-        if _is_plain(payload, message.headers):
-            return as_bytes(payload)
-        return as_bytes(only_argument(*_arguments_in(payload)))
-    except (ValueError, RecursionError, InvalidTrace):
-        return raw_body(message)
 
 
 def _is_plain(payload: Any, headers: dict[str, Any]) -> bool:

@@ -9,17 +9,9 @@ from typing import Any, ClassVar, Final
 import structlog
 from celery.worker.consumer import Consumer
 
+from kp_scorer.broker.burying import bury_poison, bury_unread, said_of_poison
 from kp_scorer.broker.publishing import acknowledge_all, described
-from kp_scorer.broker.task_message import (
-    TaskMessage,
-    bury_poison,
-    bury_unread,
-    checked_id,
-    deliveries_by,
-    only_argument,
-    said_of_poison,
-    task_in,
-)
+from kp_scorer.broker.task_message import TaskMessage, checked_id, deliveries_by, only_argument, task_in
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace, Reason
 from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest, Submitted
