@@ -12,3 +12,5 @@ def test_a_ready_worker_holds_no_torch_and_little_memory(worker: Worker) -> None
     assert not [mapped.path for mapped in process.memory_maps() if "torch" in mapped.path]
     # Weights take twice as much where the processor has no bfloat16.
     assert process.memory_info().rss < (450e6 if "bf16" in loaded["engine"] else 600e6)
+    # Nor what exports spans, which nobody has asked for.
+    assert not [mapped.path for mapped in process.memory_maps() if "google/_upb" in mapped.path]

@@ -61,6 +61,7 @@ _HEADERS: Final = (
         "headers",
     ),
     *("properties", "loglevel", "logfile", "message", "received_s", "ticket", "clock", "content-type", "content_encoding"),
+    *("sent_ms", "traceparent", "tracestate"),
 )
 _EMBED: Final = ("callbacks", "errbacks", "chain", "chord", "link", "message", "delivery_info", "ignore_result", "id")
 _OLD_FIELDS: Final = (

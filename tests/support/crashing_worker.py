@@ -144,8 +144,8 @@ def _commit(commit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _publish(publish: Callable[..., Any]) -> Callable[..., Any]:
-    def publish_or_die(self: Any, decisions: Sequence[Any]) -> Any:
-        errors = publish(self, decisions)
+    def publish_or_die(self: Any, decisions: Sequence[Any], *args: Any) -> Any:
+        errors = publish(self, decisions, *args)
         for _ in decisions:
             _PUBLISHED.passed()
         return errors

@@ -30,7 +30,7 @@ FLOORS: Final = floors_of(
     "scoring",
     "novelty",
     "analysis",
-    "environment health urls",
+    "environment health spans urls",
     "settings",
     "logs",
     "report",

@@ -18,8 +18,10 @@ from kp_scorer.errors import EmbedderSick, ScorerError, ServiceUnavailable
 from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest, Submitted
 from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Pipeline
-from kp_scorer.process.settling import Settling
+from kp_scorer.process.recordings import Recordings
+from kp_scorer.process.settling import Settling, dead_result
 from kp_scorer.scoring import Policy
+from kp_scorer.spans import CARRYING
 from kp_scorer.store import MemoryLedger
 
 from tests.support.processes import wait_until
@@ -71,7 +73,7 @@ class Scene:
         self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
-            Settling(self.app, publisher, store, Observer(())),
+            Settling(self.app, publisher, store, Observer(()), Recordings(CARRYING, {}, str)),
             self.hands,
             batch_size=8,
             hold_s=hold_s,
@@ -90,11 +92,11 @@ class Scene:
     def take_to_bury(self, bury: Callable[[], Decision | None]) -> Delivery:
         """Take in hand what is no submission."""
         delivery = Delivery(message(), 0)
-        delivery.burial = Burial(bury, {})
+        delivery.burial = Burial(bury, dead_result("", "invalid", "it is none"))
         self.pipeline.put(delivery)
         return delivery
 
-    def _publish_all(self, decisions: Sequence[Decision]) -> list[ScorerError | None]:
+    def _publish_all(self, decisions: Sequence[Decision], contexts: object) -> list[ScorerError | None]:
         self.tries += bool(decisions)
         if self.breaks_by and decisions:
             raise self.breaks_by

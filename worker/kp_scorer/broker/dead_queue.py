@@ -9,6 +9,7 @@ from kp_scorer.broker.burying import bury_poison
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.results import Publisher
 from kp_scorer.settings import Settings
+from kp_scorer.spans import context_in
 from kp_scorer.store import DeadLetters
 
 _DRAINED_AT_ONCE: Final = 100
@@ -48,5 +49,5 @@ class DeadQueue:
             decision = bury_poison(self._dead_letters, message, self._delivery_limit, self._limits)
             if decision is not None:
                 # Its worker may have died before it was published.
-                self._publisher.publish(decision)
+                self._publisher.publish(decision, context_in(message.headers))
             message.ack()

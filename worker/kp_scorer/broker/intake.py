@@ -14,6 +14,7 @@ from kp_scorer.broker.publishing import confirmed, with_producer
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.task_message import as_sent, raw_body
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.spans import context_in
 from kp_scorer.store import Store
 
 _MOVED_AT_ONCE: Final = 100
@@ -23,7 +24,8 @@ _BATCHES: Final = 5
 """In one turn, so that a worker that is told to stop need not empty the queue first."""
 
 _HEADERS: Final = ("task", "id", "ignore_result", "compression")
-"""What of a message's headers has any meaning to a worker. Others may have one to RabbitMQ, such as where to send copies."""
+"""What of a message's headers has any meaning to a worker, beside its context. Others may have one to RabbitMQ, such as where
+to send copies."""
 _NO_TEXT: Final = "?"
 """In place of a header that is none: what py-amqp reads it cannot always write."""
 
@@ -93,9 +95,10 @@ def _anew(message: Any) -> amqp.Message:
     """A message of the same content, and nothing else of what its producer wrote."""
     headers = as_sent(message.headers)
     kept = {name: headers[name] for name in _HEADERS if name in headers}
+    texts: dict[str, str | bool] = {name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in kept.items()}
     return amqp.Message(
         raw_body(message),
         content_type="application/json" if message.content_type == "application/json" else "application/octet-stream",
-        application_headers={name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in kept.items()},
+        application_headers=texts | dict(context_in(headers)),
         delivery_mode=2,
     )

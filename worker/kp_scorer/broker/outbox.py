@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -14,6 +14,7 @@ from kp_scorer.broker.task_message import call_headers, task_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import QueueSettings, Settings
+from kp_scorer.spans import NO_CONTEXT, Context
 from kp_scorer.store import DecisionStream, Drops
 
 _LOOK_EVERY_S: Final = 1.0
@@ -26,6 +27,9 @@ _DROPPED_AT_ONCE: Final = 100
 
 MARK: Final = "decided_at"
 """The header that holds a decision's mark."""
+
+Contexts = Mapping[str, Context]
+"""What goes into the headers of decisions for spans to follow, by trace id."""
 
 log = structlog.get_logger("kp_scorer.broker.outbox")
 
@@ -48,7 +52,7 @@ class Outbox:
         self._room = 0
         self._look_again_at = 0.0
 
-    def put_all(self, decisions: Sequence[Decision]) -> list[bool]:
+    def put_all(self, decisions: Sequence[Decision], contexts: Contexts) -> list[bool]:
         """Publish decisions, in order; where the queue is full and the settings say so, in place of the oldest.
 
         Returns:
@@ -61,18 +65,19 @@ class Outbox:
         # No more at once than the queue may hold: the oldest make room one by one.
         most = self._settings.results_limit or len(decisions)
         parts = [decisions[start : start + most] for start in range(0, len(decisions), most)]
-        return [is_taken for part in parts for is_taken in self._put(part)]
+        return [is_taken for part in parts for is_taken in self._put(part, contexts)]
 
-    def _put(self, decisions: Sequence[Decision]) -> list[bool]:
+    def _put(self, decisions: Sequence[Decision], contexts: Contexts) -> list[bool]:
         room = self._take_room(len(decisions))
         if room < len(decisions) and self._drops_oldest:
             self._drop_oldest(len(decisions) - room)
             room = len(decisions)
-        taken = self._publish(decisions[:room])
+        taken = self._publish(decisions[:room], contexts)
         if self._drops_oldest and not all(taken):
             # Others have filled it since.
             self._drop_to_low_water()
-            again = iter(self._publish([decision for decision, is_taken in zip(decisions, taken, strict=True) if not is_taken]))
+            refused = [decision for decision, is_taken in zip(decisions, taken, strict=True) if not is_taken]
+            again = iter(self._publish(refused, contexts))
             taken = [is_taken or next(again) for is_taken in taken]
         return taken + [False] * (len(decisions) - room)
 
@@ -80,11 +85,13 @@ class Outbox:
         """What to say of a decision that is not published."""
         return ServiceUnavailable(f"results: the queue {self._queue.name} is full of unread decisions")
 
-    def _publish(self, decisions: Sequence[Decision]) -> list[bool]:
+    def _publish(self, decisions: Sequence[Decision], contexts: Contexts) -> list[bool]:
         """Publish; return which of them the queue took."""
         if not decisions:
             return []
-        messages = [_call(decision, self._task) if self._task else message_of(decision) for decision in decisions]
+        messages = [message_of(decision, contexts.get(decision.trace_id, NO_CONTEXT)) for decision in decisions]
+        if self._task:
+            messages = [_call(message, self._task) for message in messages]
         return publish_all(self._app, "results", self._queue, messages, if_missing=[self._queue], plain=self._plain)
 
     def _take_room(self, wanted: int) -> int:
@@ -150,7 +157,7 @@ class StreamOutbox:
         self._drops_oldest = settings.when_full(outcome) == "drop_oldest"
         self._notices = Notices(stream.name)
 
-    def put_all(self, decisions: Sequence[Decision]) -> list[bool]:
+    def put_all(self, decisions: Sequence[Decision], contexts: Contexts) -> list[bool]:
         """Put decisions on the stream, in order; where it is full and the settings say so, in place of the oldest.
 
         Returns:
@@ -159,7 +166,7 @@ class StreamOutbox:
         Raises:
             ServiceUnavailable: Redis cannot be reached, or has something else by this name; any of them may be there.
         """
-        placed = self._stream.put(decisions, self._most, drop_oldest=self._drops_oldest)
+        placed = self._stream.put(decisions, self._most, contexts, drop_oldest=self._drops_oldest)
         # Not when the last one has just come: then nothing waits yet.
         self._notices.looked(placed.unread, full=placed.put < len(decisions) or placed.dropped > 0)
         self._notices.dropped(placed.dropped)
@@ -202,13 +209,12 @@ class Notices:
         log.warning("results_dropped", queue=self._name, count=untold)
 
 
-def message_of(decision: Decision) -> Outgoing:
+def message_of(decision: Decision, context: Context = NO_CONTEXT) -> Outgoing:
     """The message that says what was decided: copies of it have the same id and the same mark."""
-    return Outgoing(decision.model_dump_json().encode(), decision.trace_id, {MARK: decision.mark})
+    return Outgoing(decision.model_dump_json().encode(), decision.trace_id, {**context, MARK: decision.mark})
 
 
-def _call(decision: Decision, task: str) -> Outgoing:
-    """The message by which another Celery app calls its task with a decision. The id of the call is the trace's."""
-    said = message_of(decision)
-    headers = call_headers(task, decision.trace_id, "(decision,)")
+def _call(said: Outgoing, task: str) -> Outgoing:
+    """The message by which another Celery app calls its task with what a message says. The id of the call is the trace's."""
+    headers = call_headers(task, said.message_id, "(decision,)")
     return said._replace(body=task_body(said.body), headers={**headers, **said.headers})

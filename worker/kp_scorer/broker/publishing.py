@@ -18,6 +18,7 @@ from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq_confirms import confirming_channel
 from kp_scorer.broker.task_message import SENT_MS, TASK_NAME, as_sent, task_body
 from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.spans import Destination, sending
 from kp_scorer.store.connection import REFUSALS, refusal
 from kp_scorer.store.suitability import shortcomings
 
@@ -193,9 +194,18 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
             user may not make it. Some may have been sent.
     """
     headers = {"task": TASK_NAME, SENT_MS: int(time.time() * 1_000)}
-    messages = [Outgoing(task_body(submission), trace_id, {**headers, "id": trace_id}) for trace_id, submission in submissions]
-    if not all(publish_all(app, "submit", queues.traces, messages, if_missing=queues.in_order)):
-        raise ServiceUnavailable("submit: the broker refuses")
+    with sending([trace_id for trace_id, _ in submissions], destination_of(app, queues.traces.name)) as contexts:
+        messages = [
+            Outgoing(task_body(submission), trace_id, {**context, **headers, "id": trace_id})
+            for (trace_id, submission), context in zip(submissions, contexts, strict=True)
+        ]
+        if not all(publish_all(app, "submit", queues.traces, messages, if_missing=queues.in_order)):
+            raise ServiceUnavailable("submit: the broker refuses")
+
+
+def destination_of(app: Celery, queue: str) -> Destination:
+    """What spans call a queue on the app's broker."""
+    return Destination("redis" if app.conf.broker_transport else "rabbitmq", queue)
 
 
 def send_again(app: Celery, queue: Queue, message: Any) -> None:

@@ -1,14 +1,15 @@
 """The results queues and streams: publish decisions to them, and take decisions off queues."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from celery import Celery
 from kombu import Queue
 
-from kp_scorer.broker.outbox import Outbox, StreamOutbox
-from kp_scorer.broker.publishing import NoQueue, declare_queues, unavailable_if_broker_fails, waiting
+from kp_scorer.broker.outbox import Contexts, Outbox, StreamOutbox
+from kp_scorer.broker.publishing import NoQueue, declare_queues, destination_of, unavailable_if_broker_fails, waiting
 from kp_scorer.broker.queues import results_queue, results_queues, results_streams
 from kp_scorer.broker.shadow_outbox import ShadowOutbox
 from kp_scorer.broker.task_message import raw_body
@@ -16,10 +17,12 @@ from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
+from kp_scorer.spans import NO_CONTEXT, Context, Destination
 from kp_scorer.store import DeadLetters, Store
 
 _LIMITS: Final = Limits()
 """No decision comes near them, whatever those of traces are set to."""
+_NO_CONTEXTS: Final[Contexts] = MappingProxyType({})
 
 
 class Publisher:
@@ -38,21 +41,27 @@ class Publisher:
             **{outcome: of_queues[queue.name] for outcome, queue in queues.items()},
             **{outcome: of_streams[name] for outcome, name in streams.items()},
         }
+        self.destinations: Mapping[Outcome, Destination] = {
+            **{outcome: destination_of(app, queue.name) for outcome, queue in queues.items()},
+            **{outcome: Destination("redis", name) for outcome, name in streams.items()},
+        }
+        """Where decisions of an outcome go, if anywhere, as spans call it."""
         policy = settings.shadow.policy() if settings.shadow.is_published else None
         self.shadow = ShadowOutbox(app, settings, policy) if policy else None
         """What the shadow makes of decisions that are published waits here, if it goes anywhere, until it is published too."""
 
-    def publish(self, decision: Decision) -> None:
+    def publish(self, decision: Decision, context: Context = NO_CONTEXT) -> None:
         """Put a decision on its outcome's queue, as :meth:`publish_all` does, or raise what that returns."""
-        (error,) = self.publish_all([decision])
+        (error,) = self.publish_all([decision], {decision.trace_id: context})
         if error is not None:
             raise error
 
-    def publish_all(self, decisions: Sequence[Decision]) -> list[ScorerError | None]:
+    def publish_all(self, decisions: Sequence[Decision], contexts: Contexts = _NO_CONTEXTS) -> list[ScorerError | None]:
         """Put decisions where those of their outcome go, all of a queue or a stream in one round trip.
 
         On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
         header :data:`~kp_scorer.broker.outbox.MARK` is the decision's mark. On a stream each is an entry with fields for both.
+        So are those of its context, if it has one.
         Returns once the broker, or Redis, has them. Decisions of an outcome that is not published are done with at once.
 
         Returns:
@@ -66,7 +75,7 @@ class Publisher:
             if not places:
                 continue
             try:
-                taken = outbox.put_all([decisions[place] for place in places])
+                taken = outbox.put_all([decisions[place] for place in places], contexts)
             except (ServiceUnavailable, SettingsError) as error:
                 errors = [error if place in places else found for place, found in enumerate(errors)]
                 continue

@@ -4,6 +4,8 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -47,7 +49,8 @@ class Errands:
                 self._waiting = SimpleQueue()
                 self._thread = threading.Thread(target=_run, args=[self._waiting], name="kp-scorer-client", daemon=True)
                 self._thread.start()
-            self._waiting.put((errand, future))
+            # Spans that it records are part of what its caller does.
+            self._waiting.put((partial(copy_context().run, errand), future))
         return future
 
     def end(self) -> None:

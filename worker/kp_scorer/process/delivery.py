@@ -10,6 +10,7 @@ from celery.worker.state import task_ready
 
 from kp_scorer.decision import Decision
 from kp_scorer.process.watchdog import StallTimer
+from kp_scorer.spans import Recording, Step
 from kp_scorer.trace import ReasoningTrace
 
 
@@ -54,6 +55,12 @@ class Delivery:
         self.decision: Decision | None = None
         self.is_hopeless = False
         """Whether it is to be given back as it is, because of an error that is nobody's but ours."""
+        self.steps: list[Step] = []
+        """What was done with its trace since it was last to be decided."""
+        self.recording: Recording | None = None
+        """What spans tell of it, once there is something to tell."""
+        self.taken_at_s = time.time()
+        """When it came, as Unix time."""
         self.since_s = time.monotonic()
         """When it came, by the monotonic clock."""
         self.still = StallTimer()

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from celery import Celery, signals
@@ -14,6 +14,7 @@ from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
 from kp_scorer.broker.celery_app import warn_of_celery_variables
+from kp_scorer.broker.publishing import destination_of
 from kp_scorer.errors import EmbedderSick, ScorerError, SettingsError
 from kp_scorer.health import directory_of
 from kp_scorer.logs import configure_logs, raised_at
@@ -25,6 +26,10 @@ from kp_scorer.process.runtime import LoadEmbedder, Runtime
 from kp_scorer.process.supervisor import Supervisor
 from kp_scorer.process.watchdog import StallTimer, Watchdog
 from kp_scorer.settings import Settings
+from kp_scorer.spans import CARRYING, Recorder, open_recorder
+
+_LAST_SPANS_S: Final = 2.0
+"""How long a worker that ends waits for the collector, if its grace leaves so much."""
 
 log = structlog.get_logger("kp_scorer.process.lifecycle")
 
@@ -38,6 +43,7 @@ class Lifecycle:
         self._app = app
         self._settings = settings
         self._runtime: Runtime | None = None
+        self._recorder: Recorder = CARRYING
         self._shutdown = StallTimer()
         self._pipeline: Pipeline | None = None
         self._watchdog: Watchdog | None = None
@@ -104,7 +110,9 @@ class Lifecycle:
             # Before there is a runtime: a worker that loads its model is alive.
             directory = directory_of(self._settings.health.directory)
             self._noting.enter_context(health_file(directory, watchdog.stalls, self._not_ready))
-            self._runtime = Runtime(self._settings, self._app, self._load_embedder, self._node)
+            if self._settings.otel.enabled:
+                self._recorder = open_recorder(destination_of(self._app, self._settings.queues.traces), self._node)
+            self._runtime = Runtime(self._settings, self._app, self._load_embedder, self._node, self._recorder)
             self._watch(watchdog, self._runtime)
             if self._settings.metrics.port:
                 self._serve_metrics(self._runtime)
@@ -166,6 +174,9 @@ class Lifecycle:
         if self._runtime is not None:
             self._runtime.close()
             self._runtime = None
+            # Half of what is left of the grace, so that a collector that hangs is no reason to end with an error.
+            left_s = self._settings.worker.grace_s - self._shutdown.elapsed_s()
+            self._recorder.close(min(_LAST_SPANS_S, max(0.0, left_s / 2)))
             log.info("worker_stopped")
         self._noting.close()
         # Celery's command tells its caller, who does not tell the process's: a broken worker would seem to have ended well.

@@ -88,8 +88,8 @@ class Observer:
         self._domains = frozenset(domains)
         self._lock = threading.Lock()
         # From 0 on: of what is not there, nobody can tell when it begins to grow.
-        told_apart = product(get_args(Outcome), sorted(self._domains | {OTHER}))
-        self._decisions: Counter[tuple[Outcome, str]] = Counter(dict.fromkeys(told_apart, 0))
+        classes = product(get_args(Outcome), sorted(self._domains | {OTHER}))
+        self._decisions: Counter[tuple[Outcome, str]] = Counter(dict.fromkeys(classes, 0))
         self._overrides: Counter[Override] = Counter(dict.fromkeys(get_args(Override), 0))
         self._dead_letters: Counter[Reason] = Counter(dict.fromkeys(REASONS, 0))
         self._deliveries = self._redeliveries = self._resends = self._tokens = 0
@@ -97,6 +97,10 @@ class Observer:
         self._queued, self._held = _Histogram(_SECONDS), _Histogram(_SECONDS)
         self._batch = _Histogram(_SIZES)
         self._look_up, self._embed, self._finish = _Histogram(_SECONDS), _Histogram(_SECONDS), _Histogram(_SECONDS)
+
+    def told_apart(self, domain: str) -> str:
+        """The name by which a domain is counted."""
+        return domain if domain in self._domains else OTHER
 
     def delivered(self, deliveries: int) -> None:
         """A message has come, by so many deliveries."""
@@ -121,8 +125,7 @@ class Observer:
         """Decisions are where their readers find them."""
         with self._lock:
             for decision, queued_s, held_s in ended:
-                domain = decision.domain if decision.domain in self._domains else OTHER
-                self._decisions[decision.outcome, domain] += 1
+                self._decisions[decision.outcome, self.told_apart(decision.domain)] += 1
                 self._overrides.update(fired.name for fired in decision.overrides)
                 self._score.add(decision.score)
                 self._held.add(held_s)

@@ -16,6 +16,7 @@ from kp_scorer.logs import raised_at
 from kp_scorer.process.batcher import MicroBatcher, Stages
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.settling import Settling
+from kp_scorer.process.stages import NotedBatch, NotedStages
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 from kp_scorer.trace import ReasoningTrace
 
@@ -85,8 +86,8 @@ class Pipeline:
         self._stopping = False
         self._stopped = False
         self._settling_for = StallTimer()
-        self._batcher: MicroBatcher[ReasoningTrace, Prepared, Settled, Delivery] = MicroBatcher(
-            stages, self._handed.put, batch_size
+        self._batcher: MicroBatcher[Delivery, NotedBatch, Settled, Delivery] = MicroBatcher(
+            NotedStages(stages), self._handed.put, batch_size
         )
         settler = VitalThread(self._settle_all, "settler")
         self.threads = (*self._batcher.threads, settler)
@@ -187,7 +188,8 @@ class Pipeline:
         assert delivery.submitted, "there is nothing else to be done with it"
         # However long it waits for its batch, that is no standstill as long as there are batches.
         delivery.still.stop()
-        self._batcher.submit(delivery.submitted.trace, delivery)
+        delivery.steps = []
+        self._batcher.submit(delivery, delivery)
 
     def _is_settled(self, delivery: Delivery, settled: Settled | Exception) -> bool:
         delivery.still.start()

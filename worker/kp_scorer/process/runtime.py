@@ -24,12 +24,14 @@ from kp_scorer.novelty import NoveltyCache
 from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.reconciler import Reconciler
+from kp_scorer.process.recordings import Recordings
 from kp_scorer.process.repeating import Chores
 from kp_scorer.process.reporting import Condition, report_of
 from kp_scorer.process.settling import Settling
 from kp_scorer.process.stages import WatchedStages
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 from kp_scorer.settings import EmbeddingSettings, RecipeName, Settings
+from kp_scorer.spans import Recorder
 from kp_scorer.store import Store
 
 _RECONCILE_EVERY_S: Final = 10.0
@@ -50,8 +52,10 @@ LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
 class Runtime:
     """Everything that one process needs to decide traces."""
 
-    def __init__(self, settings: Settings, app: Celery, load_embedder: LoadEmbedder, node: str) -> None:
-        """Connect to Redis and the broker, load the embedder, read the novelty log. ``node`` is what monitors call the worker.
+    def __init__(self, settings: Settings, app: Celery, load_embedder: LoadEmbedder, node: str, recorder: Recorder) -> None:
+        """Connect to Redis and the broker, load the embedder, read the novelty log.
+
+        ``node`` is what monitors call the worker, ``recorder`` is told how messages end, and is not closed here.
 
         Raises:
             SettingsError: the embedder is required and missing, or a setting cannot be used.
@@ -61,6 +65,7 @@ class Runtime:
         self._app = app
         self._settings = settings
         self._node = node
+        self._recorder = recorder
         self.is_ready = False
         """Whether the worker has begun to consume."""
         self.is_stopping = False
@@ -124,9 +129,10 @@ class Runtime:
     def begin(self, hands: Hands, on_sick: Callable[[EmbedderSick], None]) -> Pipeline:
         """Start the pipeline that takes messages in hand; ``hands`` let go of them. For ``on_sick`` see there."""
         settings = self._settings
+        recordings = Recordings(self._recorder, self._publisher.destinations, self.observer.told_apart)
         pipeline = self._pipeline = Pipeline(
             self._stages,
-            Settling(self._app, self._publisher, self.store, self.observer),
+            Settling(self._app, self._publisher, self.store, self.observer, recordings),
             hands,
             batch_size=settings.worker.batch_size,
             # Only RabbitMQ takes a message away from a worker that holds it for long.

@@ -1,7 +1,6 @@
 """The last stage of every message: what was decided is published, what cannot be becomes a dead letter."""
 
 import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceCon
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Burial, Delivery
 from kp_scorer.process.observer import Ended, Observer
+from kp_scorer.process.recordings import Recordings
 from kp_scorer.store import Store
 
 log = structlog.get_logger("kp_scorer.process.settling")
@@ -25,15 +25,16 @@ log = structlog.get_logger("kp_scorer.process.settling")
 class Settling:
     """Publishes and buries, whole batches at a time. One thread owns it."""
 
-    def __init__(self, app: Celery, publisher: Publisher, store: Store, observer: Observer) -> None:
+    def __init__(self, app: Celery, publisher: Publisher, store: Store, observer: Observer, recordings: Recordings) -> None:
         """Publish by ``publisher``, keep dead letters in ``store``, and what producers ask for in the app's result backend.
 
-        ``observer`` is told what is published.
+        ``observer`` is told what is published, ``recordings`` how each message ended.
         """
         self._app = app
         self._publisher = publisher
         self._store = store
         self._observer = observer
+        self._recordings = recordings
 
     def take(self, delivery: Delivery, settled: Settled | Exception) -> None:
         """Note what is to be done with a delivery, now that this has become of its trace.
@@ -94,12 +95,15 @@ class Settling:
             else:
                 if delivery.decision:
                     delivery.burial = None
+                else:
+                    self._recordings.buried(delivery, delivery.burial)
 
     def _publish(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
         decided = [(delivery, delivery.decision) for delivery in deliveries if delivery.decision]
         found: Sequence[BaseException | None]
         try:
-            found = self._publisher.publish_all([decision for _, decision in decided])
+            contexts = {decision.trace_id: self._recordings.publishing(delivery, decision) for delivery, decision in decided}
+            found = self._publisher.publish_all([decision for _, decision in decided], contexts)
         except BaseException as broken:
             # As when there is no memory for all of them at once.
             found = [broken] * len(decided)
@@ -110,7 +114,8 @@ class Settling:
             else:
                 held_s = delivery.held_s()
                 _log(decision, held_s)
-                ended.append(Ended(decision, queued_s(delivery.message, time.time() - held_s), held_s))
+                ended.append(Ended(decision, queued_s(delivery.message, delivery.taken_at_s), held_s))
+                self._recordings.published(delivery, ended[-1])
         self._observer.published(ended)
 
     def _store_results(self, deliveries: Sequence[Delivery]) -> None:

@@ -1,10 +1,13 @@
-"""The decider, as the batcher calls it: what its batches cost, and when it last had the whole novelty log."""
+"""The decider, as the batcher calls it: what its batches cost, when it last had the whole novelty log, what was done when."""
 
 import time
 from collections.abc import Callable, Sequence
 
 from kp_scorer.decider import Decider, Prepared, Settled
+from kp_scorer.process.batcher import Stages
+from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.observer import Observer
+from kp_scorer.spans import Step
 from kp_scorer.trace import ReasoningTrace
 
 
@@ -48,3 +51,42 @@ class WatchedStages:
         """Read on in the novelty log; see :meth:`~kp_scorer.decider.Decider.refresh`."""
         self._decider.refresh()
         self._caught_up_at = time.monotonic()
+
+
+NotedBatch = tuple[Sequence[Delivery], Prepared]
+"""A batch between the two stages, and the messages that it came by."""
+
+
+class NotedStages:
+    """Stages for messages in hand, each of which notes what is done with its trace."""
+
+    def __init__(self, stages: Stages[ReasoningTrace, Prepared, Settled]) -> None:
+        """Have these stages do it."""
+        self._stages = stages
+
+    def prepare(self, deliveries: Sequence[Delivery], *, alone: bool) -> NotedBatch:
+        """Begin with what the messages submit."""
+        traces = [delivery.submitted.trace for delivery in deliveries if delivery.submitted]
+        begun_s = time.time()
+        prepared = self._stages.prepare(traces, alone=alone)
+        looked_up_s = begun_s + prepared.look_up_ms / 1_000
+        looked_up = Step("look up", begun_s, looked_up_s, len(traces))
+        embedded = Step("embed", looked_up_s, looked_up_s + prepared.embed_ms / 1_000, len(prepared.begun))
+        for delivery, case in zip(deliveries, prepared.cases, strict=True):
+            delivery.steps += [looked_up, embedded] if case.is_begun else [looked_up]
+        return deliveries, prepared
+
+    def finish(self, work: NotedBatch) -> Sequence[Settled | None]:
+        """End what was begun."""
+        deliveries, prepared = work
+        begun_s = time.time()
+        settled = self._stages.finish(prepared)
+        decided = Step("decide", begun_s, time.time(), len(prepared.begun))
+        for delivery, case in zip(deliveries, prepared.cases, strict=True):
+            if case.is_begun:
+                delivery.steps.append(decided)
+        return settled
+
+    def refresh(self) -> None:
+        """Do what there is to do when there is nothing to finish."""
+        self._stages.refresh()

@@ -214,6 +214,12 @@ class MetricsSettings(Section):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
+class OtelSettings(Section):
+    """Spans of OpenTelemetry, which its own variables say where to export."""
+
+    enabled: bool = False
+
+
 class LogSettings(Section):
     """Logs, which go to stderr."""
 

@@ -16,6 +16,7 @@ from kp_scorer.settings.sections import (
     LogSettings,
     MetricsSettings,
     NoveltySettings,
+    OtelSettings,
     QueueSettings,
     RedisSettings,
     ResultsSettings,
@@ -41,6 +42,7 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     health: HealthSettings = HealthSettings()
     metrics: MetricsSettings = MetricsSettings()
+    otel: OtelSettings = OtelSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

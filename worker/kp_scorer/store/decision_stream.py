@@ -1,14 +1,18 @@
 """Decisions of an outcome on a Redis Stream, for consumer groups."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import redis
 
 from kp_scorer.decision import Decision
+from kp_scorer.spans import NO_CONTEXT, TRACEPARENT, TRACESTATE, Context
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.scripts import lua_source
+
+_NO_CONTEXTS: Final[Mapping[str, Context]] = MappingProxyType({})
 
 
 class Placed(NamedTuple):
@@ -25,6 +29,8 @@ class Placed(NamedTuple):
 class DecisionStream:
     """A stream of decisions. Each entry has the fields ``trace_id``, ``decided_at``, which is its mark, and ``decision``, JSON.
 
+    One that has a context for spans also has that one's fields, ``traceparent`` and perhaps ``tracestate``.
+
     An entry is unread until every consumer group of the stream has acknowledged it, and always if there is no group. What is
     read makes room for what comes.
     """
@@ -36,7 +42,9 @@ class DecisionStream:
         self._put = client.register_script(lua_source(__package__, "acknowledged", "put_decisions"))
         self._unread = client.register_script(lua_source(__package__, "acknowledged", "unread_decisions"))
 
-    def put(self, decisions: Sequence[Decision], most: int, *, drop_oldest: bool) -> Placed:
+    def put(
+        self, decisions: Sequence[Decision], most: int, contexts: Mapping[str, Context] = _NO_CONTEXTS, *, drop_oldest: bool
+    ) -> Placed:
         """Put decisions on the stream, in order and in one step, as long as no more than ``most`` are unread; 0 is no limit.
 
         Where the oldest make room, all are put, and the oldest that are too many go, read or not.
@@ -44,7 +52,7 @@ class DecisionStream:
         Raises:
             ServiceUnavailable: Redis cannot be reached, or has something else by this name.
         """
-        parts = [part for each in decisions for part in (each.trace_id, each.mark, each.model_dump_json())]
+        parts = [part for each in decisions for part in _parts(each, contexts.get(each.trace_id, NO_CONTEXT))]
         with unavailable_if_down("results"):
             found: Any = self._put(keys=[self.name, self._keys.dropped], args=[self.name, most, int(drop_oldest), *parts])
         return Placed(*map(int, found))
@@ -58,3 +66,9 @@ class DecisionStream:
         with unavailable_if_down("results"):
             found: Any = self._unread(keys=[self.name])
         return int(found)
+
+
+def _parts(decision: Decision, context: Context) -> tuple[str, ...]:
+    """What the script is told of a decision."""
+    own = (decision.trace_id, decision.mark, decision.model_dump_json())
+    return (*own, context.get(TRACEPARENT, ""), context.get(TRACESTATE, ""))

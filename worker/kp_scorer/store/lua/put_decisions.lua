@@ -2,12 +2,12 @@
 --
 -- KEYS  stream, counts of what was dropped
 -- ARGV  what the stream is called in those counts, largest number of unread entries (0: any number), 1 if the oldest of them make
---       room; then trace id, mark and JSON of each decision
+--       room; then trace id, mark, JSON, traceparent and tracestate of each decision, either of the last two empty if it has none
 -- Reply how many were put, how many were dropped unread, and how many are unread now
 
 local stream, dropped = KEYS[1], KEYS[2]
 local name, most, drops_oldest = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
-local FIRST_DECISION, PARTS = 4, 3
+local FIRST_DECISION, PARTS = 4, 5
 expect('stream', stream)
 expect('hash', dropped)
 
@@ -16,7 +16,11 @@ remove_acknowledged(stream)
 local room = (#ARGV - FIRST_DECISION + 1) / PARTS
 if most > 0 and not drops_oldest then room = math.max(0, math.min(room, most - redis.call('XLEN', stream))) end
 for i = FIRST_DECISION, FIRST_DECISION + room * PARTS - 1, PARTS do
-    redis.call('XADD', stream, '*', 'trace_id', ARGV[i], 'decided_at', ARGV[i + 1], 'decision', ARGV[i + 2])
+    local fields = {'trace_id', ARGV[i], 'decided_at', ARGV[i + 1], 'decision', ARGV[i + 2]}
+    for at, name in pairs({[i + 3] = 'traceparent', [i + 4] = 'tracestate'}) do
+        if ARGV[at] ~= '' then fields[#fields + 1], fields[#fields + 2] = name, ARGV[at] end
+    end
+    redis.call('XADD', stream, '*', unpack(fields))
 end
 
 local excess = 0

@@ -1,0 +1,63 @@
+"""What counts as the context of a message, of all that its headers may hold."""
+
+import logging
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kp_scorer.spans import NO_CONTEXT, Destination, context_in
+from kp_scorer.spans.recording import SpanRecording
+from opentelemetry.sdk.trace import TracerProvider
+
+IDS: Final = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
+PARENT: Final = f"00-{IDS}-01"
+TRACER: Final = TracerProvider(shutdown_on_exit=False).get_tracer("test")
+
+
+@pytest.mark.parametrize("state", ["", "shop=42", "shop=42,other@one=a:b;c", "a=1" + ",b=2" * 31])
+def test_a_context_is_what_the_standard_says(state: str) -> None:
+    headers = {"traceparent": PARENT, **({"tracestate": state} if state else {})}
+    assert context_in({"task": "score_trace", **headers}) == headers
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        *(None, 5, b"x", [PARENT], {PARENT: PARENT}, "", "?", PARENT * 2, f"{PARENT},{PARENT}", f" {PARENT}", f"{PARENT}\n"),
+        *(PARENT.upper(), f"ff-{IDS}-01", f"00-{IDS}", f"{PARENT}-more", "0" * 1_000_000),
+        *(f"00-{'0' * 32}-b7ad6b7169203331-01", f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01"),
+    ],
+)
+def test_what_is_not_exactly_one_is_none(parent: Any) -> None:
+    assert context_in({"traceparent": parent, "tracestate": "shop=42"}) == NO_CONTEXT
+
+
+@pytest.mark.parametrize(
+    "state", [5, ["shop=42"], "shop", "=", "shop=4=2", "Shop=1", "a=\u00e9", "a=1\n", "a=1," * 9, "a=" + "1" * 999]
+)
+def test_a_bad_state_takes_no_parent_along(state: Any) -> None:
+    assert context_in({"traceparent": PARENT, "tracestate": state}) == {"traceparent": PARENT}
+
+
+@given(st.from_regex(r"\A[a-z0-9@=,!~_*/-]{1,40}\Z"))
+def test_opentelemetry_says_nothing_of_what_counts(state: str) -> None:
+    context = context_in({"traceparent": PARENT, "tracestate": state})
+    with _Lines() as lines:
+        SpanRecording(TRACER, context, 1.0, Destination("redis", "traces"))
+    assert lines.told == []
+
+
+class _Lines(logging.Handler):
+    """What the loggers of OpenTelemetry say meanwhile."""
+
+    def __enter__(self) -> "_Lines":
+        self.told: list[str] = []
+        logging.getLogger("opentelemetry").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("opentelemetry").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())

@@ -1,0 +1,32 @@
+"""What a message's headers say of the span that sent it, as W3C Trace Context writes it. Here it is text, and nothing more."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+Context = Mapping[str, str]
+"""The headers ``traceparent`` and perhaps ``tracestate``; empty if a message has none."""
+
+NO_CONTEXT: Final[Context] = MappingProxyType({})
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+
+_PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+_VALUE: Final = r"[!-+\--<>-~]{1,256}"
+_STATE: Final = re.compile(rf"{_KEY}={_VALUE}(?:,{_KEY}={_VALUE}){{0,31}}")
+_STATE_CHARS: Final = 512
+"""As much as everyone has to pass on, by the standard."""
+
+
+def context_in(headers: Mapping[str, Any]) -> Context:
+    """The context in a message's headers, which may hold anything: what is not exactly one counts as none."""
+    parent, state = headers.get(TRACEPARENT), headers.get(TRACESTATE)
+    if not isinstance(parent, str) or not _PARENT.fullmatch(parent):
+        return NO_CONTEXT
+    # OpenTelemetry would quote in a warning what it cannot read.
+    if isinstance(state, str) and len(state) <= _STATE_CHARS and _STATE.fullmatch(state):
+        return {TRACEPARENT: parent, TRACESTATE: state}
+    return {TRACEPARENT: parent}
