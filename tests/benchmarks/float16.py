@@ -18,6 +18,7 @@ import numpy as np
 import redis
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
+from kp_scorer.embedding import TRACE
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.novelty import NoveltyCache
 from kp_scorer.scoring import Policy
@@ -53,6 +54,8 @@ class Embedded:
     name = "embedded ahead"
     engine = "none"
     space = "benchmark"
+    recipe = TRACE
+    tokens_embedded = 0
 
     def __init__(self, traces: Sequence[ReasoningTrace]) -> None:
         embedder = real_embedder()

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import redis
 from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.embedding import TRACE
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.scoring import Policy
@@ -61,6 +62,8 @@ class HashEmbedder:
     engine = "python"
     space = "benchmark"
     dimensions = 384
+    recipe = TRACE
+    tokens_embedded = 0
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         return np.stack([self._vector(text) for text in texts])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from celery.platforms import SecurityWarning
 from kp_scorer.app import create_app
+from kp_scorer.embedding import RECIPES
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.process.runtime import LoadEmbedder
 from kp_scorer.settings import EmbeddingSettings, RecipeName, load_settings
@@ -25,9 +26,11 @@ class WordHashEmbedder:
     engine = "python"
     space = "word-hash-1"
     dimensions = _DIMENSIONS
+    tokens_embedded = 0
 
     def __init__(self, settings: EmbeddingSettings, recipe: RecipeName) -> None:
-        """Needs nothing; takes the settings that every embedder is made from."""
+        """Needs nothing but the recipe; takes the settings that every embedder is made from."""
+        self.recipe = RECIPES[recipe]
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts as float32 unit vectors of shape (len(texts), 128)."""

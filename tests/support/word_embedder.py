@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from kp_scorer.embedding import TRACE
 from kp_scorer.embedding.embedder import Vectors
 
 
@@ -15,6 +16,8 @@ class WordEmbedder:
     engine = "python"
     space = "words-1"
     dimensions = 64
+    recipe = TRACE
+    tokens_embedded = 0
 
     def __init__(self) -> None:
         self.texts: list[str] = []

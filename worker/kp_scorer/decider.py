@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from kp_scorer.decision import Decision, Nearest, Novelty, Timings
-from kp_scorer.embedding import TRACE, CheckedEmbedder, Embedder, Recipe, Vector
+from kp_scorer.embedding import CheckedEmbedder, Embedder, Vector
 from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.novelty import Candidate, NoveltyCache, Placed
 from kp_scorer.scoring import Policy, decide_again, fingerprint, novelty_of, score
@@ -22,12 +22,11 @@ Settled = Decision | TraceConflict | TraceDead | TraceHeld
 class NoveltyMeter:
     """The embedder and the cache its vectors go to; there is never one without the other."""
 
-    def __init__(self, embedder: Embedder, cache: NoveltyCache, recipe: Recipe = TRACE) -> None:
-        """Compare by the vectors, in the space of ``cache``, that ``embedder`` gives to what ``recipe`` makes of traces."""
+    def __init__(self, embedder: Embedder, cache: NoveltyCache) -> None:
+        """Compare by the vectors that ``embedder`` gives, in the space of ``cache``."""
         self.embedder = embedder
         self.cache = cache
         self._checked = CheckedEmbedder(embedder)
-        self._recipe = recipe
 
     def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[Vector]:
         """Embed traces, in order; a text that comes several times is embedded once. ``alone`` is one of a batch that failed.
@@ -36,7 +35,7 @@ class NoveltyMeter:
             EmbedderSick: the embedder fails whatever it is given. Any other error is the fault of the traces.
         """
         rows: dict[str, int] = {}
-        order = [rows.setdefault(self._recipe.text(trace), len(rows)) for trace in traces]
+        order = [rows.setdefault(self.embedder.recipe.text(trace), len(rows)) for trace in traces]
         vectors = self._checked.embed(list(rows), again=alone)
         return [vectors[row] for row in order]
 

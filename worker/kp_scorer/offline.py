@@ -7,7 +7,7 @@ from typing import Any
 from kp_scorer.decider import Decider, NoveltyMeter, Settled
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.embedding import RECIPES, select_embedder
+from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.novelty import MemoryLog, NoveltyCache
 from kp_scorer.settings import Settings, load_settings
@@ -73,9 +73,7 @@ def offline_decider(settings: Settings) -> Decider:
     novelty = None
     if embedder is not None:
         window = settings.novelty.window()
-        novelty = NoveltyMeter(
-            embedder, NoveltyCache(MemoryLog(window), window, embedder.dimensions), RECIPES[settings.novelty.recipe]
-        )
+        novelty = NoveltyMeter(embedder, NoveltyCache(MemoryLog(window), window, embedder.dimensions))
     return Decider(MemoryLedger(), settings.scoring.policy(), novelty, settings.worker.max_attempts)
 
 

@@ -7,7 +7,7 @@ from kp_scorer.cli.input import Line
 from kp_scorer.cli.output import print_json, progress, refused
 from kp_scorer.cli.reading import Reading
 from kp_scorer.decider import NoveltyMeter
-from kp_scorer.embedding import RECIPES, select_embedder
+from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.settings import Settings
@@ -21,15 +21,14 @@ def open_meter(store: Store, settings: Settings) -> NoveltyMeter:
     Raises:
         SettingsError: there is no embedder, or it cannot be loaded.
     """
-    recipe = settings.novelty.recipe
-    embedder = select_embedder(settings.embedding, recipe)
+    embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     if embedder is None:
         raise SettingsError(
             "embedding.embedder: there is no embedder, so nothing can be warmed; "
             "install kp-scorer[embedding], and set embedding.embedder = auto"
         )
     cache = NoveltyCache(store.novelty_log(embedder.space), settings.novelty.window(), embedder.dimensions)
-    return NoveltyMeter(embedder, cache, RECIPES[recipe])
+    return NoveltyMeter(embedder, cache)
 
 
 def newest_traces(reading: Reading, most: int) -> tuple[list[Line], int]:

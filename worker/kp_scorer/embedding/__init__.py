@@ -2,8 +2,8 @@
 
 from kp_scorer.embedding.checked import CheckedEmbedder
 from kp_scorer.embedding.cores import usable_cores
-from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Vector, Vectors
-from kp_scorer.embedding.recipe import RECIPES, TRACE, Recipe
+from kp_scorer.embedding.embedder import Embedder, Vector, Vectors
+from kp_scorer.embedding.recipe import MAX_TOKENS, RECIPES, TRACE, Recipe
 from kp_scorer.embedding.select import is_embedder_installed, select_embedder
 
 __all__ = [

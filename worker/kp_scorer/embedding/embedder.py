@@ -1,19 +1,18 @@
 """The embedder's interface, which is all that the rest of the worker uses."""
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kp_scorer.embedding.recipe import Recipe
 
 Vector = NDArray[np.float32]
 """One vector, of shape (dimensions,)."""
 
 Vectors = NDArray[np.float32]
 """Several vectors, of shape (texts, dimensions)."""
-
-MAX_TOKENS: Final = 512
-"""Only this many leading tokens of a text count, special tokens included."""
 
 
 class Embedder(Protocol):
@@ -40,6 +39,16 @@ class Embedder(Protocol):
     @property
     def dimensions(self) -> int:
         """Length of a vector."""
+        ...
+
+    @property
+    def recipe(self) -> Recipe:
+        """Makes of traces the texts that are to be embedded."""
+        ...
+
+    @property
+    def tokens_embedded(self) -> int:
+        """How many tokens it was given by now, without what pads them; 0 for ever if it has none."""
         ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kp_scorer.embedding.embedder import MAX_TOKENS, Vectors
+from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.embedding.engine import Ids, rounded_up
+from kp_scorer.embedding.recipe import MAX_TOKENS
 from kp_scorer.embedding.silent_openvino import openvino
 
 Int64s = NDArray[np.int64]

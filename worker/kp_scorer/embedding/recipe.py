@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.settings import RecipeName
 from kp_scorer.trace import ReasoningTrace
+
+MAX_TOKENS: Final = 512
+"""Only this many leading tokens of a text count, special tokens included."""
 
 _SEPARATOR: Final = "\x1e"
 """Between the passages of a text: ASCII's record separator, which BERT's normalizer drops from whatever text it is in."""

@@ -20,16 +20,15 @@ class TextEmbedder:
         self.space = model.space + recipe.mark
         self.engine = engine.name
         self.dimensions = engine.dimensions
+        self.recipe = recipe
         self.tokens_embedded = 0
-        """How many tokens it was given by now, without what pads them."""
-        self._recipe = recipe
         self._tokens = tokens
         self._engine = engine
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        parts = self._recipe.parts
-        passages = [self._recipe.passages(text) for text in texts]
+        parts = self.recipe.parts
+        passages = [self.recipe.passages(text) for text in texts]
         rows = [
             row
             for index, part in enumerate(parts)

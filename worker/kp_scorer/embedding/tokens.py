@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.embedding.engine import Ids
+from kp_scorer.embedding.recipe import MAX_TOKENS
 from kp_scorer.errors import SettingsError
 
 _PIECE_CHARS: Final = 2_000

@@ -13,8 +13,9 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
-from kp_scorer.embedding.embedder import MAX_TOKENS, Vectors
+from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.embedding.engine import Ids
+from kp_scorer.embedding.recipe import MAX_TOKENS
 from kp_scorer.errors import SettingsError
 
 _MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}

@@ -18,7 +18,7 @@ from kp_scorer.broker.publishing import broker_shortcomings, declare_queues, sen
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.decider import Decider, NoveltyMeter
-from kp_scorer.embedding import RECIPES, Embedder
+from kp_scorer.embedding import Embedder
 from kp_scorer.errors import EmbedderSick, ServiceUnavailable
 from kp_scorer.novelty import NoveltyCache
 from kp_scorer.process.observer import Observer
@@ -204,13 +204,12 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
     entries = _wait_for("redis", cache.catch_up, settings.worker.patience_s)
     log.info("novelty_log_read", entries=entries)
-    return NoveltyMeter(embedder, cache, RECIPES[settings.novelty.recipe])
+    return NoveltyMeter(embedder, cache)
 
 
 def _token_counter(novelty: NoveltyMeter | None) -> Callable[[], int]:
     """How many tokens were embedded by now; 0 for ever where none are counted."""
-    # Not every embedder has tokens.
-    return lambda: int(getattr(novelty.embedder, "tokens_embedded", 0)) if novelty else 0
+    return lambda: novelty.embedder.tokens_embedded if novelty else 0
 
 
 def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None:
