@@ -44,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = folder / "decisions.jsonl"
     file.write_text("".join(decision.model_dump_json() + "\n" for decision in _decided()))
     done = run("report", str(file), "--output", str(folder / "report.html"))
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
     return folder / "report.html"
 
 

@@ -11,6 +11,7 @@ import selectors
 import socket
 import sys
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final
 
 _IMPORTED: Final = (
@@ -41,6 +42,7 @@ def main() -> None:
 def _serve(asked: socket.socket) -> dict[str, Any] | None:
     """Fork for each request; return it in the child, and None once nobody asks any more."""
     running: dict[int, tuple[int, int]] = {}
+    # By the descriptor that tells of its end: the id of each process, and the pipe that its news go to.
     ready = selectors.DefaultSelector()
     ready.register(asked, selectors.EVENT_READ)
     while True:
@@ -55,6 +57,11 @@ def _serve(asked: socket.socket) -> dict[str, Any] | None:
             *streams, news = descriptors
             pid = os.fork()
             if not pid:
+                # By their objects: what Python collects later would close the numbers once more, whosever they are by then.
+                ready.close()
+                asked.close()
+                for descriptor in (news, *chain.from_iterable((handle, told) for handle, (_, told) in running.items())):
+                    os.close(descriptor)
                 request: dict[str, Any] = json.loads(message)
                 _become(request, streams)
                 return request
@@ -67,10 +74,10 @@ def _serve(asked: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
-    """Take on the streams, the variables and the directory of a request, and let go of all that is the forker's."""
+    """Take on the streams, the variables and the directory of a request."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    os.closerange(len(streams), os.sysconf("SC_OPEN_MAX"))
+        os.close(stream)
     os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(request["directory"])
