@@ -1,7 +1,8 @@
 """Whether the capacity model foretells what workers do here: 1, 2 and 4 of them, at full speed and at random arrivals.
 
 The model is given what the bare engine takes on the same texts, before and after each measurement, and what is around the
-engine as other benchmarks measured it.
+engine as other benchmarks measured it. The simulation is given the submissions as they came: how long they are, and the times
+between them.
 
 - ``traces_per_s``, ``foretold_per_s``: decided and published a second while there are always some waiting; what the model says.
 - ``error``: by how much the model is above what was measured, as a share of that.
@@ -15,14 +16,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import mean
 from typing import Final, NamedTuple
 
 import psutil
 from kp_scorer.capacity.costs import Costs
 from kp_scorer.capacity.fleet import Fleet
-from kp_scorer.capacity.simulation import latencies_s, percentile
+from kp_scorer.capacity.simulation import Arrival, latencies_s, percentile
 from kp_scorer.client import Client
 from kp_scorer.embedding import Embedder, usable_cores
 from kp_scorer.embedding.model import find_model
@@ -63,21 +65,21 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="how many (default: 1 2 4)")
     options = parser.parse_args()
     embedder = real_embedder()
-    lengths = lengths_of(traces(423))
     engine_ms(embedder, traces(_BATCH))
     rows: list[Row] = []
     for count in options.workers:
         say(f"{count} workers")
         with running(count) as found:
             items = traces(options.traces)
-            before_ms = engine_ms(embedder, items[: 3 * _BATCH])
+            lengths = lengths_of(items)
+            core_ms = [engine_ms(embedder, items[: 3 * _BATCH])]
             rate = throughput(found, items)
-            core_ms = median([before_ms, engine_ms(embedder, items[: 3 * _BATCH])])
-            # What the bare engine takes of a core, spread over the tokens; the rest of the model is as it is shipped.
-            costs = replace(Costs(), embed_ms=0.0, embed_ms_a_token=core_ms / mean(lengths_of(items)))
-            fleet = Fleet(count, usable_cores(), usable_cores(), mean(lengths_of(items)), costs=costs)
-            p95_ms = at_random(found, traces(options.traces), options.load * rate)
-        foretold_ms = percentile(latencies_s(fleet, options.load * rate, lengths), 0.95) * 1_000
+            core_ms.append(engine_ms(embedder, items[: 3 * _BATCH]))
+            fleet = fleet_of(count, mean(core_ms), mean(lengths))
+            came, p95_ms = at_random(found, traces(options.traces), options.load * rate)
+            core_ms.append(engine_ms(embedder, items[: 3 * _BATCH]))
+        arrivals = [Arrival(gap_s, tokens) for gap_s, tokens in zip(came, lengths, strict=True)]
+        foretold_ms = percentile(latencies_s(fleet_of(count, mean(core_ms[1:]), mean(lengths)), arrivals), 0.95) * 1_000
         row: Row = {
             "benchmark": "capacity",
             "workers": count,
@@ -92,6 +94,13 @@ def main() -> None:
         rows.append(row)
         emit(row)
     show_table(rows, _COLUMNS)
+
+
+def fleet_of(count: int, core_ms: float, tokens: float) -> Fleet:
+    """So many workers on this machine, where a core embeds texts of so many tokens, on average, in so many milliseconds."""
+    # What the bare engine takes of a core, spread over the tokens; the rest of the model is as it is shipped.
+    costs = replace(Costs(), embed_ms=0.0, embed_ms_a_token=core_ms / tokens)
+    return Fleet(count, usable_cores(), usable_cores(), tokens, costs=costs)
 
 
 @contextmanager
@@ -130,8 +139,12 @@ def throughput(found: Running, items: Sequence[ReasoningTrace]) -> float:
     return len(items) / (max(found.published.at[trace.id] for trace in items) - started)
 
 
-def at_random(found: Running, items: Sequence[ReasoningTrace], rate: float) -> float:
-    """Submit traces at random moments; the 95th percentile of the milliseconds until each was published."""
+def at_random(found: Running, items: Sequence[ReasoningTrace], rate: float) -> tuple[list[float], float]:
+    """Submit traces at random moments.
+
+    Returns:
+        The seconds between each and the one before, and the 95th percentile of the milliseconds until each was published.
+    """
     shuffle = random.Random(1)
     before = len(found.published.at)
     begun: dict[str, float] = {}
@@ -142,7 +155,9 @@ def at_random(found: Running, items: Sequence[ReasoningTrace], rate: float) -> f
         begun[trace.id] = time.time()
         found.client.submit(trace)
     found.published.wait_for(before + len(items))
-    return quantiles(((found.published.at[trace.id] - begun[trace.id]) * 1_000 for trace in items), n=20)[-1]
+    moments = list(begun.values())
+    took_ms = [(found.published.at[trace.id] - begun[trace.id]) * 1_000 for trace in items]
+    return [0.0, *(later - earlier for earlier, later in pairwise(moments))], percentile(took_ms, 0.95)
 
 
 def lengths_of(items: Sequence[ReasoningTrace]) -> list[int]:

@@ -1,10 +1,11 @@
 """A fleet at random arrivals, event by event: how long traces take from submitting to their published decisions."""
 
+import math
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from kp_scorer.capacity.fleet import Fleet
 
@@ -37,37 +38,51 @@ class _Worker:
         return len(self.waiting) + (len(self.batch.came) if self.batch else 0)
 
 
-def latencies_s(fleet: Fleet, rate: float, tokens: Sequence[int], traces: int = 20_000, seed: int = 1) -> list[float]:
-    """Seconds from submitting to publishing for so many traces that come at random, independently of each other.
+class Arrival(NamedTuple):
+    """A trace that is submitted."""
+
+    gap_s: float
+    """Seconds since the one before."""
+    tokens: float
+    """Of its text; at most 512 count."""
+
+
+def at_random(rate: float, tokens: Sequence[int], traces: int, seed: int = 1) -> list[Arrival]:
+    """So many traces that come independently of each other, ``rate`` a second on average, each as long as one of ``tokens``."""
+    chance = random.Random(seed)  # noqa: S311  # no secret depends on it
+    return [Arrival(chance.expovariate(rate), chance.choice(tokens)) for _ in range(traces)]
+
+
+def latencies_s(fleet: Fleet, arrivals: Iterable[Arrival]) -> list[float]:
+    """Seconds from submitting to publishing for each trace, in the order in which they end.
 
     Workers take traces in turns; each decides what it has, up to a batch, and traces that come meanwhile wait for the next one.
     Batches share the cores equally. What is before and after deciding takes no core, and ``Costs.batch_wait_ms``.
 
     Args:
         fleet: the workers; ``fleet.tokens`` is not used.
-        rate: traces a second on average; below ``fleet.throughput``, or they take ever longer.
-        tokens: lengths of texts, from which each trace gets one by chance.
-        traces: how many.
-        seed: of the chance.
+        arrivals: fewer a second than ``fleet.throughput``, or they take ever longer.
     """
-    chance = random.Random(seed)  # noqa: S311  # no secret depends on it
     costs = fleet.costs
     workers = [_Worker() for _ in range(fleet.workers)]
     turn = deque(workers)
     queue: deque[tuple[float, float]] = deque()
     took: list[float] = []
-    now, until_arrival = 0.0, chance.expovariate(rate)
+    coming = iter(arrivals)
+    next_one = next(coming, None)
+    now, until_arrival = 0.0, next_one.gap_s if next_one else math.inf
     busy: list[_Worker] = []
-    while len(took) < traces:
+    while next_one or busy:
         speeds = _speeds([worker.batch for worker in busy if worker.batch], fleet)
         left_s = [worker.batch.left / speed for worker, speed in zip(busy, speeds, strict=True) if worker.batch]
         # Spans, not moments: late in a long simulation what is left of a batch is less than the last bit of the time.
         span_s = min([until_arrival, *left_s])
         now += span_s
         until_arrival -= span_s
-        if until_arrival <= 0:
-            queue.append((now, costs.core_ms(chance.choice(tokens)) / 1_000))
-            until_arrival = chance.expovariate(rate)
+        if next_one and until_arrival <= 0:
+            queue.append((now, costs.core_ms(next_one.tokens) / 1_000))
+            next_one = next(coming, None)
+            until_arrival = next_one.gap_s if next_one else math.inf
         for worker, speed, left in zip(busy, speeds, left_s, strict=True):
             assert worker.batch
             if left <= span_s:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from kp_scorer.capacity.costs import Costs
 from kp_scorer.capacity.fleet import FULL_REDIS, Fleet
-from kp_scorer.capacity.simulation import latencies_s, percentile
+from kp_scorer.capacity.simulation import at_random, latencies_s, percentile
 from kp_scorer.cli.output import console, print_json, say
 
 _FLEETS: Final = (1, 10, 100, 1_000)
@@ -77,7 +77,8 @@ def _latencies_ms(fleet: Fleet, rate: float) -> list[float] | None:
         return None
     share = min(1.0, _SIMULATED / fleet.workers)
     some = replace(fleet, workers=min(_SIMULATED, fleet.workers), cores=fleet.cores * share)
-    return [1_000 * seconds for seconds in latencies_s(some, rate * share, [round(fleet.tokens)], _SIMULATED_TRACES)]
+    arrivals = at_random(rate * share, [round(fleet.tokens)], _SIMULATED_TRACES)
+    return [1_000 * seconds for seconds in latencies_s(some, arrivals)]
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
