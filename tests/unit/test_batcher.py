@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 from kp_scorer.errors import ServiceUnavailable
@@ -12,6 +12,13 @@ from kp_scorer.process.batcher import MicroBatcher
 from tests.support.processes import wait_until
 
 PATIENCE_S: Final = 10.0
+
+
+class Item(NamedTuple):
+    """A number, and where its result goes."""
+
+    number: int
+    future: "Future[int]"
 
 
 class GatedWork:
@@ -27,15 +34,16 @@ class GatedWork:
         self.gate = threading.Event()
         self._fail = fail
 
-    def prepare(self, batch: Sequence[int], *, alone: bool) -> list[int]:
-        assert len(batch) == 1 or not alone
-        self.batches.append(list(batch))
+    def prepare(self, items: Sequence[Item], *, alone: bool) -> list[int]:
+        assert len(items) == 1 or not alone
+        batch = [item.number for item in items]
+        self.batches.append(batch)
         assert self.is_at_work.acquire(blocking=False), "two batches were prepared at once"
         try:
             self.begun.set()
             assert self.gate.wait(PATIENCE_S)
             self._fail(batch)
-            return [item * 2 for item in batch]
+            return [number * 2 for number in batch]
         finally:
             self.is_at_work.release()
 
@@ -50,22 +58,22 @@ class Batcher:
     """A batcher whose results come as futures."""
 
     def __init__(self, work: GatedWork, max_batch: int) -> None:
-        self._batcher: MicroBatcher[int, list[int], int, Future[int]] = MicroBatcher(work, self._hand_on, max_batch)
+        self._batcher: MicroBatcher[Item, list[int], int] = MicroBatcher(work, self._hand_on, max_batch)
         self.stop = self._batcher.stop
         self.handed_on: list[list[int | Exception]] = []
 
-    def submit(self, item: int) -> "Future[int]":
-        future: Future[int] = Future()
-        self._batcher.submit(item, future)
-        return future
+    def submit(self, number: int) -> "Future[int]":
+        item = Item(number, Future())
+        self._batcher.submit(item)
+        return item.future
 
-    def _hand_on(self, ended: Sequence[tuple["Future[int]", int | Exception]]) -> None:
+    def _hand_on(self, ended: Sequence[tuple[Item, int | Exception]]) -> None:
         self.handed_on.append([result for _, result in ended])
-        for future, result in ended:
+        for item, result in ended:
             if isinstance(result, Exception):
-                future.set_exception(result)
+                item.future.set_exception(result)
             else:
-                future.set_result(result)
+                item.future.set_result(result)
 
 
 Start = Callable[[GatedWork, int], Batcher]
@@ -249,12 +257,13 @@ class TwoStages(GatedWork):
         self._fails_late = fails_late
         self._in_hand = 0
 
-    def prepare(self, batch: Sequence[int], *, alone: bool) -> list[int]:
-        self.batches.append(list(batch))
+    def prepare(self, items: Sequence[Item], *, alone: bool) -> list[int]:
+        batch = [item.number for item in items]
+        self.batches.append(batch)
         if alone:
             self.in_hand_when_alone.append(self._in_hand)
         self._in_hand += 1
-        return [item if alone or item not in self._wants_alone else -1 for item in batch]
+        return [number if alone or number not in self._wants_alone else -1 for number in batch]
 
     def finish(self, work: list[int]) -> list[int | None]:
         self.finishing.set()

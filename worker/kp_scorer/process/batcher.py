@@ -4,14 +4,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum
 from queue import Empty, Queue, SimpleQueue
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 
 Item = TypeVar("Item")
-Ticket = TypeVar("Ticket")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -34,16 +34,12 @@ class Stages(Protocol[Item_contra, Work, Result_co]):
         ...
 
 
-class _Member(NamedTuple, Generic[Item, Ticket]):
-    item: Item
-    ticket: Ticket
+class _Signal(Enum):
+    STOP = "stop"
+    LOOK = "look at those to be tried alone"
 
 
-_STOP: Final = "stop"
-_LOOK: Final = "look at those to be tried alone"
-
-
-class MicroBatcher(Generic[Item, Work, Result, Ticket]):
+class MicroBatcher(Generic[Item, Work, Result]):
     """Two threads that work on whatever items wait, at most ``max_batch`` at a time.
 
     An idle system answers at single-item latency, a busy one forms batches. If a batch fails, its items are tried one by
@@ -53,7 +49,7 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
     def __init__(
         self,
         stages: Stages[Item, Work, Result],
-        hand_on: Callable[[Sequence[tuple[Ticket, Result | Exception]]], None],
+        hand_on: Callable[[Sequence[tuple[Item, Result | Exception]]], None],
         max_batch: int,
         idle_s: float = 0.5,
     ) -> None:
@@ -61,8 +57,8 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
 
         Args:
             stages: what to do with a batch.
-            hand_on: called, by either thread, with what has come to its end: each item's ticket, and its result or what was
-                raised for it. It must not raise an error, nor wait.
+            hand_on: called, by either thread, with items that have come to their end, each with its result or what was raised
+                for it. It must not raise an error, nor wait.
             max_batch: how many items go together at most.
             idle_s: ``stages.refresh`` is called after so many seconds without anything to finish.
         """
@@ -70,10 +66,10 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
         self._hand_on = hand_on
         self._max_batch = max_batch
         self._idle_s = idle_s
-        self._waiting: SimpleQueue[_Member[Item, Ticket] | str] = SimpleQueue()
-        self._alone: deque[_Member[Item, Ticket]] = deque()
+        self._waiting: SimpleQueue[Item | _Signal] = SimpleQueue()
+        self._alone: deque[Item] = deque()
         # One batch is ready while another is finished. A second would only wait longer.
-        self._prepared: Queue[tuple[Sequence[_Member[Item, Ticket]], Work] | None] = Queue(maxsize=1)
+        self._prepared: Queue[tuple[Sequence[Item], Work] | None] = Queue(maxsize=1)
         self._in_hand = 0
         self._changed = threading.Condition()
         self._given_up = threading.Event()
@@ -83,9 +79,9 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
         for thread in self.threads:
             thread.start()
 
-    def submit(self, item: Item, ticket: Ticket) -> None:
-        """Hand over an item, and by what to know it when it is handed on. Any thread may do so."""
-        self._waiting.put(_Member(item, ticket))
+    def submit(self, item: Item) -> None:
+        """Hand over an item. Any thread may do so."""
+        self._waiting.put(item)
 
     def still_s(self) -> float:
         """Seconds that a stage has been working on its current batch, the longer of the two."""
@@ -97,7 +93,7 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
 
     def stop(self) -> None:
         """Finish what was handed over, then end the threads."""
-        self._waiting.put(_STOP)
+        self._waiting.put(_Signal.STOP)
         for thread in self.threads:
             thread.join()
 
@@ -121,11 +117,11 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
         with self._changed:
             self._changed.wait_for(lambda: not self._in_hand)
 
-    def _take(self) -> tuple[list[_Member[Item, Ticket]], bool]:
+    def _take(self) -> tuple[list[Item], bool]:
         """Wait for an item and take it and those behind it, up to the next signal; return too whether that says stop."""
         found = self._waiting.get()
-        batch: list[_Member[Item, Ticket]] = []
-        while isinstance(found, _Member):
+        batch: list[Item] = []
+        while not isinstance(found, _Signal):
             batch.append(found)
             if len(batch) == self._max_batch:
                 return batch, False
@@ -133,9 +129,9 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
                 found = self._waiting.get_nowait()
             except Empty:
                 return batch, False
-        return batch, found == _STOP
+        return batch, found is _Signal.STOP
 
-    def _prepare(self, batch: Sequence[_Member[Item, Ticket]], *, alone: bool) -> None:
+    def _prepare(self, batch: Sequence[Item], *, alone: bool) -> None:
         if not batch:
             return
         if self._given_up.is_set():
@@ -143,7 +139,7 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
             return
         self._preparing.start()
         try:
-            work = self._stages.prepare([member.item for member in batch], alone=alone)
+            work = self._stages.prepare(batch, alone=alone)
         except Exception as error:
             self._fail(batch, error)
             return
@@ -173,22 +169,22 @@ class MicroBatcher(Generic[Item, Work, Result, Ticket]):
                 self._in_hand -= 1
                 self._changed.notify_all()
 
-    def _finish(self, batch: Sequence[_Member[Item, Ticket]], work: Work) -> None:
+    def _finish(self, batch: Sequence[Item], work: Work) -> None:
         try:
             results = list(zip(batch, self._stages.finish(work), strict=True))
         except Exception as error:
             self._fail(batch, error)
             return
-        if alone := [member for member, result in results if result is None]:
+        if alone := [item for item, result in results if result is None]:
             self._try_alone(alone)
-        self._hand_on([(member.ticket, result) for member, result in results if result is not None])
+        self._hand_on([(item, result) for item, result in results if result is not None])
 
-    def _fail(self, batch: Sequence[_Member[Item, Ticket]], error: Exception) -> None:
+    def _fail(self, batch: Sequence[Item], error: Exception) -> None:
         if len(batch) > 1 and not isinstance(error, ServiceUnavailable):
             self._try_alone(batch)
             return
-        self._hand_on([(member.ticket, error) for member in batch])
+        self._hand_on([(item, error) for item in batch])
 
-    def _try_alone(self, members: Sequence[_Member[Item, Ticket]]) -> None:
-        self._alone.extend(members)
-        self._waiting.put(_LOOK)
+    def _try_alone(self, items: Sequence[Item]) -> None:
+        self._alone.extend(items)
+        self._waiting.put(_Signal.LOOK)

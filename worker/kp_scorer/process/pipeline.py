@@ -86,7 +86,7 @@ class Pipeline:
         self._stopping = False
         self._stopped = False
         self._settling_for = StallTimer()
-        self._batcher: MicroBatcher[Delivery, NotedBatch, Settled, Delivery] = MicroBatcher(
+        self._batcher: MicroBatcher[Delivery, NotedBatch, Settled] = MicroBatcher(
             NotedStages(stages), self._handed.put, batch_size
         )
         settler = VitalThread(self._settle_all, "settler")
@@ -189,7 +189,7 @@ class Pipeline:
         # However long it waits for its batch, that is no standstill as long as there are batches.
         delivery.still.stop()
         delivery.steps = []
-        self._batcher.submit(delivery, delivery)
+        self._batcher.submit(delivery)
 
     def _is_settled(self, delivery: Delivery, settled: Settled | Exception) -> bool:
         delivery.still.start()
