@@ -58,7 +58,8 @@ class Worker:
 
     def wait_until_ready(self) -> None:
         """Wait until it takes work; fail if it ends instead."""
-        wait_until(lambda: self.events("worker_ready") or self.process.poll() is not None)
+        # The first one of a run converts the model: ten seconds, or some minutes on a machine that has much else to do.
+        wait_until(lambda: self.events("worker_ready") or self.process.poll() is not None, timeout_s=200)
         assert self.process.poll() is None, self.text()
 
     def stop(self) -> None:
