@@ -219,3 +219,30 @@ def test_what_cannot_be_exported_is_refused_at_the_start(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"kp-scorer\[otel-worker\]"):
         open_recorder(taken_from, "me")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("OTEL_TRACES_SAMPLER", "one_percent", "Couldn't recognize sampler one_percent"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "5s", "OTEL_BSP_SCHEDULE_DELAY"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size must be a positive integer"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "Invalid timeout value 'soon'"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2", r"Header format invalid!.*occurrences$"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "judge", "Invalid key value"),
+        ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "nobody", "'nobody' not found"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "few", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
+    ],
+)
+def test_no_bad_value_is_passed_over(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str) -> None:
+    for module in ("kp_scorer.spans.exporting", "opentelemetry.sdk.trace"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=rf"^OTEL_…: .*{said}"):
+        open_recorder(Destination("redis", "traces"), "me")
+
+
+def test_an_empty_variable_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_SAMPLER", "OTEL_BSP_SCHEDULE_DELAY"):
+        monkeypatch.setenv(variable, "")
+    open_recorder(Destination("redis", "traces"), "me").close(5.0)

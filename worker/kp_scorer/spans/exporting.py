@@ -3,7 +3,8 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Final
 
@@ -40,6 +41,9 @@ class ExportingRecorder:
         Raises:
             SettingsError: a variable asks for another exporter, or has no valid value.
         """
+        # By their standard an empty one counts as none, but not all that reads them knows.
+        for empty in [name for name, value in os.environ.items() if name.startswith("OTEL_") and not value.strip()]:
+            del os.environ[empty]
         for variable, expected in _ONLY.items():
             if os.environ.get(variable, expected) != expected:
                 raise SettingsError(f"{variable}: expected {expected}, the only one that workers have")
@@ -47,13 +51,12 @@ class ExportingRecorder:
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         own = Resource({"service.name": "kp-scorer", "service.version": version("kp-scorer"), "service.instance.id": node})
-        resource = Resource.create().merge(own).merge(OTELResourceDetector().detect())
-        try:
+        resource = Resource.create().merge(own)
+        with _no_defaults_for_bad_values():
+            resource = resource.merge(OTELResourceDetector().detect())
             processor = BatchSpanProcessor(_TellingExporter(OTLPSpanExporter()))
             # Its own handler at the exit would wait for the collector for half a minute.
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        except ValueError as error:
-            raise SettingsError(f"OTEL_…: {error}") from error
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer(SCOPE)
         self._taken_from = taken_from
@@ -90,3 +93,39 @@ class _TellingExporter(SpanExporter):
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
+
+
+class _Warnings(logging.Handler):
+    """Keeps what is warned of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # This logger quotes headers, in which passwords stand.
+        quotes_headers = record.name == "opentelemetry.util.re"
+        self.texts.append(str(record.msg).partition(": %s")[0] if quotes_headers else record.getMessage())
+
+
+@contextmanager
+def _no_defaults_for_bad_values() -> Iterator[None]:
+    """Read variables within this: of some that it cannot read OpenTelemetry only warns, and takes its default.
+
+    Raises:
+        SettingsError: one has no valid value.
+    """
+    logger, warnings = logging.getLogger("opentelemetry"), _Warnings()
+    level, logger.propagate = logger.level, False
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(warnings)
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise SettingsError(f"OTEL_…: {error}") from error
+    finally:
+        logger.removeHandler(warnings)
+        logger.setLevel(level)
+        logger.propagate = True
+    if warnings.texts:
+        raise SettingsError(f"OTEL_…: {'; '.join(warnings.texts)}")

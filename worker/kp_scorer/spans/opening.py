@@ -14,4 +14,7 @@ def open_recorder(taken_from: Destination, node: str) -> Recorder:
         from kp_scorer.spans.exporting import ExportingRecorder
     except ImportError as error:
         raise SettingsError("otel.enabled: spans need OpenTelemetry: pip install 'kp-scorer[otel-worker]'") from error
+    except ValueError as error:
+        # It reads some variables as soon as it is imported.
+        raise SettingsError(f"OTEL_…: {error}") from error
     return ExportingRecorder(taken_from, node)
