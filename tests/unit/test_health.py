@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -76,6 +77,12 @@ def test_what_is_old_says_nothing_of_one_that_runs() -> None:
 
 def test_one_that_has_ended_is_told_from_one_that_stands_still(ended_pid: int) -> None:
     assert list(why_not_live(state_of(ended_pid))) == [f"process {ended_pid} has ended"]
+
+
+def test_one_that_was_killed_has_ended_although_its_parent_has_not_noticed(younger: int) -> None:
+    os.kill(younger, signal.SIGKILL)
+    os.waitid(os.P_PID, younger, os.WEXITED | os.WNOWAIT)
+    assert list(why_not_live(state_of(younger))) == [f"process {younger} has ended"]
 
 
 def test_one_whose_id_another_process_has_got_since_has_ended(younger: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+_STATE: Final = 0
 _BEGAN: Final = 19
 
 STALE_S: Final = 10.0
@@ -88,10 +89,15 @@ def why_not_ready(state: State) -> Iterator[str]:
 
 
 def _running_for_s(pid: int) -> float:
-    """How long ago a process began, or longer if the machine has slept; infinity where the system does not say."""
+    """How long ago a process began, or longer if the machine has slept; infinity where the system does not say.
+
+    Nothing at all of one that has ended, and whose parent has not noticed.
+    """
     try:
         # Before these stands the program's name, which may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        if fields[_STATE] == b"Z":
+            return -math.inf
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_BEGAN]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return math.inf
