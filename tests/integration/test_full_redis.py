@@ -16,9 +16,14 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import publish_options
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.cli.input import Line
 from kp_scorer.cli.main import commands
+from kp_scorer.cli.warming import warm_up
 from kp_scorer.client import Client
+from kp_scorer.decider import NoveltyMeter
+from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.novelty import NoveltyCache
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store, WorkerReport
 
@@ -26,6 +31,7 @@ from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.servers import RedisServer
 from tests.support.traces import short_traces
+from tests.support.word_embedder import WordEmbedder
 
 LIMIT_BYTES: Final = 30_000_000
 MOST: Final = 2_000
@@ -119,6 +125,18 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
         assert [taken["trace_id"] for taken in published(endpoints)] == [decision.trace_id]
         # What was no decision.
         assert [letter.size_bytes for letter in store.dead_letters.read()] == [len("foreign")]
+
+
+def test_warming_leaves_to_workers_what_they_need_of_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
+    lines = [Line(1, decode_trace(trace, endpoints.limits)) for trace in short_traces(1, seed=6)]
+    embedder = WordEmbedder()
+    with Store.open(endpoints) as store:
+        log = store.novelty_log(embedder.space)
+        meter = NoveltyMeter(embedder, NoveltyCache(log, endpoints.novelty.window(), embedder.dimensions))
+        server.limit_memory(1_000)
+        with pytest.raises(ServiceUnavailable, match="Redis is nearly full"):
+            warm_up(store, meter, lines, 32)
+        assert log.info().entries == 0
 
 
 def test_a_worker_that_the_broker_refuses_says_so_once_a_second(

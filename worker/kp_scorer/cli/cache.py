@@ -88,7 +88,7 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
             raise click.UsageError(f"{log.space} has {held} entries already; with --yes these traces are added to them")
         reading = Reading(file, settings.limits, settings.worker.batch_size)
         lines, invalid = newest_traces(reading, settings.novelty.max_elements)
-        conflicts = warm_up(meter, lines, settings.worker.batch_size)
+        conflicts = warm_up(store, meter, lines, settings.worker.batch_size)
         print_json({"space": log.space, "warmed": len(lines) - conflicts, "entries": log.info().entries})
     if not lines:
         say(f"no traces in {file}")

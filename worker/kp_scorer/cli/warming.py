@@ -45,12 +45,12 @@ def newest_traces(reading: Reading, most: int) -> tuple[list[Line], int]:
     return list(newest), invalid
 
 
-def warm_up(meter: NoveltyMeter, lines: Sequence[Line], at_once: int) -> int:
+def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], at_once: int) -> int:
     """Embed and place the traces on these lines, in order; return how many ids were taken, each of which is reported.
 
     Raises:
         SettingsError: the log is not empty, and was begun with another window.
-        ServiceUnavailable: the log cannot be reached.
+        ServiceUnavailable: the log cannot be reached, or Redis is nearly full; what is placed stays.
         EmbedderSick: the embedder fails whatever it is given. Any other error is the fault of a trace.
     """
     conflicts = 0
@@ -58,6 +58,8 @@ def warm_up(meter: NoveltyMeter, lines: Sequence[Line], at_once: int) -> int:
         for start in range(0, len(lines), at_once):
             batch = lines[start : start + at_once]
             traces = [line.trace for line in batch if isinstance(line.trace, ReasoningTrace)]
+            # It would take what is left of Redis as workers may, to no end that frees it: so only while submissions are taken.
+            store.ledger.open(())
             vectors = meter.embed(traces, alone=False)
             candidates = [Candidate(trace.id, trace.digest(), vector) for trace, vector in zip(traces, vectors, strict=True)]
             for line, candidate, placed in zip(batch, candidates, meter.place(candidates), strict=True):
