@@ -229,6 +229,7 @@ def test_what_cannot_be_exported_is_refused_at_the_start(monkeypatch: pytest.Mon
         ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size must be a positive integer"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "Invalid timeout value 'soon'"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2", r"Header format invalid!.*occurrences$"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318", "ENDPOINT: expected a URL that begins with http"),
         ("OTEL_RESOURCE_ATTRIBUTES", "judge", "Invalid key value"),
         ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "nobody", "'nobody' not found"),
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "few", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
@@ -238,7 +239,7 @@ def test_no_bad_value_is_passed_over(monkeypatch: pytest.MonkeyPatch, variable: 
     for module in ("kp_scorer.spans.exporting", "opentelemetry.sdk.trace"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setenv(variable, value)
-    with pytest.raises(SettingsError, match=rf"^OTEL_…: .*{said}"):
+    with pytest.raises(SettingsError, match=rf"^OTEL_.*{said}"):
         open_recorder(Destination("redis", "traces"), "me")
 
 

@@ -25,6 +25,7 @@ _ONLY: Final = {
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
 }
 """Variables by which another exporter could be asked for, and what they may say."""
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 log = structlog.get_logger("kp_scorer.spans.exporting")
 
@@ -47,6 +48,10 @@ class ExportingRecorder:
         for variable, expected in _ONLY.items():
             if os.environ.get(variable, expected) != expected:
                 raise SettingsError(f"{variable}: expected {expected}, the only one that workers have")
+        for variable in _ENDPOINTS:
+            # Exporters by gRPC take a name and a port alone.
+            if not os.environ.get(variable, "http://").lower().startswith(("http://", "https://")):
+                raise SettingsError(f"{variable}: expected a URL that begins with http:// or https://")
         # Each failure is a line of theirs, and a collector may be away for days; ours says so once.
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
