@@ -17,7 +17,7 @@ from kp_scorer.broker.task_message import TASK_NAME
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.spans import Destination, open_recorder, recording
+from kp_scorer.spans import Destination, open_recorder, recording, sending
 from kp_scorer.store import Store
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -208,6 +208,12 @@ def test_the_context_goes_with_a_decision_by_whatever_way(settings: Settings, re
     assert entries[0][1][b"traceparent"].decode() == CONTEXT["traceparent"]
     item: Any = redis_client.lpop("decisions.rejected")
     assert json.loads(item)["headers"].items() >= CONTEXT.items()
+
+
+def test_what_records_no_spans_keeps_nothing_from_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "nobody")
+    with sending(["kp:trace:1", "kp:trace:2"], Destination("redis", "traces")) as contexts:
+        assert contexts == [{}, {}]
 
 
 def test_what_cannot_be_exported_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import structlog
 from opentelemetry.context import Context as Surroundings
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, get_tracer, set_span_in_context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer, get_tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kp_scorer.spans.context import Context
@@ -15,6 +16,8 @@ SCOPE: Final = "kp_scorer"
 TRACE_ID: Final = "kp_scorer.trace.id"
 
 _W3C: Final = TraceContextTextMapPropagator()
+
+log = structlog.get_logger("kp_scorer.spans.recording")
 
 
 class SpanRecording:
@@ -59,12 +62,17 @@ class SpanRecording:
 @contextmanager
 def sending_spans(trace_ids: Sequence[str], destination: Destination) -> Iterator[Sequence[Context]]:
     """Record the sending of each trace, as part of what the application does at the moment; give the contexts of the spans."""
-    tracer = get_tracer(SCOPE)
     attributes = _messaging("send", destination)
-    spans = [
-        tracer.start_span(f"send {destination.name}", None, SpanKind.PRODUCER, {**attributes, TRACE_ID: trace_id})
-        for trace_id in trace_ids
-    ]
+    try:
+        tracer = get_tracer(SCOPE)
+        spans = [
+            tracer.start_span(f"send {destination.name}", None, SpanKind.PRODUCER, {**attributes, TRACE_ID: trace_id})
+            for trace_id in trace_ids
+        ]
+    except Exception as error:
+        # As where a variable names a provider that is not there. That is no reason not to send.
+        log.warning("spans_not_recorded", detail=type(error).__name__)
+        spans = [INVALID_SPAN] * len(trace_ids)
     try:
         yield [_context_of(span) for span in spans]
     except Exception as error:
