@@ -238,6 +238,7 @@ def test_what_cannot_be_exported_is_refused_at_the_start(monkeypatch: pytest.Mon
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318", "ENDPOINT: expected a URL that begins with http"),
         ("OTEL_RESOURCE_ATTRIBUTES", "judge", "Invalid key value"),
         ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "nobody", "'nobody' not found"),
+        ("OTEL_PYTHON_METER_PROVIDER", "nobody", "Failed to load configured provider meter_provider"),
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "few", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
     ],
 )

@@ -126,8 +126,8 @@ def _no_defaults_for_bad_values() -> Iterator[None]:
     logger.addHandler(warnings)
     try:
         yield
-    except (ValueError, RuntimeError) as error:
-        raise SettingsError(f"OTEL_…: {error}") from error
+    except Exception as error:
+        raise SettingsError(f"OTEL_…: {'; '.join([*warnings.texts, str(error)])}") from error
     finally:
         logger.removeHandler(warnings)
         logger.setLevel(level)
