@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: one trace of theirs from who sends to the published decision, and nobody waits for the collector."""
+"""Spans of OpenTelemetry lead from who sends to the published decision, and nobody waits for the collector."""
 
 import json
 import signal
@@ -110,7 +110,7 @@ def read(settings: Settings, count: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_one_trace_leads_from_who_sends_to_the_published_decision(
+def test_spans_lead_from_who_sends_to_the_published_decision(
     recorded: Settings,
     collector: tuple[Collector, dict[str, str]],
     spans: InMemorySpanExporter,
@@ -140,7 +140,7 @@ def test_one_trace_leads_from_who_sends_to_the_published_decision(
         assert producer.name == f"send {names[0]}"
         assert producer.parent == run.get_span_context()
         parent = format_span_id(producer.context.span_id)
-        seen = [one for one in collected.spans() if one.trace == format_trace_id(run.get_span_context().trace_id)]
+        seen = [one for one in collected.spans() if one.otel_trace == format_trace_id(run.get_span_context().trace_id)]
         (process,) = (one for one in seen if one.parent == parent)
         follow(process, seen, published[trace["id"]]["traceparent"], names)
         assert 0 < (producer.start_time or 0) <= process.begun_ns
@@ -148,8 +148,8 @@ def test_one_trace_leads_from_who_sends_to_the_published_decision(
         assert 0 <= process.attributes["kp_scorer.queued_s"] < 30
     assert published[unsampled["id"]]["traceparent"].startswith(f"00-{1:032x}-")
     assert published[unsampled["id"]]["traceparent"].endswith("-00")
-    assert {one.trace for one in collected.spans()} == {HEX[0], seen[0].trace}
-    of_foreign = [one for one in collected.spans() if one.trace == HEX[0]]
+    assert {one.otel_trace for one in collected.spans()} == {HEX[0], seen[0].otel_trace}
+    of_foreign = [one for one in collected.spans() if one.otel_trace == HEX[0]]
     process, dead = sorted((one for one in of_foreign if one.parent == HEX[1]), key=lambda one: one.is_error)
     follow(process, of_foreign, published[foreign["id"]]["traceparent"], names)
     assert process.state == published[foreign["id"]]["tracestate"] == CONTEXT["tracestate"]
@@ -167,7 +167,7 @@ def follow(process: Seen, seen: Sequence[Seen], told: str, names: tuple[str, str
     assert times == sorted(times)
     assert process.begun_ns <= times[0]
     assert max(one.ended_ns for one in children.values()) <= process.ended_ns
-    assert told.startswith(f"00-{process.trace}-{children[f'send {names[1]}'].span}-")
+    assert told.startswith(f"00-{process.otel_trace}-{children[f'send {names[1]}'].span}-")
     # Whether it is sampled is the lowest bit.
     assert int(told[-2:], 16) & 1
     assert (process.attributes["kp_scorer.outcome"], process.attributes["kp_scorer.domain"]) == ("rejected", "other")

@@ -14,7 +14,7 @@ class Seen(NamedTuple):
     """A span as it came."""
 
     name: str
-    trace: str
+    otel_trace: str
     span: str
     parent: str
     begun_ns: int
@@ -43,10 +43,6 @@ class Collector:
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.service = _attributes(resource.resource)
             self._spans += [_seen(span) for scope in resource.scope_spans for span in scope.spans]
-
-    def of(self, trace: str) -> dict[str, Seen]:
-        """The spans of one OpenTelemetry trace, by name."""
-        return {span.name: span for span in list(self._spans) if span.trace == trace}
 
     def spans(self) -> list[Seen]:
         """All spans."""

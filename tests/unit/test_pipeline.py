@@ -16,12 +16,12 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import EmbedderSick, ScorerError, ServiceUnavailable
 from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest, Submitted
+from kp_scorer.process.delivery_spans import DeliverySpans
 from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Pipeline
-from kp_scorer.process.recordings import Recordings
 from kp_scorer.process.settling import Settling, dead_result
 from kp_scorer.scoring import Policy
-from kp_scorer.spans import CARRYING
+from kp_scorer.spans import NO_RECORDER
 from kp_scorer.store import MemoryLedger
 
 from tests.support.processes import wait_until
@@ -73,7 +73,7 @@ class Scene:
         self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
-            Settling(self.app, publisher, store, Observer(()), Recordings(CARRYING, {}, str)),
+            Settling(self.app, publisher, store, Observer(()), DeliverySpans(NO_RECORDER, {}, str)),
             self.hands,
             batch_size=8,
             hold_s=hold_s,

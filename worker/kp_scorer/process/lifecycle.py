@@ -26,7 +26,7 @@ from kp_scorer.process.runtime import LoadEmbedder, Runtime
 from kp_scorer.process.supervisor import Supervisor
 from kp_scorer.process.watchdog import StallTimer, Watchdog
 from kp_scorer.settings import Settings
-from kp_scorer.spans import CARRYING, Recorder, open_recorder
+from kp_scorer.spans import NO_RECORDER, Recorder, open_recorder
 
 _LAST_SPANS_S: Final = 2.0
 """How long a worker that ends waits for the collector, if its grace leaves so much."""
@@ -43,7 +43,7 @@ class Lifecycle:
         self._app = app
         self._settings = settings
         self._runtime: Runtime | None = None
-        self._recorder: Recorder = CARRYING
+        self._recorder: Recorder = NO_RECORDER
         self._shutdown = StallTimer()
         self._pipeline: Pipeline | None = None
         self._watchdog: Watchdog | None = None

@@ -21,10 +21,10 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.embedding import Embedder
 from kp_scorer.errors import EmbedderSick, ServiceUnavailable
 from kp_scorer.novelty import NoveltyCache
+from kp_scorer.process.delivery_spans import DeliverySpans
 from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Hands, Pipeline
 from kp_scorer.process.reconciler import Reconciler
-from kp_scorer.process.recordings import Recordings
 from kp_scorer.process.repeating import Chores
 from kp_scorer.process.reporting import Condition, report_of
 from kp_scorer.process.settling import Settling
@@ -129,10 +129,10 @@ class Runtime:
     def begin(self, hands: Hands, on_sick: Callable[[EmbedderSick], None]) -> Pipeline:
         """Start the pipeline that takes messages in hand; ``hands`` let go of them. For ``on_sick`` see there."""
         settings = self._settings
-        recordings = Recordings(self._recorder, self._publisher.destinations, self.observer.told_apart)
+        spans = DeliverySpans(self._recorder, self._publisher.destinations, self.observer.told_apart)
         pipeline = self._pipeline = Pipeline(
             self._stages,
-            Settling(self._app, self._publisher, self.store, self.observer, recordings),
+            Settling(self._app, self._publisher, self.store, self.observer, spans),
             hands,
             batch_size=settings.worker.batch_size,
             # Only RabbitMQ takes a message away from a worker that holds it for long.

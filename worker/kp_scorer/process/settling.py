@@ -15,8 +15,8 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Burial, Delivery
+from kp_scorer.process.delivery_spans import DeliverySpans
 from kp_scorer.process.observer import Ended, Observer
-from kp_scorer.process.recordings import Recordings
 from kp_scorer.store import Store
 
 log = structlog.get_logger("kp_scorer.process.settling")
@@ -25,16 +25,16 @@ log = structlog.get_logger("kp_scorer.process.settling")
 class Settling:
     """Publishes and buries, whole batches at a time. One thread owns it."""
 
-    def __init__(self, app: Celery, publisher: Publisher, store: Store, observer: Observer, recordings: Recordings) -> None:
+    def __init__(self, app: Celery, publisher: Publisher, store: Store, observer: Observer, spans: DeliverySpans) -> None:
         """Publish by ``publisher``, keep dead letters in ``store``, and what producers ask for in the app's result backend.
 
-        ``observer`` is told what is published, ``recordings`` how each message ended.
+        ``observer`` is told what is published, ``spans`` tell how each message ended.
         """
         self._app = app
         self._publisher = publisher
         self._store = store
         self._observer = observer
-        self._recordings = recordings
+        self._spans = spans
 
     def take(self, delivery: Delivery, settled: Settled | Exception) -> None:
         """Note what is to be done with a delivery, now that this has become of its trace.
@@ -96,13 +96,13 @@ class Settling:
                 if delivery.decision:
                     delivery.burial = None
                 else:
-                    self._recordings.buried(delivery, delivery.burial)
+                    self._spans.buried(delivery, delivery.burial)
 
     def _publish(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
         decided = [(delivery, delivery.decision) for delivery in deliveries if delivery.decision]
         found: Sequence[BaseException | None]
         try:
-            contexts = {decision.trace_id: self._recordings.publishing(delivery, decision) for delivery, decision in decided}
+            contexts = {decision.trace_id: self._spans.publishing(delivery, decision) for delivery, decision in decided}
             found = self._publisher.publish_all([decision for _, decision in decided], contexts)
         except BaseException as broken:
             # As when there is no memory for all of them at once.
@@ -115,7 +115,7 @@ class Settling:
                 held_s = delivery.held_s()
                 _log(decision, held_s)
                 ended.append(Ended(decision, queued_s(delivery.message, delivery.taken_at_s), held_s))
-                self._recordings.published(delivery, ended[-1])
+                self._spans.published(delivery, ended[-1])
         self._observer.published(ended)
 
     def _store_results(self, deliveries: Sequence[Delivery]) -> None:

@@ -5,6 +5,9 @@ from typing import Final, NamedTuple, Protocol
 
 from kp_scorer.spans.context import Context
 
+TRACE_ID: Final = "kp_scorer.trace.id"
+"""The attribute of a span that holds the id of the trace which it tells of: a ReasoningTrace, not one of OpenTelemetry."""
+
 Attributes = Mapping[str, str | int | float]
 
 
@@ -49,7 +52,7 @@ class Recorder(Protocol):
         ...
 
 
-class _CarriedOn:
+class _NoRecording:
     """A message of which nothing is recorded: what comes of it has its context."""
 
     def __init__(self, context: Context) -> None:
@@ -62,13 +65,13 @@ class _CarriedOn:
         pass
 
 
-class _Carrying:
+class _NoRecorder:
     def begin(self, context: Context, taken_s: float) -> Recording:
-        return _CarriedOn(context)
+        return _NoRecording(context)
 
     def close(self, timeout_s: float) -> None:
         pass
 
 
-CARRYING: Final[Recorder] = _Carrying()
+NO_RECORDER: Final[Recorder] = _NoRecorder()
 """Records nothing, and hands on the contexts that come."""

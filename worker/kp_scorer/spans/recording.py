@@ -10,10 +10,9 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kp_scorer.spans.context import Context
-from kp_scorer.spans.recorder import Attributes, Destination, Step
+from kp_scorer.spans.recorder import TRACE_ID, Attributes, Destination, Step
 
 SCOPE: Final = "kp_scorer"
-TRACE_ID: Final = "kp_scorer.trace.id"
 
 _W3C: Final = TraceContextTextMapPropagator()
 
@@ -21,7 +20,7 @@ log = structlog.get_logger("kp_scorer.spans.recording")
 
 
 class SpanRecording:
-    """Records a message as a span of its own, with what was done as its children, in the trace of who sent it."""
+    """Records a message as a span of its own, with what was done as its children, in the OpenTelemetry trace of who sent it."""
 
     def __init__(self, tracer: Tracer, context: Context, taken_s: float, taken_from: Destination) -> None:
         """Begin where ``context`` left off, if it says so, at the Unix time ``taken_s``."""

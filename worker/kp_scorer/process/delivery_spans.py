@@ -6,10 +6,10 @@ from kp_scorer.broker.task_message import deliveries_by
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.process.delivery import Burial, Delivery
 from kp_scorer.process.observer import Ended
-from kp_scorer.spans import Context, Destination, Recorder, Recording, context_in
+from kp_scorer.spans import TRACE_ID, Context, Destination, Recorder, Recording, context_in
 
 
-class Recordings:
+class DeliverySpans:
     """Has a recorder told of each message that ends. Of what is given back there is nothing to tell: it comes again."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Recordings:
         """A decision is where its readers find it."""
         decision, queued_s, _ = ended
         said: dict[str, str | int | float] = {
-            "kp_scorer.trace.id": decision.trace_id,
+            TRACE_ID: decision.trace_id,
             "kp_scorer.outcome": decision.outcome,
             "kp_scorer.score": decision.score,
             "kp_scorer.domain": self._told_apart(decision.domain),
@@ -48,7 +48,7 @@ class Recordings:
         """A dead letter is kept."""
         reason = burial.result["reason"]
         said = {
-            "kp_scorer.trace.id": burial.result["trace_id"],
+            TRACE_ID: burial.result["trace_id"],
             "kp_scorer.dead_letter.reason": reason,
             "kp_scorer.deliveries": deliveries_by(delivery.message),
         }
