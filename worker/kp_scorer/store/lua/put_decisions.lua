@@ -17,8 +17,9 @@ local room = (#ARGV - FIRST_DECISION + 1) / PARTS
 if most > 0 and not drops_oldest then room = math.max(0, math.min(room, most - redis.call('XLEN', stream))) end
 for i = FIRST_DECISION, FIRST_DECISION + room * PARTS - 1, PARTS do
     local fields = {'trace_id', ARGV[i], 'decided_at', ARGV[i + 1], 'decision', ARGV[i + 2]}
-    for at, name in pairs({[i + 3] = 'traceparent', [i + 4] = 'tracestate'}) do
-        if ARGV[at] ~= '' then fields[#fields + 1], fields[#fields + 2] = name, ARGV[at] end
+    for at, name in ipairs({'traceparent', 'tracestate'}) do
+        local value = ARGV[i + 2 + at]
+        if value ~= '' then fields[#fields + 1], fields[#fields + 2] = name, value end
     end
     redis.call('XADD', stream, '*', unpack(fields))
 end
