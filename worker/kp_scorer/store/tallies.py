@@ -51,4 +51,4 @@ class Tallies:
 def _counts(found: dict[bytes, bytes]) -> list[tuple[str, str, int]]:
     """What is counted, its domain and the count, for each field that has a domain."""
     fields = ((*field.decode().partition(" "), value) for field, value in found.items())
-    return sorted((kind, domain, int(value)) for kind, space, domain, value in fields if space)
+    return sorted((kind, domain, int(value)) for kind, blank, domain, value in fields if blank)
