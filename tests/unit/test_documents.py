@@ -96,6 +96,17 @@ def test_examples_that_are_run_are_those_that_are_shown(example: Path) -> None:
     assert example.read_text("utf-8") in set(blocks("worker/WIRE.md"))
 
 
+@pytest.mark.parametrize("floor", ["store", "broker/redis_transport"])
+def test_every_script_is_in_the_tables_of_scripts(floor: str) -> None:
+    files = (PACKAGE / floor / "lua").glob("*.lua")
+    # What several begin with has no keys of its own.
+    scripts = {file.stem for file in files if re.search("^-- KEYS", file.read_text("utf-8"), re.MULTILINE)}
+    rows = [line for line in lines_of("worker/ARCHITECTURE.md") if line.text.startswith("| `")]
+    named = {span for row in rows for span in row._replace(text=row.text.split("|")[1]).spans}
+    assert scripts
+    assert scripts - named == set()
+
+
 def test_readme_is_read_in_a_few_minutes() -> None:
     words = [word for line in lines_of("README.md") if not line.is_code for word in line.text.split() if re.search(r"\w", word)]
     assert len(words) in WORDS, f"{len(words)} words"
