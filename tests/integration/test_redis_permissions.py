@@ -24,7 +24,7 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.novelty import NoveltyCache
+from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.novelty.audit import audit
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, as_environment, load_settings
@@ -158,7 +158,6 @@ TO_CLIENTS: dict[str, Forbidden] = {
     "read the log": lambda client: client.xrange("kp:log:space"),
     "add to the log": lambda client: client.xadd("kp:log:space", {"i": "1"}),
     "read dead letters": lambda client: client.hgetall("kp:dead:1"),
-    "remove a record": lambda client: client.delete("kp:trace:1"),
 }
 TO_READERS: dict[str, Forbidden] = {
     **{name: forbid for name, forbid in TO_PRODUCERS.items() if name != "forge a decision"},
@@ -197,6 +196,8 @@ def test_what_the_documents_warn_of_is_so(server: Shipped) -> None:
     with server.connect("client") as client, server.connect("reader") as reader, server.connect("producer") as producer:
         client.hset("kp:trace:another's", mapping={"state": "decided", "decision": "forged"})
         assert client.hget("kp:trace:another's", "decision") == b"forged"
+        client.hdel("kp:trace:another's", "state", "decision")
+        assert client.hget("kp:trace:another's", "state") is None
         reader.xgroup_create("decisions.accepted", "never acknowledges", mkstream=True)
         producer.lpush("traces", "of any size, any number of times")
     assert server.refused() == []
@@ -348,7 +349,7 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     cache = NoveltyCache(store.novelty_log(embedder.space), window, embedder.dimensions)
     decider = Decider(ledger, Policy(), NoveltyMeter(embedder, cache), settings.worker.max_attempts)
     decider.refresh()
-    one, other = (decode_trace(payload, Limits()) for payload in fresh_samples(2))
+    one, other, warmed = (decode_trace(payload, Limits()) for payload in fresh_samples(3))
     submission = Submission(one.id, one.digest(), b"{}")
     assert ledger.open([submission]) == ["pending"]
     assert len(ledger.claim_lost(0, queue_is_empty=True)) <= 1
@@ -361,7 +362,10 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     assert ledger.open([submission]) == ["decided"]
     letters.bury(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
     (found,) = operators.novelty_logs()
-    assert found.info().entries == 2
+    warming = NoveltyMeter(embedder, NoveltyCache(found, window, embedder.dimensions))
+    (vector,) = warming.embed([warmed], alone=False)
+    assert warming.place([Candidate(warmed.id, warmed.digest(), vector)]) != [None]
+    assert found.info().entries == 3
     assert audit(list(found.entries()), operators.ledger.decided, window, lambda done, total: None).agreeing == 2
     assert (found.erase(one.id), operators.ledger.erase(one.id)) == (1, 1)
     (letter,) = operators.dead_letters.read()
