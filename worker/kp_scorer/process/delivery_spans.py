@@ -13,18 +13,18 @@ class DeliverySpans:
     """Has a recorder told of each message that ends. Of what is given back there is nothing to tell: it comes again."""
 
     def __init__(
-        self, recorder: Recorder, destinations: Mapping[Outcome, Destination], told_apart: Callable[[str], str]
+        self, recorder: Recorder, destinations: Mapping[Outcome, Destination], counted_as: Callable[[str], str]
     ) -> None:
         """Tell ``recorder``.
 
         Args:
             recorder: is told.
             destinations: where decisions of an outcome go, if anywhere.
-            told_apart: by which name a domain is counted. Producers may write anything there.
+            counted_as: by which name a domain is counted. Producers may write anything there.
         """
         self._recorder = recorder
         self._destinations = destinations
-        self._told_apart = told_apart
+        self._counted_as = counted_as
 
     def publishing(self, delivery: Delivery, decision: Decision) -> Context:
         """A decision is about to be published; return the context that goes with it."""
@@ -37,7 +37,7 @@ class DeliverySpans:
             TRACE_ID: decision.trace_id,
             "kp_scorer.outcome": decision.outcome,
             "kp_scorer.score": decision.score,
-            "kp_scorer.domain": self._told_apart(decision.domain),
+            "kp_scorer.domain": self._counted_as(decision.domain),
             "kp_scorer.deliveries": deliveries_by(delivery.message),
         }
         if queued_s is not None:

@@ -98,7 +98,7 @@ class Observer:
         self._batch = _Histogram(_SIZES)
         self._look_up, self._embed, self._finish = _Histogram(_SECONDS), _Histogram(_SECONDS), _Histogram(_SECONDS)
 
-    def told_apart(self, domain: str) -> str:
+    def counted_as(self, domain: str) -> str:
         """The name by which a domain is counted."""
         return domain if domain in self._domains else OTHER
 
@@ -125,7 +125,7 @@ class Observer:
         """Decisions are where their readers find them."""
         with self._lock:
             for decision, queued_s, held_s in ended:
-                self._decisions[decision.outcome, self.told_apart(decision.domain)] += 1
+                self._decisions[decision.outcome, self.counted_as(decision.domain)] += 1
                 self._overrides.update(fired.name for fired in decision.overrides)
                 self._score.add(decision.score)
                 self._held.add(held_s)

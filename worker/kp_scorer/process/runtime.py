@@ -129,7 +129,7 @@ class Runtime:
     def begin(self, hands: Hands, on_sick: Callable[[EmbedderSick], None]) -> Pipeline:
         """Start the pipeline that takes messages in hand; ``hands`` let go of them. For ``on_sick`` see there."""
         settings = self._settings
-        spans = DeliverySpans(self._recorder, self._publisher.destinations, self.observer.told_apart)
+        spans = DeliverySpans(self._recorder, self._publisher.destinations, self.observer.counted_as)
         pipeline = self._pipeline = Pipeline(
             self._stages,
             Settling(self._app, self._publisher, self.store, self.observer, spans),
