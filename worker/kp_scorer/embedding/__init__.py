@@ -3,7 +3,7 @@
 from kp_scorer.embedding.checked import CheckedEmbedder
 from kp_scorer.embedding.cores import usable_cores
 from kp_scorer.embedding.embedder import Embedder, Vector, Vectors
-from kp_scorer.embedding.recipe import MAX_TOKENS, RECIPES, TRACE, Recipe
+from kp_scorer.embedding.recipe import MAX_TOKENS, RECIPES, TRACE
 from kp_scorer.embedding.select import is_embedder_installed, select_embedder
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "TRACE",
     "CheckedEmbedder",
     "Embedder",
-    "Recipe",
     "Vector",
     "Vectors",
     "is_embedder_installed",
