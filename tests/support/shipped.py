@@ -25,8 +25,8 @@ class Shipped:
     ) -> None:
         """Start it, with ``more`` configuration; given an authority, with the lines for TLS, and asking for certificates.
 
-        Unless its ``users`` are given, they are those of the package and those that the documents show for Sentinel, with new
-        passwords.
+        Unless its ``users`` are given, they are those of the package, and the administrator and Sentinel's as the documents
+        show them, with new passwords.
         """
         self._directory = directory
         self._authority = authority
@@ -87,10 +87,11 @@ class Shipped:
         commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
         program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{commands}'
         subprocess.run(["bash", "-euc", program], cwd=self._directory, check=True, timeout=60)
-        (for_sentinel,) = [block for block in blocks("deploy/OPERATIONS.md") if "user sentinel on" in block]
-        for_sentinel = re.sub("PASSWORD-OF-", ">", for_sentinel)
+        more = ("user administrator on", "user replica on")
+        added = [block for block in blocks("deploy/OPERATIONS.md") if block.startswith(more)]
+        assert len(added) == len(more)
         with (self._directory / "users.acl").open("a") as users:
-            users.write(f"{for_sentinel}user administrator on >administrator ~* &* +@all\n")
+            users.write("".join(added).replace("PASSWORD-OF-", ">"))
         if self._users:
             (self._directory / "users.acl").write_text(self._users, "utf-8")
         with (self._directory / "redis.conf").open("a") as configuration:
