@@ -12,6 +12,8 @@ from opentelemetry.sdk.trace import TracerProvider
 
 IDS: Final = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
 PARENT: Final = f"00-{IDS}-01"
+MEMBER: Final = st.from_regex(r"\A[ \t]?[a-z][a-z0-9@_*/-]{0,9}=[ -~\t]{1,9}\Z")
+"""One of a tracestate, or nearly one."""
 TRACER: Final = TracerProvider(shutdown_on_exit=False).get_tracer("test")
 
 
@@ -56,7 +58,7 @@ def test_a_bad_state_takes_no_parent_along(state: Any) -> None:
     assert context_in({"traceparent": PARENT, "tracestate": state}) == {"traceparent": PARENT}
 
 
-@given(st.from_regex(r"\A[a-z0-9@=,!~_*/ \t-]{1,40}\Z"))
+@given(st.lists(MEMBER, min_size=1, max_size=4).map(",".join))
 def test_opentelemetry_says_nothing_of_what_counts(state: str) -> None:
     context = context_in({"traceparent": PARENT, "tracestate": state})
     with _Lines() as lines:
