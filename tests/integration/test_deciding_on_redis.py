@@ -151,10 +151,10 @@ def test_a_trace_erased_between_its_place_and_its_decision_gets_another_place(wo
     commit = worker.store.ledger.commit
     erased: list[int] = []
 
-    def erase_first(verdicts: Sequence[Verdict]) -> list[Committed]:
+    def erase_first(verdicts: Sequence[Verdict], comparison: str) -> list[Committed]:
         if not erased:
             erased.append(worker.log.erase(ONE))
-        return commit(verdicts)
+        return commit(verdicts, comparison)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.store.ledger, "commit", erase_first)
