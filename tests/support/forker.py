@@ -11,7 +11,6 @@ import selectors
 import socket
 import sys
 from contextlib import suppress
-from itertools import chain
 from typing import Any, Final
 
 _IMPORTED: Final = (
@@ -41,8 +40,8 @@ def main() -> None:
 
 def _serve(asked: socket.socket) -> dict[str, Any] | None:
     """Fork for each request; return it in the child, and None once nobody asks any more."""
-    running: dict[int, tuple[int, int]] = {}
     # By the descriptor that tells of its end: the id of each process, and the pipe that its news go to.
+    running: dict[int, tuple[int, int]] = {}
     ready = selectors.DefaultSelector()
     ready.register(asked, selectors.EVENT_READ)
     while True:
@@ -60,8 +59,10 @@ def _serve(asked: socket.socket) -> dict[str, Any] | None:
                 # By their objects: what Python collects later would close the numbers once more, whosever they are by then.
                 ready.close()
                 asked.close()
-                for descriptor in (news, *chain.from_iterable((handle, told) for handle, (_, told) in running.items())):
-                    os.close(descriptor)
+                os.close(news)
+                for handle, (_, told) in running.items():
+                    os.close(handle)
+                    os.close(told)
                 request: dict[str, Any] = json.loads(message)
                 _become(request, streams)
                 return request

@@ -61,7 +61,6 @@ class Runtime:
             SettingsError: the embedder is required and missing, or a setting cannot be used.
             ServiceUnavailable: Redis or the broker could not be reached within ``worker.patience_s``.
         """
-        patience_s = settings.worker.patience_s
         self._app = app
         self._settings = settings
         self._node = node
@@ -77,14 +76,9 @@ class Runtime:
         """What the parts report to."""
         with ExitStack() as opened:
             self.store = opened.enter_context(Store.open(settings, self.observer.buried))
-            _wait_for("redis", self.store.ping, patience_s)
-            queues = self._queues = submission_queues(settings)
-            # Now, so that a worker whose decisions would be refused does not begin to decide.
-            intake = [queues.intake] if queues.intake else []
-            declared = [*queues.in_order, *intake, *results_queues(settings, settings.outcomes).values()]
-            _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
-            for name in results_streams(settings).values():
-                _wait_for("redis", self.store.decision_stream(name).unread, patience_s)
+            _wait_for("redis", self.store.ping, settings.worker.patience_s)
+            self._queues = submission_queues(settings)
+            self._wait_for_queues()
             _warn_of_shortcomings(settings, app, self.store)
             self._publisher = Publisher(app, settings, self.store)
             novelty = self._novelty = _open_novelty(settings, self.store, load_embedder)
@@ -104,6 +98,15 @@ class Runtime:
             self._renewing = self._chores.start("renew_lease", self._renew, _RENEW_EVERY_S)
             self._start_others(self._chores)
             self._opened = opened.pop_all()
+
+    def _wait_for_queues(self) -> None:
+        """Declare all queues, and look at the streams: a worker whose decisions would be refused does not begin to decide."""
+        settings, queues, patience_s = self._settings, self._queues, self._settings.worker.patience_s
+        intake = [queues.intake] if queues.intake else []
+        declared = [*queues.in_order, *intake, *results_queues(settings, settings.outcomes).values()]
+        _wait_for("broker", lambda: declare_queues(self._app, declared), patience_s)
+        for name in results_streams(settings).values():
+            _wait_for("redis", self.store.decision_stream(name).unread, patience_s)
 
     @property
     def threads(self) -> Sequence[VitalThread]:
