@@ -187,15 +187,15 @@ def test_live_decisions_go_out_while_the_shadows_queue_is_a_neighbours(
     with make_celery(settings) as app:
         publisher = Publisher(app, settings, store)
         assert publisher.shadow is not None
-        assert publisher.publish_all([one]) == [None]
+        publisher.publish(one)
         with capture_logs() as lines, pytest.raises(ServiceUnavailable, match="WRONGTYPE"):
             publisher.shadow.publish()
         assert [(line["event"], line["count"]) for line in lines] == [("shadow_dropped", 1)]
-        assert publisher.publish_all([two]) == [None]
+        publisher.publish(two)
         # A process that ends does not wait for it.
         publisher.shadow.flush()
         redis_client.delete(settings.queues.shadow)
-        assert publisher.publish_all([three]) == [None]
+        publisher.publish(three)
         publisher.shadow.publish()
     assert [found["trace_id"] for found in published(settings)] == ids([one, two, three])
     assert [found["trace_id"] for found in shadows(settings)] == ids([two, three])
@@ -208,7 +208,7 @@ def test_a_queue_that_is_gone_is_made_anew_and_one_that_refuses_is_not_waited_fo
         publisher = Publisher(app, settings, store)
         assert publisher.shadow is not None
         for decision in found[:2]:
-            assert publisher.publish_all([decision]) == [None]
+            publisher.publish(decision)
             publisher.shadow.publish()
             assert rabbitmq.delete("shadow") == 1
         # One that somebody has made, and that takes nothing.
@@ -216,7 +216,7 @@ def test_a_queue_that_is_gone_is_made_anew_and_one_that_refuses_is_not_waited_fo
         connection.default_channel.queue_declare(settings.queues.shadow, durable=True, auto_delete=False, arguments=full)
         with capture_logs() as lines:
             for decision in found[2:]:
-                assert publisher.publish_all([decision]) == [None]
+                publisher.publish(decision)
             publisher.shadow.publish()
     assert [(line["event"], line["count"]) for line in lines] == [("shadow_dropped", 2)]
     assert [decision["trace_id"] for decision in published(settings)] == ids(found)

@@ -18,7 +18,7 @@ from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.spans import Destination, open_recorder, recording, sending
-from kp_scorer.store import Store
+from kp_scorer.store import Publication, Store
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -198,8 +198,8 @@ def test_the_context_goes_with_a_decision_by_whatever_way(settings: Settings, re
     mixed = load_settings({**urls, "results.accepted_via": "stream", "results.rejected_via": "task", "results.task": "take"})
     followed, alone, called = decision("kp:trace:1", score=0.9), decision("kp:trace:2", score=0.9), decision("kp:trace:3")
     with make_celery(mixed) as app, Store.open(mixed) as store:
-        contexts = {followed.trace_id: CONTEXT, called.trace_id: CONTEXT}
-        assert Publisher(app, mixed, store).publish_all([followed, alone, called], contexts) == [None] * 3
+        publications = [Publication(followed, CONTEXT), Publication(alone), Publication(called, CONTEXT)]
+        assert Publisher(app, mixed, store).publish_all(publications) == [None] * 3
     entries: Any = redis_client.xrange("decisions.accepted")
     assert [{name.decode() for name in fields} - {"trace_id", "decided_at", "decision"} for _, fields in entries] == [
         set(CONTEXT),
@@ -208,6 +208,20 @@ def test_the_context_goes_with_a_decision_by_whatever_way(settings: Settings, re
     assert entries[0][1][b"traceparent"].decode() == CONTEXT["traceparent"]
     item: Any = redis_client.lpop("decisions.rejected")
     assert json.loads(item)["headers"].items() >= CONTEXT.items()
+
+
+def test_each_copy_of_a_decision_has_the_context_of_its_own_delivery(
+    settings: Settings, store: Store, redis_client: redis.Redis
+) -> None:
+    made, other = decision("kp:trace:1"), {"traceparent": f"00-{HEX[0]}-{HEX[1][::-1]}-01"}
+    streams = {"results.accepted_via": "stream", "results.rejected_via": "stream"}
+    both = load_settings({"broker.url": settings.broker.url, "redis.url": settings.redis.url, **streams})
+    with make_celery(both) as app:
+        copies = [Publication(made, CONTEXT), Publication(made, other), Publication(made)]
+        assert Publisher(app, both, store).publish_all(copies) == [None] * 3
+    entries: Any = redis_client.xrange("decisions.rejected")
+    parents = [fields.get(b"traceparent", b"").decode() for _, fields in entries]
+    assert parents == [CONTEXT["traceparent"], other["traceparent"], ""]
 
 
 def test_what_records_no_spans_keeps_nothing_from_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,7 +24,7 @@ from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
+from kp_scorer.store import Publication, Store
 
 from tests.support.documents import code_with
 from tests.support.outcomes import published
@@ -211,6 +211,11 @@ def decisions(count: int) -> list[Decision]:
     return found
 
 
+def publications(made: Iterable[Decision]) -> list[Publication]:
+    """To publish them."""
+    return [Publication(decision) for decision in made]
+
+
 def by_hand(trace_ids: list[str], found: list[Received]) -> None:
     """Assert that each trace was decided, and that copies of its decision can be told by id and mark."""
     assert all(each.message_id == each.decision["trace_id"] for each in found)
@@ -247,14 +252,14 @@ def test_a_full_one_takes_no_more_until_it_is_read(scene_name: str, request: pyt
     made = decisions(LIMIT + 3)
     with scene_of(scene_name, request, **{"queues.results_limit": LIMIT}) as scene, make_celery(scene.settings) as app:
         publisher = Publisher(app, scene.settings, store)
-        errors = publisher.publish_all(made)
+        errors = publisher.publish_all(publications(made))
         # RabbitMQ takes one more than it is told.
         assert errors.index(next(filter(None, errors))) in (LIMIT, LIMIT + 1)
         assert {type(error) for error in errors[LIMIT + 1 :]} == {ServiceUnavailable}
         assert f"{scene.settings.queues.rejected} is full of unread decisions" in str(errors[-1])
         left = [decision for decision, error in zip(made, errors, strict=True) if error]
         first = scene.read()
-        wait_until(lambda: publisher.publish_all(left) == [None] * len(left))
+        wait_until(lambda: publisher.publish_all(publications(left)) == [None] * len(left))
     assert [each.message_id for each in [*first, *scene.read()]][: LIMIT + 3] == [decision.trace_id for decision in made]
 
 
@@ -303,13 +308,13 @@ def test_tasks_that_nobody_takes_stop_at_the_limit(
             Queue(settings.queues.rejected)(channel).declare()
     with make_celery(settings) as app:
         publisher = Publisher(app, settings, store)
-        errors = publisher.publish_all(made)
+        errors = publisher.publish_all(publications(made))
         assert errors[:LIMIT] == [None] * LIMIT
         assert {str(error) for error in errors[LIMIT:]} == {
             f"results: the queue {settings.queues.rejected} is full of unread decisions"
         }
         with with_shop(settings, tmp_path):
-            wait_until(lambda: publisher.publish_all(made[LIMIT:]) == [None] * 3)
+            wait_until(lambda: publisher.publish_all(publications(made[LIMIT:])) == [None] * 3)
             found: list[Received] = []
             wait_until(lambda: found.extend(read_shop(settings, "")) or len(found) >= LIMIT + 3)  # type: ignore[func-returns-value]
     by_hand([decision.trace_id for decision in made], found)
@@ -351,7 +356,7 @@ def test_the_consumer_in_the_readme_acts_once_on_each(settings: Settings, store:
     with redis.Redis.from_url(settings.redis.url) as client, seen.open("wb") as output:
         for batch in ([one, other, one], [other, anew, anew, last]):
             stream = store.decision_stream("decisions.accepted")
-            stream.put(batch, 0, drop_oldest=False)
+            stream.put(publications(batch), 0, drop_oldest=False)
             with subprocess.Popen([sys.executable, "-uc", code], cwd=tmp_path, stdout=output) as consumer:
                 wait_until(lambda: groups(client, stream.name) and not stream.unread())  # noqa: B023
                 consumer.kill()
@@ -367,7 +372,7 @@ def groups(client: redis.Redis, name: str) -> list[Any]:
 def test_a_stream_keeps_what_some_group_has_not_acknowledged(redis_client: redis.Redis, store: Store) -> None:
     stream, name = store.decision_stream("decisions"), "decisions"
     made = decisions(4)
-    stream.put(made, 0, drop_oldest=False)
+    stream.put(publications(made), 0, drop_oldest=False)
     # Nobody is known to read it.
     assert stream.unread() == 4
     for group in ("quick", "slow"):
@@ -384,7 +389,7 @@ def test_a_stream_keeps_what_some_group_has_not_acknowledged(redis_client: redis
     redis_client.xgroup_destroy(name, "slow")
     assert stream.unread() == 0
     redis_client.xgroup_create(name, "late", id="$")
-    stream.put(made[:1], 0, drop_oldest=False)
+    stream.put(publications(made[:1]), 0, drop_oldest=False)
     assert stream.unread() == 1
 
 
@@ -392,12 +397,12 @@ def test_what_was_read_from_a_stream_makes_room_and_is_not_counted_as_dropped(re
     stream, name = store.decision_stream("decisions"), "decisions"
     made = decisions(8)
     redis_client.xgroup_create(name, GROUP, id="0", mkstream=True)
-    assert stream.put(made[:4], 4, drop_oldest=False) == (4, 0, 4)
-    assert stream.put(made[4:6], 4, drop_oldest=False) == (0, 0, 4)
+    assert stream.put(publications(made[:4]), 4, drop_oldest=False) == (4, 0, 4)
+    assert stream.put(publications(made[4:6]), 4, drop_oldest=False) == (0, 0, 4)
     taken: Any = redis_client.xreadgroup(GROUP, "one", {name: ">"}, count=1)
     redis_client.xack(name, GROUP, taken[0][1][0][0])
-    assert stream.put(made[4:6], 4, drop_oldest=False) == (1, 0, 4)
-    assert stream.put(made[5:], 4, drop_oldest=True) == (3, 3, 4)
+    assert stream.put(publications(made[4:6]), 4, drop_oldest=False) == (1, 0, 4)
+    assert stream.put(publications(made[5:]), 4, drop_oldest=True) == (3, 3, 4)
     assert store.drops.counts() == {name: 3}
     left: Any = redis_client.xrange(name)
     assert [fields[b"trace_id"].decode() for _, fields in left] == [decision.trace_id for decision in made[4:]]
@@ -408,7 +413,7 @@ def test_looking_at_what_waits_on_streams_takes_no_connection_each_time(
 ) -> None:
     urls = {"broker.url": settings.broker.url, "redis.url": settings.redis.url}
     settings = load_settings({**urls, "results.accepted_via": "stream", "results.rejected_via": "stream"})
-    store.decision_stream(settings.queues.accepted).put(decisions(2), 0, drop_oldest=False)
+    store.decision_stream(settings.queues.accepted).put(publications(decisions(2)), 0, drop_oldest=False)
 
     def connected() -> int:
         found: Any = redis_client.info("stats")
@@ -425,7 +430,7 @@ def test_a_stream_takes_decisions_while_redis_is_full(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server, Store.open(load_settings({"redis.url": server.url})) as store:
         server.limit_memory(1_000)
         stream = store.decision_stream("decisions")
-        assert stream.put(decisions(3), 2, drop_oldest=True) == (3, 1, 2)
+        assert stream.put(publications(decisions(3)), 2, drop_oldest=True) == (3, 1, 2)
         assert stream.unread() == 2
 
 
@@ -444,7 +449,7 @@ def test_commands_tell_of_streams(settings: Settings, store: Store) -> None:
     accepted = [decision.model_copy(update={"outcome": "accepted"}) for decision in decisions(2)]
     now = load_settings({"broker.url": settings.broker.url, "redis.url": settings.redis.url, **changed})
     with make_celery(now) as app:
-        assert Publisher(app, now, store).publish_all([*accepted, *decisions(1)]) == [None] * 3
+        assert Publisher(app, now, store).publish_all(publications([*accepted, *decisions(1)])) == [None] * 3
 
     def run(command: str) -> Result:
         return CliRunner().invoke(commands, [*command.split(), "--broker-url", settings.broker.url, *flags])
@@ -480,7 +485,7 @@ def test_who_waits_in_vain_is_told_what_to_do(
     changed = {**way, "broker.url": settings.broker.url, "redis.url": settings.redis.url, "queues.results_limit": "2"}
     full = load_settings(changed)
     with make_celery(full) as app:
-        Publisher(app, full, store).publish_all(decisions(2))
+        Publisher(app, full, store).publish_all(publications(decisions(2)))
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(fresh_samples(1)[0]), "utf-8")
     flags = [flag for name, value in changed.items() for flag in ("--set", f"{name}={value}")]

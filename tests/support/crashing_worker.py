@@ -144,9 +144,9 @@ def _commit(commit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _publish(publish: Callable[..., Any]) -> Callable[..., Any]:
-    def publish_or_die(self: Any, decisions: Sequence[Any], *args: Any) -> Any:
-        errors = publish(self, decisions, *args)
-        for _ in decisions:
+    def publish_or_die(self: Any, publications: Sequence[Any]) -> Any:
+        errors = publish(self, publications)
+        for _ in publications:
             _PUBLISHED.passed()
         return errors
 

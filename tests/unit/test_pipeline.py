@@ -22,7 +22,7 @@ from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.settling import Settling, dead_result
 from kp_scorer.scoring import Policy
 from kp_scorer.spans import NO_RECORDER
-from kp_scorer.store import MemoryLedger
+from kp_scorer.store import MemoryLedger, Publication
 
 from tests.support.processes import wait_until
 from tests.support.traces import fresh_samples
@@ -96,14 +96,14 @@ class Scene:
         self.pipeline.put(delivery)
         return delivery
 
-    def _publish_all(self, decisions: Sequence[Decision], contexts: object) -> list[ScorerError | None]:
-        self.tries += bool(decisions)
-        if self.breaks_by and decisions:
+    def _publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
+        self.tries += bool(publications)
+        if self.breaks_by and publications:
             raise self.breaks_by
         if self.is_away.is_set():
-            return [AWAY] * len(decisions)
-        self.published += [decision.trace_id for decision in decisions]
-        return [None] * len(decisions)
+            return [AWAY] * len(publications)
+        self.published += [decision.trace_id for decision, _ in publications]
+        return [None] * len(publications)
 
     def _send_again(self, delivery: Delivery) -> None:
         self.sent_again.append(delivery)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
@@ -11,11 +11,10 @@ from kombu import Producer, Queue
 
 from kp_scorer.broker.publishing import Outgoing, publish_all, waiting, with_producer
 from kp_scorer.broker.task_message import call_headers, task_body
-from kp_scorer.decision import Decision, Outcome
+from kp_scorer.decision import Outcome
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import QueueSettings, Settings
-from kp_scorer.spans import NO_CONTEXT, Context
-from kp_scorer.store import DecisionStream, Drops
+from kp_scorer.store import DecisionStream, Drops, Publication
 
 _LOOK_EVERY_S: Final = 1.0
 """How often a queue is looked at: others publish to it too, and others read it."""
@@ -27,9 +26,6 @@ _DROPPED_AT_ONCE: Final = 100
 
 MARK: Final = "decided_at"
 """The header that holds a decision's mark."""
-
-Contexts = Mapping[str, Context]
-"""What goes into the headers of decisions for spans to follow, by trace id."""
 
 log = structlog.get_logger("kp_scorer.broker.outbox")
 
@@ -52,7 +48,7 @@ class Outbox:
         self._room = 0
         self._look_again_at = 0.0
 
-    def put_all(self, decisions: Sequence[Decision], contexts: Contexts) -> list[bool]:
+    def put_all(self, publications: Sequence[Publication]) -> list[bool]:
         """Publish decisions, in order; where the queue is full and the settings say so, in place of the oldest.
 
         Returns:
@@ -63,33 +59,33 @@ class Outbox:
             ServiceUnavailable: the broker cannot be reached; any of them may be published.
         """
         # No more at once than the queue may hold: the oldest make room one by one.
-        most = self._settings.results_limit or len(decisions)
-        parts = [decisions[start : start + most] for start in range(0, len(decisions), most)]
-        return [is_taken for part in parts for is_taken in self._put(part, contexts)]
+        most = self._settings.results_limit or len(publications)
+        parts = [publications[start : start + most] for start in range(0, len(publications), most)]
+        return [is_taken for part in parts for is_taken in self._put(part)]
 
-    def _put(self, decisions: Sequence[Decision], contexts: Contexts) -> list[bool]:
-        room = self._take_room(len(decisions))
-        if room < len(decisions) and self._drops_oldest:
-            self._drop_oldest(len(decisions) - room)
-            room = len(decisions)
-        taken = self._publish(decisions[:room], contexts)
+    def _put(self, publications: Sequence[Publication]) -> list[bool]:
+        room = self._take_room(len(publications))
+        if room < len(publications) and self._drops_oldest:
+            self._drop_oldest(len(publications) - room)
+            room = len(publications)
+        taken = self._publish(publications[:room])
         if self._drops_oldest and not all(taken):
             # Others have filled it since.
             self._drop_to_low_water()
-            refused = [decision for decision, is_taken in zip(decisions, taken, strict=True) if not is_taken]
-            again = iter(self._publish(refused, contexts))
+            refused = [publication for publication, is_taken in zip(publications, taken, strict=True) if not is_taken]
+            again = iter(self._publish(refused))
             taken = [is_taken or next(again) for is_taken in taken]
-        return taken + [False] * (len(decisions) - room)
+        return taken + [False] * (len(publications) - room)
 
     def is_full(self) -> ServiceUnavailable:
         """What to say of a decision that is not published."""
         return ServiceUnavailable(f"results: the queue {self._queue.name} is full of unread decisions")
 
-    def _publish(self, decisions: Sequence[Decision], contexts: Contexts) -> list[bool]:
+    def _publish(self, publications: Sequence[Publication]) -> list[bool]:
         """Publish; return which of them the queue took."""
-        if not decisions:
+        if not publications:
             return []
-        messages = [message_of(decision, contexts.get(decision.trace_id, NO_CONTEXT)) for decision in decisions]
+        messages = [message_of(publication) for publication in publications]
         if self._task:
             messages = [_call(message, self._task) for message in messages]
         return publish_all(self._app, "results", self._queue, messages, if_missing=[self._queue], plain=self._plain)
@@ -157,7 +153,7 @@ class StreamOutbox:
         self._drops_oldest = settings.when_full(outcome) == "drop_oldest"
         self._notices = Notices(stream.name)
 
-    def put_all(self, decisions: Sequence[Decision], contexts: Contexts) -> list[bool]:
+    def put_all(self, publications: Sequence[Publication]) -> list[bool]:
         """Put decisions on the stream, in order; where it is full and the settings say so, in place of the oldest.
 
         Returns:
@@ -166,11 +162,11 @@ class StreamOutbox:
         Raises:
             ServiceUnavailable: Redis cannot be reached, or has something else by this name; any of them may be there.
         """
-        placed = self._stream.put(decisions, self._most, contexts, drop_oldest=self._drops_oldest)
+        placed = self._stream.put(publications, self._most, drop_oldest=self._drops_oldest)
         # Not when the last one has just come: then nothing waits yet.
-        self._notices.looked(placed.unread, full=placed.put < len(decisions) or placed.dropped > 0)
+        self._notices.looked(placed.unread, full=placed.put < len(publications) or placed.dropped > 0)
         self._notices.dropped(placed.dropped)
-        return [True] * placed.put + [False] * (len(decisions) - placed.put)
+        return [True] * placed.put + [False] * (len(publications) - placed.put)
 
     def is_full(self) -> ServiceUnavailable:
         """What to say of a decision that is not there."""
@@ -209,8 +205,9 @@ class Notices:
         log.warning("results_dropped", queue=self._name, count=untold)
 
 
-def message_of(decision: Decision, context: Context = NO_CONTEXT) -> Outgoing:
+def message_of(publication: Publication) -> Outgoing:
     """The message that says what was decided: copies of it have the same id and the same mark."""
+    decision, context = publication
     return Outgoing(decision.model_dump_json().encode(), decision.trace_id, {**context, MARK: decision.mark})
 
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from celery import Celery
 from kombu import Queue
 
-from kp_scorer.broker.outbox import Contexts, Outbox, StreamOutbox
+from kp_scorer.broker.outbox import Outbox, StreamOutbox
 from kp_scorer.broker.publishing import NoQueue, declare_queues, destination_of, unavailable_if_broker_fails, waiting
 from kp_scorer.broker.queues import results_queue, results_queues, results_streams
 from kp_scorer.broker.shadow_outbox import ShadowOutbox
@@ -18,11 +17,10 @@ from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.spans import NO_CONTEXT, Context, Destination
-from kp_scorer.store import DeadLetters, Store
+from kp_scorer.store import DeadLetters, Publication, Store
 
 _LIMITS: Final = Limits()
 """No decision comes near them, whatever those of traces are set to."""
-_NO_CONTEXTS: Final[Contexts] = MappingProxyType({})
 
 
 class Publisher:
@@ -52,11 +50,11 @@ class Publisher:
 
     def publish(self, decision: Decision, context: Context = NO_CONTEXT) -> None:
         """Put a decision on its outcome's queue, as :meth:`publish_all` does, or raise what that returns."""
-        (error,) = self.publish_all([decision], {decision.trace_id: context})
+        (error,) = self.publish_all([Publication(decision, context)])
         if error is not None:
             raise error
 
-    def publish_all(self, decisions: Sequence[Decision], contexts: Contexts = _NO_CONTEXTS) -> list[ScorerError | None]:
+    def publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
         """Put decisions where those of their outcome go, all of a queue or a stream in one round trip.
 
         On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
@@ -69,20 +67,22 @@ class Publisher:
             the queue is full of unread decisions; SettingsError if RabbitMQ has a queue of this name with other arguments.
             Publish those again, which is safe, because consumers know a copy by its trace id and mark.
         """
-        errors: list[ScorerError | None] = [None] * len(decisions)
+        errors: list[ScorerError | None] = [None] * len(publications)
         for outbox in set(self._outboxes.values()):
-            places = [place for place, decision in enumerate(decisions) if self._outboxes.get(decision.outcome) is outbox]
+            places = [
+                place for place, (decision, _) in enumerate(publications) if self._outboxes.get(decision.outcome) is outbox
+            ]
             if not places:
                 continue
             try:
-                taken = outbox.put_all([decisions[place] for place in places], contexts)
+                taken = outbox.put_all([publications[place] for place in places])
             except (ServiceUnavailable, SettingsError) as error:
                 errors = [error if place in places else found for place, found in enumerate(errors)]
                 continue
             for place, is_taken in zip(places, taken, strict=True):
                 errors[place] = None if is_taken else outbox.is_full()
         if self.shadow:
-            self.shadow.take([decision for decision, error in zip(decisions, errors, strict=True) if error is None])
+            self.shadow.take([decision for (decision, _), error in zip(publications, errors, strict=True) if error is None])
         return errors
 
 

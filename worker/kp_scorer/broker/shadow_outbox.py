@@ -17,6 +17,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import ScorerError
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.settings import Settings
+from kp_scorer.store import Publication
 
 _MOST_IN_HAND: Final = 2_000
 """A second's work without an embedder; some 16 MB."""
@@ -79,7 +80,7 @@ class ShadowOutbox:
         """Publish; return how many RabbitMQ did not take."""
         if not decisions:
             return 0
-        messages = [message_of(decide_again(decision, self._policy)) for decision in decisions]
+        messages = [message_of(Publication(decide_again(decision, self._policy))) for decision in decisions]
         taken = publish_all(self._app, "shadow", self._queue, messages, if_missing=[self._queue], plain=self._plain)
         if self._is_redis:
             # RabbitMQ sees to it by itself.

@@ -17,7 +17,7 @@ from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Burial, Delivery
 from kp_scorer.process.delivery_spans import DeliverySpans
 from kp_scorer.process.observer import Ended, Observer
-from kp_scorer.store import Store
+from kp_scorer.store import Publication, Store
 
 log = structlog.get_logger("kp_scorer.process.settling")
 
@@ -102,8 +102,9 @@ class Settling:
         decided = [(delivery, delivery.decision) for delivery in deliveries if delivery.decision]
         found: Sequence[BaseException | None]
         try:
-            contexts = {decision.trace_id: self._spans.publishing(delivery, decision) for delivery, decision in decided}
-            found = self._publisher.publish_all([decision for _, decision in decided], contexts)
+            found = self._publisher.publish_all(
+                [Publication(decision, self._spans.publishing(delivery, decision)) for delivery, decision in decided]
+            )
         except BaseException as broken:
             # As when there is no memory for all of them at once.
             found = [broken] * len(decided)

@@ -1,7 +1,7 @@
 """What lies in Redis: ledger, dead letters, novelty logs, streams of decisions; every key and every script of theirs."""
 
 from kp_scorer.store.dead_letters import DeadLetter, DeadLetters
-from kp_scorer.store.decision_stream import DecisionStream
+from kp_scorer.store.decision_stream import DecisionStream, Publication
 from kp_scorer.store.drops import Drops
 from kp_scorer.store.ledger import (
     Committed,
@@ -36,6 +36,7 @@ __all__ = [
     "Identity",
     "Ledger",
     "MemoryLedger",
+    "Publication",
     "Record",
     "RedisLedger",
     "RedisLog",

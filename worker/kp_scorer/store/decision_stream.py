@@ -1,8 +1,7 @@
 """Decisions of an outcome on a Redis Stream, for consumer groups."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import redis
 
@@ -12,7 +11,13 @@ from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.scripts import lua_source
 
-_NO_CONTEXTS: Final[Mapping[str, Context]] = MappingProxyType({})
+
+class Publication(NamedTuple):
+    """A decision that is to be published."""
+
+    decision: Decision
+    context: Context = NO_CONTEXT
+    """Goes with it, for the spans of whoever reads it to follow."""
 
 
 class Placed(NamedTuple):
@@ -42,9 +47,7 @@ class DecisionStream:
         self._put = client.register_script(lua_source(__package__, "acknowledged", "put_decisions"))
         self._unread = client.register_script(lua_source(__package__, "acknowledged", "unread_decisions"))
 
-    def put(
-        self, decisions: Sequence[Decision], most: int, contexts: Mapping[str, Context] = _NO_CONTEXTS, *, drop_oldest: bool
-    ) -> Placed:
+    def put(self, publications: Sequence[Publication], most: int, *, drop_oldest: bool) -> Placed:
         """Put decisions on the stream, in order and in one step, as long as no more than ``most`` are unread; 0 is no limit.
 
         Where the oldest make room, all are put, and the oldest that are too many go, read or not.
@@ -52,7 +55,7 @@ class DecisionStream:
         Raises:
             ServiceUnavailable: Redis cannot be reached, or has something else by this name.
         """
-        parts = [part for each in decisions for part in _parts(each, contexts.get(each.trace_id, NO_CONTEXT))]
+        parts = [part for each in publications for part in _parts(*each)]
         with unavailable_if_down("results"):
             found: Any = self._put(keys=[self.name, self._keys.dropped], args=[self.name, most, int(drop_oldest), *parts])
         return Placed(*map(int, found))
