@@ -9,7 +9,7 @@ import pytest
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.novelty import MemoryLog, NoveltyCache
+from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
 from kp_scorer.store import MemoryLedger
@@ -79,7 +79,7 @@ def test_charts_are_as_dark_as_the_page(opened: Browser, page: Path) -> None:
 def _decided() -> list[Decision]:
     window = Settings().novelty.window()
     embedder = WordEmbedder()
-    novelty = NoveltyMeter(embedder, NoveltyCache(MemoryLog(window), window, embedder.dimensions))
+    novelty = NoveltyMeter(embedder, MemoryLog(window), window)
     decider = Decider(MemoryLedger(), Policy(), novelty, max_attempts=5)
     decided = decider.decide([decode_trace(trace, LIMITS) for trace in sample_traces()])
     return [each for each in decided if isinstance(each, Decision)]

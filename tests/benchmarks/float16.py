@@ -20,7 +20,6 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.embedding import TRACE
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.novelty import NoveltyCache
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import LedgerSettings, NoveltySettings, VectorType, WorkerSettings
 from kp_scorer.store import RedisLedger, RedisLog
@@ -104,7 +103,7 @@ def decide_all(
     keys = Keys(f"kp-{vector_type}")
     window = NoveltySettings().window()
     log = RedisLog(redis_client, keys, embedder.space, window, _RECORD_TTL_MS, vector_type)
-    meter = NoveltyMeter(embedder, NoveltyCache(log, window, embedder.dimensions))
+    meter = NoveltyMeter(embedder, log, window)
     decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), policy, meter, max_attempts=5)
     decisions = []
     for batch in batches(traces, _BATCH):

@@ -35,7 +35,6 @@ import redis
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.embedding import Embedder
-from kp_scorer.novelty import NoveltyCache
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import LedgerSettings, NoveltySettings, WorkerSettings
 from kp_scorer.store import RedisLedger, RedisLog
@@ -187,14 +186,12 @@ def open_log(redis_client: redis.Redis, embedder: Embedder, space: str, size: in
     keys = Keys("kp")
     window = NoveltySettings(max_elements=size).window()
     log = RedisLog(redis_client, keys, space, window, _RECORD_TTL_MS)
-    cache = NoveltyCache(log, window, embedder.dimensions)
+    novelty = NoveltyMeter(embedder, log, window)
     started = time.perf_counter()
-    held = cache.catch_up()
+    held = novelty.cache.catch_up()
     catch_up_s = time.perf_counter() - started
     assert held == size, "the log is not what was written"
-    decider = Decider(
-        RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), Policy(), NoveltyMeter(embedder, cache), max_attempts=5
-    )
+    decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), Policy(), novelty, max_attempts=5)
     return Subject(decider, log, catch_up_s)
 
 

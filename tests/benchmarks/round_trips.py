@@ -42,6 +42,7 @@ _PROMISED: Final[dict[Case, int]] = {"new": 3, "redelivered": 1, "no_embedder": 
 _FLEET_BATCH: Final = 8
 _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
 _LEASE_MS: Final = int(WorkerSettings().decision_timeout_s * 1_000)
+_WINDOW: Final = NoveltySettings().window()
 
 _COLUMNS: Final = {
     "case": "case",
@@ -165,7 +166,7 @@ def count_decisions(url: str, case: Case, batch_size: int, count: int) -> Row:
     keys = Keys(f"kp-{case}-{batch_size}")
     traces = _traces(count)
     with counting_client(url) as (redis_client, tally), redis_of(url) as control:
-        novelty = None if case == "no_embedder" else NoveltyMeter(HashEmbedder(), _cache(redis_client, keys))
+        novelty = None if case == "no_embedder" else NoveltyMeter(HashEmbedder(), _log(redis_client, keys), _WINDOW)
         decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), Policy(), novelty, max_attempts=5)
         # Connects, loads the scripts and gives the log its first entry.
         decider.decide(_traces(1))
@@ -197,7 +198,7 @@ def count_fleet(url: str, workers: int, count: int) -> Row:
     with ExitStack() as closing:
         control = closing.enter_context(redis_of(url))
         opened = [closing.enter_context(counting_client(url)) for _ in range(workers)]
-        caches = [_cache(redis_client, keys) for redis_client, _ in opened]
+        caches = [NoveltyCache(_log(redis_client, keys), _WINDOW, HashEmbedder.dimensions) for redis_client, _ in opened]
         # Connects them all, and gives the log its first entry.
         caches[0].place([first])
         for cache in caches:
@@ -235,10 +236,8 @@ def _candidates(count: int) -> list[Candidate]:
     return [Candidate(trace.id, trace.digest(), vector) for trace, vector in zip(traces, vectors, strict=True)]
 
 
-def _cache(redis_client: redis.Redis, keys: Keys) -> NoveltyCache:
-    window = NoveltySettings().window()
-    log = RedisLog(redis_client, keys, HashEmbedder.space, window, _RECORD_TTL_MS)
-    return NoveltyCache(log, window, HashEmbedder.dimensions)
+def _log(redis_client: redis.Redis, keys: Keys) -> RedisLog:
+    return RedisLog(redis_client, keys, HashEmbedder.space, _WINDOW, _RECORD_TTL_MS)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from kp_scorer.client import Client
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.novelty import NoveltyCache
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -42,7 +41,7 @@ class Scene(NamedTuple):
 def scene(settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys) -> Iterator[Scene]:
     window = settings.novelty.window()
     embedder = WordHashEmbedder(settings.embedding, "trace")
-    meter = NoveltyMeter(embedder, NoveltyCache(store.novelty_log(embedder.space), window, embedder.dimensions))
+    meter = NoveltyMeter(embedder, store.novelty_log(embedder.space), window)
     decider = Decider(store.ledger, Policy(), meter, settings.worker.max_attempts)
     payloads = short_traces(5, seed=1)
     with Client(settings) as client, make_celery(settings) as app:

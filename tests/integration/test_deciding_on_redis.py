@@ -7,7 +7,7 @@ import redis
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceDead, TraceHeld
-from kp_scorer.novelty import Candidate, NoveltyCache
+from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
 from kp_scorer.store import Committed, Counts, Identity, RedisLog, Store, Submission, Verdict
@@ -26,8 +26,8 @@ class WorkerInProcess:
     def __init__(self, settings: Settings) -> None:
         self.store = Store.open(settings)
         self.embedder = WordHashEmbedder(settings.embedding, "trace")
-        cache = NoveltyCache(self.log, settings.novelty.window(), self.embedder.dimensions)
-        self.decider = Decider(self.store.ledger, Policy(), NoveltyMeter(self.embedder, cache), max_attempts=2)
+        novelty = NoveltyMeter(self.embedder, self.log, settings.novelty.window())
+        self.decider = Decider(self.store.ledger, Policy(), novelty, max_attempts=2)
 
     @property
     def log(self) -> RedisLog:

@@ -9,7 +9,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding import Embedder, select_embedder
 from kp_scorer.errors import SettingsError
-from kp_scorer.novelty import MemoryLog, NoveltyCache
+from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import EmbeddingSettings, NoveltySettings
 from kp_scorer.store import MemoryLedger
@@ -62,8 +62,7 @@ def test_real_traces_in_order_get_the_reference_scores(
     embedder: Embedder, real_traces: list[dict[str, object]], expected_scores: dict[str, float]
 ) -> None:
     window = NoveltySettings().window()
-    cache = NoveltyCache(MemoryLog(window), window, embedder.dimensions)
-    decider = Decider(MemoryLedger(), Policy(), NoveltyMeter(embedder, cache), max_attempts=5)
+    decider = Decider(MemoryLedger(), Policy(), NoveltyMeter(embedder, MemoryLog(window), window), max_attempts=5)
     # Torch on CPU is four times slower, and its first forty tell as much.
     some = real_traces[:40] if embedder.engine.startswith("torch f32") else real_traces
     traces = [decode_trace(payload, Limits()) for payload in some]

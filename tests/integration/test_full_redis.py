@@ -23,7 +23,6 @@ from kp_scorer.client import Client
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.novelty import NoveltyCache
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store, WorkerReport
 
@@ -132,7 +131,7 @@ def test_warming_leaves_to_workers_what_they_need_of_a_full_redis(server: RedisS
     embedder = WordEmbedder()
     with Store.open(endpoints) as store:
         log = store.novelty_log(embedder.space)
-        meter = NoveltyMeter(embedder, NoveltyCache(log, endpoints.novelty.window(), embedder.dimensions))
+        meter = NoveltyMeter(embedder, log, endpoints.novelty.window())
         server.limit_memory(1_000)
         with pytest.raises(ServiceUnavailable, match="Redis is nearly full"):
             warm_up(store, meter, lines, 32)

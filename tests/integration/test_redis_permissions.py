@@ -24,7 +24,7 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.novelty import Candidate, NoveltyCache
+from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.audit import audit
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, as_environment, load_settings
@@ -346,8 +346,8 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     store.ping()
     ledger, letters, window = store.ledger, store.dead_letters, settings.novelty.window()
     embedder = WordHashEmbedder(settings.embedding, "trace")
-    cache = NoveltyCache(store.novelty_log(embedder.space), window, embedder.dimensions)
-    decider = Decider(ledger, Policy(), NoveltyMeter(embedder, cache), settings.worker.max_attempts)
+    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), window)
+    decider = Decider(ledger, Policy(), novelty, settings.worker.max_attempts)
     decider.refresh()
     one, other, warmed = (decode_trace(payload, Limits()) for payload in fresh_samples(3))
     submission = Submission(one.id, one.digest(), b"{}")
@@ -362,7 +362,7 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     assert ledger.open([submission]) == ["decided"]
     letters.bury(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
     (found,) = operators.novelty_logs()
-    warming = NoveltyMeter(embedder, NoveltyCache(found, window, embedder.dimensions))
+    warming = NoveltyMeter(embedder, found, window)
     (vector,) = warming.embed([warmed], alone=False)
     assert warming.place([Candidate(warmed.id, warmed.digest(), vector)]) != [None]
     assert found.info().entries == 3

@@ -7,12 +7,11 @@ from typing import Final, NamedTuple
 from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Settled
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.novelty import NoveltyCache
 from kp_scorer.scoring import Policy
 from kp_scorer.trace import ReasoningTrace
 
 from tests.model.baton import Stretch, Violation
-from tests.model.contents import DIMENSIONS, EmbeddingFailed, Payload, WordEmbedder
+from tests.model.contents import EmbeddingFailed, Payload, WordEmbedder
 from tests.model.reference_log import WINDOW
 from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
 
@@ -61,8 +60,7 @@ class Worker:
         self.log = WatchedLog(books)
         self.ledger = WatchedLedger(books, self.log)
         self.embedder = WordEmbedder()
-        self.cache = NoveltyCache(self.log, WINDOW, DIMENSIONS)
-        self.decider = Decider(self.ledger, Policy(), NoveltyMeter(self.embedder, self.cache), MAX_ATTEMPTS, shadow)
+        self.decider = Decider(self.ledger, Policy(), NoveltyMeter(self.embedder, self.log, WINDOW), MAX_ATTEMPTS, shadow)
         self.hand: list[Message] = []
         self.waiting: list[Message] = []
         self.alone: list[Message] = []

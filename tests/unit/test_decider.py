@@ -13,7 +13,7 @@ from kp_scorer.decider import Decider, NoveltyMeter, Settled
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import TraceConflict
-from kp_scorer.novelty import MemoryLog, NoveltyCache, Window
+from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.scoring import PROFILES, Policy
 from kp_scorer.store import Committed, MemoryLedger, Tally, Verdict
 from kp_scorer.trace import ReasoningTrace
@@ -33,8 +33,8 @@ def make_decider(
     clock_ms: Callable[[], int] = lambda: 1_000,
 ) -> Decider:
     embedder = embedder or WordEmbedder()
-    cache = NoveltyCache(MemoryLog(window, clock_ms), window, embedder.dimensions)
-    return Decider(ledger or MemoryLedger(), policy or Policy(), NoveltyMeter(embedder, cache), max_attempts=5)
+    novelty = NoveltyMeter(embedder, MemoryLog(window, clock_ms), window)
+    return Decider(ledger or MemoryLedger(), policy or Policy(), novelty, max_attempts=5)
 
 
 def decide_one(decider: Decider, trace: ReasoningTrace) -> Decision:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kp_scorer.decision import Decision, Nearest, Novelty, Timings
 from kp_scorer.embedding import CheckedEmbedder, Embedder, Vector
 from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.novelty import Candidate, NoveltyCache, Placed
+from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placed, Window
 from kp_scorer.scoring import Policy, decide_again, fingerprint, novelty_of, score
 from kp_scorer.store import Committed, Death, Identity, Ledger, Record, Refusal, Standing, Tally, Verdict
 from kp_scorer.trace import ReasoningTrace
@@ -22,10 +22,10 @@ Settled = Decision | TraceConflict | TraceDead | TraceHeld
 class NoveltyMeter:
     """The embedder and the cache its vectors go to; there is never one without the other."""
 
-    def __init__(self, embedder: Embedder, cache: NoveltyCache) -> None:
-        """Compare by the vectors that ``embedder`` gives, in the space of ``cache``."""
+    def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window) -> None:
+        """Compare by the vectors that ``embedder`` gives, in the log of its space."""
         self.embedder = embedder
-        self.cache = cache
+        self.cache = NoveltyCache(log, window, embedder.dimensions)
         self._checked = CheckedEmbedder(embedder)
 
     def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[Vector]:

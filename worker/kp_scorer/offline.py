@@ -9,7 +9,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.novelty import MemoryLog, NoveltyCache
+from kp_scorer.novelty import MemoryLog
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import MemoryLedger
 from kp_scorer.trace import ReasoningTrace
@@ -73,7 +73,7 @@ def offline_decider(settings: Settings) -> Decider:
     novelty = None
     if embedder is not None:
         window = settings.novelty.window()
-        novelty = NoveltyMeter(embedder, NoveltyCache(MemoryLog(window), window, embedder.dimensions))
+        novelty = NoveltyMeter(embedder, MemoryLog(window), window)
     return Decider(MemoryLedger(), settings.scoring.policy(), novelty, settings.worker.max_attempts)
 
 

@@ -9,7 +9,7 @@ from kp_scorer.cli.reading import Reading
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
-from kp_scorer.novelty import Candidate, NoveltyCache
+from kp_scorer.novelty import Candidate
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
@@ -27,8 +27,7 @@ def open_meter(store: Store, settings: Settings) -> NoveltyMeter:
             "embedding.embedder: there is no embedder, so nothing can be warmed; "
             "install kp-scorer[embedding], and set embedding.embedder = auto"
         )
-    cache = NoveltyCache(store.novelty_log(embedder.space), settings.novelty.window(), embedder.dimensions)
-    return NoveltyMeter(embedder, cache)
+    return NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window())
 
 
 def newest_traces(reading: Reading, most: int) -> tuple[list[Line], int]:

@@ -20,7 +20,6 @@ from kp_scorer.broker.results import Publisher
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.embedding import Embedder
 from kp_scorer.errors import EmbedderSick, ServiceUnavailable
-from kp_scorer.novelty import NoveltyCache
 from kp_scorer.process.delivery_spans import DeliverySpans
 from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Hands, Pipeline
@@ -203,11 +202,11 @@ def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder)
     # The other threads of numpy's matrix products spin for a while after each, on the cores that the engine embeds with: some
     # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
-    cache = NoveltyCache(store.novelty_log(embedder.space), settings.novelty.window(), embedder.dimensions)
+    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window())
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
-    entries = _wait_for("redis", cache.catch_up, settings.worker.patience_s)
+    entries = _wait_for("redis", novelty.cache.catch_up, settings.worker.patience_s)
     log.info("novelty_log_read", entries=entries)
-    return NoveltyMeter(embedder, cache)
+    return novelty
 
 
 def _token_counter(novelty: NoveltyMeter | None) -> Callable[[], int]:
