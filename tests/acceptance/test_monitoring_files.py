@@ -28,7 +28,7 @@ METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
 @pytest.fixture(scope="module")
 def shown() -> set[str]:
     """The names of all that a worker shows."""
-    backlog = Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0)
+    backlog = Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, 0.0)
     condition = Condition((), 0, {}, 0, 0.0, backlog, 0.0)
     settings = MetricsSettings(port=free_port())
     with metrics_server(settings, WorkerCollector(Observer(()).figures, lambda: condition)):

@@ -20,6 +20,7 @@ def total(found: Samples, name: str) -> float:
 def test_a_worker_shows_what_it_did_and_what_waits(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
     shown_at = settings.model_copy(update={"metrics": settings.metrics.model_copy(update={"port": free_port()})})
     traces = fresh_samples(20)
+    redis_client.config_set("maxmemory", 10**9)
     with Client(settings) as client, start_worker(shown_at, tmp_path / "worker.log", command=FAST_WORKER) as worker:
         client.submit_many(traces)
         redis_client.lpush("traces", '{"@type": "nothing that is known"}')
@@ -41,4 +42,7 @@ def test_a_worker_shows_what_it_did_and_what_waits(settings: Settings, redis_cli
             lambda: shown if total(shown := scraped(shown_at), "kp_scorer_queue_messages") == 20 else {}, timeout_s=30
         )
         assert (found["kp_scorer_pending"], found["kp_scorer_oldest_pending_seconds"]) == (0, 0)
+        assert 1e-4 < found["kp_scorer_redis_memory_used_ratio"] < 0.1
+        redis_client.config_set("maxmemory", 0)
+        wait_until(lambda: not scraped(shown_at)["kp_scorer_redis_memory_used_ratio"], timeout_s=30)
     assert worker.process.returncode == 0

@@ -29,7 +29,7 @@ def test_a_worker_names_what_its_redis_is_not_set_up_for_and_the_remedy(
     ("version", "is_old"), [("5.0.14", True), ("6.0.20", True), ("6.2.0", False), ("7.0.15", False), ("10.0.1", False)]
 )
 def test_a_redis_that_is_too_old_is_named(version: str, is_old: bool) -> None:
-    well = {"maxmemory": 1, "maxmemory_policy": "noeviction", "aof_enabled": 1}
+    well = {"maxmemory": 1, "used_memory": 0, "maxmemory_policy": "noeviction", "aof_enabled": 1}
     assert list(shortcomings(well | {"redis_version": version})) == (
         [f"Redis {version} is too old: install 6.2 or later"] if is_old else []
     )

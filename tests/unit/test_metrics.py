@@ -26,7 +26,7 @@ from tests.support.builders import decision_on
 from tests.support.metrics import Samples, exposition, samples_of
 from tests.support.ports import free_port
 
-NOTHING_WAITS = Backlog({"traces": 0}, {"decisions.accepted": 3, "decisions.rejected": 5}, ("decisions.rejected",), 2, 7.5)
+NOTHING_WAITS = Backlog({"traces": 0}, {"decisions.accepted": 3, "decisions.rejected": 5}, ("decisions.rejected",), 2, 7.5, 0.5)
 IDLE = Condition((), 0, {"embedder": "words", "engine": "python", "space": "words-1"}, 5, 0.25, NOTHING_WAITS, 1.0)
 
 

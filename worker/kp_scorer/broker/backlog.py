@@ -1,4 +1,4 @@
-"""What waits: on the queues of submissions, on those of decisions, and in the ledger."""
+"""What waits: on the queues of submissions, on those of decisions, and in the ledger; and how full that makes Redis."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,6 +25,8 @@ class Backlog(NamedTuple):
     """Submissions that the ledger knows of and that have not ended."""
     oldest_pending_s: float
     """How long ago the one of these was sent that was sent first; 0 where there is none."""
+    redis_used: float
+    """Of the memory that Redis may take, the share that is taken; 0 where it may take all."""
 
 
 def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
@@ -42,4 +44,5 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
         full=tuple(name for name, count in decisions.items() if settings.queues.is_full(count)),
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
+        redis_used=store.memory_used(),
     )

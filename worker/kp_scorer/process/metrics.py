@@ -87,6 +87,9 @@ def _of_backlog(backlog: Backlog, age_s: float) -> Iterator[Metric]:
     yield full
     yield _gauge("pending", "Submissions in the ledger that have not ended", backlog.pending)
     yield _gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again", backlog.oldest_pending_s)
+    yield _gauge(
+        "redis_memory_used_ratio", "Of the memory that Redis may take, what is taken; 0 without a limit", backlog.redis_used
+    )
     yield _gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at", age_s)
 
 

@@ -13,7 +13,7 @@ from kp_scorer.store.drops import Drops
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.redis_ledger import RedisLedger
 from kp_scorer.store.redis_log import RedisLog, find_logs
-from kp_scorer.store.suitability import shortcomings
+from kp_scorer.store.suitability import memory_used, shortcomings
 from kp_scorer.store.tallies import Tallies
 from kp_scorer.store.workers import Workers
 
@@ -54,6 +54,15 @@ class Store:
         """
         with unavailable_if_down("redis.url"):
             return list(shortcomings(self._client.info()))
+
+    def memory_used(self) -> float:
+        """Of the memory that Redis may take, the share that is taken; 0 where it may take all.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        with unavailable_if_down("redis.url"):
+            return memory_used(self._client.info("memory"))
 
     def clock_ahead_s(self) -> float:
         """How many seconds the clock of Redis is ahead of this machine's; less than 0 if it is behind.

@@ -8,6 +8,12 @@ _NEARLY_FULL: Final = 0.8
 """A tenth more, and no submission is taken."""
 
 
+def memory_used(info: Mapping[str, Any]) -> float:
+    """Of the memory that Redis may take, the share that is taken, by the reply to ``INFO``; 0 where it may take all."""
+    limit = info.get("maxmemory", 0)
+    return float(info["used_memory"] / limit) if limit else 0.0
+
+
 def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
     """What may lose queues, decisions or the log, each with its remedy, by the reply to ``INFO``."""
     version = str(info.get("redis_version", ""))
@@ -18,7 +24,7 @@ def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
         yield f"it throws keys away when its memory is full ({policy}): set maxmemory-policy noeviction"
     if not info.get("maxmemory"):
         yield "it takes memory without limit until the machine ends it: set maxmemory"
-    elif (used := info.get("used_memory", 0) / info["maxmemory"]) >= _NEARLY_FULL:
+    elif (used := memory_used(info)) >= _NEARLY_FULL:
         yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
     if not info.get("aof_enabled"):
         yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"
