@@ -28,6 +28,8 @@ _RATE_INTERVAL: Final = f"{4 * EVERY_S}s"
 """What Grafana makes of ``$__rate_interval`` where scrapes are as close as points."""
 _BURST: Final = 40
 _SHORT: Final = 4_000
+_MEMORY: Final = 32 << 20
+"""Bytes that Redis may take."""
 _CHANGED: Final = {
     "scoring.threshold": 0.55,
     "scoring.review": 0.5,
@@ -67,6 +69,7 @@ def _run_load(settings: Settings, fleet: Fleet, begun: float) -> None:
     traces, shuffle, bursts = _traces(), random.Random(1), [0.15, 0.4, 0.65]
     nowhere = settings.model_copy(update={"queues": settings.queues.model_copy(update={"traces": "traces.nowhere"})})
     with Client(settings) as client, Client(nowhere) as astray, redis.Redis.from_url(settings.broker.url) as broker:
+        broker.config_set("maxmemory", _MEMORY)
         while (passed := (time.time() - begun) / (60 * MINUTES)) < 1:
             # Two waves, and three bursts; with the second some messages are lost, with the last a worker is.
             count = round(1 - math.cos(4 * math.pi * passed + 2) + shuffle.random() / 2)
