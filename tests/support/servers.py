@@ -82,9 +82,12 @@ class RedisServer:
             old.execute_command("CLIENT", "UNPAUSE")
 
     def is_primary(self) -> bool:
-        """Whether it is nobody's replica."""
-        with self.connect() as client:
-            return bool(client.info("replication")["role"] == "master")
+        """Whether it is nobody's replica. One that is becoming so has its clients leave."""
+        try:
+            with self.connect() as client:
+                return bool(client.info("replication")["role"] == "master")
+        except redis.exceptions.ConnectionError:
+            return False
 
     def used_bytes(self) -> int:
         """Memory that counts against the limit, about."""
