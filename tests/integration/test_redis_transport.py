@@ -318,6 +318,25 @@ def test_what_waits_is_taken_together_as_far_as_the_consumer_may_hold_more(
         assert [message.payload for message in came[7:]] == [7, 8, 9]
 
 
+def test_copies_of_the_same_bytes_count_each_against_what_a_consumer_may_hold(
+    connection: Connection, channel: Channel, redis_client: redis.Redis
+) -> None:
+    publish(connection, "copied")
+    (item,) = redis_client.lrange(QUEUE, 0, -1)
+    redis_client.lpush(QUEUE, *[item] * 19)
+    with consuming(channel, prefetch=7) as (draining, came):
+        draining.drain_events(timeout=5)
+        with suppress(TimeoutError):
+            draining.drain_events(timeout=0.3)
+        assert (len(came), redis_client.llen(QUEUE)) == (7, 13)
+        came[0].ack()
+        draining.drain_events(timeout=5)
+        assert (len(came), redis_client.llen(QUEUE)) == (8, 12)
+        for message in came[1:]:
+            message.ack()
+        assert redis_client.hlen("traces.in_hand") == 0
+
+
 def test_no_more_is_taken_at_once_than_memory_should_hold(
     connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:

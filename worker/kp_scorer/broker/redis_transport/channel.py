@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import count
 from queue import Empty
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._queues: dict[str, RedisQueue] = {}
+        self._numbers = count()
         self._polled = ""
         self._blocking = False
         self._paused_until = 0.0
@@ -245,7 +247,9 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         # As RabbitMQ counts: deliveries before this one.
         headers[DELIVERY_COUNT] = taken.deliveries - 1
         delivery_info = {"exchange": "", "routing_key": queue, "redelivered": taken.deliveries > 1}
-        properties = {"delivery_tag": f"{taken.digest.decode()}@{queue}", "delivery_info": delivery_info}
+        # Copies are one message to Redis, but each counts against what a consumer may hold.
+        tag = f"{taken.digest.decode()}@{next(self._numbers)}@{queue}"
+        properties = {"delivery_tag": tag, "delivery_info": delivery_info}
         return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
 
 

@@ -9,7 +9,7 @@ from kombu.transport import virtual
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
-    """What this channel has in hand. A delivery tag is ``digest@queue``."""
+    """What this channel has in hand. A delivery tag is ``digest@number@queue``; the number tells copies of a message apart."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Remember a message; Redis knows since it was taken."""
@@ -69,5 +69,5 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
 
 def _parts(tag: str) -> tuple[str, str]:
-    digest, _, queue = tag.partition("@")
+    digest, _, queue = tag.split("@", 2)
     return digest, queue
