@@ -276,6 +276,18 @@ def test_only_what_the_queue_no_longer_holds_is_claimed(ledger: RedisLedger) -> 
     assert ledger.claim_lost(0, queue_is_empty=True) == []
 
 
+def test_what_is_sent_again_is_noted_also_while_redis_is_full(
+    ledger: RedisLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
+    ledger.open([submission()])
+    redis_client.config_set("maxmemory", 1)
+    try:
+        ledger.resent(ONE)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+    assert redis_client.hget(keys.record(ONE), "resends") == b"1"
+
+
 def test_what_has_ended_is_not_noted_as_sent_again(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
     ledger.open([submission()])
     ledger.commit([verdict()])
