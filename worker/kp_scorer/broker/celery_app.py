@@ -4,7 +4,7 @@ import os
 import socket
 import ssl
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import structlog
 from celery import Celery
@@ -37,6 +37,9 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
 
 class _Loader(AppLoader):  # type: ignore[misc]
     """Reads no module of settings."""
+
+    # Sentinel's own leaves a replica by itself.
+    override_backends: ClassVar = dict.fromkeys(("redis", "rediss"), "kp_scorer.broker.result_backend:ResultBackend")
 
     def read_configuration(self, env: str = "") -> dict[str, Any]:
         return {}
