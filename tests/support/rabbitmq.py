@@ -73,13 +73,15 @@ def evaluated(expression: str) -> str:
 def in_hand(url: str, queue: str) -> int:
     """Messages of a quorum queue that were delivered and not acknowledged; 0 where that cannot be asked.
 
+    Under CI it can be: what is not answered there, as while the queue has no leader, counts as one message, to be asked again.
     Neither the protocol tells, nor rabbitmqctl's list of queues, which is up to five seconds old: the queue's leader does.
     """
     with Connection(url) as connection:
         name = f'rabbit_misc:r(<<"{connection.virtual_host}">>, queue, <<"{queue}">>)'
-    found = f"{{ok, Queue}} = rabbit_amqqueue:lookup({name})"
     asked = "ra:leader_query(amqqueue:get_pid(Queue), fun rabbit_fifo:query_messages_checked_out/1)"
-    return int(evaluated(f"{found}, {{ok, {{_, Count}}, _}} = {asked}, Count.") or 0)
+    count = f"{{ok, {{_, Count}}, _}} = {asked}, Count"
+    found = evaluated(f"case rabbit_amqqueue:lookup({name}) of {{ok, Queue}} -> {count}; _ -> 0 end.")
+    return int(found) if found else int("CI" in os.environ)
 
 
 def _done(*command: str) -> bool:
