@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from shutil import copy
 from typing import Any, Final
 
 import pytest
@@ -23,6 +25,16 @@ def compose(**variables: str) -> dict[str, Any]:
     text = (DEPLOY / "compose.yaml").read_text("utf-8")
     found: dict[str, Any] = yaml.safe_load(_VARIABLE.sub(lambda found: variables.get(found[1], found[2]), text))
     return found
+
+
+def compose_secrets(folder: Path) -> Path:
+    """The folder of secrets that the script makes in ``folder``, from the users of Redis that lie beside it."""
+    for name in ("secrets.sh", "users.acl"):
+        copy(DEPLOY / name, folder)
+    # The second time it leaves alone what is there.
+    for _ in range(2):
+        subprocess.run(["sh", folder / "secrets.sh"], check=True)
+    return folder / "secrets"
 
 
 def kubernetes(overlay: str) -> list[dict[str, Any]]:

@@ -2,17 +2,15 @@
 
 import json
 import re
-import subprocess
 import tomllib
 from pathlib import Path
-from shutil import copy
 from typing import Any, Final
 
 import pytest
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.paths import REPOSITORY
-from tests.support.rendering import DEPLOY, compose, unknown_settings
+from tests.support.rendering import DEPLOY, compose, compose_secrets, unknown_settings
 
 PROFILES: Final = ("redis", "rabbitmq")
 
@@ -25,14 +23,8 @@ def services() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the script makes, from the users of Redis that lie beside it."""
-    folder = tmp_path_factory.mktemp("deploy")
-    for name in ("secrets.sh", "users.acl"):
-        copy(DEPLOY / name, folder)
-    # The second time it leaves alone what is there.
-    for _ in range(2):
-        subprocess.run(["sh", folder / "secrets.sh"], check=True)
-    return folder / "secrets"
+    """What the script makes."""
+    return compose_secrets(tmp_path_factory.mktemp("deploy"))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -51,6 +43,15 @@ def test_what_it_names_is_defined(services: dict[str, dict[str, Any]]) -> None:
     mounted = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", ())}
     assert {name for name in mounted if not name.startswith(".")} == set(whole["volumes"])
     assert {name for service in services.values() for name in service.get("depends_on", ())} <= set(services)
+
+
+def test_nothing_is_copied_into_a_root_file_system_that_takes_nothing(services: dict[str, dict[str, Any]]) -> None:
+    whole = compose()
+    given = [each for kind in ("secrets", "configs") for each in whole[kind].values()]
+    # Compose mounts files, and copies what comes from elsewhere.
+    assert [each for each in given if set(each) != {"file"}] == []
+    assert [config["file"] for config in whole["configs"].values() if not (DEPLOY / config["file"]).is_file()] == []
+    assert any(service.get("read_only") for service in services.values())
 
 
 def test_nothing_is_published_beyond_this_machine(services: dict[str, dict[str, Any]]) -> None:
@@ -101,5 +102,5 @@ def test_each_user_of_redis_has_a_password_of_its_own(secrets: Path) -> None:
     text = (secrets / "users.acl").read_text("utf-8")
     passwords = re.findall(r"^user \w+ on >(\w{48}) ", text, re.MULTILINE)
     assert len(set(passwords)) == len(re.findall(r"^user \w+ on ", text, re.MULTILINE))
-    # One more than elsewhere: whoever monitors.
-    assert len(passwords) == len(re.findall("PASSWORD-OF-", (DEPLOY / "users.acl").read_text("utf-8"))) + 1
+    # Two more than elsewhere: whoever monitors, and an administrator.
+    assert len(passwords) == len(re.findall("PASSWORD-OF-", (DEPLOY / "users.acl").read_text("utf-8"))) + 2
