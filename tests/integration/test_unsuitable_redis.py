@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from kp_scorer.settings import Settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
 from kp_scorer.store.suitability import shortcomings
 
 from tests.support.processes import FAST_WORKER, start_worker
@@ -23,6 +24,17 @@ def test_a_worker_names_what_its_redis_is_not_set_up_for_and_the_remedy(
             said = [(line["service"], line["detail"].partition(": set ")[2]) for line in worker.events("redis_unsuitable")]
     redis_client.config_set("maxmemory", 0)
     assert said == [("broker", "maxmemory-policy noeviction"), ("broker", "maxmemory"), ("broker", "appendonly yes")]
+
+
+def test_how_full_it_is_may_be_kept_from_a_user(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, server.connect() as client:
+        client.config_set("maxmemory", 10**9)
+        client.acl_setuser("kept-out", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
+        kept_out = server.url.replace("redis://", "redis://kept-out:any@")
+        for url, is_told in ((server.url, True), (kept_out, False)):
+            with Store.open(load_settings({"broker.url": url, "redis.url": url})) as store:
+                assert (store.memory_used() is not None) == is_told
+                assert 0 <= (store.memory_used() or 0.0) < 0.1
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_how_the_worker_is_and_what_waits_is_shown() -> None:
     found = shown(Observer(()))
     assert (found["kp_scorer_ready"], found["kp_scorer_degraded"], found["kp_scorer_window_entries"]) == (1, 0, 5)
     assert (found["kp_scorer_pending"], found["kp_scorer_oldest_pending_seconds"]) == (2, 7.5)
-    assert found['kp_scorer_queue_messages{queue="decisions.rejected"}'] == 5
+    assert found['kp_scorer_queue_messages{kind="decisions",queue="decisions.rejected"}'] == 5
     full = {name: found[f'kp_scorer_results_full{{queue="{name}"}}'] for name in NOTHING_WAITS.decisions}
     assert full == {"decisions.accepted": 0, "decisions.rejected": 1}
     (info,) = (name for name in found if name.startswith("kp_scorer_info{"))
@@ -86,7 +86,14 @@ def test_how_the_worker_is_and_what_waits_is_shown() -> None:
 def test_what_was_not_looked_at_yet_is_not_shown_as_nothing() -> None:
     found = shown(Observer(()), IDLE._replace(backlog=None, embedder={}))
     assert not {"kp_scorer_pending", "kp_scorer_oldest_pending_seconds"} & set(found)
+    assert found["kp_scorer_backlog_age_seconds"] == 1, "or nobody would be told that nobody gets to look"
     assert found["kp_scorer_degraded"] == 1
+
+
+def test_what_redis_does_not_say_is_not_shown_as_nothing() -> None:
+    found = shown(Observer(()), IDLE._replace(backlog=NOTHING_WAITS._replace(redis_used=None)))
+    assert "kp_scorer_redis_memory_used_ratio" not in found
+    assert found["kp_scorer_pending"] == 2
 
 
 @given(st.lists(st.floats(0, 1), min_size=1))

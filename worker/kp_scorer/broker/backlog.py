@@ -25,8 +25,8 @@ class Backlog(NamedTuple):
     """Submissions that the ledger knows of and that have not ended."""
     oldest_pending_s: float
     """How long ago the one of these was sent that was sent first; 0 where there is none."""
-    redis_used: float
-    """Of the memory that Redis may take, the share that is taken; 0 where it may take all."""
+    redis_used: float | None
+    """Of the memory that Redis may take, the share that is taken; 0 where it may take all, None where it does not say."""
 
 
 def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:

@@ -16,6 +16,7 @@ from kp_scorer.decision import Outcome
 from kp_scorer.store import Counts, Timed, WorkerReport
 
 _UNKNOWN: Final = "–"
+_NEARLY_FULL: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ def _warnings(now: Look) -> Iterator[str]:
         yield "no worker has said anything for 5 s: none runs"
     for name in now.backlog.full:
         yield f"{name} is full of unread decisions: read them, or raise queues.results_limit"
+    if (used := now.backlog.redis_used or 0.0) > _NEARLY_FULL:
+        yield f"Redis has taken {used:.0%} of its memory: raise maxmemory, or have what is there read and decided"
     degraded = [report for report in now.workers if not report.embedder]
     if degraded:
         nodes = ", ".join(escaped(report.node) for report in degraded)

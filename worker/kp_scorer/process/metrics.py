@@ -40,8 +40,9 @@ class WorkerCollector(Collector):
         yield from _of_decisions(figures)
         yield from _of_work(figures)
         yield from _of_condition(condition)
+        yield _gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at", condition.backlog_age_s)
         if condition.backlog is not None:
-            yield from _of_backlog(condition.backlog, condition.backlog_age_s)
+            yield from _of_backlog(condition.backlog)
 
 
 def _of_decisions(figures: Figures) -> Iterator[Metric]:
@@ -75,11 +76,13 @@ def _of_condition(condition: Condition) -> Iterator[Metric]:
     yield _gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end", condition.mirror_lag_s)
 
 
-def _of_backlog(backlog: Backlog, age_s: float) -> Iterator[Metric]:
+def _of_backlog(backlog: Backlog) -> Iterator[Metric]:
     """The same on all workers, as it is about what they share."""
-    waiting = GaugeMetricFamily(f"{_PREFIX}_queue_messages", "Messages on a queue, or unread decisions", labels=["queue"])
-    for name, count in {**backlog.submissions, **backlog.decisions}.items():
-        waiting.add_metric([name], count)
+    said = "Messages on a queue, or unread decisions"
+    waiting = GaugeMetricFamily(f"{_PREFIX}_queue_messages", said, labels=["queue", "kind"])
+    for kind, counts in (("submissions", backlog.submissions), ("decisions", backlog.decisions)):
+        for name, count in counts.items():
+            waiting.add_metric([name, kind], count)
     yield waiting
     full = GaugeMetricFamily(f"{_PREFIX}_results_full", "1 if a queue of decisions takes no more", labels=["queue"])
     for name in backlog.decisions:
@@ -87,10 +90,9 @@ def _of_backlog(backlog: Backlog, age_s: float) -> Iterator[Metric]:
     yield full
     yield _gauge("pending", "Submissions in the ledger that have not ended", backlog.pending)
     yield _gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again", backlog.oldest_pending_s)
-    yield _gauge(
-        "redis_memory_used_ratio", "Of the memory that Redis may take, what is taken; 0 without a limit", backlog.redis_used
-    )
-    yield _gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at", age_s)
+    if backlog.redis_used is not None:
+        said = "Of the memory that Redis may take, what is taken; 0 without a limit"
+        yield _gauge("redis_memory_used_ratio", said, backlog.redis_used)
 
 
 def _gauge(name: str, explained: str, value: float) -> Metric:

@@ -69,7 +69,7 @@ class Runtime:
         self.is_stopping = False
         """Whether it was told to stop."""
         self._pipeline: Pipeline | None = None
-        self._backlog: tuple[float, Backlog] | None = None
+        self._backlog: tuple[float, Backlog | None] = time.monotonic(), None
         self.heartbeat = StallTimer()
         self.observer = Observer(settings.scoring.domains)
         """What the parts report to."""
@@ -170,7 +170,7 @@ class Runtime:
         """How the worker is at the moment; any thread may ask."""
         novelty = self._novelty
         embedder = novelty.embedder if novelty else None
-        looked_at, backlog = self._backlog or (time.monotonic(), None)
+        looked_at, backlog = self._backlog
         return Condition(
             not_ready=tuple(self.not_ready()),
             in_hand=self._pipeline.in_hand if self._pipeline else 0,

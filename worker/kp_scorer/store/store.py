@@ -55,14 +55,17 @@ class Store:
         with unavailable_if_down("redis.url"):
             return list(shortcomings(self._client.info()))
 
-    def memory_used(self) -> float:
-        """Of the memory that Redis may take, the share that is taken; 0 where it may take all.
+    def memory_used(self) -> float | None:
+        """Of the memory that Redis may take, the share taken; 0 where it may take all, None where this user may not ask.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached.
         """
         with unavailable_if_down("redis.url"):
-            return memory_used(self._client.info("memory"))
+            try:
+                return memory_used(self._client.info("memory"))
+            except redis.exceptions.NoPermissionError:
+                return None
 
     def clock_ahead_s(self) -> float:
         """How many seconds the clock of Redis is ahead of this machine's; less than 0 if it is behind.
