@@ -52,9 +52,6 @@ def test_a_warmed_space_knows_what_was_scored_before(settings: Settings, store: 
     again = run("cache", "warm", "-", stdin=lines(known), **at_redis)
     assert (again.returncode, again.stdout) == (2, "")
     assert "has 5 entries already" in again.stderr
-    more = run("cache", "warm", "-", "--yes", *small, stdin=lines([*known, *(last := fresh_samples(6)[5:])]), **at_redis)
-    assert (more.returncode, json.loads(more.stdout)) == (0, {"space": told["space"], "warmed": 1, "entries": 6}), more.stderr
-    assert new_log.newest(2) == [last[0]["id"], unseen["id"]]
 
     few = settings.model_copy(update={"novelty": settings.novelty.model_copy(update={"max_elements": len(known) + 1})})
     with start_worker(few, tmp_path / "after.log"):

@@ -10,7 +10,7 @@ import click
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.cli.reading import Reading
-from kp_scorer.cli.warming import newest_traces, open_meter, warm_up, without_those_in
+from kp_scorer.cli.warming import newest_traces, open_meter, warm_up
 from kp_scorer.settings import Settings
 from kp_scorer.store import RedisLog, Store
 
@@ -77,11 +77,9 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
     those workers will have, and decides nothing. Entries count as new from now on. A trace that is submitted later is never
     compared with its own entry.
 
-    Where the space has entries already it is refused without --yes: more of them push those out of the window. A trace that has
-    one gets no other, so what was interrupted can be taken up again.
-
-    Prints a JSON line for each trace that is invalid or whose id was taken by another content, and one with the space, how many
-    traces it was warmed with, and how many entries it has.
+    Where the space has entries already it is refused without --yes: more of them push those out of the window. Prints a JSON
+    line for each trace that is invalid or whose id was taken by another content, and one with the space, how many traces it was
+    warmed with, and how many entries it has.
     """
     with Store.open(settings) as store:
         meter = open_meter(store, settings)
@@ -90,9 +88,8 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
             raise click.UsageError(f"{log.space} has {held} entries already; with --yes these traces are added to them")
         reading = Reading(file, settings.limits, settings.worker.batch_size)
         lines, invalid = newest_traces(reading, settings.novelty.max_elements)
-        new = without_those_in(log, lines)
-        conflicts = warm_up(store, meter, new, settings.worker.batch_size)
-        print_json({"space": log.space, "warmed": len(new) - conflicts, "entries": log.info().entries})
+        conflicts = warm_up(store, meter, lines, settings.worker.batch_size)
+        print_json({"space": log.space, "warmed": len(lines) - conflicts, "entries": log.info().entries})
     if not lines:
         say(f"no traces in {file}")
     if invalid or conflicts:

@@ -11,7 +11,7 @@ from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.novelty import Candidate
 from kp_scorer.settings import Settings
-from kp_scorer.store import RedisLog, Store
+from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 
 
@@ -42,18 +42,6 @@ def newest_traces(reading: Reading, most: int) -> tuple[list[Line], int]:
             else:
                 newest.append(line)
     return list(newest), invalid
-
-
-def without_those_in(log: RedisLog, lines: Sequence[Line]) -> list[Line]:
-    """The lines whose traces have no entry in the log: the ledger does not tell, where a trace is decided by another log.
-
-    Raises:
-        ServiceUnavailable: the log cannot be reached.
-    """
-    held = {(entry.trace_id, entry.digest) for entry in log.entries()}
-    return [
-        line for line in lines if isinstance(line.trace, ReasoningTrace) and (line.trace.id, line.trace.digest()) not in held
-    ]
 
 
 def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], at_once: int) -> int:
