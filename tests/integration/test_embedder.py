@@ -1,5 +1,8 @@
 """The real model: promise by promise, for each engine, on real traces and on texts of every length."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -7,7 +10,8 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.embedding import Embedder, openvino_engine, select_embedder
+from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.errors import SettingsError
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
@@ -130,6 +134,19 @@ def test_any_number_of_threads_gives_the_same_vectors(openvino: Embedder, thread
     texts = ["tree " * count for count in (1, 2, 2, 30, 200, 600, 600)]
     found = loaded(EmbeddingSettings(embedder="openvino", threads=threads))
     assert np.abs(found.embed(texts) - openvino.embed(texts)).max() < 2e-3
+
+
+def test_an_engine_that_gives_one_text_two_vectors_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = openvino_engine._Streams.run  # nothing else makes passes side by side wrong
+
+    def wrong_side_by_side(streams: Any, inputs: Sequence[Any]) -> list[Vectors]:
+        found = run(streams, inputs)
+        return [*found[:-1], found[-1][:, ::-1]] if len(found) > 1 else found
+
+    monkeypatch.setattr(openvino_engine._Streams, "run", wrong_side_by_side)
+    with pytest.raises(SettingsError, match="openvino gives different vectors for one text"):
+        loaded(EmbeddingSettings(embedder="openvino", threads=2))
+    assert loaded(EmbeddingSettings(threads=2)).engine.startswith("torch")
 
 
 def test_without_embedder_there_is_none() -> None:
