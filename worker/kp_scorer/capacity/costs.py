@@ -37,7 +37,7 @@ class Costs:
     """Redis' memory for a place in the log (``log_size``)."""
     record_bytes: int = 1_700
     """Redis' memory for a decided trace, as long as its record is kept (``log_size``)."""
-    worker_bytes: int = 390_000_000
+    worker_bytes: int = 400_000_000
     """A worker's resident memory (``memory``)."""
     mirror_bytes: int = 1_600
     """And for each place of the log that it mirrors (``memory``)."""
