@@ -16,11 +16,11 @@ mkdir secrets.new
 chmod 700 secrets.new
 umask 022
 cp users.acl secrets.new/users.acl
-# Flower asks workers, and counts what waits, but can neither take nor see it. Of Celery's usual queue and its notes on messages in
-# hand, which workers here do not have, it looks whether they are there.
+# Flower asks workers, and counts what waits, but can neither take nor see it. Of Celery's usual queue and its index of messages in
+# hand, which workers here do not have, it looks whether they are there, for which it takes a lock.
 tr '\n' ' ' >> secrets.new/users.acl <<'END'
 user monitor on PASSWORD-OF-monitor resetchannels ~celeryev* ~*celery.pidbox* ~_kombu.binding* %R~traces %R~traces??[369]
-%R~celery %R~celery??[369] ~unacked ~unacked_index ~unacked_mutex
+%R~celery %R~celery??[369] %R~unacked_index ~unacked_mutex
 &/0.celery* &/0.celeryev/# &/0.celeryev/* +ping +info +llen +lpush +rpop +brpop +sadd +srem +smembers +exists +del +publish
 +subscribe +psubscribe +unsubscribe +punsubscribe +multi +exec +evalsha +script|load +script|exists +get +set +zadd +zrem +zscore
 +zrange +zrangebyscore +zrevrangebyscore +time

@@ -50,7 +50,8 @@ def test_results_of_one_outcome_that_nobody_reads(arena: Arena) -> None:
         def stands_still() -> bool:
             # Whoever cares for what is accepted reads that, and nothing else.
             read("accepted")
-            return all(worker.events("results_full") for worker in fleet)
+            full = [{line["queue"] for line in worker.events("results_full")} for worker in fleet]
+            return all(settings.queues.rejected in queues for queues in full)
 
         wait_until(stands_still)
         fleet.kill(0)

@@ -1,7 +1,9 @@
 """What a worker shows of what it did, and of what waits for others."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import redis
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
@@ -17,10 +19,17 @@ def total(found: Samples, name: str) -> float:
     return sum(value for sample, value in found.items() if sample.partition("{")[0] == name)
 
 
+@pytest.fixture
+def _limited(redis_client: redis.Redis) -> Iterator[None]:
+    redis_client.config_set("maxmemory", 10**9)
+    yield
+    redis_client.config_set("maxmemory", 0)
+
+
+@pytest.mark.usefixtures("_limited")
 def test_a_worker_shows_what_it_did_and_what_waits(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
     shown_at = settings.model_copy(update={"metrics": settings.metrics.model_copy(update={"port": free_port()})})
     traces = fresh_samples(20)
-    redis_client.config_set("maxmemory", 10**9)
     with Client(settings) as client, start_worker(shown_at, tmp_path / "worker.log", command=FAST_WORKER) as worker:
         client.submit_many(traces)
         redis_client.lpush("traces", '{"@type": "nothing that is known"}')

@@ -1,6 +1,8 @@
 """What a monitor on Celery as it is, such as Flower, may do as the user of Redis that Compose gives it."""
 
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from tests.support.shipped import Shipped
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Shipped]:
     """Redis with the users of Compose, which has 7.4: the one that the tests carry knows no permission only to read."""
-    if (executable := shutil.which("redis-server")) is None:
-        pytest.skip("there is no redis-server on the PATH")
+    executable = shutil.which("redis-server")
+    said = subprocess.run([executable, "--version"], capture_output=True, text=True, check=True).stdout if executable else ""
+    if executable is None or not re.search(r"v=([789]|\d\d)\.", said):
+        pytest.skip("there is no redis-server of version 7 or later on the PATH")
     directory, deploy = tmp_path / "redis", tmp_path / "deploy"
     directory.mkdir()
     deploy.mkdir()

@@ -26,7 +26,6 @@ class Condition(NamedTuple):
     """None before it was first looked at."""
     backlog_age_s: float
     """Since it was last looked at, or since the worker began."""
-    """Since it was last looked at, or since the worker's start."""
 
 
 def report_of(node: str, figures: Figures, condition: Condition) -> WorkerReport:
