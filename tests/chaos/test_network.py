@@ -54,14 +54,16 @@ def test_broker_gone_for_a_while(arena: Arena) -> None:
         # First a short interruption, then one that lasts.
         arena.broker_proxy.cut()
         decided = fleet.logged("trace_decided")
+        # One worker may have decided all there was while another started.
+        submitted += submit(client, load[THIRD : 2 * THIRD])
         wait_until(lambda: fleet.logged("trace_decided") > decided + 20)
         arena.broker_proxy.refuse()
         with pytest.raises(ServiceUnavailable):
-            client.submit(load[THIRD])
+            client.submit(load[2 * THIRD])
         # Of what has been submitted all may be decided by now, so perhaps nothing waits.
         wait_until(lambda: fleet.logged("trace_waits") or fleet.logged("consumer: Cannot connect to"))
         arena.broker_proxy.accept()
-        submitted += submit(client, load[THIRD:])
+        submitted += submit(client, load[2 * THIRD :])
         arena.finish(fleet, submitted)
         assert fleet.ends == [], "workers must outlive an absent broker"
 
