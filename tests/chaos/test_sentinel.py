@@ -16,8 +16,8 @@ from tests.support.processes import wait_until
 from tests.support.sentinels import Sentinels
 from tests.support.servers import RedisServer
 
-TRACES: Final = 300
-REPLICATED: Final = 150
+TRACES: Final = 400
+REPLICATED: Final = 250
 """How many are on the replica, and known to be there, before the primary is killed."""
 
 AT_RISK: Final = 50

@@ -180,4 +180,4 @@ def decided_of(client: Client, trace_ids: Sequence[str]) -> set[str]:
 
 def slowly(place: int, life: int) -> dict[str, str]:
     """Variables of workers whose batches take so long that a load lasts for seconds."""
-    return {"EMBED_S": "0.1"}
+    return {"EMBED_S": "0.2"}
