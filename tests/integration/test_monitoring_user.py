@@ -48,3 +48,5 @@ def test_it_asks_workers_and_counts_what_waits_and_is_refused_nothing(server: Sh
         assert server.refused() == []
         with server.connect("monitor") as client, pytest.raises(redis.exceptions.NoPermissionError):
             client.lrange("traces", 0, -1)
+        with server.connect("monitor") as client, pytest.raises(redis.exceptions.NoPermissionError):
+            client.delete("unacked_index")

@@ -14,9 +14,9 @@ from kp_scorer.broker.backlog import Backlog
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Outcome
 from kp_scorer.store import Counts, Timed, WorkerReport
+from kp_scorer.store.suitability import nearly_full
 
 _UNKNOWN: Final = "–"
-_NEARLY_FULL: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ def _warnings(now: Look) -> Iterator[str]:
         yield "no worker has said anything for 5 s: none runs"
     for name in now.backlog.full:
         yield f"{name} is full of unread decisions: read them, or raise queues.results_limit"
-    if (used := now.backlog.redis_used or 0.0) > _NEARLY_FULL:
-        yield f"Redis has taken {used:.0%} of its memory: raise maxmemory, or have what is there read and decided"
+    if said := nearly_full(now.backlog.redis_used or 0.0):
+        yield f"Redis: {said}"
     degraded = [report for report in now.workers if not report.embedder]
     if degraded:
         nodes = ", ".join(escaped(report.node) for report in degraded)

@@ -61,8 +61,7 @@ class OpenVinoEngine:
         text = [[0] * length]
         # Of the first two passes of a process side by side one was seen to give another vector, on a busy machine, and none
         # after it. It would stay in the log, so what the first ones give is not used.
-        for count in {1, self._threads}:
-            self.run([text] * count)
+        self.run([text] * self._threads)
         for _ in range(_TRIES):
             (alone,), *side_by_side = *self.run([text]), *self.run([text] * self._threads)
             # What is not a number is never the same.

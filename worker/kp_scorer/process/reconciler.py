@@ -37,7 +37,7 @@ class Reconciler:
         resend_after_ms = int(self._settings.resend_after_s * 1_000)
         claims = self._store.ledger.claim_lost(resend_after_ms, queue_is_empty=is_empty)
         # Those to be buried first: sending may take long, and a worker may meet them meanwhile.
-        for claim in sorted(claims, key=lambda claim: -claim.resends):
+        for claim in sorted(claims, key=lambda claim: claim.resends, reverse=True):
             self._settle(claim)
 
     def _settle(self, claim: Claim) -> None:

@@ -14,6 +14,15 @@ def memory_used(info: Mapping[str, Any]) -> float:
     return float(info["used_memory"] / limit) if limit else 0.0
 
 
+def nearly_full(used: float) -> str:
+    """What to say of a memory of which so large a share is taken; empty while there is room."""
+    return (
+        f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
+        if used >= _NEARLY_FULL
+        else ""
+    )
+
+
 def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
     """What may lose queues, decisions or the log, each with its remedy, by the reply to ``INFO``."""
     version = str(info.get("redis_version", ""))
@@ -24,7 +33,7 @@ def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
         yield f"it throws keys away when its memory is full ({policy}): set maxmemory-policy noeviction"
     if not info.get("maxmemory"):
         yield "it takes memory without limit until the machine ends it: set maxmemory"
-    elif (used := memory_used(info)) >= _NEARLY_FULL:
-        yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
+    elif said := nearly_full(memory_used(info)):
+        yield said
     if not info.get("aof_enabled"):
         yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"
