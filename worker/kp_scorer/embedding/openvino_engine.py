@@ -48,26 +48,26 @@ class OpenVinoEngine:
         }
         core.set_property("CPU", options)
         model = core.read_model(file)
-        self._any = _Threads(core, model, threads)
-        self._full = _Threads(core, _for_one_full_text(model), threads)
         self.name = f"openvino {precision} on {threads} threads"
         self.dimensions = int(model.output(0).get_partial_shape()[1].get_length())
-        # The largest shape first: memory that grows from shape to shape leaves 40 MB of holes.
-        for length in (MAX_TOKENS - 1, MAX_TOKENS):
-            self._prove(length)
-
-    def _prove(self, length: int) -> None:
-        """Run passes that nobody waits for, and then some that must give one text one vector, however they are run."""
-        text = [[0] * length]
-        # Of the first two passes of a process side by side one was seen to give another vector, on a busy machine, and none
-        # after it. It would stay in the log, so what the first ones give is not used.
-        self.run([text] * self._threads)
         for _ in range(_TRIES):
-            (alone,), *side_by_side = *self.run([text]), *self.run([text] * self._threads)
-            # What is not a number is never the same.
-            if all(float(found[0] @ alone) > _SAME for found in side_by_side):
+            self._any = _Threads(core, model, threads)
+            self._full = _Threads(core, _for_one_full_text(model), threads)
+            # The largest shape first: memory that grows from shape to shape leaves 40 MB of holes.
+            if self._agrees(MAX_TOKENS - 1) and self._agrees(MAX_TOKENS):
                 return
         raise EngineUnavailable("openvino gives different vectors for one text")
+
+    def _agrees(self, length: int) -> bool:
+        """Whether a text of so many tokens gets one vector, however its pass is run.
+
+        One process in some hundreds was seen to have a stream that gives other vectors, as long as it lives. They would stay in
+        the log. Compiled anew, the streams are others.
+        """
+        text = [[0] * length]
+        (alone,), *side_by_side = *self.run([text]), *self.run([text] * self._threads)
+        # What is not a number is never the same.
+        return all(float(found[0] @ alone) > _SAME for found in side_by_side)
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
         """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.engine.Engine`."""
