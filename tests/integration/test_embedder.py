@@ -136,14 +136,34 @@ def test_any_number_of_threads_gives_the_same_vectors(openvino: Embedder, thread
     assert np.abs(found.embed(texts) - openvino.embed(texts)).max() < 2e-3
 
 
-def test_an_engine_that_gives_one_text_two_vectors_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = openvino_engine._Streams.run  # nothing else makes passes side by side wrong
+class WrongSideBySide(openvino_engine._Streams):  # nothing else makes passes side by side wrong
+    """Streams that give another vector for the last of several texts, as they once did for a process's whole life."""
 
-    def wrong_side_by_side(streams: Any, inputs: Sequence[Any]) -> list[Vectors]:
-        found = run(streams, inputs)
+    def run(self, inputs: Sequence[Any]) -> list[Vectors]:
+        found = super().run(inputs)
         return [*found[:-1], found[-1][:, ::-1]] if len(found) > 1 else found
 
-    monkeypatch.setattr(openvino_engine._Streams, "run", wrong_side_by_side)
+
+def test_streams_that_give_one_text_two_vectors_are_compiled_anew(
+    openvino: Embedder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = openvino_engine._Streams
+    made: list[int] = []
+
+    def wrong_at_first(core: Any, model: Any, streams: int) -> openvino_engine._Streams:
+        made.append(streams)
+        return (WrongSideBySide if len(made) <= 4 else right)(core, model, streams)
+
+    monkeypatch.setattr(openvino_engine, "_Streams", wrong_at_first)
+    found = loaded(EmbeddingSettings(embedder="openvino", threads=2))
+    assert made == [1, 2] * 4
+    assert [record.msg for record in caplog.records] == ["streams_disagree"]
+    texts = ["tree " * count for count in (1, 30, 600, 600)]
+    assert np.abs(found.embed(texts) - openvino.embed(texts)).max() < 2e-3
+
+
+def test_an_engine_that_gives_one_text_two_vectors_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_engine, "_Streams", WrongSideBySide)
     with pytest.raises(SettingsError, match="openvino gives different vectors for one text"):
         loaded(EmbeddingSettings(embedder="openvino", threads=2))
     assert loaded(EmbeddingSettings(threads=2)).engine.startswith("torch")

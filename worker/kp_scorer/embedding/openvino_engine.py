@@ -1,11 +1,13 @@
 """The engine on OpenVINO: the fastest on CPU, with bfloat16 where the processor has it and single precision elsewhere."""
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from kp_scorer.embedding.embedder import Vectors
@@ -18,6 +20,9 @@ Int64s = NDArray[np.int64]
 _SAME: Final = 0.99
 """Similarity above which two vectors are of one text; in half precision they differ by less than 0.001."""
 _TRIES: Final = 3
+_DISAGREE: Final = "openvino gives different vectors for one text"
+
+log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
 class OpenVinoEngine:
@@ -56,7 +61,8 @@ class OpenVinoEngine:
             # The largest shape first: memory that grows from shape to shape leaves 40 MB of holes.
             if self._agrees(MAX_TOKENS - 1) and self._agrees(MAX_TOKENS):
                 return
-        raise EngineUnavailable("openvino gives different vectors for one text")
+            log.warning("streams_disagree", detail=_DISAGREE)
+        raise EngineUnavailable(_DISAGREE)
 
     def _agrees(self, length: int) -> bool:
         """Whether a text of so many tokens gets one vector, however its pass is run.
