@@ -48,8 +48,8 @@ class TraceRecord:
             self.given_up.append(self.entry)
         self.epoch = self.entry = ""
 
-    def let_go(self) -> None:
-        self.owner, self.lease_ms = "", 0
+    def let_go(self, lease_ms: int = 0) -> None:
+        self.owner, self.lease_ms = "", lease_ms
 
     def forget_pending(self) -> None:
         self.since_ms, self.submission, self.resends, self.attempts = 0, b"", 0, 0

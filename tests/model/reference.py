@@ -134,7 +134,7 @@ class Reference:
         for trace_id in trace_ids:
             record = self.records.get(trace_id)
             if record and record.owner == worker:
-                record.let_go()
+                record.let_go(self.now)
 
     def renew(self, worker: str, deciding: Sequence[str]) -> None:
         for other in [other for other, until_ms in self.workers.items() if until_ms <= self.now - WORKERS_REMEMBERED_MS]:
@@ -280,11 +280,12 @@ class Reference:
             if sent_ms >= before:
                 continue
             record = self.records[trace_id]
-            if record.lease_ms <= self.now and not record.submission and self.now - record.since_ms >= KEPT_MS:
+            is_in_hand = record.lease_ms > self.now - RESEND_AFTER_MS
+            if not is_in_hand and not record.submission and self.now - record.since_ms >= KEPT_MS:
                 self._forget_pending(trace_id)
                 continue
             self.pending[trace_id] = self.now
-            if record.lease_ms <= self.now and record.submission:
+            if not is_in_hand and record.submission:
                 claimed.append((trace_id, record.submission, record.resends))
         return claimed
 

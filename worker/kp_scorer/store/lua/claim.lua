@@ -1,4 +1,5 @@
--- Claim pending traces whose messages must be lost: sent long ago, and the queue has been seen empty since.
+-- Claim pending traces whose messages must be lost: sent, and last in a worker's hands, long ago, and the queue has been seen empty
+-- since.
 --
 -- KEYS  index of pending, counts, time when the queue was last seen empty
 -- ARGV  prefix of a record's key, age in ms from which on a trace may be lost, 1 if the queue is empty now, largest number to
@@ -21,8 +22,8 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
     local record = record_prefix .. trace_id
     local submission, resends, digest, since_ms, held_until_ms =
         read(record, 'submission', 'resends', 'digest', 'since_ms', 'lease_ms')
-    if tonumber(held_until_ms or 0) > now then
-        -- A worker is deciding it.
+    if tonumber(held_until_ms or 0) > now - resend_after_ms then
+        -- A worker is deciding it, or waits to.
         redis.call('ZADD', pending, now, trace_id)
     elseif submission then
         redis.call('ZADD', pending, now, trace_id)
