@@ -12,7 +12,7 @@ from tests.support.processes import wait_until
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("embed_s", "grace_s"),
-    [pytest.param("0.3", 20.0, id="time to finish"), pytest.param("1.5", 4.0, id="no time to finish")],
+    [pytest.param("0.3", 20.0, id="time to finish"), pytest.param("1.5", 6.0, id="no time to finish")],
 )
 def test_sigterm_with_full_hands(arena: Arena, embed_s: str, grace_s: float) -> None:
     settings = arena.settings(worker__grace_s=grace_s)
