@@ -42,3 +42,17 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
         submitted += submit(client, waiting)
         arena.finish(fleet, submitted)
         assert fleet.ends == [-9] * planned
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_when_a_letter_is_kept_leaves_no_second_one(arena: Arena) -> None:
+    # What clients with other limits let through is read, and buried, anew by the worker that is next.
+    strict = arena.settings(limits__steps=1)
+    with (
+        supervised(strict, arena.directory, 1, lambda place, life: {} if life else {"CRASH_AT": "buried"}) as fleet,
+        Client(arena.settings()) as client,
+    ):
+        *refused, taken = traces(6)
+        dead = submit(client, refused)
+        wait_until(lambda: fleet.ends == [-9], SETTLE_S)
+        arena.finish(fleet, [*dead, *submit(client, [taken | {"steps": taken["steps"][:1]}])], dead)

@@ -63,7 +63,8 @@ def test_what_is_not_parsed_ends_no_other_submission(settings: Settings, store: 
     store.ledger.open([Submission(trace_id, b"d" * 16, submission)])
 
     def bury(body: bytes) -> tuple[Record | None, bytes]:
-        bury_unread(store, Message(body=body), "invalid", "too large", trace_id)
+        message = Message(body=body, content_type="application/json", headers={}, delivery_info={})
+        bury_unread(store.dead_letters, message, "invalid", "too large", trace_id)
         (record,) = store.ledger.look_up([trace_id])
         (*_, letter) = store.dead_letters.read()
         return record, store.dead_letters.payload(letter.letter_id)

@@ -48,7 +48,7 @@ def app(settings_here: Settings) -> Iterator[Celery]:
 def intake(app: Celery, settings_here: Settings, store: Store) -> Intake:
     queues = submission_queues(settings_here)
     assert queues.intake
-    return Intake(app, queues, queues.intake, store)
+    return Intake(app, queues, queues.intake, store.dead_letters)
 
 
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:

@@ -136,7 +136,7 @@ def test_a_decided_trace_keeps_no_copy_of_what_was_submitted(
     begin(ledger)
     ledger.commit([verdict()])
     stored: Any = redis_client.hkeys(keys.record(ONE))
-    assert set(stored) == {b"state", b"digest", b"decision"}
+    assert set(stored) == {b"state", b"digest", b"decision", b"as_letter"}
     assert redis_client.zcard(keys.pending) == 0
 
 

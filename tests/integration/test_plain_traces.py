@@ -134,7 +134,7 @@ def test_a_plain_body_that_is_not_parsed_ends_the_submission_that_it_is(store: S
     store.ledger.open([Submission(noted.id, noted.digest(), body)])
     states = []
     for said in (body + b" ", body):
-        bury_unread(store, _message(said), "invalid", "too large", noted.id)
+        bury_unread(store.dead_letters, _message(said), "invalid", "too large", noted.id)
         (record,) = store.ledger.look_up([noted.id])
         states.append(record and record.state)
     assert states == ["pending", "dead"]

@@ -69,6 +69,7 @@ ACTIONS: Final = {
         Action(World.send_foreign, 8, _has_room),
         Action(World.duplicate, 2, lambda world: bool(world.queue) and _has_room(world)),
         Action(World.take, 12, lambda world: bool(world.queue)),
+        Action(World.take_strictly, 2, World.has_noted),
         Action(World.begin, 16, _can_begin),
         Action(World.begin_badly, 1, _can_begin),
         Action(World.finish, 24, _can_finish),

@@ -103,7 +103,7 @@ class Reference:
             return "decided"
         if record.state != "pending":
             self._to_pending(trace_id, record, digest)
-        record.submission = submission
+        record.submission, record.as_letter = submission, letter_id_of(submission)
         self.pending[trace_id] = self.now
         return "pending"
 
@@ -192,15 +192,18 @@ class Reference:
         record = self.record(trace_id) if trace_id else None
         if record:
             self.meets(f"bury {reason}", record, digest)
-        is_same = record is not None and bool(
-            (digest and record.digest == digest) or (record.submission and record.submission == payload)
-        )
+        is_same = record is not None and bool((digest and record.digest == digest) or record.as_letter == letter_id_of(payload))
         if record and record.state == "decided" and is_same:
             return record.decision
         letter_id = letter_id_of(payload)
-        if letter_id in self.letters and self.letters[letter_id].trace_id != trace_id:
-            # Bytes without a name came under another one first; their letter speaks for that one's record.
-            record, trace_id = None, self.letters[letter_id].trace_id
+        named = self.letters[letter_id].trace_id if letter_id in self.letters else ""
+        if named not in ("", trace_id):
+            if digest or is_same:
+                # Now it is known whose bytes they are. What died of them by the other name did so by mistake.
+                self._forget_dead(named, letter_id)
+            else:
+                # Bytes without a name came under another one first; their letter speaks for that one's record.
+                record, trace_id = None, named
         is_new = self._keep_letter(letter_id, payload, reason, detail, trace_id, deliveries)
         ends_pending = record is not None and record.state == "pending" and is_same
         self.submitted += is_new and not ends_pending
@@ -264,6 +267,9 @@ class Reference:
         del self.letter_index[letter_id], self.letter_sizes[letter_id]
         if not self.letter_index:
             self.lose(KEYS.dead_letters)
+        self._forget_dead(trace_id, letter_id)
+
+    def _forget_dead(self, trace_id: str, letter_id: str) -> None:
         record = self.records.get(trace_id)
         if record and record.state == "dead" and record.letter == letter_id:
             self.lose(KEYS.record(trace_id))
@@ -326,7 +332,7 @@ class Reference:
             record.give_up_place()
         record.forget_pending()
         record.state, record.digest, record.since_ms = "pending", digest, self.now
-        record.decision, record.reason, record.detail, record.letter = b"", "", "", ""
+        record.decision, record.reason, record.detail, record.letter, record.as_letter = b"", "", "", "", ""
         self.deadlines.pop(KEYS.record(trace_id), None)
         self.pending[trace_id] = self.now
         self.submitted += 1

@@ -69,6 +69,13 @@ class Worker:
         self.ended: list[Ended] = []
         self.is_hopeless = False
 
+    def take_strictly(self, message: Message, *, is_read: bool) -> None:
+        """Receive a message that the worker's limits keep it from decoding, or from finding out whose it is."""
+        message.deliveries += 1
+        self.hand.append(message)
+        trace_id = message.payload.named_id if is_read else ""
+        self.ended.append(Ended(message, Burial("invalid", "steps: expected fewer", trace_id, b"")))
+
     def take(self, message: Message) -> None:
         """Receive a message, and sort out what will never be decided."""
         message.deliveries += 1

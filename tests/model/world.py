@@ -8,7 +8,7 @@ from kp_scorer.scoring import Policy
 
 from tests.model.baton import Violation
 from tests.model.compare import check_same
-from tests.model.contents import IDS, KINDS, Payload, payload_of
+from tests.model.contents import IDS, KINDS, Payload, letter_id_of, payload_of
 from tests.model.invariants import Invariants
 from tests.model.operators import Operator, dropping, forgetting, reconciling, replaying, submitting
 from tests.model.records import KEPT_MS, KEYS, RECORD_TTL_MS, RESEND_AFTER_MS, TRACE_LEASE_MS, WORKER_LEASE_MS
@@ -116,6 +116,13 @@ class World:
         for _ in range(min(1 + count % 3, len(self.queue))):
             pick(self.workers, which).take(self.queue.pop(0))
         return f"worker {which % WORKERS}"
+
+    def take_strictly(self, which: int, number: int) -> str:
+        """A worker of other limits takes what a client has noted, or had, and cannot decode it, or not even name it."""
+        message = next(message for message in self.queue if self._is_noted(message.payload))
+        self.queue.remove(message)
+        pick(self.workers, which).take_strictly(message, is_read=bool(number % 3))
+        return f"worker {which % WORKERS}: {message.payload.header_id}, {'read' if number % 3 else 'not read'}"
 
     def begin(self, which: int, count: int) -> str:
         worker = pick([worker for worker in self.workers if worker.can_begin()], which)
@@ -262,6 +269,13 @@ class World:
     def ended_ids(self) -> list[str]:
         """Whose records may expire."""
         return [trace_id for trace_id, record in self.model.records.items() if record.state in ("decided", "dead")]
+
+    def has_noted(self) -> bool:
+        """Whether the queue holds what a client has noted, or had."""
+        return any(self._is_noted(message.payload) for message in self.queue)
+
+    def _is_noted(self, payload: Payload) -> bool:
+        return self.model.record(payload.header_id).as_letter == letter_id_of(payload.raw)
 
     def _name(self, worker: Worker) -> str:
         return f"worker {self.workers.index(worker)}"

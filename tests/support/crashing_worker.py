@@ -8,6 +8,7 @@
     placed      the traces of a batch have their places in the log, and no decisions
     committed   the decisions of a batch are stored, and none is published
     published   a decision is published, and its message not acknowledged
+    buried      a dead letter is kept, and its message not acknowledged
 
 With ``DELIVERED_TWICE`` each message is put on the queue once more when the process meets it for the first time, as if the
 broker delivered everything twice. ``CLOCK_OFFSET_S`` moves what the process takes for the time, and ``EMBED_S`` is how long a
@@ -38,7 +39,7 @@ from kp_scorer.broker.task_message import as_sent, raw_body
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.process import consumer
 from kp_scorer.process.consumer import KeepingConsumer
-from kp_scorer.store import RedisLedger
+from kp_scorer.store import DeadLetters, RedisLedger
 
 from tests.support.fast_worker import WordHashEmbedder, run
 
@@ -95,8 +96,8 @@ class TroubledEmbedder(WordHashEmbedder):
         return vectors
 
 
-_MOVED, _TAKEN, _EMBEDDING, _PLACED, _COMMITTED, _PUBLISHED = map(
-    CrashPoint, ("moved", "taken", "embedding", "placed", "committed", "published")
+_MOVED, _TAKEN, _EMBEDDING, _PLACED, _COMMITTED, _PUBLISHED, _BURIED = map(
+    CrashPoint, ("moved", "taken", "embedding", "placed", "committed", "published", "buried")
 )
 _TAKING_COMMANDS = ("BRPOP", "BLMOVE", "EVAL")
 
@@ -153,6 +154,15 @@ def _publish(publish: Callable[..., Any]) -> Callable[..., Any]:
     return publish_or_die
 
 
+def _bury(bury: Callable[..., Any]) -> Callable[..., Any]:
+    def bury_or_die(*args: Any, **kwargs: Any) -> Any:
+        decision = bury(*args, **kwargs)
+        _BURIED.passed()
+        return decision
+
+    return bury_or_die
+
+
 def _run_out_of_memory(take: Callable[..., Any]) -> Callable[..., Any]:
     met = set[str]()
 
@@ -200,6 +210,7 @@ def main() -> None:
     _wrap(amqp.channel.Channel, "_on_basic_deliver", _take_from_rabbitmq)
     _wrap(RedisLedger, "commit", _commit)
     _wrap(Publisher, "publish_all", _publish)
+    _wrap(DeadLetters, "bury", _bury)
     _wrap(consumer, "task_in", _run_out_of_memory)
     _wrap(consumer, "decode_trace", _panic)
     if "DELIVERED_TWICE" in os.environ:

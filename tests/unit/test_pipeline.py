@@ -15,7 +15,7 @@ from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import EmbedderSick, ScorerError, ServiceUnavailable
-from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest, Submitted
+from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest
 from kp_scorer.process.delivery_spans import DeliverySpans
 from kp_scorer.process.observer import Observer
 from kp_scorer.process.pipeline import Pipeline
@@ -68,12 +68,12 @@ class Scene:
         self.sick: list[EmbedderSick] = []
         self.sent_again: list[Delivery] = []
         publisher: Any = SimpleNamespace(publish_all=self._publish_all)
-        store: Any = SimpleNamespace()
+        letters: Any = SimpleNamespace()
         self.app: Any = SimpleNamespace()
         self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
-            Settling(self.app, publisher, store, Observer(()), DeliverySpans(NO_RECORDER, {}, str)),
+            Settling(self.app, publisher, letters, Limits(), Observer(()), DeliverySpans(NO_RECORDER, {}, str)),
             self.hands,
             batch_size=8,
             hold_s=hold_s,
@@ -85,7 +85,7 @@ class Scene:
         """Take a submission in hand."""
         (payload,) = fresh_samples(1)
         delivery = Delivery(message(), 0)
-        delivery.submitted = Submitted(payload, decode_trace(payload, Limits()))
+        delivery.trace = decode_trace(payload, Limits())
         self.pipeline.put(delivery)
         return delivery
 
@@ -135,7 +135,7 @@ def test_what_is_decided_is_published_and_acknowledged(scene: Scene) -> None:
     deliveries = [scene.take() for _ in range(20)]
     wait_until(lambda: len(scene.hands.ended) == 20, PATIENCE_S)
     assert scene.hands.ended == deliveries
-    assert scene.published == [delivery.submitted.trace.id for delivery in deliveries if delivery.submitted]
+    assert scene.published == [delivery.trace.id for delivery in deliveries if delivery.trace]
     assert scene.pipeline.longest_still_s() == 0
 
 

@@ -9,13 +9,12 @@ from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Producer, Queue
 
-from kp_scorer.broker.burying import bury_unread
 from kp_scorer.broker.publishing import confirmed, with_producer
 from kp_scorer.broker.queues import SubmissionQueues
-from kp_scorer.broker.task_message import as_sent, raw_body
+from kp_scorer.broker.task_message import as_sent, deliveries_by, raw_body
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.spans import context_in
-from kp_scorer.store import Store
+from kp_scorer.store import DeadLetters
 
 _MOVED_AT_ONCE: Final = 100
 _BYTES_AT_ONCE: Final = 1_048_576
@@ -33,14 +32,14 @@ _NO_TEXT: Final = "?"
 class Intake:
     """The queue without arguments, to which any client can send that declares its queues. One thread owns it."""
 
-    def __init__(self, app: Celery, queues: SubmissionQueues, intake: Queue, store: Store) -> None:
-        """Move from ``intake`` to the queue of traces with connections of the app's pool."""
+    def __init__(self, app: Celery, queues: SubmissionQueues, intake: Queue, dead_letters: DeadLetters) -> None:
+        """Move from ``intake`` to the queue of traces with connections of the app's pool; keep what cannot be moved."""
         self._app = app
         self._traces = queues.traces
         # If one is missing, whoever deleted it may have deleted the others; the last is the one that is sent to.
         self._if_missing = [intake, *queues.in_order]
         self._intake = intake
-        self._store = store
+        self._dead_letters = dead_letters
         self._timeout_s: float = app.conf.broker_connection_timeout
 
     def move(self) -> None:
@@ -86,7 +85,8 @@ class Intake:
         except PreconditionFailed as error:
             # RabbitMQ takes offence at one message and drops the others with it, as when it is larger than is allowed since.
             if len(messages) == 1:
-                bury_unread(self._store, messages[0], "malformed", f"message: RabbitMQ refuses it ({error.reply_text})")
+                detail = f"message: RabbitMQ refuses it ({error.reply_text})"
+                self._dead_letters.bury(raw_body(messages[0]), "malformed", detail, deliveries=deliveries_by(messages[0]))
                 return [True]
         return [is_moved for message in messages for is_moved in self._put(producer, [message])]
 

@@ -10,7 +10,7 @@ from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.redis_transport.queue import RedisQueue
 from kp_scorer.settings import Settings
-from kp_scorer.store.dead_letters import letter_id_of
+from kp_scorer.store.submissions import letter_id_of
 
 Found = TypeVar("Found")
 

@@ -40,6 +40,10 @@ _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
 BEGINNING_BYTES: Final = 65_536
 """How much is delivered of a message that is too large to be looked at."""
 
+_BEFORE: Final = b"[["
+_BEHIND: Final = b"], {}, {}]"
+"""What the body of a call by our client has around its one argument."""
+
 _LATEST_MS: Final = 2**53
 
 _TASK_ID: Final = re.compile(r"[!-~]{1,255}")
@@ -57,7 +61,6 @@ class TaskMessage(Message):  # type: ignore[misc]  # kombu ships no types
         headers = {"task": TASK_NAME, "id": task_id, "argsrepr": "(trace,)", "kwargsrepr": "{}", "ignore_result": True}
         super().__init__(channel=sent.channel, delivery_tag=sent.delivery_tag, headers=headers)
         self.sent = sent
-        self.deliveries = deliveries_by(sent)
         self._arguments = {"args": args, "kwargs": kwargs}
 
     @property
@@ -98,7 +101,13 @@ def task_in(message: Any, limits: Limits) -> TaskMessage:
 
 def task_body(argument: bytes) -> bytes:
     """The body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
-    return b"[[%s], {}, {}]" % argument
+    return _BEFORE + argument + _BEHIND
+
+
+def argument_in(body: bytes) -> bytes:
+    """The argument in a body that :func:`task_body` made, without parsing it; any other body as it is."""
+    is_ours = body.startswith(_BEFORE) and body.endswith(_BEHIND)
+    return body[len(_BEFORE) : -len(_BEHIND)] if is_ours else body
 
 
 def call_headers(task: str, task_id: str, shown: str) -> dict[str, Any]:
@@ -185,14 +194,26 @@ def raw_body(message: Any) -> bytes:
 
 
 def submission_in(message: Any, limits: Limits) -> bytes:
-    """The submission in a message; the body as it came if there is none, or if it is too large to be parsed."""
+    """The submission in a message, as UTF-8 JSON; the body as it came if there is none.
+
+    Of a plain message, and of one from our client, these are the very bytes that were submitted, whichever worker looks at it,
+    and whether or not its limits let it parse the body: by its bytes a submission is known for the same.
+    """
     try:
-        payload = json.loads(_bounded_body(message, limits).decode("utf-8"))
-        if _is_plain(payload, message.headers):
-            return as_bytes(payload)
-        return as_bytes(only_argument(*_arguments_in(payload)))
-    except (ValueError, RecursionError, InvalidTrace):
+        body = _bounded_body(message, limits)
+    except InvalidTrace:
+        return argument_in(raw_body(message))
+    except ValueError:
         return raw_body(message)
+    try:
+        payload = json.loads(body.decode("utf-8"))
+        if _is_plain(payload, message.headers):
+            return body
+        argument = only_argument(*_arguments_in(payload))
+    except (InvalidTrace, ValueError, RecursionError):
+        return raw_body(message)
+    said = argument_in(body)
+    return as_bytes(argument) if said == body else said
 
 
 def only_argument(args: Any, kwargs: Any) -> Any:

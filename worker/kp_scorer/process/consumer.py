@@ -11,10 +11,10 @@ from celery.worker.consumer import Consumer
 
 from kp_scorer.broker.burying import bury_poison, bury_unread, said_of_poison
 from kp_scorer.broker.publishing import acknowledge_all, described
-from kp_scorer.broker.task_message import TaskMessage, checked_id, deliveries_by, only_argument, task_in
+from kp_scorer.broker.task_message import TaskMessage, checked_id, deliveries_by, only_argument, task_in, trace_id_of
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace, Reason
-from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest, Submitted
+from kp_scorer.process.delivery import Burial, Delivery, SubmissionRequest
 from kp_scorer.process.lifecycle import Lifecycle
 from kp_scorer.process.pipeline import PAUSE_S
 from kp_scorer.process.remote_control import RemoteControl
@@ -143,18 +143,18 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         payload: Any = {"args": request.args, "kwargs": request.kwargs}
         try:
             payload = only_argument(request.args, request.kwargs)
-            delivery.submitted = Submitted(payload, decode_trace(payload, self._limits))
+            delivery.trace = decode_trace(payload, self._limits)
         except InvalidTrace as error:
-            store = self._lifecycle.runtime.store
-            delivery.burial = burial_of(payload, "invalid", str(error), task.deliveries, store)
+            letters = self._lifecycle.runtime.store.dead_letters
+            delivery.burial = burial_of(task.sent, trace_id_of(payload), "invalid", str(error), letters, self._limits)
         except BaseException as error:
             # Not only an Exception: what a native library raises when it panics is none, and would end the worker.
             delivery.burial = Burial(partial(_fail, error), {})
         self._pipeline.put(delivery)
 
     def _keep_unread(self, message: Any, reason: Reason, detail: str, trace_id: str = "") -> None:
-        store = self._lifecycle.runtime.store
-        bury = partial(bury_unread, store, message, reason, detail, trace_id)
+        letters = self._lifecycle.runtime.store.dead_letters
+        bury = partial(bury_unread, letters, message, reason, detail, trace_id)
         self._keep(message, Burial(bury, dead_result(trace_id, reason, detail)))
 
     def _keep_poison(self, message: Any, deliveries: int) -> None:

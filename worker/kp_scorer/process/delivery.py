@@ -32,17 +32,10 @@ class Burial(NamedTuple):
     """What a producer gets who asks for the result."""
 
 
-class Submitted(NamedTuple):
-    """What a message says that is a submission: JSON, parsed, and the trace that was decoded from it."""
-
-    payload: dict[str, Any]
-    trace: ReasoningTrace
-
-
 class Delivery:
     """A message in hand, and what is still to be done with it. One thread at a time has to do with it.
 
-    First what is ``submitted`` is to be decided, if the message is a submission. What comes of that, a ``burial`` or a
+    First its ``trace`` is to be decided, if the message is a submission. What comes of that, a ``burial`` or a
     ``decision``, is to be kept or to be published.
     """
 
@@ -50,7 +43,8 @@ class Delivery:
         """Hold a kombu message, which came by the connection with this number; Celery may know it by a request."""
         self.message = message
         self.connection = connection
-        self.submitted: Submitted | None = None
+        self.trace: ReasoningTrace | None = None
+        """What it submits."""
         self.burial: Burial | None = None
         self.decision: Decision | None = None
         self.is_hopeless = False

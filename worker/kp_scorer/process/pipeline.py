@@ -97,7 +97,7 @@ class Pipeline:
     def put(self, delivery: Delivery) -> None:
         """Take a message in hand."""
         self._in_hand.add(delivery)
-        if delivery.submitted and delivery.is_undecided:
+        if delivery.trace and delivery.is_undecided:
             self._decide(delivery)
         else:
             self._handed.put([(delivery, None)])
@@ -185,7 +185,7 @@ class Pipeline:
         return True
 
     def _decide(self, delivery: Delivery) -> None:
-        assert delivery.submitted, "there is nothing else to be done with it"
+        assert delivery.trace, "there is nothing else to be done with it"
         # However long it waits for its batch, that is no standstill as long as there are batches.
         delivery.still.stop()
         delivery.steps = []
@@ -233,7 +233,7 @@ class Pipeline:
             delivery.is_hopeless = True
         waits_for = str(error) or type(error).__name__
         if waits_for != delivery.waits_for and not delivery.is_hopeless:
-            log.warning("trace_waits" if delivery.submitted else "message_waits", detail=waits_for)
+            log.warning("trace_waits" if delivery.trace else "message_waits", detail=waits_for)
         delivery.waits_for = waits_for
         delivery.still.start()
         if self._stopping:

@@ -122,7 +122,7 @@ class Runtime:
             dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self._publisher, settings)
             chores.start("drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
         if queues.intake is not None:
-            chores.start("move_intake", Intake(app, queues, queues.intake, self.store).move, _MOVE_EVERY_S)
+            chores.start("move_intake", Intake(app, queues, queues.intake, self.store.dead_letters).move, _MOVE_EVERY_S)
         if (shadow := self._publisher.shadow) is not None:
             chores.start("publish_shadow", shadow.publish, _SHADOW_EVERY_S)
         if settings.metrics.port:
@@ -134,7 +134,7 @@ class Runtime:
         spans = DeliverySpans(self._recorder, self._publisher.destinations, self.observer.counted_as)
         pipeline = self._pipeline = Pipeline(
             self._stages,
-            Settling(self._app, self._publisher, self.store, self.observer, spans),
+            Settling(self._app, self._publisher, self.store.dead_letters, settings.limits, self.observer, spans),
             hands,
             batch_size=settings.worker.batch_size,
             # Only RabbitMQ takes a message away from a worker that holds it for long.

@@ -1,6 +1,5 @@
 """The last stage of every message: what was decided is published, what cannot be becomes a dead letter."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +8,16 @@ from celery import Celery
 from celery.states import SUCCESS
 
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_message import as_bytes, deliveries_by, queued_s, result_id, trace_id_of
+from kp_scorer.broker.task_message import deliveries_by, queued_s, result_id, submission_in
 from kp_scorer.decider import Settled
 from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Burial, Delivery
 from kp_scorer.process.delivery_spans import DeliverySpans
 from kp_scorer.process.observer import Ended, Observer
-from kp_scorer.store import Publication, Store
+from kp_scorer.store import DeadLetters, Publication
 
 log = structlog.get_logger("kp_scorer.process.settling")
 
@@ -25,14 +25,23 @@ log = structlog.get_logger("kp_scorer.process.settling")
 class Settling:
     """Publishes and buries, whole batches at a time. One thread owns it."""
 
-    def __init__(self, app: Celery, publisher: Publisher, store: Store, observer: Observer, spans: DeliverySpans) -> None:
-        """Publish by ``publisher``, keep dead letters in ``store``, and what producers ask for in the app's result backend.
+    def __init__(
+        self,
+        app: Celery,
+        publisher: Publisher,
+        dead_letters: DeadLetters,
+        limits: Limits,
+        observer: Observer,
+        spans: DeliverySpans,
+    ) -> None:
+        """Publish by ``publisher``, keep ``dead_letters``, and what producers ask for in the app's result backend.
 
-        ``observer`` is told what is published, ``spans`` tell how each message ended.
+        Messages were taken within ``limits``. ``observer`` is told what is published, ``spans`` tell how each message ended.
         """
         self._app = app
         self._publisher = publisher
-        self._store = store
+        self._dead_letters = dead_letters
+        self._limits = limits
         self._observer = observer
         self._spans = spans
 
@@ -49,7 +58,7 @@ class Settling:
             case TraceConflict():
                 delivery.burial = self._burial(delivery, "conflict", str(settled))
             case TraceDead():
-                # Also for one that is dead already; burying it again changes nothing but times.
+                # Also for one that is dead already: its letter has the same bytes, and only the times in it change.
                 delivery.burial = self._burial(delivery, settled.reason, settled.detail)
             case ServiceUnavailable() | SettingsError():
                 raise settled
@@ -60,9 +69,9 @@ class Settling:
                 delivery.burial = self._burial(delivery, "scoring_failed", type(settled).__name__)
 
     def _burial(self, delivery: Delivery, reason: Reason, detail: str) -> Burial:
-        assert delivery.submitted, "only a submission is decided"
-        payload, trace = delivery.submitted
-        return burial_of(payload, reason, detail, deliveries_by(delivery.message), self._store, trace.digest())
+        assert delivery.trace, "only a submission is decided"
+        trace_id, digest = delivery.trace.id, delivery.trace.digest()
+        return burial_of(delivery.message, trace_id, reason, detail, self._dead_letters, self._limits, digest)
 
     def end(self, deliveries: Sequence[Delivery]) -> list[BaseException | None]:
         """Bury and publish what is due.
@@ -138,27 +147,22 @@ class Settling:
                 return
 
 
-def burial_of(payload: Any, reason: Reason, detail: str, deliveries: int, store: Store, digest: bytes = b"") -> Burial:
-    """How a submission, which is parsed JSON, becomes a dead letter; ``digest`` is that of the trace, if it is one."""
-    trace_id = trace_id_of(payload)
+def burial_of(
+    message: Any,
+    trace_id: str,
+    reason: Reason,
+    detail: str,
+    dead_letters: DeadLetters,
+    limits: Limits,
+    digest: bytes = b"",
+) -> Burial:
+    """How a submission becomes a dead letter; ``digest`` is that of the trace, if it is one."""
 
     def bury() -> Decision | None:
-        # What is no trace has no digest, so that its client's record ends by it only if the letter keeps the very same bytes.
-        noted = b"" if digest or not trace_id else store.ledger.noted(trace_id)
-        kept = noted if noted and _says(noted, payload) else as_bytes(payload)
-        return store.dead_letters.bury(kept, reason, detail, trace_id, digest, deliveries)
+        payload = submission_in(message, limits)
+        return dead_letters.bury(payload, reason, detail, trace_id, digest, deliveries_by(message))
 
     return Burial(bury, dead_result(trace_id, reason, detail))
-
-
-def _says(submission: bytes, payload: Any) -> bool:
-    """Whether a submission, which is JSON, is this payload, whatever the order of its fields."""
-    try:
-        # Not by Python's equality, by which 1 is true and 0.0 is 0: what was refused for that is another submission.
-        said, meant = (json.dumps(each, sort_keys=True) for each in (json.loads(submission), payload))
-    except (ValueError, RecursionError):
-        return False
-    return said == meant
 
 
 def dead_result(trace_id: str, reason: Reason, detail: str) -> dict[str, Any]:
@@ -167,7 +171,7 @@ def dead_result(trace_id: str, reason: Reason, detail: str) -> dict[str, Any]:
 
 
 def _named(delivery: Delivery) -> dict[str, str]:
-    trace = delivery.submitted.trace if delivery.submitted else None
+    trace = delivery.trace
     return {"trace_id": trace.id, "domain": trace.metadata.task_domain} if trace else {}
 
 

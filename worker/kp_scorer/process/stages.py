@@ -66,7 +66,7 @@ class NotedStages:
 
     def prepare(self, deliveries: Sequence[Delivery], *, alone: bool) -> NotedBatch:
         """Begin with what the messages submit."""
-        traces = [delivery.submitted.trace for delivery in deliveries if delivery.submitted]
+        traces = [delivery.trace for delivery in deliveries if delivery.trace]
         begun_s = time.time()
         prepared = self._stages.prepare(traces, alone=alone)
         looked_up_s = begun_s + prepared.look_up_ms / 1_000

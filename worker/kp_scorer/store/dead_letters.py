@@ -1,6 +1,5 @@
 """The dead letters in Redis: one hash each, and an index by the time each was last heard of."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +12,7 @@ from kp_scorer.settings import LedgerSettings
 from kp_scorer.store.connection import unavailable_if_down
 from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.scripts import lua_source
+from kp_scorer.store.submissions import letter_id_of
 
 _READ_CHUNK: Final = 500
 _DROPPED_AT_ONCE: Final = 100
@@ -48,11 +48,6 @@ class DeadLetter(NamedTuple):
     """How often it was buried."""
     size_bytes: int
     """Size of its payload."""
-
-
-def letter_id_of(payload: bytes) -> str:
-    """The id of the dead letter of a payload."""
-    return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 
 class DeadLetters:
@@ -109,6 +104,7 @@ class DeadLetters:
             payload,
             self._record_ttl_ms,
             *self._bounds,
+            self._keys.record(""),
         ]
         with unavailable_if_down("dead letters"):
             found: Any = self._bury(keys=keys, args=arguments)

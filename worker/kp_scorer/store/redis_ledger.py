@@ -19,7 +19,7 @@ from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.ledger import Committed, Death, Identity, Record, Refusal, Standing, State, Verdict
 from kp_scorer.store.names import hashes_named
 from kp_scorer.store.scripts import lua_source
-from kp_scorer.store.submissions import Claim, Counts, Submission, Waiting
+from kp_scorer.store.submissions import Claim, Counts, Submission, Waiting, letter_id_of
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
@@ -69,7 +69,7 @@ class RedisLedger:
             ServiceUnavailable: the ledger cannot be reached, or Redis is nearly full and takes no more submissions.
         """
         keys = [*self._books(), *(self._keys.record(submission.trace_id) for submission in submissions)]
-        states = self._run(self._open, keys, [part for submission in submissions for part in submission])
+        states = self._run(self._open, keys, [part for one in submissions for part in (*one, letter_id_of(one.payload))])
         if states is None:
             raise ServiceUnavailable(
                 "ledger: Redis is nearly full, what is left of its maxmemory is for deciding what waits; submit again later"
@@ -91,16 +91,6 @@ class RedisLedger:
                 pipeline.hmget(self._keys.record(trace_id), "state", "digest", "decision", "reason", "detail", "attempts")
             rows = pipeline.execute()
         return [_record(*row) if row[0] else None for row in rows]
-
-    def noted(self, trace_id: str) -> bytes:
-        """The submission of a pending trace, as its client noted it; no bytes if there is none.
-
-        Raises:
-            ServiceUnavailable: the ledger cannot be reached.
-        """
-        with unavailable_if_down("ledger"):
-            found: Any = self._client.hget(self._keys.record(trace_id), "submission")
-        return found or b""
 
     def waiting(self, trace_id: str) -> Waiting | None:
         """What is known of a pending trace; None if it is not pending.

@@ -1,5 +1,6 @@
 """What the ledger in Redis is told of submissions, and tells of them."""
 
+import hashlib
 from typing import NamedTuple
 
 
@@ -42,3 +43,8 @@ class Counts(NamedTuple):
     pending: int
     decided: int
     dead: int
+
+
+def letter_id_of(payload: bytes) -> str:
+    """The id that a submission, of these bytes, has as a dead letter."""
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()

@@ -1,8 +1,9 @@
 -- The transitions of a trace's record, each written once. The scripts of the ledger begin with this.
 --
 -- A record is a hash: state (pending, decided, dead; none if only its place is known), digest, decision, reason, detail, letter;
--- while it is pending: since_ms, submission, resends, owner and lease_ms of whoever decides it, attempts; its place in the novelty log:
--- epoch, entry, and the entries given_up.
+-- while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a worker has it in hand,
+-- attempts; as_letter, the id that what its client noted has, or would have, as a dead letter; its place in the novelty log: epoch,
+-- entry, and the entries given_up.
 
 -- The trace's old place was that of another content: it stays in the log, for the windows of others, and is no longer its own.
 local function give_up_place(record)
@@ -17,7 +18,8 @@ end
 local function to_pending(record, trace_id, digest, pending, counts, now)
     local known_digest = redis.call('HGET', record, 'digest')
     if known_digest and known_digest ~= digest then give_up_place(record) end
-    redis.call('HDEL', record, 'decision', 'reason', 'detail', 'letter', 'submission', 'resends', 'owner', 'lease_ms', 'attempts')
+    redis.call('HDEL', record, 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends', 'owner', 'lease_ms',
+        'attempts')
     redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now)
     redis.call('PERSIST', record)
     redis.call('ZADD', pending, now, trace_id)
@@ -43,15 +45,17 @@ local function to_dead(record, trace_id, letter_id, reason, detail, pending, ttl
     redis.call('PEXPIRE', record, ttl_ms)
 end
 
--- A dead letter goes for good, and the record that died by it, as no record is dead of what cannot be read. `sizes` holds the
--- bytes of each letter by its id, and those of all in `total`.
+-- No record is dead of what cannot be read by its name.
+local function forget_dead(record, letter_id)
+    local state, record_letter = read(record, 'state', 'letter')
+    if state == 'dead' and record_letter == letter_id then redis.call('DEL', record) end
+end
+
+-- A dead letter goes for good, and the record that died by it. `sizes` holds the bytes of each letter by its id, and those of all
+-- in `total`.
 local function remove_letter(letters, sizes, letter, letter_id, record_prefix)
     local trace_id = redis.call('HGET', letter, 'trace_id')
-    if trace_id and trace_id ~= '' then
-        local record = record_prefix .. trace_id
-        local state, record_letter = read(record, 'state', 'letter')
-        if state == 'dead' and record_letter == letter_id then redis.call('DEL', record) end
-    end
+    if trace_id and trace_id ~= '' then forget_dead(record_prefix .. trace_id, letter_id) end
     redis.call('ZREM', letters, letter_id)
     redis.call('HINCRBY', sizes, 'total', 0 - (redis.call('HGET', sizes, letter_id) or 0))
     redis.call('HDEL', sizes, letter_id)
