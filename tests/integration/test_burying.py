@@ -5,13 +5,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
+import redis
 from kombu.message import Message
 from kp_scorer.broker.burying import bury_poison, bury_unread
-from kp_scorer.broker.task_message import TASK_NAME, task_body
+from kp_scorer.broker.task_message import TASK_NAME, parse_submission, task_body
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_json
 from kp_scorer.process.settling import burial_of
 from kp_scorer.store import Counts, Identity, Store, Submission, Tally, Verdict
+from kp_scorer.store.keys import Keys
 
 from tests.support.builders import decision_on, minimal_payload
 
@@ -24,7 +26,8 @@ Bury = Callable[[Store, Any], Decision | None]
 
 def submission(**changed: Any) -> bytes:
     """A valid trace as our client sends it, which no other serializer would write like this."""
-    return json.dumps(minimal_payload() | changed, separators=(", ", ":"), ensure_ascii=False).encode()
+    unknown: dict[str, Any] = {"unknown": [{}] * 100}
+    return json.dumps(minimal_payload() | unknown | changed, separators=(", ", ":"), ensure_ascii=False).encode()
 
 
 def message(body: bytes) -> Any:
@@ -79,6 +82,33 @@ WAYS: Final = (refused, unread, poisonous, poisonous_unread, failed, lost)
 def state_of(store: Store, trace_id: str = TRACE_ID) -> str:
     (record,) = store.ledger.look_up([trace_id])
     return record.state if record else ""
+
+
+def test_what_is_large_for_its_escapes_and_spaces_is_known_for_what_it_is(store: Store) -> None:
+    limits = Limits(message_bytes=2_000)
+    small = submission(unknown=["\u00e9" * 400])
+    large = json.dumps(json.loads(small), indent=8).encode()
+    assert len(small) < limits.message_bytes < len(large)
+    store.ledger.begin([Identity(TRACE_ID, digest_of(small))])
+    plain: Any = Message(body=large, content_type="application/json", headers={}, delivery_info={})
+    assert bury_poison(store.dead_letters, plain, 6, limits) is None
+    (letter,) = store.dead_letters.read()
+    assert parse_submission(store.dead_letters.payload(letter.letter_id), limits) == json.loads(small)
+    assert state_of(store) == "dead"
+    assert store.ledger.counts() == Counts(submitted=1, pending=0, decided=0, dead=1)
+
+
+def test_a_hash_that_was_left_of_another_content_ends_nothing(
+    store: Store, noted: bytes, redis_client: redis.Redis, keys: Keys
+) -> None:
+    left: Any = redis_client.hget(keys.record(TRACE_ID), "as_letter")
+    assert refused(store, message(task_body(noted))) is None
+    other = submission(outcome={"result_summary": "mended", "confidence": 1.0})
+    store.ledger.open([Submission(TRACE_ID, digest_of(other), other)])
+    # As a client of version 0.1.0 leaves it.
+    redis_client.hset(keys.record(TRACE_ID), "as_letter", left)
+    assert refused(store, message(task_body(noted))) is None
+    assert state_of(store) == "pending"
 
 
 def decide(store: Store) -> None:
@@ -142,7 +172,7 @@ def test_a_call_by_others_keeps_what_it_says(store: Store) -> None:
         assert refused(store, message(body.encode())) is None
     (letter,) = store.dead_letters.read()
     assert json.loads(store.dead_letters.payload(letter.letter_id)) == said
-    others = {b"[[1, 2], {}, {}]", b"[[1], {}", b"[[]], {}, {}]"}
+    others = {b"[[1, 2], {}, {}]", b"[[], {}, {}]", b"[[1], {}", b"[[]], {}, {}]"}
     for raw in others:
         assert poisonous(store, message(raw)) is None
     kept = {store.dead_letters.payload(each.letter_id) for each in store.dead_letters.read()}

@@ -75,7 +75,8 @@ def test_what_is_wrong_with_a_plain_trace_is_told_and_its_bytes_are_kept(
 ) -> None:
     (trace,) = fresh_samples(1)
     wrong = json.dumps(trace | {"steps": []}).encode()
-    long = json.dumps(trace | {"id": new_id(), "steps": trace["steps"] * 100}).encode()
+    # Larger than a trace may be, for nothing but spaces.
+    long = json.dumps(trace | {"id": new_id(), "steps": trace["steps"] * 100}).encode() + b" " * 1_100_000
     sent = {
         wrong: ("invalid", "steps: "),
         long: ("invalid", "steps: expected at most 50 steps"),

@@ -101,7 +101,7 @@ def read_record(fields: dict[str, bytes]) -> dict[str, object]:
         elif name == "given_up":
             read[name] = value.decode().split()
         else:
-            read[name] = value if name in ("digest", "decision", "submission") else value.decode()
+            read[name] = value if name in ("digest", "decision", "submission", "as_letter") else value.decode()
     # Neither has been tried nor sent again, whether that is written down or not.
     return {name: value for name, value in read.items() if value != 0}
 

@@ -33,7 +33,7 @@ class TraceRecord:
     reason: str = ""
     detail: str = ""
     letter: str = ""
-    as_letter: str = ""
+    as_letter: bytes = b""
     since_ms: int = 0
     submission: bytes = b""
     resends: int = 0

@@ -103,7 +103,7 @@ class Reference:
             return "decided"
         if record.state != "pending":
             self._to_pending(trace_id, record, digest)
-        record.submission, record.as_letter = submission, letter_id_of(submission)
+        record.submission, record.as_letter = submission, digest + letter_id_of(submission).encode()
         self.pending[trace_id] = self.now
         return "pending"
 
@@ -192,7 +192,10 @@ class Reference:
         record = self.record(trace_id) if trace_id else None
         if record:
             self.meets(f"bury {reason}", record, digest)
-        is_same = record is not None and bool((digest and record.digest == digest) or record.as_letter == letter_id_of(payload))
+        as_letter = letter_id_of(payload).encode()
+        is_same = record is not None and bool(
+            (digest and record.digest == digest) or record.as_letter == record.digest + as_letter
+        )
         if record and record.state == "decided" and is_same:
             return record.decision
         letter_id = letter_id_of(payload)
@@ -290,7 +293,7 @@ class Reference:
             if not is_in_hand and not record.submission and self.now - record.since_ms >= KEPT_MS:
                 self._forget_pending(trace_id)
                 continue
-            self.pending[trace_id] = self.now
+            self.pending[trace_id] = min(self.now, record.lease_ms) if is_in_hand else self.now
             if not is_in_hand and record.submission:
                 claimed.append((trace_id, record.submission, record.resends))
         return claimed
@@ -332,7 +335,7 @@ class Reference:
             record.give_up_place()
         record.forget_pending()
         record.state, record.digest, record.since_ms = "pending", digest, self.now
-        record.decision, record.reason, record.detail, record.letter, record.as_letter = b"", "", "", "", ""
+        record.decision, record.reason, record.detail, record.letter, record.as_letter = b"", "", "", "", b""
         self.deadlines.pop(KEYS.record(trace_id), None)
         self.pending[trace_id] = self.now
         self.submitted += 1

@@ -275,7 +275,7 @@ class World:
         return any(self._is_noted(message.payload) for message in self.queue)
 
     def _is_noted(self, payload: Payload) -> bool:
-        return self.model.record(payload.header_id).as_letter == letter_id_of(payload.raw)
+        return self.model.record(payload.header_id).as_letter.endswith(letter_id_of(payload.raw).encode())
 
     def _name(self, worker: Worker) -> str:
         return f"worker {self.workers.index(worker)}"

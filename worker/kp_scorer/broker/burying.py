@@ -3,9 +3,9 @@
 from contextlib import suppress
 from typing import Any
 
-from kp_scorer.broker.task_message import argument_in, checked_id, deliveries_by, raw_body, submission_in
+from kp_scorer.broker.task_message import argument_in, checked_id, deliveries_by, parse_submission, raw_body, submission_in
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_json
+from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace, Reason
 from kp_scorer.store import DeadLetters
 
@@ -20,7 +20,8 @@ def bury_unread(dead_letters: DeadLetters, message: Any, reason: Reason, detail:
         ServiceUnavailable: Redis cannot be reached; the message must be given back, not acknowledged.
     """
     body = raw_body(message)
-    payload = argument_in(body) if trace_id else body
+    # What is malformed is no submission; of what is, another worker keeps the same bytes if it reads them.
+    payload = body if reason == "malformed" else argument_in(body)
     return dead_letters.bury(payload, reason, detail, trace_id, deliveries=deliveries_by(message))
 
 
@@ -36,7 +37,7 @@ def bury_poison(dead_letters: DeadLetters, message: Any, deliveries: int, limits
     payload = submission_in(message, limits)
     trace_id, digest = checked_id(message.headers.get("id")), b""
     with suppress(InvalidTrace):
-        trace = decode_json(payload, limits)
+        trace = decode_trace(parse_submission(payload, limits), limits)
         trace_id, digest = trace.id, trace.digest()
     return dead_letters.bury(payload, "poison", said_of_poison(deliveries), trace_id, digest, deliveries)
 

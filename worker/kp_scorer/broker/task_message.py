@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kombu.message import Message
 
-from kp_scorer.decoding import Limits, check_values, least_bytes
+from kp_scorer.decoding import Limits, check_values, least_bytes, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.store.keys import KEPT_S
 from kp_scorer.trace import is_trace_id
@@ -105,8 +105,11 @@ def task_body(argument: bytes) -> bytes:
 
 
 def argument_in(body: bytes) -> bytes:
-    """The argument in a body that :func:`task_body` made, without parsing it; any other body as it is."""
-    is_ours = body.startswith(_BEFORE) and body.endswith(_BEHIND)
+    """The object that :func:`task_body` made a body of, without parsing it; a body of another form as it is.
+
+    Should there be more arguments in that form, they are all in what is given, and are no JSON.
+    """
+    is_ours = body.startswith(_BEFORE + b"{") and body.endswith(b"}" + _BEHIND)
     return body[len(_BEFORE) : -len(_BEHIND)] if is_ours else body
 
 
@@ -214,6 +217,15 @@ def submission_in(message: Any, limits: Limits) -> bytes:
         return raw_body(message)
     said = argument_in(body)
     return as_bytes(argument) if said == body else said
+
+
+def parse_submission(submission: bytes, limits: Limits) -> object:
+    """Parse what :func:`submission_in` gave, which may be larger than a trace, for its white space and its escapes.
+
+    Raises:
+        InvalidTrace: it is no JSON, or too large even so, or has too many values.
+    """
+    return parse_json(submission, limits.model_copy(update={"message_bytes": largest_body_bytes(limits)}))
 
 
 def only_argument(args: Any, kwargs: Any) -> Any:

@@ -10,11 +10,12 @@ import click
 
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.oversized import Oversized
+from kp_scorer.broker.task_message import parse_submission
 from kp_scorer.cli.ids import whole_among, whole_letter_id
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.client import Client
-from kp_scorer.decoding import Limits, parse_json, parse_strict_json
+from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
 from kp_scorer.settings import Settings
 from kp_scorer.store import DeadLetter, Store
@@ -114,7 +115,7 @@ def replay(store: Store, letters: Sequence[DeadLetter], dry_run: bool, settings:
             state = "would be replayed"
             if not dry_run:
                 try:
-                    submission = parse_json(store.dead_letters.payload(letter.letter_id), settings.limits)
+                    submission = parse_submission(store.dead_letters.payload(letter.letter_id), settings.limits)
                     client.submit(cast("dict[str, Any]", submission))
                     store.dead_letters.drop(letter)
                     state = "pending"

@@ -9,6 +9,7 @@ import click
 
 from kp_scorer.analysis.explanation import explain as explain_decision
 from kp_scorer.analysis.explanation import origin, said
+from kp_scorer.broker.task_message import parse_submission
 from kp_scorer.cli.gathering import gather_file
 from kp_scorer.cli.ids import whole_among, whole_trace_id
 from kp_scorer.cli.input import open_input, read_traces
@@ -16,7 +17,7 @@ from kp_scorer.cli.options import ledger_options
 from kp_scorer.cli.output import print_json, say
 from kp_scorer.cli.words import Known, dead_words, decided_words, moment, pending_words
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_json
+from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.settings import Settings
 from kp_scorer.store import DeadLetter, Record, Store
@@ -173,7 +174,7 @@ def _kept(store: Store, decision: Decision, limits: Limits) -> Traces:
         payloads = [waiting.submission]
     for payload in payloads:
         try:
-            trace = decode_json(payload, limits)
+            trace = decode_trace(parse_submission(payload, limits), limits)
         except InvalidTrace:
             continue
         if trace.id == trace_id:

@@ -25,7 +25,7 @@ if record then
 end
 -- What could not be decoded is the same if its bytes are, also where the limits of one worker alone keep it from that. Clients of
 -- version 0.1.0 note no `as_letter`.
-local is_same = (digest ~= '' and known_digest == digest) or as_letter == letter_id or submission == payload
+local is_same = (digest ~= '' and known_digest == digest) or as_letter == (known_digest or '') .. letter_id or submission == payload
 if state == 'decided' and is_same then return {decision, 0} end
 
 local is_new = redis.call('HSETNX', letter, 'first_ms', now) == 1

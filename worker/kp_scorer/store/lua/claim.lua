@@ -23,8 +23,8 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
     local submission, resends, digest, since_ms, held_until_ms =
         read(record, 'submission', 'resends', 'digest', 'since_ms', 'lease_ms')
     if tonumber(held_until_ms or 0) > now - resend_after_ms then
-        -- A worker is deciding it, or waits to.
-        redis.call('ZADD', pending, now, trace_id)
+        -- A worker is deciding it, or waits to, or did lately.
+        redis.call('ZADD', pending, math.min(now, held_until_ms), trace_id)
     elseif submission then
         redis.call('ZADD', pending, now, trace_id)
         reply[#reply + 1] = {trace_id, submission, tonumber(resends or 0), digest}

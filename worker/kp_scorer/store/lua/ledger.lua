@@ -2,8 +2,8 @@
 --
 -- A record is a hash: state (pending, decided, dead; none if only its place is known), digest, decision, reason, detail, letter;
 -- while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a worker has it in hand,
--- attempts; as_letter, the id that what its client noted has, or would have, as a dead letter; its place in the novelty log: epoch,
--- entry, and the entries given_up.
+-- attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter; its place in
+-- the novelty log: epoch, entry, and the entries given_up.
 
 -- The trace's old place was that of another content: it stays in the log, for the windows of others, and is no longer its own.
 local function give_up_place(record)

@@ -29,7 +29,7 @@ for i = FIRST_KEY, #KEYS do
     else
         -- A dead trace submitted again gets another chance, as a new submission, with whatever it says now.
         if state ~= 'pending' then to_pending(record, trace_id, digest, pending, counts, now) end
-        redis.call('HSET', record, 'submission', submission, 'as_letter', as_letter)
+        redis.call('HSET', record, 'submission', submission, 'as_letter', digest .. as_letter)
         redis.call('ZADD', pending, now, trace_id)
         reply[#reply + 1] = 'pending'
     end
