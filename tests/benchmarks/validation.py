@@ -21,7 +21,8 @@ from typing import Final
 
 import psutil
 from kombu.message import Message
-from kp_scorer.broker.task_message import PACKED_BY, TASK_NAME, TaskMessage, task_in
+from kp_scorer.broker.task_body import PACKED_BY
+from kp_scorer.broker.task_message import TASK_NAME, TaskMessage, task_in
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from amqp.exceptions import NotFound
 from kombu import Connection
-from kp_scorer.broker.task_message import BEGINNING_BYTES, largest_body_bytes
+from kp_scorer.broker.task_body import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.store import Store
 

@@ -8,7 +8,8 @@ import pytest
 import redis
 from kombu.message import Message
 from kp_scorer.broker.burying import bury_poison, bury_unread
-from kp_scorer.broker.task_message import TASK_NAME, parse_submission, task_body
+from kp_scorer.broker.task_body import task_body
+from kp_scorer.broker.task_message import TASK_NAME, parse_submission
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_json
 from kp_scorer.process.settling import burial_of

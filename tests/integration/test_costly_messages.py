@@ -8,7 +8,7 @@ from typing import Final
 import redis
 from kombu.message import Message
 from kp_scorer.broker.burying import bury_unread
-from kp_scorer.broker.task_message import task_body
+from kp_scorer.broker.task_body import task_body
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
 from kp_scorer.store import Record, Store, Submission

@@ -18,7 +18,8 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.intake import Intake
 from kp_scorer.broker.publishing import confirmed, declare_queues
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.broker.task_message import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
+from kp_scorer.broker.task_body import BEGINNING_BYTES, largest_body_bytes
+from kp_scorer.broker.task_message import DELIVERY_COUNT
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings

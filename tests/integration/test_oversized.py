@@ -8,7 +8,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 from kp_scorer.broker.redis_transport.queue import RedisQueue
-from kp_scorer.broker.task_message import BEGINNING_BYTES
+from kp_scorer.broker.task_body import BEGINNING_BYTES
 from kp_scorer.cli.main import commands
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store

@@ -8,7 +8,7 @@ from kombu import Producer, Queue
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Outgoing, acknowledge_all, declare_queues, publish_all, waiting, with_producer
 from kp_scorer.broker.queues import results_queue
-from kp_scorer.broker.task_message import raw_body
+from kp_scorer.broker.task_body import raw_body
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
 

@@ -19,7 +19,8 @@ from kp_scorer.broker.dead_queue import DeadQueue
 from kp_scorer.broker.publishing import declare_queues, publish_options, send_again, with_producer
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_message import BEGINNING_BYTES, DELIVERY_COUNT, deliveries_by, largest_body_bytes
+from kp_scorer.broker.task_body import BEGINNING_BYTES, largest_body_bytes
+from kp_scorer.broker.task_message import DELIVERY_COUNT, deliveries_by
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError, TraceDead
 from kp_scorer.settings import Settings

@@ -9,7 +9,8 @@ from itertools import cycle
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.broker.task_message import PACKED_BY, TASK_NAME
+from kp_scorer.broker.task_body import PACKED_BY
+from kp_scorer.broker.task_message import TASK_NAME
 
 from tests.support.bombs import GZIP, bombs
 from tests.support.traces import short_traces

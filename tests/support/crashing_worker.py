@@ -35,7 +35,8 @@ import redis
 from kp_scorer.broker import intake
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_message import as_sent, raw_body
+from kp_scorer.broker.task_body import raw_body
+from kp_scorer.broker.task_message import as_sent
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.process import consumer
 from kp_scorer.process.consumer import KeepingConsumer

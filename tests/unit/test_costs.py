@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.message import Message
-from kp_scorer.broker.task_message import PACKED_BY, TASK_NAME, task_in
+from kp_scorer.broker.task_body import PACKED_BY
+from kp_scorer.broker.task_message import TASK_NAME, task_in
 from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace, least_bytes
 from kp_scorer.errors import InvalidTrace
 

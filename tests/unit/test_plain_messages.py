@@ -7,7 +7,8 @@ from typing import Any, Final
 import pytest
 from kombu.message import Message
 from kp_scorer.broker.redis_transport.envelope import Opened, opened
-from kp_scorer.broker.task_message import PACKED_BY, TASK_NAME, TaskMessage, only_argument, task_in
+from kp_scorer.broker.task_body import PACKED_BY
+from kp_scorer.broker.task_message import TASK_NAME, TaskMessage, only_argument, task_in
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace
 

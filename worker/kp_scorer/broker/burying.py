@@ -3,7 +3,8 @@
 from contextlib import suppress
 from typing import Any
 
-from kp_scorer.broker.task_message import argument_in, checked_id, deliveries_by, parse_submission, raw_body, submission_in
+from kp_scorer.broker.task_body import argument_in, raw_body
+from kp_scorer.broker.task_message import checked_id, deliveries_by, parse_submission, submission_in
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace, Reason

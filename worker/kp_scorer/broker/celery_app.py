@@ -12,7 +12,7 @@ from celery.loaders.app import AppLoader
 
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.broker.rabbitmq_frames import frame_handler
-from kp_scorer.broker.task_message import largest_body_bytes, largest_message_bytes
+from kp_scorer.broker.task_body import largest_body_bytes, largest_message_bytes
 from kp_scorer.settings import BrokerSettings, Settings
 from kp_scorer.store.connection import sentinel_options, tls_options
 

@@ -11,7 +11,8 @@ from kombu import Producer, Queue
 
 from kp_scorer.broker.publishing import confirmed, with_producer
 from kp_scorer.broker.queues import SubmissionQueues
-from kp_scorer.broker.task_message import as_sent, deliveries_by, raw_body
+from kp_scorer.broker.task_body import raw_body
+from kp_scorer.broker.task_message import as_sent, deliveries_by
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.spans import context_in
 from kp_scorer.store import DeadLetters

@@ -10,7 +10,8 @@ from celery import Celery
 from kombu import Producer, Queue
 
 from kp_scorer.broker.publishing import Outgoing, publish_all, waiting, with_producer
-from kp_scorer.broker.task_message import call_headers, task_body
+from kp_scorer.broker.task_body import task_body
+from kp_scorer.broker.task_message import call_headers
 from kp_scorer.decision import Outcome
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import QueueSettings, Settings

@@ -16,7 +16,8 @@ from redis.exceptions import RedisError
 
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq_confirms import confirming_channel
-from kp_scorer.broker.task_message import SENT_MS, TASK_NAME, as_sent, task_body
+from kp_scorer.broker.task_body import task_body
+from kp_scorer.broker.task_message import SENT_MS, TASK_NAME, as_sent
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.spans import Destination, sending
 from kp_scorer.store.connection import REFUSALS, refusal

@@ -8,7 +8,7 @@ from typing import Any, Final
 from amqp import method_framing
 from amqp.serialization import decode_properties_basic
 
-from kp_scorer.broker.task_message import BEGINNING_BYTES, leave_packed
+from kp_scorer.broker.task_body import BEGINNING_BYTES, leave_packed
 
 _CONTENT_HEADER: Final = 2
 _CONTENT_BODY: Final = 3

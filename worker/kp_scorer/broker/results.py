@@ -11,7 +11,7 @@ from kp_scorer.broker.outbox import Outbox, StreamOutbox
 from kp_scorer.broker.publishing import NoQueue, declare_queues, destination_of, unavailable_if_broker_fails, waiting
 from kp_scorer.broker.queues import results_queue, results_queues, results_streams
 from kp_scorer.broker.shadow_outbox import ShadowOutbox
-from kp_scorer.broker.task_message import raw_body
+from kp_scorer.broker.task_body import raw_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError

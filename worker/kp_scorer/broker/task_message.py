@@ -6,43 +6,30 @@ A message calls the task as Celery's do, or it is plain: its body is the trace, 
 import json
 import re
 import uuid
-import zlib
 from typing import Any, Final
 
 from kombu.message import Message
 
-from kp_scorer.decoding import Limits, check_values, least_bytes, parse_json
+from kp_scorer.broker.task_body import (
+    PACKED_BY,
+    PACKED_BY_PRODUCER,
+    argument_in,
+    bounded_body,
+    largest_body_bytes,
+    raw_body,
+)
+from kp_scorer.decoding import Limits, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.store.keys import KEPT_S
 from kp_scorer.trace import is_trace_id
 
 TASK_NAME: Final = "score_trace"
 
-_VALUES_AROUND: Final = 100
-"""What the body of a task message has besides the trace: its lists of arguments, and what Celery says of callbacks."""
-
-_BYTES_AROUND: Final = 65_536
-"""What it may have of bytes besides the trace."""
-
 DELIVERY_COUNT: Final = "x-delivery-count"
 """The header in which RabbitMQ, and our Redis transport, say how often a message was delivered before."""
 
 SENT_MS: Final = "sent_ms"
 """The header in which our client says when it sent a message: Unix time by its own clock. Only figures come of it."""
-
-PACKED_BY: Final = "x-packed-by"
-"""The header that says how a body is compressed, once a message is here."""
-
-_PACKED_BY_PRODUCER: Final = "compression"
-_DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
-"""What Celery calls the compression of zlib."""
-
-BEGINNING_BYTES: Final = 65_536
-"""How much is delivered of a message that is too large to be looked at."""
-
-_BEFORE: Final = b"[["
-_BEHIND: Final = b"], {}, {}]"
-"""What the body of a call by our client has around its one argument."""
 
 _LATEST_MS: Final = 2**53
 
@@ -77,7 +64,7 @@ def task_in(message: Any, limits: Limits) -> TaskMessage:
         ValueError: it is no submission; says which part of it is not, without its content.
     """
     try:
-        body = _bounded_body(message, limits)
+        body = bounded_body(message, limits)
     except InvalidTrace:
         # It is not parsed, so only its headers and its first byte say whether it is a submission.
         if message.headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in message.headers or _may_be_object(message)):
@@ -97,20 +84,6 @@ def task_in(message: Any, limits: Limits) -> TaskMessage:
     task_id = names.get("id")
     named = isinstance(task_id, str) and _TASK_ID.fullmatch(task_id)
     return TaskMessage(message, str(task_id) if named else str(uuid.uuid4()), args, kwargs)
-
-
-def task_body(argument: bytes) -> bytes:
-    """The body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
-    return _BEFORE + argument + _BEHIND
-
-
-def argument_in(body: bytes) -> bytes:
-    """The object that :func:`task_body` made a body of, without parsing it; a body of another form as it is.
-
-    Should there be more arguments in that form, they are all in what is given, and are no JSON.
-    """
-    is_ours = body.startswith(_BEFORE + b"{") and body.endswith(b"}" + _BEHIND)
-    return body[len(_BEFORE) : -len(_BEHIND)] if is_ours else body
 
 
 def call_headers(task: str, task_id: str, shown: str) -> dict[str, Any]:
@@ -143,31 +116,9 @@ def result_id(message: Any) -> str:
     return task_id if wanted and _UUID.fullmatch(task_id) else ""
 
 
-def largest_message_bytes(limits: Limits) -> int:
-    """How large a message may be to be looked at, in bytes.
-
-    A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and what is somewhat too large is still
-    worth a dead letter that says so.
-    """
-    return 16 * limits.message_bytes + _BYTES_AROUND
-
-
-def largest_body_bytes(limits: Limits) -> int:
-    """How large the body of a task message may be to be parsed, in bytes: JSON may write two bytes of UTF-8 as six."""
-    return 4 * limits.message_bytes + _BYTES_AROUND
-
-
-def leave_packed(headers: dict[str, Any]) -> None:
-    """Rename the header by which kombu would unpack a message, however large it became, before anyone has looked at it."""
-    # One that a producer wrote would not be what its message was sent with.
-    headers.pop(PACKED_BY, None)
-    if _PACKED_BY_PRODUCER in headers:
-        headers[PACKED_BY] = headers.pop(_PACKED_BY_PRODUCER)
-
-
 def as_sent(headers: dict[str, Any]) -> dict[str, Any]:
     """The headers of a message as its producer wrote them, without what was counted since."""
-    names = {PACKED_BY: _PACKED_BY_PRODUCER}
+    names = {PACKED_BY: PACKED_BY_PRODUCER}
     return {names.get(name, name): value for name, value in headers.items() if name != DELIVERY_COUNT}
 
 
@@ -190,12 +141,6 @@ def queued_s(message: Any, taken_s: float) -> float | None:
     return waited_s if waited_s <= KEPT_S else None
 
 
-def raw_body(message: Any) -> bytes:
-    """The body of a kombu message as it came."""
-    # Py-amqp makes a text of one that is empty.
-    return message.body.encode() if isinstance(message.body, str) else bytes(message.body)
-
-
 def submission_in(message: Any, limits: Limits) -> bytes:
     """The submission in a message, as UTF-8 JSON; the body as it came if there is none.
 
@@ -203,7 +148,7 @@ def submission_in(message: Any, limits: Limits) -> bytes:
     and whether or not its limits let it parse the body: by its bytes a submission is known for the same.
     """
     try:
-        body = _bounded_body(message, limits)
+        body = bounded_body(message, limits)
     except InvalidTrace:
         return argument_in(raw_body(message))
     except ValueError:
@@ -270,40 +215,6 @@ def _is_plain(payload: Any, headers: dict[str, Any]) -> bool:
 def _may_be_object(message: Any) -> bool:
     """Whether a body that is not parsed may be a JSON object; of one that is packed nothing is known."""
     return PACKED_BY in message.headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
-
-
-def _bounded_body(message: Any, limits: Limits) -> bytes:
-    """The body of a message, unpacked and not parsed.
-
-    Raises:
-        InvalidTrace: it is too large to hold a valid trace, or has too many values.
-        ValueError: it does not say that it is JSON, or cannot be unpacked.
-    """
-    body, packed_by = raw_body(message), message.headers.get(PACKED_BY)
-    if message.content_type != "application/json":
-        raise ValueError("content type: expected application/json")
-    largest_bytes = largest_body_bytes(limits)
-    if packed_by:
-        body = _unpacked(body, packed_by, largest_bytes)
-    most_bytes, most_values = limits.message_bytes + _BYTES_AROUND, limits.values + _VALUES_AROUND
-    if len(body) > largest_bytes or (len(body) > most_bytes and least_bytes(body, most_values) > most_bytes):
-        raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes")])
-    check_values(body, most_values)
-    return body
-
-
-def _unpacked(body: bytes, packed_by: object, largest_bytes: int) -> bytes:
-    """Unpack a body, one byte further than ``largest_bytes`` at most: it may be a thousand times its size."""
-    if packed_by not in _DEFLATE:
-        raise ValueError(f"compression: expected {_DEFLATE[0]}, or none")
-    unpacking = zlib.decompressobj()
-    try:
-        unpacked = unpacking.decompress(body, largest_bytes + 1)
-    except zlib.error:
-        raise ValueError(f"compression: expected {_DEFLATE[0]}") from None
-    if len(unpacked) <= largest_bytes and not unpacking.eof:
-        raise ValueError("compression: expected all of the body")
-    return unpacked
 
 
 def _arguments_in(payload: Any) -> tuple[list[Any], dict[str, Any]]:

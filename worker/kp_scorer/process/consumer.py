@@ -140,7 +140,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         """Take a submission in hand."""
         task: TaskMessage = request.message
         delivery = Delivery(task.sent, self.restart_count, request)
-        payload: Any = {"args": request.args, "kwargs": request.kwargs}
+        payload: Any = None
         try:
             payload = only_argument(request.args, request.kwargs)
             delivery.trace = decode_trace(payload, self._limits)

@@ -21,7 +21,8 @@ from kp_scorer.broker.redis_transport.envelope import opened
 from kp_scorer.broker.redis_transport.mailbox import only_its_body
 from kp_scorer.broker.redis_transport.qos import QoS
 from kp_scorer.broker.redis_transport.queue import RedisQueue, Taken
-from kp_scorer.broker.task_message import DELIVERY_COUNT, leave_packed
+from kp_scorer.broker.task_body import leave_packed
+from kp_scorer.broker.task_message import DELIVERY_COUNT
 from kp_scorer.store.connection import is_full, leave_replicas, refusal
 
 _SWEEP_EVERY_S: Final = 1.0

@@ -17,7 +17,7 @@ very same bytes are therefore one while both are in hand, which is what they are
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.broker.task_message import BEGINNING_BYTES
+from kp_scorer.broker.task_body import BEGINNING_BYTES
 from kp_scorer.store.keys import KEPT_S
 from kp_scorer.store.scripts import lua_source
 
