@@ -112,6 +112,15 @@ def test_a_hash_that_was_left_of_another_content_ends_nothing(
     assert state_of(store) == "pending"
 
 
+def test_what_a_client_of_version_0_1_0_noted_ends_by_its_bytes(
+    store: Store, noted: bytes, redis_client: redis.Redis, keys: Keys
+) -> None:
+    redis_client.hdel(keys.record(TRACE_ID), "as_letter")
+    assert refused(store, message(task_body(noted))) is None
+    assert state_of(store) == "dead"
+    assert store.ledger.counts() == Counts(submitted=1, pending=0, decided=0, dead=1)
+
+
 def decide(store: Store) -> None:
     digest = digest_of(submission())
     store.ledger.begin([Identity(TRACE_ID, digest)])

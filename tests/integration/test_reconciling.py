@@ -1,7 +1,7 @@
 """What is lost is sent again, what was sent often enough is buried, and in which order, on a real Redis for books and queue."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -36,95 +36,88 @@ def app(settings: Settings, queues: SubmissionQueues) -> Iterator[Celery]:
         yield opened
 
 
-@pytest.fixture
-def reconciling(app: Celery, queues: SubmissionQueues, store: Store) -> Reconciler:
-    settings = LedgerSettings(resend_after_s=RESEND_AFTER_MS / 1_000, max_resends=1)
-    return Reconciler(app, queues, store, settings, Observer(()))
-
-
 @pytest.fixture(autouse=True)
 def two_lost(store: Store) -> None:
     """Two traces whose messages never reach the queue."""
     store.ledger.open([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in (ONE, OTHER)])
 
 
-def wait_until_due(redis_client: redis.Redis, keys: Keys) -> None:
-    """Wait until one look claims all that is pending."""
-    sent: Any = redis_client.zrange(keys.pending, 0, -1, withscores=True)
-    last_ms = max(sent_ms for _, sent_ms in sent)
+class Scene(NamedTuple):
+    """One look at what is lost, and what came of it."""
 
-    def are_due() -> bool:
-        seconds, microseconds = redis_client.time()
-        return bool(seconds * 1_000 + microseconds // 1_000 > last_ms + RESEND_AFTER_MS)
+    app: Celery
+    queues: SubmissionQueues
+    store: Store
+    redis_client: redis.Redis
+    keys: Keys
+    monkeypatch: pytest.MonkeyPatch
 
-    wait_until(are_due, 10)
+    def reconcile(self, before_sending: Callable[[str], None]) -> None:
+        """Look once, when all that is pending is due."""
+
+        def watched(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
+            for trace_id, _ in traces:
+                before_sending(trace_id)
+            send_traces(app, queues, traces)
+
+        self._wait_until_due()
+        self.monkeypatch.setattr(reconciler, "send_traces", watched)
+        settings = LedgerSettings(resend_after_s=RESEND_AFTER_MS / 1_000, max_resends=1)
+        Reconciler(self.app, self.queues, self.store, settings, Observer(())).reconcile()
+
+    def states(self) -> list[str]:
+        """Of the one and the other."""
+        return [record.state for record in self.store.ledger.look_up([ONE, OTHER]) if record]
+
+    def on_queue(self) -> int:
+        return waiting(self.app, self.queues.traces)
+
+    def _wait_until_due(self) -> None:
+        sent: Any = self.redis_client.zrange(self.keys.pending, 0, -1, withscores=True)
+        last_ms = max(sent_ms for _, sent_ms in sent)
+
+        def are_due() -> bool:
+            seconds, microseconds = self.redis_client.time()
+            return bool(seconds * 1_000 + microseconds // 1_000 > last_ms + RESEND_AFTER_MS)
+
+        wait_until(are_due, 10)
 
 
-def states(store: Store, *trace_ids: str) -> list[str]:
-    return [record.state for record in store.ledger.look_up(trace_ids) if record]
+@pytest.fixture
+def scene(
+    app: Celery, queues: SubmissionQueues, store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
+    return Scene(app, queues, store, redis_client, keys, monkeypatch)
 
 
-def test_what_was_sent_often_enough_is_buried_before_others_are_sent(
-    reconciling: Reconciler, store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_sent_often_enough_is_buried_before_others_are_sent(scene: Scene) -> None:
     # Claimed in the order of their sending, so that the one to be buried is the last.
-    store.ledger.resent(OTHER)
-    wait_until_due(redis_client, keys)
+    scene.store.ledger.resent(OTHER)
     seen: list[tuple[str, list[str]]] = []
-
-    def watched(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
-        seen.extend((trace_id, states(store, OTHER)) for trace_id, _ in traces)
-        send_traces(app, queues, traces)
-
-    monkeypatch.setattr(reconciler, "send_traces", watched)
-    reconciling.reconcile()
-    assert seen == [(ONE, ["dead"])]
-    assert [letter.detail for letter in store.dead_letters.read()] == ["sent 2 times, never decided"]
+    scene.reconcile(lambda trace_id: seen.append((trace_id, scene.states())))
+    assert seen == [(ONE, ["pending", "dead"])]
+    assert [letter.detail for letter in scene.store.dead_letters.read()] == ["sent 2 times, never decided"]
 
 
-def test_what_ends_while_others_are_sent_is_not_sent(
-    reconciling: Reconciler,
-    app: Celery,
-    queues: SubmissionQueues,
-    store: Store,
-    redis_client: redis.Redis,
-    keys: Keys,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wait_until_due(redis_client, keys)
-
-    def decided_meanwhile(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
-        ((sent, _),) = traces
+def test_what_ends_while_others_are_sent_is_not_sent(scene: Scene) -> None:
+    def decide_the_other(sent: str) -> None:
         (other,) = {ONE, OTHER} - {sent}
-        store.ledger.begin([Identity(other, DIGEST)])
-        store.ledger.commit([Verdict(other, DIGEST, decision_on(other), "", Tally("code", is_known=True))])
-        send_traces(app, queues, traces)
+        scene.store.ledger.begin([Identity(other, DIGEST)])
+        scene.store.ledger.commit([Verdict(other, DIGEST, decision_on(other), "", Tally("code", is_known=True))])
 
-    monkeypatch.setattr(reconciler, "send_traces", decided_meanwhile)
-    reconciling.reconcile()
-    assert waiting(app, queues.traces) == 1
-    assert sorted(states(store, ONE, OTHER)) == ["decided", "pending"]
+    scene.reconcile(decide_the_other)
+    assert scene.on_queue() == 1
+    assert sorted(scene.states()) == ["decided", "pending"]
 
 
-def test_one_that_cannot_be_sent_does_not_keep_others_from_it(
-    reconciling: Reconciler,
-    app: Celery,
-    queues: SubmissionQueues,
-    store: Store,
-    redis_client: redis.Redis,
-    keys: Keys,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wait_until_due(redis_client, keys)
-
-    def refused(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
-        if traces[0][0] == ONE:
+def test_one_that_cannot_be_sent_does_not_keep_others_from_it(scene: Scene) -> None:
+    def refuse_one(trace_id: str) -> None:
+        if trace_id == ONE:
             raise ValueError("no broker takes this")
-        send_traces(app, queues, traces)
 
-    monkeypatch.setattr(reconciler, "send_traces", refused)
-    reconciling.reconcile()
-    assert waiting(app, queues.traces) == 1
-    assert states(store, ONE, OTHER) == ["pending", "pending"]
+    scene.reconcile(refuse_one)
+    assert scene.on_queue() == 1
+    assert scene.states() == ["pending", "pending"]
     # What was not sent is not counted as sent, so it is not buried for it.
-    assert [redis_client.hget(keys.record(trace_id), "resends") for trace_id in (ONE, OTHER)] == [None, b"1"]
+    resends = [scene.redis_client.hget(scene.keys.record(trace_id), "resends") for trace_id in (ONE, OTHER)]
+    assert resends == [None, b"1"]
