@@ -76,6 +76,13 @@ def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
     return load_settings({"broker.url": redis_url, "redis.url": redis_url})
 
 
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[tuple[Settings, redis.Redis]]:
+    """A Redis on which no worker of other tests calls scripts, and settings that lead there."""
+    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as connection:
+        yield load_settings({"broker.url": url, "redis.url": url}), connection
+
+
 @pytest.fixture(scope="session")
 def rabbitmq_url() -> Iterator[str]:
     """A virtual host of the RabbitMQ on this machine, of its own where we may make one; CI must have a RabbitMQ."""

@@ -12,7 +12,6 @@ from kp_scorer.client import Client
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, TraceConflict
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
-from kp_scorer.store.local_redis import embedded_redis
 
 from tests.support.builders import minimal_payload
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -48,13 +47,6 @@ def test_each_trace_is_noted_and_sent_once_and_in_order(settings: Settings, stor
     sent: Any = redis_client.lrange(settings.queues.traces, 0, -1)
     # Taken from the other end.
     assert [trace["id"].encode() in item for trace, item in zip(traces, reversed(sent), strict=True)] == [True] * 250
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[tuple[Settings, redis.Redis]]:
-    """A Redis on which no worker of other tests calls scripts, and settings that lead there."""
-    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as connection:
-        yield load_settings({"broker.url": url, "redis.url": url}), connection
 
 
 def test_a_hundred_take_one_call_of_the_ledger_and_one_of_the_broker(alone: tuple[Settings, redis.Redis]) -> None:
