@@ -4,13 +4,14 @@ from collections import Counter
 from typing import Final
 
 import pytest
-from kombu import Connection, Producer
+from kombu import Producer
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.store import Store
 
 from tests.support.arena import TRACES, Arena, submit, supervised, traces
 from tests.support.crashing_worker import BREAKS, KILLS, PANICS
+from tests.support.rabbitmq import confirming
 
 UNREADABLE: Final = {
     "not JSON": b"hello",
@@ -61,7 +62,7 @@ def put(arena: Arena, body: bytes) -> None:
         with arena.redis.connect() as redis_client:
             redis_client.lpush(queue, body)
         return
-    with Connection(arena.settings().broker.url) as connection, Producer(connection) as producer:
+    with confirming(arena.settings().broker.url) as connection, Producer(connection) as producer:
         producer.publish(body, exchange="", routing_key=queue, content_type="application/json", content_encoding="utf-8")
 
 

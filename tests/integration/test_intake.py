@@ -27,7 +27,7 @@ from kp_scorer.store import Store
 
 from tests.support.bombs import GZIP
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, launch_worker, start_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ
+from tests.support.rabbitmq import RabbitMQ, confirming
 from tests.support.traces import fresh_samples, short_traces
 
 
@@ -55,7 +55,7 @@ def intake(app: Celery, settings_here: Settings, store: Store) -> Intake:
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
     """Declare the intake as most clients do, and send to it by the default exchange."""
     properties = {"content_type": "application/json", **properties}
-    with Connection(settings.broker.url, transport_options={"confirm_publish": True}) as connection:
+    with confirming(settings.broker.url) as connection:
         channel = connection.default_channel
         channel.queue_declare(settings.queues.intake_name, durable=True, auto_delete=False)
         for body in bodies:

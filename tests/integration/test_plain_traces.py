@@ -10,7 +10,6 @@ import amqp
 import pytest
 import redis
 from click.testing import CliRunner
-from kombu import Connection
 from kombu.message import Message
 from kp_scorer.broker.burying import bury_poison, bury_unread
 from kp_scorer.cli.main import commands
@@ -23,6 +22,7 @@ from kp_scorer.store import Store, Submission
 from tests.support.arena import BrokerName
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.rabbitmq import confirming
 from tests.support.traces import fresh_samples, new_id
 
 Put = Callable[[bytes], None]
@@ -42,7 +42,7 @@ def putting(settings: Settings) -> Iterator[Put]:
         with redis.Redis.from_url(settings.broker.url) as client:
             yield lambda body: client.lpush(queue, body) and None
         return
-    with Connection(settings.broker.url, transport_options={"confirm_publish": True}) as connection:
+    with confirming(settings.broker.url) as connection:
         yield lambda body: connection.default_channel.basic_publish(
             amqp.Message(body, content_type="application/json"), exchange=queue, routing_key=queue, mandatory=True
         )

@@ -32,7 +32,7 @@ from tests.support.documents import code_with
 from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, SMALL_WORKER, launch_worker, start_worker, wait_until
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import RabbitMQ
+from tests.support.rabbitmq import RabbitMQ, confirming
 from tests.support.traces import fresh_samples, short_traces
 
 SLOW = {"EMBED_S": "0.5"}
@@ -182,7 +182,7 @@ def test_of_a_message_that_is_too_large_only_the_beginning_takes_memory(
     too_large = [b"x" * 100_000_000, b"[" + b"y" * largest_bytes, submission + b" " * largest_bytes + b"and no JSON"]
     as_large_as_may_be = b"[" + b"z" * (largest_bytes - 1)
     with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker, Client(settings) as client:
-        with Connection(settings.broker.url, transport_options={"confirm_publish": True}) as connection:
+        with confirming(settings.broker.url) as connection:
             for body in (*too_large, as_large_as_may_be):
                 message = amqp.Message(body, content_type="application/json", application_headers={"task": "score_trace"})
                 connection.default_channel.basic_publish(message, routing_key=settings.queues.traces)

@@ -27,6 +27,7 @@ from kp_scorer.store import Store
 from tests.support.builders import decision_on
 from tests.support.documents import code_with
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.rabbitmq import confirming
 from tests.support.traces import fresh_samples
 
 USERS: Final = ("producer", "client", "reader", "worker", "declaring", "operator")
@@ -127,13 +128,13 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbi
 def _send_beyond(url: str) -> None:
     """Send a message that is no submission to the queue of traces, and name other queues in its headers."""
     headers = {name: list(QUEUES) for name in ("CC", "BCC")}
-    with Connection(url, transport_options={"confirm_publish": True}) as connection:
+    with confirming(url) as connection:
         connection.Producer().publish([], exchange="traces", routing_key="traces", headers=headers, mandatory=True)
 
 
 def _declare_and_send(url: str, trace: dict[str, Any]) -> None:
     """Submit a trace as clients do that declare the queue they send to."""
-    with Connection(url, transport_options={"confirm_publish": True}) as connection, connection.channel() as channel:
+    with confirming(url) as connection, connection.channel() as channel:
         channel.exchange_declare("default", "direct", durable=True, auto_delete=True)
         channel.queue_declare("traces.intake", durable=True, auto_delete=False)
         message = Message(json.dumps(trace), content_type="application/json")
@@ -169,7 +170,7 @@ def _refuses(url: str, queue: str) -> None:
 
 def _refused(url: str, act: Callable[[Any], object]) -> None:
     with (
-        Connection(url, transport_options={"confirm_publish": True}) as connection,
+        confirming(url) as connection,
         connection.channel() as channel,
         pytest.raises(AccessRefused),
     ):

@@ -27,7 +27,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, Tracer, format_sp
 from tests.support.collector import Collector, Seen, collecting
 from tests.support.decisions import decision
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ
+from tests.support.rabbitmq import RabbitMQ, confirming
 from tests.support.traces import short_traces
 
 MARKER: Final = "Xylophonia"
@@ -90,7 +90,7 @@ def send(settings: Settings, trace: Any, headers: dict[str, Any]) -> None:
     """Call the task as any program would that records spans of its own."""
     name = settings.queues.traces
     exchange = "" if settings.broker.is_redis else name
-    with Connection(settings.broker.url) as connection:
+    with confirming(settings.broker.url) as connection:
         called = {"task": TASK_NAME, "id": "1", **headers}
         connection.Producer().publish([[trace], {}, None], exchange=exchange, routing_key=name, headers=called)
 

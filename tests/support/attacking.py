@@ -8,10 +8,10 @@ from struct import pack
 from typing import Any, Final
 
 import amqp
-from kombu import Connection
 
 from tests.support.arena import Arena
 from tests.support.attacks import MARKER, VALUES, Attack, bare, marked
+from tests.support.rabbitmq import confirming
 
 Put = Callable[[Attack], None]
 
@@ -30,7 +30,7 @@ def open_queue(arena: Arena) -> Iterator[Put]:
         with arena.redis.connect() as client:
             yield lambda attack: client.lpush(queue, _item(attack)) and None
         return
-    with Connection(arena.settings().broker.url) as connection, connection.channel() as channel:
+    with confirming(arena.settings().broker.url) as connection, connection.channel() as channel:
         yield lambda attack: channel.basic_publish(_message(attack), routing_key=queue)
 
 

@@ -63,6 +63,14 @@ def own_virtual_host(url: str) -> Iterator[str]:
         _done(control, "delete_vhost", name)
 
 
+def confirming(url: str) -> Connection:
+    """A connection on which each publish waits for its confirm.
+
+    Without, RabbitMQ 3.10 loses some of what was sent just before a channel is closed: the last message of 9 channels in 3,000.
+    """
+    return Connection(url, transport_options={"confirm_publish": True})
+
+
 def evaluated(expression: str) -> str:
     """What the RabbitMQ on this machine answers to a piece of Erlang; empty where its rabbitmqctl may not be used."""
     control = shutil.which("rabbitmqctl")
