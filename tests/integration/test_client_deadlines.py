@@ -5,7 +5,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
 import pytest
@@ -19,8 +20,7 @@ from tests.support.rabbitmq import own_queues
 from tests.support.traces import fresh_samples, new_id
 
 TIMEOUT_S: Final = 1.0
-LATE_BY_S: Final = 3.0
-"""A machine may stand still for a second. Without a deadline of the call, a silent server would take 16 seconds and more."""
+LATE_BY_S: Final = 0.5
 SAFE: Final = r"^submit: no answer within 1 s; submit it again, which is always safe$"
 
 
@@ -65,12 +65,28 @@ def silent_store(settings: Settings) -> Iterator[Scene]:
         yield scene_of(opened, {"redis.url": settings.redis.url, "broker.url": settings.broker.url}, "redis.url")
 
 
+@contextmanager
+def ending_within(timeout_s: float) -> Iterator[None]:
+    """Assert that the context ends hardly later than a mere wait of that time, begun with it.
+
+    A process that stands still for a second, as a machine with other work may have it do, is late with either.
+    """
+
+    def wait() -> float:
+        time.sleep(timeout_s)
+        return time.monotonic()
+
+    with ThreadPoolExecutor(1) as beside:
+        waited = beside.submit(wait)
+        yield
+        ended = time.monotonic()
+        assert ended < waited.result() + LATE_BY_S
+
+
 def in_time(call: Callable[[], object], timeout_s: float, message: str) -> None:
     """Assert that a call ends as unavailable when its time is up."""
-    started = time.monotonic()
-    with pytest.raises(ServiceUnavailable, match=message):
+    with ending_within(timeout_s), pytest.raises(ServiceUnavailable, match=message):
         call()
-    assert time.monotonic() - started < timeout_s + LATE_BY_S
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["on an open connection", "from the start"])
@@ -111,9 +127,8 @@ def test_looking_up_and_waiting_end_in_time_too(silent_store: Scene) -> None:
 def test_a_client_of_a_silent_server_is_closed_in_time(silent_store: Scene) -> None:
     silent_store.network.hold()
     in_time(silent_store.submit, TIMEOUT_S, SAFE)
-    started = time.monotonic()
-    silent_store.client.close()
-    assert time.monotonic() - started < TIMEOUT_S + LATE_BY_S
+    with ending_within(TIMEOUT_S):
+        silent_store.client.close()
 
 
 def test_a_client_that_waits_does_not_keep_its_process_alive(silent_store: Scene, settings: Settings) -> None:

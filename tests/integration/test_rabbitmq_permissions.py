@@ -169,9 +169,5 @@ def _refuses(url: str, queue: str) -> None:
 
 
 def _refused(url: str, act: Callable[[Any], object]) -> None:
-    with (
-        confirming(url) as connection,
-        connection.channel() as channel,
-        pytest.raises(AccessRefused),
-    ):
+    with confirming(url) as connection, connection.channel() as channel, pytest.raises(AccessRefused):
         act(channel)

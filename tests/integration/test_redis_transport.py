@@ -22,11 +22,15 @@ QUEUE = "traces"
 VISIBILITY_S = 3
 
 
-@pytest.fixture
-def app(settings: Settings) -> Celery:
+def impatient(settings: Settings) -> Celery:
     """An app with messages that come back after three seconds."""
     urls = {"broker.url": settings.broker.url, "redis.url": settings.redis.url}
     return make_celery(load_settings({**urls, "broker.visibility_timeout_s": VISIBILITY_S}))
+
+
+@pytest.fixture
+def app(settings: Settings) -> Celery:
+    return impatient(settings)
 
 
 @pytest.fixture
@@ -300,23 +304,23 @@ def consuming(channel: Channel, prefetch: int) -> Iterator[tuple[Connection, lis
         yield connection, came
 
 
-def test_what_waits_is_taken_together_as_far_as_the_consumer_may_hold_more(
-    connection: Connection, channel: Channel, redis_client: redis.Redis
-) -> None:
-    for number in range(10):
-        publish(connection, number)
-    with consuming(channel, prefetch=7) as (draining, came):
-        calls = int(redis_client.info("commandstats").get("cmdstat_eval", {}).get("calls", 0))
-        draining.drain_events(timeout=5)
-        assert [message.payload for message in came] == list(range(7))
-        assert redis_client.llen(QUEUE) == 3
-        after = redis_client.info("commandstats")["cmdstat_eval"]["calls"]
-        # Not once for each. Redis counts what others call, too.
-        assert int(after) - calls < 7
-        channel.qos.ack_all([message.delivery_tag for message in came])
-        assert redis_client.hlen("traces.in_hand") == 0
-        draining.drain_events(timeout=5)
-        assert [message.payload for message in came[7:]] == [7, 8, 9]
+def test_what_waits_is_taken_together_as_far_as_the_consumer_may_hold_more(alone: tuple[Settings, redis.Redis]) -> None:
+    settings, server = alone
+    with impatient(settings) as app, app.connection_for_read() as connection:
+        channel = connection.default_channel
+        for number in range(10):
+            publish(connection, number)
+        with consuming(channel, prefetch=7) as (draining, came):
+            calls = int(server.info("commandstats").get("cmdstat_eval", {}).get("calls", 0))
+            draining.drain_events(timeout=5)
+            assert [message.payload for message in came] == list(range(7))
+            assert server.llen(QUEUE) == 3
+            after = server.info("commandstats")["cmdstat_eval"]["calls"]
+            assert int(after) - calls <= 2
+            channel.qos.ack_all([message.delivery_tag for message in came])
+            assert server.hlen("traces.in_hand") == 0
+            draining.drain_events(timeout=5)
+            assert [message.payload for message in came[7:]] == [7, 8, 9]
 
 
 def test_copies_of_the_same_bytes_count_each_against_what_a_consumer_may_hold(

@@ -66,7 +66,7 @@ def own_virtual_host(url: str) -> Iterator[str]:
 def confirming(url: str) -> Connection:
     """A connection on which each publish waits for its confirm.
 
-    Without, RabbitMQ 3.10 loses some of what was sent just before a channel is closed: the last message of 9 channels in 3,000.
+    Without, RabbitMQ loses some of what was sent just before a channel is closed; ``tests.benchmarks.unconfirmed`` counts it.
     """
     return Connection(url, transport_options={"confirm_publish": True})
 

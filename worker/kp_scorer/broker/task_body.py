@@ -16,6 +16,8 @@ PACKED_BY: Final = "x-packed-by"
 """The header that says how a body is compressed, once a message is here."""
 
 PACKED_BY_PRODUCER: Final = "compression"
+"""The header by which its producer says so."""
+
 _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
 """What Celery calls the compression of zlib."""
 

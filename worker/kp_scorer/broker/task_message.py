@@ -10,14 +10,7 @@ from typing import Any, Final
 
 from kombu.message import Message
 
-from kp_scorer.broker.task_body import (
-    PACKED_BY,
-    PACKED_BY_PRODUCER,
-    argument_in,
-    bounded_body,
-    largest_body_bytes,
-    raw_body,
-)
+from kp_scorer.broker.task_body import PACKED_BY, PACKED_BY_PRODUCER, argument_in, bounded_body, largest_body_bytes, raw_body
 from kp_scorer.decoding import Limits, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.store.keys import KEPT_S
