@@ -353,6 +353,18 @@ def test_no_more_is_taken_at_once_than_memory_should_hold(
         assert redis_client.llen(QUEUE) == 2
 
 
+def test_a_channel_that_closes_with_messages_in_hand_leaves_no_connection_behind(alone: tuple[Settings, redis.Redis]) -> None:
+    settings, server = alone
+    before = [client["id"] for client in server.client_list()]
+    with impatient(settings) as app, app.connection_for_read() as connection:
+        publish(connection, {"a": 1})
+        channel = connection.default_channel
+        assert take(channel)
+        channel.close()
+        assert server.llen(QUEUE) == 1
+        wait_until(lambda: [client["id"] for client in server.client_list()] == before, 5)
+
+
 def test_what_is_on_its_way_as_consuming_ends_goes_back_untried_and_in_order(
     connection: Connection, channel: Channel, other: Channel, redis_client: redis.Redis
 ) -> None:

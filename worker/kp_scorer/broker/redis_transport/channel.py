@@ -73,6 +73,19 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         # Kombu makes one for each command, which takes longer than the command.
         return self._create_client()
 
+    def close(self) -> None:
+        """Give back what is in hand, and leave no connection behind."""
+        try:
+            super().close()
+        finally:
+            # Kombu closes connections before it gives back, which opens one anew.
+            self._disconnect_pools()
+
+    def _disconnect_pools(self) -> None:
+        super()._disconnect_pools()
+        # Else it would connect anew through a pool that nobody closes any more.
+        self.__dict__.pop("_shared_client", None)
+
     def _get_pool(self, asynchronous: bool = False) -> Any:
         pool = super()._get_pool(asynchronous)
         leave_replicas(pool)
