@@ -27,8 +27,8 @@ fix: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Three files at a time: many tests wait for servers and workers. More would measure how busy the machine is.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Four files at a time: tests wait for servers and workers more than they compute. More would measure how busy the machine is.
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 quick: check
 	$(PYTEST) -m "not slow"

@@ -2,23 +2,32 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from kombu import Connection
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.local.embedded import embedded_redis
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
-from kp_scorer.store.keys import Keys
-from kp_scorer.store.local_redis import embedded_redis
 
 from tests.support.arena import Arena, BrokerName
+from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.processes import Worker, start_worker
 from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtual_host, rabbitmq_in_use
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of the most slow tests: each goes to one process, and must not be what all others wait for."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +122,6 @@ def store(settings: Settings) -> Iterator[Store]:
 
 @pytest.fixture
 def keys(settings: Settings) -> Keys:
-    """Names of the keys that the settings lead to."""
     return Keys(settings.redis.prefix)
 
 
@@ -129,6 +137,15 @@ def broker(request: pytest.FixtureRequest) -> BrokerName:
     """The broker of the case; one that has to do with one broker only is parametrised with that."""
     name: BrokerName = request.param
     return name
+
+
+@pytest.fixture
+def on_broker(broker: BrokerName, request: pytest.FixtureRequest) -> SettingsWith:
+    """Makes settings on the broker of the case: ``on_broker(worker__concurrency=4)``."""
+    if broker == "redis":
+        return partial(with_changed, request.getfixturevalue("settings"))
+    server: RabbitMQ = request.getfixturevalue("rabbitmq")
+    return server.settings
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import redis
 from kp_scorer.client import Client
+from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
 
 from tests.support.processes import Worker, start_worker
 
@@ -21,7 +21,6 @@ def shared_settings(redis_url: str) -> Settings:
 
 @pytest.fixture(scope="session")
 def shared_worker(shared_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """The worker, ready for work."""
     log: Path = tmp_path_factory.mktemp("shared") / "worker.log"
     with start_worker(shared_settings, log) as worker:
         yield worker
@@ -29,7 +28,6 @@ def shared_worker(shared_settings: Settings, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def client(shared_worker: Worker, shared_settings: Settings) -> Iterator[Client]:
-    """A client of the running worker."""
     assert shared_worker.process.poll() is None, shared_worker.text()
     with Client(shared_settings) as opened:
         yield opened
@@ -44,6 +42,5 @@ def shared_store(shared_settings: Settings) -> Iterator[Store]:
 
 @pytest.fixture
 def shared_redis(shared_settings: Settings) -> Iterator[redis.Redis]:
-    """A connection to that Redis."""
     with redis.Redis.from_url(shared_settings.redis.url) as opened:
         yield opened

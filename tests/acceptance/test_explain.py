@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Nearest
+from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
 from kp_scorer.settings import Settings
-from kp_scorer.store import Identity, Store, Submission, Tally, Verdict
 from rich.cells import cell_len
 
 from tests.support.builders import Payload, decided, make_trace, minimal_payload
-from tests.support.commands import run
+from tests.support.commands import COMMAND, run
 
-DECIDED, LIKE_IT, PENDING, DEAD, LETTER = (f"kp:trace:{name}" for name in ("4f1c20a9-1", "4f1c20aa", "waits", "died", "letter"))
+DECIDED, LIKE_IT, PENDING, DEAD, DEAD_WITHOUT_RECORD = (
+    f"kp:trace:{name}" for name in ("4f1c20a9-1", "4f1c20aa", "waits", "died", "norecord")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,21 +35,21 @@ def _logs_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _every_state(store: Store) -> None:
-    """Two decided traces of like ids, one that is nearest to the first and pending, two dead ones, of one but the letter."""
+    """Two decided traces of similar ids, a pending one nearest to the first, and two dead ones, one without a record."""
     waiting = minimal_payload(trace_id=PENDING, objective="pay the invoices")
     submission = json.dumps(waiting).encode()
-    store.ledger.open([Submission(PENDING, make_trace(trace_id=PENDING, objective="pay the invoices").digest(), submission)])
+    store.ledger.submit([Submission(PENDING, make_trace(trace_id=PENDING, objective="pay the invoices").digest(), submission)])
     first = decided(make_trace(trace_id=DECIDED))
     nearest = Nearest(trace_id=PENDING, similarity=0.5)
     novelty = first.novelty.model_copy(update={"source": "embedding", "nearest": nearest, "entry": "1-1"})
     for decision in (first.model_copy(update={"novelty": novelty}), decided(make_trace(trace_id=LIKE_IT))):
-        store.ledger.begin([Identity(decision.trace_id, b"d" * 16)])
+        store.ledger.acquire([Identity(decision.trace_id, b"d" * 16)])
         store.ledger.commit(
             [Verdict(decision.trace_id, b"d" * 16, decision.model_dump_json().encode(), "", Tally("code", is_known=True))]
         )
-    for trace_id in (DEAD, LETTER):
-        store.dead_letters.bury(trace_id.encode(), "invalid", "steps: expected more", trace_id)
-    store.ledger.erase(LETTER)
+    for trace_id in (DEAD, DEAD_WITHOUT_RECORD):
+        store.dead_letters.dead_letter(trace_id.encode(), "invalid", "steps: expected more", trace_id)
+    store.ledger.erase(DEAD_WITHOUT_RECORD)
 
 
 def invoke(settings: Settings, *arguments: str) -> Result:
@@ -53,24 +57,23 @@ def invoke(settings: Settings, *arguments: str) -> Result:
 
 
 def row(result: Result) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
 
 
-def test_a_decision_is_explained_by_the_beginning_of_its_id(settings: Settings) -> None:
-    done = run("explain", "4f1c20a9", "--json", KP_BROKER_URL=settings.broker.url)
+def erased(trace_id: str, records: int = 0, dead_letters: int = 0) -> dict[str, Any]:
+    """What `forget` prints of a trace that no log holds."""
+    return {"trace_id": trace_id, "vectors": 0, "records": records, "dead_letters": dead_letters}
+
+
+def test_decision_is_explained_by_the_beginning_of_its_id(settings: Settings) -> None:
+    done = run("explain", "4f1c20a9", KP_BROKER_URL=settings.broker.url)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"{DECIDED}: rejected with 0.4925\nThat is 0.2575 short of the 0.7500 that it needs, ")
     assert "  novelty             not even 1 is enough\n" in done.stderr
-    assert f"The nearest earlier trace: {PENDING}, similarity 0.5000\n  asked  pay the invoices\n" in done.stderr
+    assert f"The nearest earlier trace: {PENDING}, similarity 0.5000\n  Its content is not available here" in done.stderr
     assert max(map(cell_len, done.stderr.splitlines())) <= 80
-    printed = json.loads(done.stdout)
-    assert (printed["trace_id"], printed["state"], printed["nearest_said"]["asked"]) == (DECIDED, "decided", "pay the invoices")
-    assert [term["dimension"] for term in printed["terms"] if term["least"] is not None] == []
-
-
-def test_without_json_nothing_goes_to_programs(settings: Settings) -> None:
-    assert invoke(settings, "explain", LIKE_IT).stdout == ""
+    assert done.stdout == ""
 
 
 def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> None:
@@ -84,90 +87,117 @@ def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> No
     assert "asked  as the file has it" in done.stderr
 
 
-def test_a_pending_trace_is_explained_by_since_when_it_waits(settings: Settings) -> None:
-    done = invoke(settings, "explain", "waits", "--json")
+def test_pending_trace_is_explained(settings: Settings) -> None:
+    done = invoke(settings, "explain", "waits")
     assert done.exit_code == 1
     assert f"{PENDING}: pending since 20" in done.stderr
-    assert (row(done)["state"], row(done)["resends"]) == ("pending", 0)
 
 
-@pytest.mark.parametrize("trace_id", [DEAD, LETTER])
-def test_a_dead_trace_is_explained_by_what_it_died_of_also_by_its_letter_alone(
-    settings: Settings, store: Store, trace_id: str
-) -> None:
-    (letter_id,) = [letter.letter_id for letter in store.dead_letters.read() if letter.trace_id == trace_id]
-    done = invoke(settings, "explain", trace_id.removeprefix("kp:trace:")[:3], "--json")
+@pytest.mark.parametrize("trace_id", [DEAD, DEAD_WITHOUT_RECORD])
+def test_a_dead_trace_is_explained_also_without_its_record(settings: Settings, store: Store, trace_id: str) -> None:
+    (letter_id,) = [dead_letter.letter_id for dead_letter in store.dead_letters.read() if dead_letter.trace_id == trace_id]
+    done = invoke(settings, "explain", trace_id.removeprefix("kp:trace:")[:3])
     assert done.exit_code == 1
     assert f"{trace_id}: dead, invalid: steps: expected more\n" in done.stderr
     assert f"kp-scorer dead-letter replay {letter_id}\n" in done.stderr
-    assert row(done) == {
-        "trace_id": trace_id,
-        "state": "dead",
-        "reason": "invalid",
-        "detail": "steps: expected more",
-        "letter_ids": [letter_id],
-    }
 
 
-def test_an_unknown_trace_is_said_to_be_so(settings: Settings) -> None:
-    done = invoke(settings, "explain", "nope", "--json")
-    assert (done.exit_code, row(done)) == (1, {"trace_id": "nope", "state": "unknown"})
+def test_unknown_trace_is_reported(settings: Settings) -> None:
+    done = invoke(settings, "explain", "nope")
+    assert done.exit_code == 1
     assert "nope: unknown: " in done.stderr
 
 
-@pytest.mark.parametrize("command", ["status", "explain", "forget"])
-def test_what_may_be_several_is_refused_with_their_names(settings: Settings, store: Store, command: str) -> None:
-    done = invoke(settings, command, "4f1c")
+@pytest.mark.parametrize("command", ["status", "explain", "forget --prefix --yes"])
+def test_an_ambiguous_beginning_is_refused_with_its_matches(settings: Settings, store: Store, command: str) -> None:
+    done = invoke(settings, *command.split(), "4f1c")
     assert (done.exit_code, done.stdout) == (2, "")
     assert DECIDED in done.stderr
     assert LIKE_IT in done.stderr
     assert None not in store.ledger.look_up([DECIDED, LIKE_IT])
 
 
-def test_status_takes_beginnings_and_tells_whole_ids(settings: Settings) -> None:
-    done = invoke(settings, "status", "4f1c20a9", "kp:trace:wai", "nope")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(each["trace_id"], each["state"]) for each in found] == [
+def test_status_accepts_beginnings_and_prints_full_ids(settings: Settings) -> None:
+    done = invoke(settings, "status", "4f1c20a9", "wai", "kp:trace:wai", "nope")
+    statuses = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["trace_id"], each["state"]) for each in statuses] == [
         (DECIDED, "decided"),
         (PENDING, "pending"),
+        ("kp:trace:wai", "unknown"),
         ("nope", "unknown"),
     ]
 
 
-def test_forget_erases_the_one_that_is_meant_and_says_which(settings: Settings, store: Store) -> None:
+@pytest.mark.parametrize("beginning", ["4f1c20a9", "kp:trace:4f1c20a9", "kp:trace:4f1c20a9-", "norec", "kp:trace:norec"])
+def test_forget_erases_no_trace_whose_id_only_begins_so(settings: Settings, store: Store, beginning: str) -> None:
+    done = invoke(settings, "forget", beginning)
+    assert done.exit_code == 1
+    assert row(done) == erased(f"kp:trace:{beginning.removeprefix('kp:trace:')}")
+    assert None not in store.ledger.look_up([DECIDED, LIKE_IT, PENDING, DEAD])
+    assert len(list(store.dead_letters.read())) == 2
+
+
+def test_forget_by_a_beginning_needs_a_terminal_or_yes(settings: Settings, store: Store) -> None:
+    refused = invoke(settings, "forget", "--prefix", "4f1c20a9")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--yes" in refused.stderr
+    assert None not in store.ledger.look_up([DECIDED, LIKE_IT, PENDING, DEAD])
+
+
+@pytest.mark.parametrize(("answer", "is_left"), [("n\n", True), ("\n", True), ("y\n", False)])
+def test_forget_by_a_beginning_asks_on_a_terminal(settings: Settings, store: Store, answer: str, is_left: bool) -> None:
+    controller, terminal = os.openpty()
+    os.write(controller, answer.encode())
+    done = subprocess.run(
+        [*COMMAND, "forget", "--prefix", "4f1c20a9", "--broker-url", settings.broker.url],
+        stdin=terminal,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(terminal)
+    os.close(controller)
+    assert f"Erase all that is kept of {DECIDED}?" in done.stderr
+    assert done.returncode == int(is_left)
+    assert [record is not None for record in store.ledger.look_up([DECIDED, LIKE_IT])] == [is_left, True]
+
+
+def test_forget_erases_the_trace_of_the_exact_id_and_names_it(settings: Settings, store: Store) -> None:
     done = invoke(settings, "forget", "4f1c20aa")
-    assert row(done) == {"trace_id": LIKE_IT, "vectors": 0, "records": 1, "dead_letters": 0}
+    assert row(done) == erased(LIKE_IT, records=1)
     assert done.stderr == f"erased {LIKE_IT}\n"
-    assert row(invoke(settings, "forget", "lett")) == {"trace_id": LETTER, "vectors": 0, "records": 0, "dead_letters": 1}
+    assert row(invoke(settings, "forget", "--prefix", "--yes", "norec")) == erased(DEAD_WITHOUT_RECORD, dead_letters=1)
     left = store.ledger.look_up([DECIDED, LIKE_IT, PENDING])
     assert [record and record.state for record in left] == ["decided", None, "pending"]
 
 
 @pytest.mark.parametrize("nothing", ["", "kp:trace:"])
-def test_forget_takes_nothing_for_no_id(settings: Settings, store: Store, nothing: str) -> None:
+def test_forget_refuses_an_empty_id(settings: Settings, store: Store, nothing: str) -> None:
     before = store.ledger.counts()
-    for letter in list(store.dead_letters.read()):
-        store.dead_letters.drop(letter)
-    store.dead_letters.bury(b"no trace", "malformed", "body: expected JSON")
+    for dead_letter in list(store.dead_letters.read()):
+        store.dead_letters.drop(dead_letter)
+    store.dead_letters.dead_letter(b"no trace", "malformed", "body: expected JSON")
     assert invoke(settings, "forget", nothing).exit_code == 2
     assert (len(list(store.dead_letters.read())), store.ledger.counts().pending) == (1, before.pending)
 
 
-def test_dead_letters_are_chosen_by_beginnings_that_only_they_have(settings: Settings, store: Store) -> None:
+def test_dead_letters_are_selected_by_unique_beginnings(settings: Settings, store: Store) -> None:
     for number in range(40):
-        store.dead_letters.bury(b"%d" % number, "malformed", "body: expected JSON")
-    ids = [letter.letter_id for letter in store.dead_letters.read()]
-    several = next(each[:1] for each in ids if sum(other.startswith(each[:1]) for other in ids) > 1)
+        store.dead_letters.dead_letter(b"%d" % number, "malformed", "body: expected JSON")
+    ids = [dead_letter.letter_id for dead_letter in store.dead_letters.read()]
+    several = next(each[:1] for each in ids if sum(candidate.startswith(each[:1]) for candidate in ids) > 1)
     refused = invoke(settings, "dead-letter", "drop", several, "--yes")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert len(list(store.dead_letters.read())) == len(ids)
-    shown = invoke(settings, "dead-letter", "list", "--trace-id", "died")
-    assert row(shown)["trace_id"] == DEAD
-    dropped = invoke(settings, "dead-letter", "drop", row(shown)["letter_id"][:12], "--yes")
+    listed = invoke(settings, "dead-letter", "list", "--trace-id", DEAD)
+    assert row(listed)["trace_id"] == DEAD
+    assert invoke(settings, "dead-letter", "drop", "--trace-id", "kp:trace:die", "--yes").stdout == ""
+    dropped = invoke(settings, "dead-letter", "drop", row(listed)["letter_id"][:12], "--yes")
     assert row(dropped)["state"] == "dropped"
 
 
-def test_a_file_of_traces_or_of_decisions_is_explained(tmp_path: Path) -> None:
+def test_traces_or_decisions_of_a_file_are_explained(tmp_path: Path) -> None:
     payloads: list[Payload] = [minimal_payload(trace_id=f"kp:trace:{number}") for number in "abcdefg"]
     traces, decisions = tmp_path / "traces.jsonl", tmp_path / "decisions.jsonl"
     traces.write_text("".join(json.dumps(payload) + "\n" for payload in payloads))

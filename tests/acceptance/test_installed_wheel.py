@@ -48,7 +48,7 @@ def main() -> None:
 main()
 """
 
-TELL: Final = """
+DESCRIBE_INSTALLATION: Final = """
 import json
 from importlib import metadata, resources
 import kp_scorer
@@ -57,7 +57,7 @@ print(json.dumps({
     "package": kp_scorer.__file__,
     "version": metadata.version("kp-scorer"),
     "samples": str(resources.files("kp_scorer.samples").joinpath("traces.jsonl")),
-    "face": [getattr(kp_scorer, name).__name__ for name in kp_scorer.__all__],
+    "face": [name for name in kp_scorer.__all__ if getattr(kp_scorer, name)],
 }))
 """
 
@@ -112,27 +112,24 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def test_wheel_holds_the_package_with_all_its_files_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        held = {name: archive.read(name) for name in archive.namelist()}
-    assert {name.partition("/")[0].partition("-")[0] for name in held} == {"kp_scorer"}
-    assert held["kp_scorer/reference/kp-scorer.toml"] == (REPOSITORY / "config" / "kp-scorer.toml").read_bytes()
-    assert held["kp_scorer/reference/redis.conf"] == (REPOSITORY / "deploy" / "redis.conf").read_bytes()
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    assert {name.partition("/")[0].partition("-")[0] for name in contents} == {"kp_scorer"}
+    assert contents["kp_scorer/reference/kp-scorer.toml"] == (REPOSITORY / "config" / "kp-scorer.toml").read_bytes()
+    assert contents["kp_scorer/reference/redis.conf"] == (REPOSITORY / "deploy" / "redis.conf").read_bytes()
     ours = [path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {path.name for path in ours} >= {"py.typed", "common.lua", "traces.jsonl"}
     files = {path.relative_to(SOURCE.parent).as_posix(): path.read_bytes() for path in ours}
-    assert {name: content for name, content in held.items() if not name.startswith("kp_scorer-")} == files
+    assert {name: content for name, content in contents.items() if not name.startswith("kp_scorer-")} == files
 
 
-def test_public_face_is_that_of_the_wheel(binaries: Path, folder: Path) -> None:
-    told = json.loads(run(binaries / "python", "-P", "-c", TELL, cwd=folder))
-    assert Path(told["package"]).is_relative_to(binaries.parent)
-    assert Path(told["samples"]).is_relative_to(binaries.parent)
-    assert told["version"]
-    assert "score_traces" in told["face"]
-
-
-def test_samples_are_scored(binaries: Path, folder: Path) -> None:
-    samples = json.loads(run(binaries / "python", "-P", "-c", TELL, cwd=folder))["samples"]
-    printed = run(binaries / "kp-scorer", "score", samples, "--embedder", "none", cwd=folder)
+def test_public_face_and_samples_are_those_of_the_wheel(binaries: Path, folder: Path) -> None:
+    installation = json.loads(run(binaries / "python", "-P", "-c", DESCRIBE_INSTALLATION, cwd=folder))
+    assert Path(installation["package"]).is_relative_to(binaries.parent)
+    assert Path(installation["samples"]).is_relative_to(binaries.parent)
+    assert installation["version"]
+    assert "score_traces" in installation["face"]
+    samples = installation["samples"]
+    printed = run(binaries / "kp-scorer", "score", samples, "--set", "embedding.embedder=none", cwd=folder)
     decisions = [Decision.model_validate_json(line) for line in printed.splitlines()]
     assert len(decisions) == len(Path(samples).read_text("utf-8").splitlines())
 
@@ -143,7 +140,7 @@ def test_program_of_a_user_type_checks(binaries: Path, script: Path) -> None:
     assert "Success" in run(sys.executable, "-m", "mypy", *checked, cwd=script.parent)
 
 
-def test_up_decides_what_a_program_submits_until_ctrl_c(binaries: Path, folder: Path, script: Path, tmp_path: Path) -> None:
+def test_up_decides_submissions_of_a_program_until_ctrl_c(binaries: Path, folder: Path, script: Path, tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     command: list[str | Path] = [binaries / "kp-scorer", "up", "--workers", "1", "--set", "embedding.embedder=none"]
     json_lines = os.environ | {"KP_LOG_FORMAT": "json"}

@@ -1,6 +1,7 @@
 """Four workers score as one: the same novelty as a single scorer would give in the log's order."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import redis
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
+from kp_scorer.ledger import Store
 from kp_scorer.offline import offline_decider
-from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
+from kp_scorer.settings import Settings
 
+from tests.support.changed_settings import with_changed
 from tests.support.fleet import start_fleet
 from tests.support.outcomes import audited, only_log, published
 from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, wait_until
@@ -23,16 +25,28 @@ WORKERS = 4
 
 @pytest.fixture
 def small(settings: Settings) -> Settings:
-    """Four workers on a small machine: a thread each, little in hand, so that all of them get work."""
-    return load_settings(
-        {
-            "broker.url": settings.broker.url,
-            "redis.url": settings.redis.url,
-            "worker.concurrency": "8",
-            "worker.batch_size": "4",
-            "embedding.threads": "1",
-        }
-    )
+    """Four workers on a small machine: a thread each, few messages in flight, so that all of them get work."""
+    return with_changed(settings, worker__concurrency=8, worker__batch_size=4, embedding__threads=1)
+
+
+@pytest.fixture
+def apart(small: Settings) -> Settings:
+    """The same, with the log and the ledger in an empty database of their own, apart from the queues."""
+    settings = with_changed(small, redis__url=small.redis.url.removesuffix("/0") + "/2")
+    with redis.Redis.from_url(settings.redis.url) as redis_client:
+        redis_client.flushdb()
+    return settings
+
+
+def decide_all(client: Client, traces: Sequence[dict[str, Any]], timeout_s: float = 60) -> dict[str, Decision]:
+    """Submit traces one by one; their decisions by trace id. Each must get one."""
+    for trace in traces:
+        client.submit(trace)
+    ids = [str(trace["id"]) for trace in traces]
+    statuses = client.as_completed(ids, timeout_s=timeout_s)
+    decisions = {status.trace_id: status.decision for status in statuses if status.decision}
+    assert decisions.keys() == set(ids)
+    return decisions
 
 
 @pytest.mark.slow
@@ -40,14 +54,10 @@ def small(settings: Settings) -> Settings:
 def test_real_traces_in_any_order_get_the_scores_of_one_offline_scorer(
     small: Settings, store: Store, tmp_path: Path, real_traces: list[dict[str, Any]]
 ) -> None:
-    payloads = {str(trace["id"]): trace for trace in random.Random(1).sample(real_traces, 120)}
+    payloads = {str(trace["id"]): trace for trace in random.Random(1).sample(real_traces, 60)}
     with start_fleet(small, tmp_path, WORKERS, KP_SCORER_WORKER) as fleet, Client(small) as client:
-        for payload in payloads.values():
-            client.submit(payload)
-        statuses = list(client.as_settled(payloads, timeout_s=400))
+        decisions = decide_all(client, list(payloads.values()), timeout_s=400)
         shares = [len(worker.events("trace_decided")) for worker in fleet]
-    decisions = {status.trace_id: status.decision for status in statuses if status.decision}
-    assert decisions.keys() == payloads.keys()
     assert min(shares) > 0, f"some worker did nothing: {shares}"
 
     report = audited(small, store)
@@ -60,24 +70,15 @@ def test_real_traces_in_any_order_get_the_scores_of_one_offline_scorer(
         batch = [decode_trace(payloads[trace_id], small.limits) for trace_id in order[start : start + 8]]
         for again in offline.decide(batch):
             assert isinstance(again, Decision)
-            decided = decisions[again.trace_id]
-            assert decided
-            assert again.score == pytest.approx(decided.score, abs=0.001)
+            assert again.score == pytest.approx(decisions[again.trace_id].score, abs=0.001)
 
 
 def test_of_two_identical_traces_at_the_same_moment_exactly_one_is_new(small: Settings, store: Store, tmp_path: Path) -> None:
     pairs = [(trace, trace | {"id": new_id()}) for trace in short_traces(200, seed=7)]
     with start_fleet(small, tmp_path, WORKERS, FAST_WORKER), Client(small) as client:
-        for first, second in pairs:
-            client.submit(first)
-            client.submit(second)
-        ids = [trace["id"] for pair in pairs for trace in pair]
-        decisions = {status.trace_id: status.decision for status in client.as_settled(ids, timeout_s=60)}
-    for first, second in pairs:
-        one, other = decisions[first["id"]], decisions[second["id"]]
-        assert one
-        assert other
-        original, copy = sorted((one, other), key=lambda decision: _place(decision))
+        decisions = decide_all(client, [trace for pair in pairs for trace in pair])
+    for pair in pairs:
+        original, copy = sorted((decisions[trace["id"]] for trace in pair), key=_place)
         assert copy.dimensions.novelty == 0.0
         assert copy.novelty.duplicate_of == original.trace_id
         assert original.dimensions.novelty > 0.01
@@ -90,9 +91,7 @@ def test_the_audit_finds_a_decision_that_the_log_does_not_explain(
 ) -> None:
     traces = short_traces(20, seed=8)
     with start_fleet(small, tmp_path, 1, FAST_WORKER), Client(small) as client:
-        for trace in traces:
-            client.submit(trace)
-        assert len(list(client.as_settled([trace["id"] for trace in traces], timeout_s=60))) == 20
+        decide_all(client, traces)
     key = f"kp:trace:{traces[10]['id']}"
     stored: Any = redis_client.hget(key, "decision")
     decision = Decision.model_validate_json(stored)
@@ -103,71 +102,49 @@ def test_the_audit_finds_a_decision_that_the_log_does_not_explain(
     assert report.agreeing == 19
 
 
-def test_an_erased_trace_is_forgotten_by_every_worker_within_a_second(
+def test_no_worker_compares_with_an_erased_trace_after_a_second(
     small: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     (trace,) = short_traces(1, seed=9)
     others = short_traces(30, seed=10)
     with start_fleet(small, tmp_path, WORKERS, FAST_WORKER), Client(small) as client:
-        for each in (trace, *others):
-            client.submit(each)
-        ids = [each["id"] for each in (trace, *others)]
-        assert len(list(client.as_settled(ids, timeout_s=60))) == 31
+        decide_all(client, [trace, *others])
         assert only_log(store).erase(trace["id"]) == 1
         redis_client.delete(f"kp:trace:{trace['id']}")
         copies = [trace | {"id": new_id(), "source_skill": str(index)} for index in range(40)]
-        for copy in copies:
-            client.submit(copy)
-        ids = [copy["id"] for copy in copies]
-        decisions = [status.decision for status in client.as_settled(ids, timeout_s=60) if status.decision]
-    assert len(decisions) == 40
+        decisions = list(decide_all(client, copies).values())
     assert all(each.novelty.nearest and each.novelty.nearest.trace_id != trace["id"] for each in decisions)
     first = min(decisions, key=_place)
     assert first.dimensions.novelty > 0.01, "the erased trace was the only one like it"
     assert audited(small, store).differences == []
 
 
-def test_workers_survive_that_the_store_is_emptied_and_compare_with_nothing_that_is_gone(
-    small: Settings, tmp_path: Path
-) -> None:
-    # The queues stay; only the log and the ledger go.
-    store_url = small.redis.url.removesuffix("/0") + "/2"
-    apart = small.model_copy(update={"redis": small.redis.model_copy(update={"url": store_url})})
+def test_workers_survive_an_emptied_store_and_compare_with_no_erased_trace(apart: Settings, tmp_path: Path) -> None:
     before, after = short_traces(60, seed=11), short_traces(60, seed=12)
     with (
-        redis.Redis.from_url(store_url) as redis_client,
+        redis.Redis.from_url(apart.redis.url) as redis_client,
         Store.open(apart) as store,
         start_fleet(apart, tmp_path, WORKERS, FAST_WORKER) as fleet,
         Client(apart) as client,
     ):
+        decide_all(client, before)
         redis_client.flushdb()
-        for trace in before:
-            client.submit(trace)
-        assert len(list(client.as_settled([trace["id"] for trace in before], timeout_s=60))) == 60
-        redis_client.flushdb()
-        for trace in after:
-            client.submit(trace)
-        ids = [trace["id"] for trace in after]
-        decisions = [status.decision for status in client.as_settled(ids, timeout_s=60) if status.decision]
+        decisions = decide_all(client, after)
         assert all(worker.process.poll() is None for worker in fleet)
         report = audited(apart, store)
-    assert len(decisions) == 60
-    nearest = {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
-    assert nearest <= set(ids)
+    nearest = {decision.novelty.nearest.trace_id for decision in decisions.values() if decision.novelty.nearest}
+    assert nearest <= decisions.keys()
     assert (report.agreeing, report.differences) == (60, [])
 
 
-def test_traces_that_meet_a_store_that_refuses_them_wait_until_it_takes_them(small: Settings, tmp_path: Path) -> None:
-    store_url = small.redis.url.removesuffix("/0") + "/2"
-    apart = small.model_copy(update={"redis": small.redis.model_copy(update={"url": store_url})})
+def test_traces_wait_while_the_store_refuses_them(apart: Settings, tmp_path: Path) -> None:
     traces = short_traces(12, seed=13)
     ids = [trace["id"] for trace in traces]
     with (
-        redis.Redis.from_url(store_url) as redis_client,
+        redis.Redis.from_url(apart.redis.url) as redis_client,
         start_fleet(apart, tmp_path, 1, FAST_WORKER) as (worker,),
         Client(apart) as client,
     ):
-        redis_client.flushdb()
         # A key of the wrong type: the log can neither be read nor written.
         redis_client.set("kp:log:word-hash-1", "in the way", px=60_000)
         for trace in traces:
@@ -175,12 +152,12 @@ def test_traces_that_meet_a_store_that_refuses_them_wait_until_it_takes_them(sma
         wait_until(lambda: len(worker.events("trace_waits")) == apart.worker.concurrency)
         assert not any(status and status.state != "pending" for status in client.look_up(ids))
         redis_client.delete("kp:log:word-hash-1")
-        settled = list(client.as_settled(ids, timeout_s=60))
+        completed = list(client.as_completed(ids, timeout_s=60))
         assert worker.process.poll() is None
-    assert [status.state for status in settled] == ["decided"] * len(traces)
+    assert [status.state for status in completed] == ["decided"] * len(traces)
 
 
-def test_idle_workers_keep_up_with_the_log(small: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
+def test_idle_workers_read_the_log_on(small: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
     with start_fleet(small, tmp_path, 1, FAST_WORKER):
         reads: Any = redis_client.info("commandstats")
         before = reads["cmdstat_xrange"]["calls"]

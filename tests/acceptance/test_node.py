@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
+from kp_scorer.local.embedded import running_url
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store.local_redis import running_url
 
 from tests.support import node
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -42,7 +42,7 @@ def on_rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[Settings]:
         yield load_settings({"broker.url": url, "redis.url": settings.redis.url})
 
 
-def test_the_first_one_submits_to_a_fresh_service_and_reads_its_decision(folder: Path, tmp_path: Path) -> None:
+def test_the_first_example_submits_to_a_fresh_service_and_reads_its_decision(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kp_scorer.cli", "up", "--data-dir", str(tmp_path / "data")]
     variables = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as up:
@@ -71,19 +71,19 @@ def _submits_and_reads(folder: Path, settings: Settings, directory: Path, broker
         node.run(folder, f"submit-{broker}.mjs", stdin=_lines(plain), variables=variables)
         node.run(folder, "submit-celery.mjs", stdin=_lines(called), variables=variables)
         ids = [trace["id"] for trace in [*plain, *called]]
-        decided = {status.trace_id: status.decision for status in client.as_settled(ids, timeout_s=30)}
+        decided = {status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=30)}
         printed = node.run(folder, f"decisions-{broker}.mjs", "6", variables=variables)
-    taken = {decision.trace_id: decision for decision in map(Decision.model_validate_json, printed.splitlines())}
-    assert taken == decided
-    assert taken.keys() == set(ids)
+    received = {decision.trace_id: decision for decision in map(Decision.model_validate_json, printed.splitlines())}
+    assert received == decided
+    assert received.keys() == set(ids)
 
 
-def test_what_became_of_an_invalid_trace_is_in_its_record(folder: Path, settings: Settings, tmp_path: Path) -> None:
+def test_the_record_of_an_invalid_trace_has_its_error(folder: Path, settings: Settings, tmp_path: Path) -> None:
     (trace,) = fresh_samples(1)
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
         wrong = _lines([{**trace, "steps": []}])
         node.run(folder, "submit-redis.mjs", stdin=wrong, variables={"KP_BROKER_URL": settings.broker.url})
-        (status,) = client.as_settled([str(trace["id"])], timeout_s=30)
+        (status,) = client.as_completed([str(trace["id"])], timeout_s=30)
     assert (status.state, status.reason) == ("dead", "invalid")
 
 

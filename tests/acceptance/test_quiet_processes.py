@@ -27,7 +27,7 @@ class Watched:
     """A place for a user who has nothing yet, and what the processes that run there asked of the kernel."""
 
     def __init__(self, place: Path, cache: Path) -> None:
-        self._seen = place / "seen"
+        self._record = place / "seen"
         self._home = place / "home"
         self._own = [place / name for name in ("state", "tmp")] + [cache]
         for directory in (self._home, *self._own):
@@ -45,7 +45,7 @@ class Watched:
         """Run `kp-scorer` with these arguments, and a file of one trace if they ask for FILE."""
         self._traces.write_text(json.dumps(sample_traces()[0]))
         command = [str(self._traces) if argument == "FILE" else argument for argument in arguments]
-        strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={WATCHED}", "-o", str(self._seen)]
+        strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={WATCHED}", "-o", str(self._record)]
         return subprocess.Popen(
             [*strace, sys.executable, "-P", "-m", "kp_scorer.cli", *command],
             cwd=self._home,
@@ -58,12 +58,12 @@ class Watched:
 
     def foreign(self) -> list[str]:
         """What went elsewhere than to this machine, asked for a name, or wrote beside our directories."""
-        lines = self._seen.read_text("utf-8", "replace").splitlines()
+        lines = self._record.read_text("utf-8", "replace").splitlines()
         assert any("kp_scorer" in line for line in lines), "nothing was seen"
         return [line for line in lines if self._is_foreign(line)] + [str(path) for path in self._home.rglob("*")]
 
     def _is_foreign(self, line: str) -> bool:
-        addresses = ["".join(found) for found in ADDRESS.findall(line)]
+        addresses = ["".join(groups) for groups in ADDRESS.findall(line)]
         if ASKED_FOR_A_NAME.search(line) or any(address != "::1" and address[:4] != "127." for address in addresses):
             return True
         written = PATH.findall(line) if WRITES.search(line) else []
@@ -80,31 +80,23 @@ def _strace() -> None:
 
 
 @pytest.mark.slow
-def test_nor_when_the_model_is_converted_and_a_worker_started(tmp_path: Path) -> None:
+def test_converting_and_starting_a_worker_are_quiet(tmp_path: Path) -> None:
     watched = Watched(tmp_path, tmp_path / "cache")
     output, _ = (process := watched.start("demo", "FILE")).communicate(timeout=200)
     assert process.returncode == 0, output
     assert watched.foreign() == []
 
 
-def test_nor_when_traces_are_scored_offline(tmp_path: Path, model_cache: Path) -> None:
+@pytest.mark.parametrize("command", ["score FILE", "report FILE --set embedding.embedder=none --output tmp/report.html"])
+def test_commands_without_a_broker_are_quiet(command: str, tmp_path: Path, model_cache: Path) -> None:
     watched = Watched(tmp_path, model_cache.parent)
-    output, _ = (process := watched.start("score", "FILE")).communicate(timeout=100)
+    arguments = command.replace("tmp/", f"{tmp_path}/tmp/").split()
+    output, _ = (process := watched.start(*arguments)).communicate(timeout=100)
     assert process.returncode == 0, output
     assert watched.foreign() == []
 
 
-def test_nor_when_a_report_is_made(tmp_path: Path, model_cache: Path) -> None:
-    watched = Watched(tmp_path, model_cache.parent)
-    page = tmp_path / "tmp" / "report.html"
-    options = ("--set", "embedding.embedder=none", "--output", str(page))
-    output, _ = (process := watched.start("report", "FILE", *options)).communicate(timeout=100)
-    assert process.returncode == 0, output
-    assert page.is_file()
-    assert watched.foreign() == []
-
-
-def test_nor_as_a_service(tmp_path: Path, model_cache: Path) -> None:
+def test_a_service_is_quiet(tmp_path: Path, model_cache: Path) -> None:
     watched = Watched(tmp_path, model_cache.parent)
     with watched.start("up") as process:
         assert process.stdout
@@ -117,12 +109,12 @@ def test_nor_as_a_service(tmp_path: Path, model_cache: Path) -> None:
 
 
 def _until(lines: Iterator[str], word: str) -> str:
-    seen = ""
+    output = ""
     for line in lines:
-        seen += line
+        output += line
         if word in line:
-            return seen
-    raise AssertionError(seen)
+            return output
+    raise AssertionError(output)
 
 
 def _children(pid: int) -> list[int]:

@@ -9,10 +9,10 @@ import pytest
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
+from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
-from kp_scorer.store import MemoryLedger
 
 from tests.support import browser
 from tests.support.browser import Browser, running_browser
@@ -55,7 +55,7 @@ def opened(page: Path) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("width", [380, 1_400])
-def test_all_charts_are_drawn_where_there_is_room_and_nothing_is_fetched(opened: Browser, page: Path, width: int) -> None:
+def test_all_charts_are_drawn_and_nothing_is_fetched(opened: Browser, page: Path, width: int) -> None:
     assert opened.open(page, width) == "drawn"
     assert opened.evaluate("document.querySelectorAll('.chart').length") > 10
     assert opened.evaluate(EMPTY) == 0
@@ -67,7 +67,7 @@ def test_all_charts_are_drawn_where_there_is_room_and_nothing_is_fetched(opened:
     assert opened.requests() == [page.as_uri()]
 
 
-def test_charts_are_as_dark_as_the_page(opened: Browser, page: Path) -> None:
+def test_charts_follow_the_dark_mode(opened: Browser, page: Path) -> None:
     inks = set()
     for dark in (False, True):
         assert opened.open(page, 380, dark=dark) == "drawn"

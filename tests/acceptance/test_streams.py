@@ -1,72 +1,247 @@
-"""``kp-scorer`` with streams that are closed, full, or end too soon: it does its work, and never answers with a traceback."""
+"""What commands read and print: files, streams that end early or are closed, and nothing that a terminal acts on."""
 
+import gzip
+import json
 import os
+import re
 import signal
 import subprocess
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any, Final
 
 import pytest
-from kp_scorer.settings import Settings
-from kp_scorer.store import Store
+from kp_scorer.characters import escaped_lines
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings, as_environment
 
-from tests.support.commands import COMMAND, run_in_shell
+from tests.support.builders import minimal_payload, step
+from tests.support.commands import COMMAND, run, run_in_shell
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_until
+from tests.support.traces import fresh_samples, short_traces
+
+SCORE: Final = ("score", "--set", "embedding.embedder=none", "-")
+
+
+def lines(traces: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(trace).encode() + b"\n" for trace in traces)
+
+
+def ids(output: str) -> list[str]:
+    return [json.loads(line)["trace_id"] for line in output.splitlines()]
+
+
+@contextmanager
+def running(*arguments: str, **variables: str) -> Iterator[tuple["subprocess.Popen[bytes]", IO[bytes], IO[bytes]]]:
+    """A command, its stdin and its stdout."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*COMMAND, *arguments], env=os.environ | variables, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            yield process, process.stdin, process.stdout
+        finally:
+            process.kill()
+
+
+def end_of(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
+    """Exit code and stderr."""
+    assert process.stderr
+    code = process.wait(30)
+    return code, process.stderr.read().decode()
+
+
+@pytest.mark.parametrize("name", ["traces.jsonl", "traces.json", "traces.jsonl.gz", "traces.json.gz"])
+def test_score_reads_files_of_every_kind(tmp_path: Path, name: str) -> None:
+    traces = fresh_samples(40)
+    content = lines(traces) if "jsonl" in name else json.dumps(traces, indent=1).encode()
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    done = run("score", "--set", "embedding.embedder=none", str(file))
+    assert done.returncode == 0, done.stderr
+    assert ids(done.stdout) == [trace["id"] for trace in traces]
+    assert {json.loads(line)["novelty"]["source"] for line in done.stdout.splitlines()} == {"no_embedder"}
+    assert done.stderr.count("there is no embedder, so every novelty is 0.5") == 1
+    assert re.search(r"^scored: 40 of 40, [\d,.]+ a second$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_score_prints_each_decision_as_its_trace_arrives(packed: bool) -> None:
+    deflate = zlib.compressobj(wbits=31)
+    with running(*SCORE) as (process, stdin, stdout):
+        for trace in fresh_samples(3):
+            line = lines([trace])
+            stdin.write(deflate.compress(line) + deflate.flush(zlib.Z_SYNC_FLUSH) if packed else line)
+            assert ids(stdout.readline().decode()) == [trace["id"]]
+        stdin.write(deflate.flush() if packed else b"")
+        stdin.close()
+        assert end_of(process)[0] == 0
+
+
+def test_submit_prints_each_trace_as_it_arrives(settings: Settings) -> None:
+    with running("submit", "-", **as_environment(settings)) as (process, stdin, stdout):
+        for trace in fresh_samples(3):
+            stdin.write(lines([trace]))
+            assert json.loads(stdout.readline()) == {"trace_id": trace["id"], "state": "pending"}
+        stdin.close()
+        assert end_of(process)[0] == 0
+
+
+def test_submit_reads_a_gzipped_file_and_keeps_the_order(settings: Settings, tmp_path: Path) -> None:
+    traces = short_traces(250, seed=21)
+    file = tmp_path / "traces.jsonl.gz"
+    file.write_bytes(gzip.compress(b"{}\n" + lines(traces)))
+    done = run("submit", str(file), **as_environment(settings))
+    assert done.returncode == 1
+    invalid, *pending = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (invalid["line"], invalid["state"]) == (1, "invalid")
+    assert pending == [{"trace_id": trace["id"], "state": "pending"} for trace in traces]
+    assert "submitted 250 of 251" in done.stderr
+
+
+def test_score_reports_a_conflict_and_scores_the_others(tmp_path: Path) -> None:
+    first, second = fresh_samples(2)
+    file = tmp_path / "traces.jsonl"
+    file.write_bytes(lines([first, first | {"task": {"objective": "something else"}}, {}, first, second]))
+    done = run("score", "--set", "embedding.embedder=none", str(file))
+    assert done.returncode == 1
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row.get("state", "decided") for row in printed] == ["decided", "conflict", "invalid", "decided", "decided"]
+    assert [row["line"] for row in printed if "line" in row] == [2, 3]
+    assert printed[0] == printed[3]
+
+
+def test_ctrl_c_ends_a_command_that_waits_for_input() -> None:
+    with running(*SCORE) as (process, stdin, stdout):
+        stdin.write(lines(fresh_samples(1)))
+        stdout.readline()
+        process.send_signal(signal.SIGINT)
+        code, stderr = end_of(process)
+    assert (code, stderr.splitlines()[-1]) == (1, "Aborted!")
+
+
+def test_score_ends_when_nobody_reads_its_output() -> None:
+    first, second = fresh_samples(2)
+    with running(*SCORE) as (process, stdin, stdout):
+        stdin.write(lines([first]))
+        stdout.readline()
+        stdout.close()
+        stdin.write(lines([second]))
+        code, stderr = end_of(process)
+    assert (code, stderr.splitlines()[-1]) == (2, "kp-scorer: stdout: Broken pipe")
+
+
+def test_score_reports_a_damaged_gzip_file_after_the_lines_before(tmp_path: Path) -> None:
+    (trace,) = fresh_samples(1)
+    file = tmp_path / "traces.jsonl.gz"
+    file.write_bytes(gzip.compress(lines([trace])) + gzip.compress(b"{}")[:-3])
+    done = run("score", "--set", "embedding.embedder=none", str(file))
+    assert done.returncode == 2
+    assert ids(done.stdout)[0] == trace["id"]
+    assert "Invalid value for FILE: it cannot be read: a gzip file that is cut off" in done.stderr
+    assert "Traceback" not in done.stderr
+
 
 SAMPLES = REPOSITORY / "worker" / "kp_scorer" / "samples" / "traces.jsonl"
 
 
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
-def test_what_is_for_programs_is_printed_though_nothing_can_be_said_to_people(settings: Settings, stderr: str) -> None:
-    scored = run_in_shell(f"score {SAMPLES} --embedder none {stderr}")
+def test_commands_work_though_stderr_cannot_be_written(settings: Settings, stderr: str) -> None:
+    scored = run_in_shell(f"score {SAMPLES} --set embedding.embedder=none {stderr}")
     assert (scored.returncode, len(scored.stdout.splitlines())) == (0, 48)
     submitted = run_in_shell(f"submit {SAMPLES} {stderr}", KP_BROKER_URL=settings.broker.url)
     assert (submitted.returncode, len(submitted.stdout.splitlines())) == (0, 48)
-    assert run_in_shell(f"score - --embedder maybe {stderr}").returncode == 2
+    assert run_in_shell(f"score - --set embedding.embedder=maybe {stderr}").returncode == 2
 
 
-@pytest.mark.parametrize("command", ["schema trace", "reference redis.conf", f"score {SAMPLES} --embedder none"])
-def test_a_closed_stdout_is_named(command: str) -> None:
-    done = run_in_shell(f"{command} >&-")
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "kp-scorer: stdout: Bad file descriptor")
+REASONS: Final = {">&-": "Bad file descriptor", ">/dev/full": "No space left on device"}
+
+
+@pytest.mark.parametrize("stdout", REASONS)
+@pytest.mark.parametrize(
+    "command", ["--help", "schema trace", "reference redis.conf", f"score {SAMPLES} --set embedding.embedder=none"]
+)
+def test_stdout_that_cannot_be_written_is_an_error_in_one_line(command: str, stdout: str) -> None:
+    done = run_in_shell(f"{command} {stdout}")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"kp-scorer: stdout: {REASONS[stdout]}")
     assert "Traceback" not in done.stderr
 
 
-def test_submit_sends_all_though_stdout_is_closed(settings: Settings) -> None:
-    done = run_in_shell(f"submit {SAMPLES} >&-", KP_BROKER_URL=settings.broker.url)
+@pytest.mark.parametrize("stdout", REASONS)
+def test_submit_sends_all_traces_though_stdout_cannot_be_written(settings: Settings, stdout: str) -> None:
+    done = run_in_shell(f"submit {SAMPLES} {stdout}", KP_BROKER_URL=settings.broker.url)
     assert done.returncode == 2
-    assert done.stderr.endswith("kp-scorer: stdout: Bad file descriptor; submitted 48 of 48 all the same\n")
+    assert done.stderr.endswith(f"kp-scorer: stdout: {REASONS[stdout]}; submitted 48 of 48 all the same\n")
     with Store.open(settings) as store:
         assert store.ledger.counts().pending == 48
 
 
-def test_help_for_a_full_disk_is_an_error_without_a_traceback() -> None:
-    done = run_in_shell("--help >/dev/full")
-    assert (done.returncode, done.stderr) == (2, "kp-scorer: stdout: No space left on device\n")
-
-
-def test_a_closed_stdin_is_named() -> None:
+def test_closed_stdin_is_an_error() -> None:
     done = run_in_shell("score - <&-")
     assert done.returncode == 2
     assert done.stderr.endswith("Invalid value for FILE: it cannot be read: Bad file descriptor\n")
     assert "Traceback" not in done.stderr
 
 
-def test_input_without_end_is_refused() -> None:
+def test_endless_input_is_refused() -> None:
     done = run_in_shell("score /dev/zero")
     assert done.returncode == 2
-    assert "line 1: expected its end within 268435456 bytes" in done.stderr
+    assert "expected JSON Lines or one JSON document" in done.stderr
 
 
-def test_ctrl_c_before_a_command_has_begun_ends_it_as_later(tmp_path: Path) -> None:
-    # Says when the imports have begun, and holds them up.
-    begun = tmp_path / "begun"
-    (tmp_path / "celery.py").write_text(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)")
-    arguments = [*COMMAND, "up"]
+def test_ctrl_c_during_imports_aborts(tmp_path: Path) -> None:
+    # Signals that the imports have begun, and blocks them.
+    imports_began = tmp_path / "begun"
+    (tmp_path / "celery.py").write_text(f"import pathlib, time; pathlib.Path({str(imports_began)!r}).touch(); time.sleep(60)")
+    arguments = [*COMMAND, "stats"]
     search = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": search}, stderr=subprocess.PIPE, text=True) as up:
-        wait_until(begun.exists)
-        up.send_signal(signal.SIGINT)
-        assert up.wait(10) == 1
-        assert up.stderr
-        assert up.stderr.read() == "Aborted!\n"
+    with subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": search}, stderr=subprocess.PIPE, text=True) as command:
+        wait_until(imports_began.exists)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(10) == 1
+        assert command.stderr
+        assert command.stderr.read() == "\nAborted!\n"
+
+
+ODD: Final = "a\x1b]0;owned\x07\x1b[2J\x7f\x9b31m\u202egnp.exe\u2028c"
+
+
+def run_shown(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+    done = run(*arguments, stdin=stdin, **variables)
+    assert escaped_lines(done.stdout + done.stderr) == done.stdout + done.stderr
+    return done
+
+
+def hostile_payloads() -> list[dict[str, Any]]:
+    """Three traces, of which the last alone is one: with an odd id, an odd domain, and odd content."""
+    return [
+        minimal_payload(trace_id=f"kp:trace:{ODD}"),
+        minimal_payload(domain=ODD),
+        minimal_payload(objective=ODD, steps=[step("thought", ODD, content=ODD, input={ODD: ODD})]),
+    ]
+
+
+def test_score_escapes_control_sequences() -> None:
+    lines = [json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()]
+    lines += [ODD.replace("\u2028", ""), f'{{"{ODD}": 1']
+    done = run_shown("score", "--set", "embedding.embedder=none", "-", stdin="\n".join(lines))
+    states = [json.loads(line).get("state", "decided") for line in done.stdout.splitlines()]
+    assert states == ["invalid", "invalid", "decided", "invalid", "invalid"]
+    assert "line 2: metadata.task_domain: expected no control" in done.stderr
+
+
+def test_dead_letters_are_shown_with_odd_characters_escaped(settings: Settings, store: Store) -> None:
+    # Half a character is no JSON that every program reads.
+    texts = [ODD, '"\\ud800"']
+    sent = [*(json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()), *texts]
+    for text in sent:
+        store.dead_letters.dead_letter(text.encode(), "malformed", "body: expected JSON")
+    done = run_shown("dead-letter", "show", **as_environment(settings))
+    payloads = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
+    for text in sent:
+        assert (text if text in texts else json.loads(text)) in payloads

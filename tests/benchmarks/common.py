@@ -1,10 +1,11 @@
-"""What the benchmarks share: traces, a Redis of their own, and how results are written."""
+"""What the benchmarks share: arguments, traces, a Redis of their own, and how results are written."""
 
+import argparse
 import json
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -14,9 +15,9 @@ from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding import Embedder, select_embedder
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.ledger.connection import connect
+from kp_scorer.local.embedded import embedded_redis
 from kp_scorer.settings import RedisSettings, load_settings
-from kp_scorer.store.connection import connect
-from kp_scorer.store.local_redis import embedded_redis
 from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES
@@ -27,38 +28,34 @@ Cell = str | int | float | bool
 Row = dict[str, Cell]
 
 
-class Workload(NamedTuple):
-    """Traces under a name."""
+def arguments(description: str | None, **counts: int) -> argparse.ArgumentParser:
+    """A parser whose help is a benchmark's docstring, with an option for each count and its default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"(default: {default})")
+    return parser
 
-    name: str
-    traces: list[ReasoningTrace]
 
-
-def samples(limit: int | None = None) -> Workload:
+def samples(limit: int | None = None) -> list[ReasoningTrace]:
     """The shipped samples: short texts."""
-    return Workload("samples", [decode_trace(trace, Limits()) for trace in sample_traces()[:limit]])
+    return [decode_trace(trace, Limits()) for trace in sample_traces()[:limit]]
 
 
-def real(limit: int | None = None) -> Workload | None:
-    """The real traces, long texts, where ``REFERENCE_TRACES`` has them."""
+def real(limit: int | None = None) -> list[ReasoningTrace]:
+    """The real traces, long texts; none where ``REFERENCE_TRACES`` has none."""
     file = REFERENCE_TRACES / "traces.jsonl"
     if not file.is_file():
-        return None
+        return []
     lines = file.read_text("utf-8").splitlines()[:limit]
-    return Workload("real", [decode_trace(json.loads(line), Limits()) for line in lines])
+    return [decode_trace(json.loads(line), Limits()) for line in lines]
 
 
 class Texts(NamedTuple):
-    """Texts of about one length, and the tokens of each that count."""
+    """Texts of about one length, and how many tokens of each the model reads."""
 
     name: str
     texts: list[str]
     lengths: list[int]
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a text, on average."""
-        return round(sum(self.lengths) / len(self.lengths), 1)
 
 
 def texts_of_every_length(limit: int) -> list[Texts]:
@@ -66,7 +63,7 @@ def texts_of_every_length(limit: int) -> list[Texts]:
     model = find_model("")
     assert model, "the package with the default weights is not installed"
     tokens = Tokens(model.tokenizer)
-    traces = (real(limit) or samples(limit)).traces
+    traces = real(limit) or samples(limit)
     cuts = {
         "short": [trace.task.objective for trace in traces],
         "medium": [trace.embedding_text[:1_000] for trace in traces],
@@ -76,7 +73,6 @@ def texts_of_every_length(limit: int) -> list[Texts]:
 
 
 def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:
-    """The same texts as traces not seen before: ids of their own, and an agent id that makes no two contents the same."""
     return [
         trace.model_copy(
             update={
@@ -89,7 +85,6 @@ def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:
 
 
 def batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Cut into consecutive batches; the last may be smaller."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
@@ -103,39 +98,43 @@ def real_embedder() -> Embedder:
 
 @contextmanager
 def own_redis() -> Iterator[str]:
-    """Run an empty Redis with its append-only file in a temporary directory; yield its URL."""
     with tempfile.TemporaryDirectory(prefix="kp-benchmark-") as directory, embedded_redis(Path(directory)) as url:
         yield url
 
 
 def redis_of(url: str) -> redis.Redis:
-    """A connection as a worker makes it, but patient: sizing up a large log takes Redis seconds."""
+    """A connection as a worker makes it, with a timeout that a log of a million entries needs."""
     return connect(RedisSettings(url=url, timeout_s=120.0))
 
 
 def say(text: str) -> None:
-    """Report progress."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def emit(row: Mapping[str, Cell]) -> None:
-    """Write one result as a line of JSON."""
     sys.stdout.write(f"{json.dumps(row)}\n")
     sys.stdout.flush()
 
 
-def show_table(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, str]) -> None:
-    """Write a table for people. ``columns`` maps a row's fields to headings; what a row lacks stays empty."""
-    lines = [list(columns.values())]
-    lines += [[_shown(row[name]) if name in row else "" for name in columns] for row in rows]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+def report(rows: Sequence[Mapping[str, Cell]]) -> None:
+    """Write rows for programs to stdout, and as a table for people to stderr."""
+    for row in rows:
+        emit(row)
+    show_table(rows)
+
+
+def show_table(rows: Sequence[Mapping[str, Cell]], columns: Collection[str] = ()) -> None:
+    """Write a table for people to stderr, with these columns of the rows or with all."""
+    names = list(columns) or [name for name in {name: None for row in rows for name in row} if name != "benchmark"]
+    lines = [names, *([_cell_text(row.get(name, "")) for name in names] for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(names))]
     say("")
     for line in lines:
         say("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
-def _shown(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:,.3g}" if abs(cell) < 100 else f"{cell:,.0f}"
     return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)

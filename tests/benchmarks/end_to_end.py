@@ -1,128 +1,113 @@
-"""2,000 submissions through a real broker and one worker to published decisions, beside the bare engine and the reference.
+"""Submissions through a real broker and one worker to published decisions, beside the bare engine and the reference.
 
-They are submitted in portions. Each portion is put on the queue while the worker is held, then decided at full speed, from the
-moment when the worker goes on to the last decision's arrival on its queue. The same texts then go through the bare engine in
-this process, in batches as the worker makes them, and some of them through the reference engine (where node is installed), so
-that a machine that slows down for a minute slows all.
+They are submitted in portions. The worker is paused while a portion is put on the queue, then decides it at full speed, until
+the last decision arrives on its queue. The bare engine embeds the same texts in this process, in batches of the same size, and
+the reference engine (where it can run) some of them, so that a machine that slows down for a minute slows all. With
+``--in-process`` there is no worker: ``score_traces`` scores the portion as parsed JSON.
 
-- ``texts``: of the whole length, cut to their first 1,000 characters, or to the objective alone.
+- ``texts``: of the whole length, cut to their first 1,000 characters, or the objective alone.
 - ``traces_per_s``: submissions decided and published a second; the median of the portions.
 - ``engine_traces_per_s``, ``of_engine``: the bare engine's rate on the same texts, and the median share of it.
 - ``reference_traces_per_s``, ``ratio``: the reference engine's rate, and the median ratio to it.
 - ``cpu_outside_ms``: processor time of the worker for a trace, less that of the bare engine.
 """
 
-import argparse
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from itertools import islice
 from statistics import median
 from typing import Final, NamedTuple
 
 import psutil
+from kp_scorer import score_traces
 from kp_scorer.embedding import Embedder
-from kp_scorer.settings import WorkerSettings
+from kp_scorer.settings import WorkerSettings, load_settings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, batches, emit, real_embedder, say, show_table
-from tests.benchmarks.load import Bench, bench, cut, submit, traces
-from tests.benchmarks.reference_engine import ReferenceEngine, node_is_there, reference_engine
+from tests.benchmarks.common import Row, arguments, batches, real_embedder, report, say
+from tests.benchmarks.load import Speed, cpu_seconds, open_bench, traces
+from tests.benchmarks.reference_engine import ReferenceEngine, is_available, reference_engine
 
 _BATCH: Final = WorkerSettings().batch_size
+_WARM_UP: Final = 3 * _BATCH
 _REFERENCE_SHARE: Final = 5
 """The reference gets one in so many texts: it is slow, and its rate is steady."""
 
 _CHARS: Final = {"short": 0, "medium": 1_000, "long": 10**9}
 """Characters of a text at most: only the objective, its beginning, or all of it."""
 
-_COLUMNS: Final = {
-    "texts": "texts",
-    "traces": "traces",
-    "traces_per_s": "traces/s",
-    "engine_traces_per_s": "engine/s",
-    "of_engine": "of engine",
-    "reference_traces_per_s": "reference/s",
-    "ratio": "ratio",
-    "cpu_outside_ms": "CPU outside ms",
-    "engine": "engine",
-}
-
 
 class Portion(NamedTuple):
-    """Traces a second of the worker, of the bare engine and of the reference (0 without), and milliseconds of CPU a trace."""
+    """How fast the worker and the bare engine were, and texts a second of the reference (0 without it)."""
 
-    rate: float
-    engine_rate: float
-    reference_rate: float
-    cpu_ms: float
-    engine_cpu_ms: float
+    worker: Speed
+    engine: Speed
+    reference_per_s: float
 
 
 def main() -> None:
-    """Measure and write one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=int, default=2_000, metavar="N", help="submissions (default: 2000)")
+    parser = arguments(__doc__, traces=2_000, portion=192)
     parser.add_argument("--texts", choices=list(_CHARS), default="long", help="how long the texts are (default: long)")
-    parser.add_argument("--portion", type=int, default=200, metavar="N", help="submissions at a time (default: 200)")
+    parser.add_argument("--in-process", action="store_true", help="score without a worker")
     options = parser.parse_args()
     embedder = real_embedder()
     with ExitStack() as stack:
-        reference = stack.enter_context(reference_engine()) if node_is_there() else None
-        found = stack.enter_context(bench(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-        items = [cut(trace, _CHARS[options.texts]) for trace in traces(options.traces)]
-        engine_of(embedder, reference, items[:96])
+        reference = stack.enter_context(reference_engine()) if is_available() else None
+        items = [_cut(trace, _CHARS[options.texts]) for trace in traces(_WARM_UP + options.traces)]
+        decide = _scorer(items) if options.in_process else stack.enter_context(open_bench()).decide
+        decide(items[:_WARM_UP])
+        _embed(embedder, reference, items[:_WARM_UP])
         portions = []
-        for portion in batches(items, options.portion):
-            portions.append(measure(found, embedder, reference, portion))
-            say(f"{len(portions)}: {portions[-1].rate:.1f}/s, engine {portions[-1].engine_rate:.1f}/s")
-    row = {"texts": options.texts, **summary(portions, options.traces, embedder)}
-    emit(row)
-    show_table([row], _COLUMNS)
+        for portion in batches(items[_WARM_UP:], options.portion):
+            portions.append(Portion(decide(portion), *_embed(embedder, reference, portion)))
+            say(f"{len(portions)}: {portions[-1].worker.per_s:.1f}/s, engine {portions[-1].engine.per_s:.1f}/s")
+    row: Row = {"benchmark": "end_to_end", "texts": options.texts, "traces": options.traces, "engine": embedder.engine}
+    row |= _summary(portions)
+    report([row])
 
 
-def measure(found: Bench, embedder: Embedder, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> Portion:
-    """Decide one portion, then embed its texts with the engines."""
-    before = len(found.published.at)
-    submit(found, items)
-    started, cpu_s = time.time(), found.cpu_s()
-    found.published.wait_for(before + len(items))
-    cpu_s = found.cpu_s() - cpu_s
-    elapsed_s = max(found.published.at[trace.id] for trace in items) - started
-    engine_rate, engine_cpu_ms, reference_rate = engine_of(embedder, reference, items)
-    return Portion(len(items) / elapsed_s, engine_rate, reference_rate, cpu_s / len(items) * 1_000, engine_cpu_ms)
+def _cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
+    """The same trace with an embedding text of so many characters at most, but always with all of its objective."""
+    left, steps = chars - len(trace.task.objective), []
+    for step in trace.steps:
+        content = (step.content or "")[: max(0, left)]
+        left -= len(content)
+        steps.append(step.model_copy(update={"content": content or None}))
+    return trace.model_copy(update={"steps": tuple(steps)})
 
 
-def engine_of(
-    embedder: Embedder, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]
-) -> tuple[float, float, float]:
-    """Traces a second and milliseconds of CPU a trace of the bare engine, and traces a second of the reference."""
+def _scorer(items: Sequence[ReasoningTrace]) -> Callable[[Sequence[ReasoningTrace]], Speed]:
+    """What scores the next portion of ``items`` in this process."""
+    payloads = [trace.model_dump(mode="json", exclude_none=True) for trace in items]
+    decisions = score_traces(payloads, load_settings({"embedding.required": True}))
+    return lambda portion: _speed(lambda: list(islice(decisions, len(portion))), len(portion))
+
+
+def _embed(embedder: Embedder, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> tuple[Speed, float]:
     texts = [trace.embedding_text for trace in items]
-    process = psutil.Process()
-    cpu_s, started = sum(process.cpu_times()[:2]), time.perf_counter()
-    for batch in batches(texts, _BATCH):
-        embedder.embed(batch)
-    elapsed_s, cpu_s = time.perf_counter() - started, sum(process.cpu_times()[:2]) - cpu_s
+    speed = _speed(lambda: [embedder.embed(batch) for batch in batches(texts, _BATCH)], len(texts))
     some = texts[::_REFERENCE_SHARE]
-    reference_rate = len(some) / reference.embed(some).seconds if reference else 0.0
-    return len(texts) / elapsed_s, cpu_s / len(texts) * 1_000, reference_rate
+    return speed, len(some) / reference.embed(some).seconds if reference else 0.0
 
 
-def summary(portions: Sequence[Portion], count: int, embedder: Embedder) -> Row:
-    """Summarise the portions."""
+def _speed(work: Callable[[], object], count: int) -> Speed:
+    process = psutil.Process()
+    cpu_s, started = cpu_seconds(process), time.perf_counter()
+    work()
+    return Speed(count / (time.perf_counter() - started), (cpu_seconds(process) - cpu_s) / count * 1_000)
+
+
+def _summary(portions: Sequence[Portion]) -> Row:
     row: Row = {
-        "benchmark": "end_to_end",
-        "traces": count,
-        "traces_per_s": round(median(one.rate for one in portions), 2),
-        "engine_traces_per_s": round(median(one.engine_rate for one in portions), 2),
-        "of_engine": round(median(one.rate / one.engine_rate for one in portions), 3),
-        "cpu_outside_ms": round(median(one.cpu_ms - one.engine_cpu_ms for one in portions), 2),
-        "engine": embedder.engine,
+        "traces_per_s": median(portion.worker.per_s for portion in portions),
+        "engine_traces_per_s": median(portion.engine.per_s for portion in portions),
+        "of_engine": median(portion.worker.per_s / portion.engine.per_s for portion in portions),
+        "cpu_outside_ms": median(portion.worker.cpu_ms - portion.engine.cpu_ms for portion in portions),
     }
-    if all(one.reference_rate for one in portions):
-        row["reference_traces_per_s"] = round(median(one.reference_rate for one in portions), 2)
-        row["ratio"] = round(median(one.rate / one.reference_rate for one in portions), 3)
+    if all(portion.reference_per_s for portion in portions):
+        row["reference_traces_per_s"] = median(portion.reference_per_s for portion in portions)
+        row["ratio"] = median(portion.worker.per_s / portion.reference_per_s for portion in portions)
     return row
 
 

@@ -3,11 +3,12 @@
 import gc
 import json
 import signal
+import tempfile
 import threading
 import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -20,107 +21,118 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import as_new, own_redis, real, redis_of, samples
-from tests.support.processes import Worker, start_worker
+from tests.support.processes import start_worker
+
+_WITH_EMBEDDER: Final = MappingProxyType({"embedding.required": True})
 
 
-class Bench(NamedTuple):
-    """A worker on a Redis of its own, a client to submit to it, and a watcher of the results queues."""
-
-    worker: Worker
-    process: psutil.Process
-    client: Client
-    published: "Published"
-
-    def cpu_s(self) -> float:
-        """Processor time that the worker has used."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+class Speed(NamedTuple):
+    per_s: float
+    cpu_ms: float
 
 
 @contextmanager
-def held(worker: psutil.Process) -> Iterator[None]:
-    """Stop a worker while submitting, so that it does not share the processor with the client; then let it go on."""
-    worker.send_signal(signal.SIGSTOP)
+def paused(process: psutil.Process) -> Iterator[None]:
+    """Stop a worker while traces are submitted, so that it does not share the processor with the client."""
+    process.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        worker.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
 
 
 class Published:
-    """Takes decisions off the results queues and notes when each came."""
+    """Consumes decisions from the results queues and notes when each arrived."""
 
     def __init__(self, redis_client: redis.Redis, settings: Settings) -> None:
         self._redis_client = redis_client
         self._queues = [settings.queues.accepted, settings.queues.rejected]
-        self._came = threading.Condition()
+        self._arrived = threading.Condition()
         self.at: dict[str, float] = {}
-        """When each decision came off its queue, by trace id; seconds of ``time.time``."""
+        """When each decision was read from its queue, by trace id; seconds of ``time.time``."""
         self._messages: dict[str, dict[str, Any]] = {}
-        threading.Thread(target=self._take, daemon=True).start()
+        threading.Thread(target=self._consume, daemon=True).start()
 
     def wait_for(self, count: int, timeout_s: float = 300.0) -> None:
-        """Wait until so many decisions came in all."""
-        with self._came:
-            assert self._came.wait_for(lambda: len(self.at) >= count, timeout_s), f"{len(self.at)} of {count} decisions"
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.at) >= count, timeout_s), f"{len(self.at)} of {count} decisions"
 
     def body(self, trace_id: str) -> bytes:
-        """The JSON of a decision that came."""
         return b64decode(self._messages[trace_id]["body"])
 
-    def _take(self) -> None:
+    def _consume(self) -> None:
         while True:
             try:
-                found: Any = self._redis_client.blpop(self._queues, timeout=1)
+                item: Any = self._redis_client.blpop(self._queues, timeout=1)
             except (redis.ConnectionError, ValueError):
                 return
-            if found is None:
+            if item is None:
                 continue
             now = time.time()
-            message = json.loads(found[1])
+            message = json.loads(item[1])
             trace_id = message["properties"]["message_id"]
-            with self._came:
+            with self._arrived:
                 self.at[trace_id] = now
                 self._messages[trace_id] = message
-                self._came.notify_all()
+                self._arrived.notify_all()
 
 
-_REAL: Final = MappingProxyType({"embedding.required": True})
+class Bench(NamedTuple):
+    """Workers on a Redis of their own, a client that submits to them, and a consumer of the results queues."""
+
+    processes: list[psutil.Process]
+    client: Client
+    published: Published
+
+    def decide(self, items: Sequence[ReasoningTrace]) -> Speed:
+        """Submit traces while the workers are paused, then let them decide at full speed, until the last decision arrives."""
+        before = len(self.published.at)
+        with ExitStack() as stack:
+            for process in self.processes:
+                stack.enter_context(paused(process))
+            self.client.submit_many(items, timeout_s=600)
+        started, cpu_s = time.time(), sum(map(cpu_seconds, self.processes))
+        self.published.wait_for(before + len(items))
+        elapsed_s = max(self.published.at[trace.id] for trace in items) - started
+        return Speed(len(items) / elapsed_s, (sum(map(cpu_seconds, self.processes)) - cpu_s) / len(items) * 1_000)
+
+    def submit_at(self, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> dict[str, tuple[float, float]]:
+        """Submit traces with these gaps in seconds, and wait for all decisions; when each call of submit began and ended."""
+        before, due = len(self.published.at), time.time()
+        submitted: dict[str, tuple[float, float]] = {}
+        for trace, gap in zip(items, gaps, strict=True):
+            due += gap
+            time.sleep(max(0.0, due - time.time()))
+            started = time.time()
+            self.client.submit(trace)
+            submitted[trace.id] = started, time.time()
+        self.published.wait_for(before + len(items))
+        return submitted
 
 
 @contextmanager
-def bench(directory: Path, changed: Mapping[str, object] = _REAL) -> Iterator[Bench]:
-    """Start Redis and one worker with default settings but for some, and warm it up with texts of every length."""
-    with own_redis() as url, redis_of(url) as redis_client:
+def open_bench(changed: Mapping[str, object] = _WITH_EMBEDDER, workers: int = 1) -> Iterator[Bench]:
+    """Start Redis and workers with default settings but for some, and warm them up with texts of every length."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(own_redis())
         settings = load_settings({"broker.url": url, "redis.url": url, **changed})
-        with start_worker(settings, directory / "worker.log") as worker, Client(settings) as client:
-            found = Bench(worker, psutil.Process(worker.process.pid), client, Published(redis_client, settings))
-            warm = traces(96)
-            submit(found, warm)
-            found.published.wait_for(len(warm))
-            # What is measured waits for this process, which shall not stop to look for garbage in the traces it keeps.
-            gc.collect()
-            gc.freeze()
-            yield found
+        started = [stack.enter_context(start_worker(settings, directory / f"worker-{number}.log")) for number in range(workers)]
+        published = Published(stack.enter_context(redis_of(url)), settings)
+        processes = [psutil.Process(worker.process.pid) for worker in started]
+        bench = Bench(processes, stack.enter_context(Client(settings)), published)
+        bench.decide(traces(96 * workers))
+        # The measurements wait for this process, which must not stop to collect garbage among the traces it keeps.
+        gc.collect()
+        gc.freeze()
+        yield bench
 
 
 def traces(count: int) -> list[ReasoningTrace]:
-    """So many traces with the texts of the real ones, or of the samples where those do not lie beside the checkout."""
-    return as_new(list(islice(cycle((real() or samples()).traces), count)))
+    """So many new traces with the texts of the real ones, or of the samples where there are no real ones."""
+    return as_new(list(islice(cycle(real() or samples()), count)))
 
 
-def cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
-    """The same trace with an embedding text of so many characters at most, but never without all of its objective."""
-    left, steps = chars - len(trace.task.objective), []
-    for step in trace.steps:
-        content = (step.content or "")[: max(0, left)]
-        left -= len(content)
-        steps.append(step.model_copy(update={"content": content or None}))
-    return trace.model_copy(update={"steps": tuple(steps)})
-
-
-def submit(found: Bench, items: Sequence[ReasoningTrace]) -> None:
-    """Submit traces while the worker is held."""
-    with held(found.process):
-        for trace in items:
-            found.client.submit(trace)
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

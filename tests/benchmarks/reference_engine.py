@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,15 +24,13 @@ _FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 class Embedded(NamedTuple):
-    """Vectors, and the seconds that the engine took for them; handing them over between processes is not counted."""
+    """Vectors, and the seconds that an engine took for them; passing them between processes is not counted."""
 
     vectors: Vectors
     seconds: float
 
 
 class ReferenceEngine:
-    """Embeds texts one at a time, as the reference does."""
-
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
@@ -44,9 +43,9 @@ class ReferenceEngine:
         return Embedded(np.array(answer["vectors"], np.float32), answer["ms"] / 1_000)
 
 
-def node_is_there() -> bool:
-    """Whether the engine can be installed and run here."""
-    return bool(shutil.which("node") and shutil.which("npm"))
+def is_available() -> bool:
+    """Whether the engine can be installed and run here: with node, npm and ``kp-scorer[embedding,benchmark]``."""
+    return bool(shutil.which("node") and shutil.which("npm") and find_spec("onnx"))
 
 
 @contextmanager
@@ -80,7 +79,6 @@ def _write_model(model: ModelFiles, directory: Path) -> None:
 
 
 def export(model_path: str, target: str) -> None:
-    """Export the transformer, without pooling, to ONNX with float32 weights."""
     import torch
     from kp_scorer.embedding.torch_engine import load_model
 

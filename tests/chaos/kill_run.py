@@ -27,7 +27,7 @@ from tests.support.traces import new_id, sample_traces
 
 _CHUNK = 50
 _IN_QUEUE = 200
-"""Few enough to last until the end of the run, so that every kill meets a worker with full hands."""
+"""Few enough to last until the end of the run, so that every kill meets a worker with messages in flight."""
 
 
 def main() -> int:
@@ -67,18 +67,18 @@ def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
                     print(f"{len(submitted)} submitted, {len(fleet.ends)} killed", file=sys.stderr)  # noqa: T201
         try:
             arena.finish(fleet, submitted)
-        except AssertionError as found:
-            violation = str(found)
+        except AssertionError as error:
+            violation = str(error)
         kills = fleet.ends.count(-9)
     return {"submitted": len(submitted), "kills": kills, "seconds": round(time.monotonic() - started), "violation": violation}
 
 
 def _traces(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
     path = REFERENCE_TRACES / "traces.jsonl"
-    known = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else sample_traces()
-    for place, trace in enumerate(itertools.islice(itertools.cycle(known), count)):
+    templates = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else sample_traces()
+    for place, trace in enumerate(itertools.islice(itertools.cycle(templates), count)):
         words = trace["task"]["objective"].split()
-        objective = " ".join(chance.sample(words, len(words))) if place >= len(known) else trace["task"]["objective"]
+        objective = " ".join(chance.sample(words, len(words))) if place >= len(templates) else trace["task"]["objective"]
         yield trace | {"id": new_id(), "task": trace["task"] | {"objective": objective}}
 
 

@@ -4,7 +4,7 @@ import pytest
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 
-from tests.support.arena import TRACES, Arena, decided_of, settle, slowly, submit, supervised, traces
+from tests.support.arena import TRACES, Arena, decided_of, slowly, submit, supervised, traces, wait_until_ended
 from tests.support.processes import wait_until
 
 HALF = TRACES // 2
@@ -45,11 +45,11 @@ def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
         arena.store_proxy.refuse()
         arena.redis.start()
         # What was acknowledged in the lost second is unknown now, which a submitter who looks can see.
-        known = [status is not None for status in client.look_up(submitted)]
-        assert not all(known), "the cut has cost nothing, so it tests nothing"
+        is_recorded = [status is not None for status in client.look_up(submitted)]
+        assert not all(is_recorded), "the cut has cost nothing, so it tests nothing"
         undecided = set(submitted) - decided_of(client, submitted)
         arena.store_proxy.accept()
-        submit(client, [trace for trace, is_known in zip(load, known, strict=False) if not is_known])
+        submit(client, [trace for trace, recorded in zip(load, is_recorded, strict=False) if not recorded])
         submitted += submit(client, load[HALF + HALF // 2 :])
         # A decision of the lost second may have left for its queue, and is then made, and published, again.
         arena.finish(fleet, submitted, decided_twice=undecided, store_lost_writes=True)
@@ -65,10 +65,10 @@ def test_redis_full_in_mid_load(arena: Arena) -> None:
         arena.redis.limit_memory(1)
         with pytest.raises(ServiceUnavailable):
             client.submit(load[HALF])
-        assert len(decided_of(client, submitted)) < HALF, "full too late to tell anything"
+        assert len(decided_of(client, submitted)) < HALF, "full too late to test anything"
         # What frees memory goes on: by those who were there, and by those who start only now.
         fleet.kill(0)
-        settle(arena.settings(), submitted)
+        wait_until_ended(arena.settings(), submitted)
         wait_until(arena.is_idle)
         arena.redis.limit_memory(0)
         submitted += submit(client, load[HALF:])

@@ -1,7 +1,8 @@
-"""The checker of the chaos tier sees what is wrong: if it did not, the tier would show nothing."""
+"""The checker of the chaos tier reports each violation: if it did not, the tier would show nothing."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -11,14 +12,13 @@ from kp_scorer.client import Client
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
-from kp_scorer.store.keys import Keys
 
-from tests.support.checker import check
 from tests.support.fast_worker import WordHashEmbedder
-from tests.support.outcomes import only_log, published
+from tests.support.outcomes import check, only_log, published
 from tests.support.traces import short_traces
 
 
@@ -55,66 +55,53 @@ def scene(settings: Settings, store: Store, redis_client: redis.Redis, keys: Key
         yield Scene(settings, store, redis_client, keys, publisher, decisions)
 
 
-def _forget_a_trace(scene: Scene) -> None:
-    scene.redis_client.delete(scene.keys.record(scene.trace_ids[0]))
-
-
-def _bury_a_decided_trace(scene: Scene) -> None:
-    scene.store.dead_letters.bury(b"{}", "invalid", "", scene.trace_ids[0])
-
-
 def _lose_a_published_decision(scene: Scene) -> None:
     for decision in published(scene.settings)[1:]:
         scene.publisher.publish(Decision.model_validate(decision))
 
 
-def _publish_another_decision(scene: Scene) -> None:
-    scene.publisher.publish(scene.decisions[0].model_copy(update={"score": 0.123}))
-
-
-def _publish_a_decision_on_nothing(scene: Scene) -> None:
-    scene.publisher.publish(scene.decisions[0].model_copy(update={"trace_id": "kp:trace:nobody"}))
+def _publish(scene: Scene, **changes: Any) -> None:
+    scene.publisher.publish(scene.decisions[0].model_copy(update=changes))
 
 
 def _place_a_trace_twice(scene: Scene) -> None:
     log = only_log(scene.store)
     first = next(log.entries())
     fields = {"i": first.trace_id, "d": first.digest, "v": first.vector.tobytes()}
-    scene.redis_client.xadd(scene.keys.log(log.space), fields, id="*")  # type: ignore[arg-type]
+    scene.redis_client.xadd(scene.keys.of_log(log.space).log, fields, id="*")  # type: ignore[arg-type]
 
 
 def _lose_a_place(scene: Scene) -> None:
     log = only_log(scene.store)
-    scene.redis_client.xdel(scene.keys.log(log.space), str(next(log.entries()).place))
+    scene.redis_client.xdel(scene.keys.of_log(log.space).log, str(next(log.entries()).place))
 
 
-def _count_one_too_many(scene: Scene) -> None:
-    scene.redis_client.hincrby(scene.keys.counts, "submitted", 1)
-
-
-def test_all_is_well(scene: Scene) -> None:
+def test_a_sound_state_passes(scene: Scene) -> None:
     check(scene.settings, scene.trace_ids)
 
 
 @pytest.mark.parametrize(
     ("tamper", "complaint"),
     [
-        (_forget_a_trace, "neither decided nor dead: 1 "),
-        (_bury_a_decided_trace, "both decided and a dead letter: 1 "),
+        (lambda scene: scene.redis_client.delete(scene.keys.record(scene.trace_ids[0])), "neither decided nor dead: 1 "),
+        (
+            lambda scene: scene.store.dead_letters.dead_letter(b"{}", "invalid", "", scene.trace_ids[0]),
+            "both decided and a dead letter: 1 ",
+        ),
         (_lose_a_published_decision, "decided and never published: 1 "),
-        (_publish_another_decision, "published otherwise than stored: "),
-        (_publish_a_decision_on_nothing, "published and not decided: 1 "),
+        (partial(_publish, score=0.123), "published otherwise than stored: "),
+        (partial(_publish, trace_id="kp:trace:nobody"), "published and not decided: 1 "),
         (_place_a_trace_twice, "more than one entry in the log: 1 "),
         (_lose_a_place, "decided without a place: 1 "),
-        (_count_one_too_many, "the counts do not add up: "),
+        (lambda scene: scene.redis_client.hincrby(scene.keys.counts, "submitted", 1), "the counts do not add up: "),
     ],
 )
-def test_what_is_wrong_is_seen(scene: Scene, tamper: Callable[[Scene], None], complaint: str) -> None:
+def test_each_violation_is_reported(scene: Scene, tamper: Callable[[Scene], object], complaint: str) -> None:
     tamper(scene)
     with pytest.raises(AssertionError, match=f"^{complaint}"):
         check(scene.settings, scene.trace_ids)
 
 
-def test_a_trace_that_should_be_dead_is_missed(scene: Scene) -> None:
+def test_a_decided_trace_that_should_be_dead_is_reported(scene: Scene) -> None:
     with pytest.raises(AssertionError, match="decided against expectation: 1 "):
         check(scene.settings, scene.trace_ids, dead=scene.trace_ids[:1])

@@ -1,4 +1,4 @@
-"""A worker that dies at any one step between taking a message and acknowledging it loses nothing and decides nothing twice."""
+"""A worker that dies at any step between receiving and acknowledging a message loses nothing and decides nothing twice."""
 
 import random
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Final
 import pytest
 from kp_scorer.client import Client
 
-from tests.support.arena import SEED, SETTLE_S, Arena, submit, supervised, traces
+from tests.support.arena import ENDED_WITHIN_S, SEED, Arena, submit, supervised, traces
 from tests.support.processes import wait_until
 from tests.support.traces import short_traces
 
-POINTS: Final = ("taken", "embedding", "placed", "committed", "published")
+POINTS: Final = ("received", "embedding", "placed", "committed", "published")
 WORKERS: Final = 2
 DEADLY_LIVES: Final = 5
 
@@ -32,27 +32,27 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
     with supervised(arena.settings(), arena.directory, WORKERS, crash_plan) as fleet, Client(arena.settings()) as client:
 
         def all_died() -> bool:
-            # Always some work, until the last has died at it: workers that are let live may have taken all that there was.
+            # Always some work, until the last has died at it: workers that are let live may have decided all that there was.
             chunk = [waiting.pop() for _ in range(min(20, len(waiting)))] or short_traces(5, seed=next(rounds))
             submitted.extend(submit(client, chunk))
-            list(client.as_settled(submitted[-20:], timeout_s=0.3))
+            list(client.as_completed(submitted[-20:], timeout_s=0.3))
             return len(fleet.ends) >= planned
 
-        wait_until(all_died, SETTLE_S)
+        wait_until(all_died, ENDED_WITHIN_S)
         submitted += submit(client, waiting)
         arena.finish(fleet, submitted)
         assert fleet.ends == [-9] * planned
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_when_a_letter_is_kept_leaves_no_second_one(arena: Arena) -> None:
-    # What clients with other limits let through is read, and buried, anew by the worker that is next.
+def test_a_worker_killed_after_it_stored_a_dead_letter_leaves_exactly_one(arena: Arena) -> None:
+    # What clients with other limits let through is dead-lettered anew by the next worker.
     strict = arena.settings(limits__steps=1)
     with (
-        supervised(strict, arena.directory, 1, lambda place, life: {} if life else {"CRASH_AT": "buried"}) as fleet,
+        supervised(strict, arena.directory, 1, lambda place, life: {} if life else {"CRASH_AT": "dead"}) as fleet,
         Client(arena.settings()) as client,
     ):
-        *refused, taken = traces(6)
+        *refused, short = traces(6)
         dead = submit(client, refused)
-        wait_until(lambda: fleet.ends == [-9], SETTLE_S)
-        arena.finish(fleet, [*dead, *submit(client, [taken | {"steps": taken["steps"][:1]}])], dead)
+        wait_until(lambda: fleet.ends == [-9], ENDED_WITHIN_S)
+        arena.finish(fleet, [*dead, *submit(client, [short | {"steps": short["steps"][:1]}])], dead)

@@ -1,35 +1,34 @@
-"""Copies of one message in many hands at once: none of them is a reason to suspect the trace."""
+"""Copies of one message in flight in many workers at once: none of them makes the trace poison."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.settings import Settings
 
 from tests.support.arena import Arena, supervised, traces
 
 
 @pytest.mark.slow
-def test_copies_to_idle_workers(arena: Arena) -> None:
+@pytest.mark.parametrize(
+    ("workers", "count", "copies", "embed_s", "worker_settings"),
+    [
+        pytest.param(4, 5, 14, "0.3", {"worker__batch_size": 1}, id="to idle workers"),
+        pytest.param(1, 1, 60, "0.1", {"worker__concurrency": 96}, id="to one worker"),
+    ],
+)
+def test_copies_are_decided_once(
+    arena: Arena, workers: int, count: int, copies: int, embed_s: str, worker_settings: Mapping[str, int]
+) -> None:
     # A single attempt would be one too many.
-    settings = arena.settings(worker__max_attempts=1, worker__batch_size=1)
-    load = traces(5)
-    with supervised(settings, arena.directory, 4, lambda place, life: {"EMBED_S": "0.3"}) as fleet:
+    settings = arena.settings(worker__max_attempts=1, **worker_settings)
+    load = traces(count)
+    with supervised(settings, arena.directory, workers, lambda place, life: {"EMBED_S": embed_s}) as fleet:
         fleet.wait_until_ready()
-        _send(settings, [trace for trace in load for _ in range(14)])
+        _send(settings, [trace for trace in load for _ in range(copies)])
         arena.finish(fleet, [str(trace["id"]) for trace in load])
-
-
-@pytest.mark.slow
-def test_copies_to_one_worker(arena: Arena) -> None:
-    settings = arena.settings(worker__max_attempts=1, worker__concurrency=96)
-    (trace,) = traces(1)
-    with supervised(settings, arena.directory, 1, lambda place, life: {"EMBED_S": "0.1"}) as fleet:
-        fleet.wait_until_ready()
-        _send(settings, [trace] * 60)
-        arena.finish(fleet, [str(trace["id"])])
 
 
 @pytest.mark.slow

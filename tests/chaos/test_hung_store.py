@@ -1,11 +1,11 @@
-"""A store that has fallen silent, while the broker is well and malformed messages come beside good ones."""
+"""A store that does not answer, while the broker does, and malformed messages arrive beside good ones."""
 
 from typing import Final
 
 import pytest
 from kp_scorer.client import Client
+from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
 
 from tests.chaos.test_network import endure
 from tests.chaos.test_poison import put
@@ -32,10 +32,10 @@ def test_malformed_messages_wait_for_the_store_beside_the_connection(arena: Aren
         assert fleet.ends == []
         assert fleet.logged("connection_lost") == 0
     with Store.open(arena.settings()) as store:
-        letters = list(store.dead_letters.read())
-        assert {letter.reason for letter in letters} == {"malformed"}
-        assert sorted(store.dead_letters.payload(letter.letter_id) for letter in letters) == sorted(bodies)
-        assert {letter.deliveries for letter in letters} == {1}
+        dead_letters = list(store.dead_letters.read())
+        assert {dead.reason for dead in dead_letters} == {"malformed"}
+        assert sorted(store.dead_letters.payload(dead.letter_id) for dead in dead_letters) == sorted(bodies)
+        assert {dead.deliveries for dead in dead_letters} == {1}
 
 
 @pytest.mark.slow
@@ -72,5 +72,5 @@ def send_good_and_malformed(arena: Arena) -> tuple[list[bytes], list[str]]:
 
 
 def wait_until_all_wait(fleet: Fleet) -> None:
-    """Wait until each message is in a worker's hands that has found the store silent."""
+    """Wait until each message is in flight in a worker that got no answer from the store."""
     wait_until(lambda: fleet.logged("message_waits") >= FEW and fleet.logged("trace_waits") >= FEW)

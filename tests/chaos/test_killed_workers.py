@@ -1,6 +1,7 @@
 """Workers that are killed without warning change no score, decide nothing twice and lose nothing."""
 
 import random
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -15,19 +16,24 @@ CHUNK = 50
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments(arena: Arena) -> None:
+@pytest.mark.parametrize("variables", [{}, {"DELIVERED_TWICE": "1"}], ids=["delivered once", "delivered twice"])
+def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str]) -> None:
     chance = random.Random(SEED)
     waiting, submitted = traces(), list[str]()
-    with supervised(arena.settings(), arena.directory, 3) as fleet, Client(arena.settings()) as client:
+    with (
+        supervised(arena.settings(), arena.directory, 3, lambda place, life: variables) as fleet,
+        Client(arena.settings()) as client,
+    ):
         fleet.wait_until_ready()
         while waiting:
             submitted += submit(client, waiting[:CHUNK])
             del waiting[:CHUNK]
-            # Enough for the batches in hand to be at any stage.
-            list(client.as_settled(submitted[-CHUNK:], timeout_s=chance.uniform(0.05, 0.7)))
+            # Enough for the batches in flight to be at any stage.
+            list(client.as_completed(submitted[-CHUNK:], timeout_s=chance.uniform(0.05, 0.7)))
             fleet.kill(chance.randrange(3))
         arena.finish(fleet, submitted)
         assert set(fleet.ends) == {-9}
+        assert not variables or fleet.logged("trace_decided") > 1.5 * len(submitted)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from kombu import Producer
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
-from kp_scorer.store import Store
+from kp_scorer.ledger import Store
 
 from tests.support.arena import TRACES, Arena, submit, supervised, traces
 from tests.support.crashing_worker import BREAKS, KILLS, PANICS
@@ -37,22 +37,21 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
         put_unknown_task(arena)
         arena.finish(fleet, submitted, dead=[str(trace["id"]) for trace in (*breaking, *killing)])
         assert set(fleet.ends) == {-9}
-        assert fleet.logged("message_given_back") >= 2 * len(panicking)
+        assert fleet.logged("message_requeued") >= 2 * len(panicking)
         assert len(fleet.ends) >= settings.worker.max_attempts
     with Store.open(settings) as store, arena.redis.connect() as redis_client:
-        letters = store.dead_letters
-        found = list(letters.read())
-        kept = Counter(letters.payload(letter.letter_id) for letter in found if letter.reason == "malformed")
+        dead_letters = list(store.dead_letters.read())
+        malformed = Counter(store.dead_letters.payload(dead.letter_id) for dead in dead_letters if dead.reason == "malformed")
         aside = set(redis_client.lrange(f"{settings.queues.traces}.oversized", 0, -1))
-    reasons = {letter.trace_id: letter.reason for letter in found if letter.trace_id}
+    reasons = {dead.trace_id: dead.reason for dead in dead_letters if dead.trace_id}
     assert {reasons[str(trace["id"])] for trace in breaking} == {"scoring_failed"}
     assert {reasons[str(trace["id"])] for trace in killing} == {"poison"}
     # Of a message too large to be read the beginning becomes the dead letter; on Redis the whole is put aside.
     huge = UNREADABLE["tens of megabytes"]
     assert aside == ({huge} if arena.broker == "redis" else set())
     expected = {body[:65_536] if body == huge else body for body in UNREADABLE.values()}
-    assert {body: kept[body] for body in expected} == dict.fromkeys(expected, 1)
-    assert len(kept) == len(UNREADABLE) + 1
+    assert {body: malformed[body] for body in expected} == dict.fromkeys(expected, 1)
+    assert len(malformed) == len(UNREADABLE) + 1
 
 
 def put(arena: Arena, body: bytes) -> None:

@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 import pytest
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.arena import IMPATIENT, decided_of, settle, slowly, submit, supervised, traces
-from tests.support.checker import check
+from tests.support.arena import IMPATIENT, decided_of, slowly, submit, supervised, traces, wait_until_ended
+from tests.support.outcomes import check
 from tests.support.processes import wait_until
 from tests.support.sentinels import Sentinels
 from tests.support.servers import RedisServer
@@ -52,8 +52,9 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
     settings, load = watched.settings, traces(TRACES)
     on_replica = load_settings({"broker.url": watched.replica.url, "redis.url": watched.replica.url})
     with supervised(settings, tmp_path / "workers", 2, slowly) as fleet, Client(settings) as client:
-        submitted = submit(client, load[:REPLICATED])
+        # Before there is anything to decide: one of them may be ready long before the other.
         fleet.wait_until_ready()
+        submitted = submit(client, load[:REPLICATED])
         wait_until(lambda: fleet.logged("trace_decided") > 20)
         watched.primary.replicated(watched.replica)
         safe = set(submitted)
@@ -61,7 +62,7 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
         with Client(on_replica) as reader:
             # A decision that the replica does not have may have been published, and is then made anew.
             undecided = set(submitted) - decided_of(reader, submitted)
-        assert undecided & safe, "too late to tell anything"
+        assert undecided & safe, "too late to test anything"
         watched.primary.kill()
         wait_until(watched.replica.is_primary)
         # Once the connections have followed, what the replica did not get is unknown.
@@ -69,7 +70,7 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
         lost = {trace_id for trace_id, status in zip(submitted, client.look_up(submitted), strict=True) if status is None}
         assert lost <= set(submitted) - safe
         submit(client, [trace for trace in load if trace["id"] in lost])
-        settle(settings, submitted)
+        wait_until_ended(settings, submitted)
         asked = traces(TRACES + 1)[-1]
         with make_celery(settings) as app:
             result = app.send_task(TASK_NAME, args=[asked], ignore_result=False)

@@ -1,4 +1,4 @@
-"""SIGTERM with full hands: the worker finishes or gives back what it holds, and ends in time."""
+"""SIGTERM under load: the worker stops gracefully, completes or requeues what it has in flight, and ends in time."""
 
 import time
 
@@ -11,10 +11,9 @@ from tests.support.processes import wait_until
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("embed_s", "grace_s"),
-    [pytest.param("0.3", 20.0, id="time to finish"), pytest.param("1.5", 6.0, id="no time to finish")],
+    ("embed_s", "grace_s"), [pytest.param("0.3", 20.0, id="time to finish"), pytest.param("1.5", 6.0, id="no time to finish")]
 )
-def test_sigterm_with_full_hands(arena: Arena, embed_s: str, grace_s: float) -> None:
+def test_sigterm_with_messages_in_flight(arena: Arena, embed_s: str, grace_s: float) -> None:
     settings = arena.settings(worker__grace_s=grace_s)
     with Client(settings) as client:
         submitted = submit(client, traces())

@@ -15,9 +15,8 @@ from kp_scorer.errors import InvalidTrace
 from kp_scorer.scoring import Policy, score
 from kp_scorer.trace import ReasoningTrace
 
+from tests.fuzz.mutations import NUMBER_MARK, TEXT_MARK, base_texts, damaged, mutated_payload
 from tests.support.builders import maximal_payload
-from tests.support.damage import damaged
-from tests.support.mutations import NUMBER_MARK, TEXT_MARK, base_texts, mutated_payload
 
 SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
 LIMITS: Final = Limits()
@@ -62,17 +61,17 @@ def test_a_list_that_holds_itself_is_too_deep() -> None:
 
 
 def _submit(chance: random.Random, base: str) -> str:
-    """Submit one mutated trace, as bytes or parsed, and say what came of it."""
+    """Submit one mutated trace, as bytes or parsed; return how it ended."""
     novelty = chance.choice((0.0, 0.5, 1.0, chance.random()))
     try:
         trace = _decode(chance, base)
     except InvalidTrace as error:
         message = str(error)
         assert message
-        for said in (message, *(f"{problem.field}: {problem.expected}" for problem in error.problems)):
-            assert TEXT_MARK not in said
-            assert NUMBER_MARK not in said
-            assert len(said) < 1_000
+        for text in (message, *(f"{problem.field}: {problem.expected}" for problem in error.problems)):
+            assert TEXT_MARK not in text
+            assert NUMBER_MARK not in text
+            assert len(text) < 1_000
         return message
     _check_that_it_can_be_scored(trace, novelty)
     return "scored"
@@ -98,7 +97,7 @@ def _check_that_it_can_be_scored(trace: ReasoningTrace, novelty: float) -> None:
     for figure in (scored.value, scored.composite, *parts.model_dump().values()):
         assert math.isfinite(figure)
         assert 0 <= figure <= 1
-    # What else the way to a decision makes of a trace.
+    # What else a decision needs of a trace.
     trace.embedding_text.encode()
     assert len(trace.digest()) == 16
     assert decode_json(trace.model_dump_json(exclude_none=True).encode(), LIMITS) == trace

@@ -1,26 +1,82 @@
-"""The arena of each case, on both brokers, with a worker that has little memory and few permissions."""
+"""Redis, RabbitMQ and a worker as they are shipped: with their users, their limits, and the model."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
 
 import pytest
+from kp_scorer.embedding.model import find_model
+from kp_scorer.local.embedded import redis_executable
+from kp_scorer.settings import Settings, load_settings
 
-from tests.support.arena import Arena
+from tests.support.arena import IMPATIENT, Arena
 from tests.support.fleet import Fleet, start_fleet
-from tests.support.ports import free_port
-from tests.support.processes import SMALL_WORKER
+from tests.support.processes import CONTAINER_WORKER, free_port
+from tests.support.rabbitmq import RABBITMQ_URL, Users, documented_users, own_virtual_host, rabbitmq_in_use
+from tests.support.servers import RedisServer, redis_servers
+from tests.support.shipped import Shipped
+
+REDIS_PATHS: Final = [parameter.values[0] for parameter in redis_servers()]
+
+
+class ShippedRedis(RedisServer):
+    """The shipped Redis as an arena's store; the tests look into it as its administrator."""
+
+    def __init__(self, directory: Path, executable: str) -> None:
+        super().__init__(directory, executable)
+        self.shipped = Shipped(directory, executable, more="maxmemory 1gb\n")
+        self.url = self.shipped.url("administrator")
+
+    def start(self) -> None:
+        """It has started."""
+
+    def kill(self) -> None:
+        self.shipped.stop()
+
+
+class ShippedArena(Arena):
+    """An arena in which producers, clients and workers connect as the users of their part."""
+
+    def __init__(self, store: ShippedRedis, directory: Path, broker_url: str, users: Users | None) -> None:
+        super().__init__("rabbitmq" if users else "redis", broker_url, directory, {}, store)
+        self._of_store, self._of_broker = store.shipped, users or store.shipped
+        self.producer_url = self._of_broker.url("producer")
+        self.share = slice(None)
+        """Which of the attacks that every broker can carry are made here."""
+
+    def settings_of(self, user: str, **changed: object) -> Settings:
+        urls = {"broker.url": self._of_broker.url(user), "redis.url": self._of_store.url(user)}
+        # Nothing is broken here: a broker that is busy for a second shall be waited for.
+        return load_settings({**urls, **IMPATIENT, "broker.timeout_s": 5.0, **changed})
+
+
+@pytest.fixture(params=[*redis_servers(), "rabbitmq"])
+def shipped_arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ShippedArena]:
+    with ExitStack() as stack:
+        broker_url, users = "", None
+        if request.param == "rabbitmq":
+            request.getfixturevalue("rabbitmq_url")
+            stack.enter_context(rabbitmq_in_use())
+            broker_url = stack.enter_context(own_virtual_host(RABBITMQ_URL))
+            users = stack.enter_context(documented_users(broker_url, ""))
+        store = ShippedRedis(tmp_path, redis_executable() if users else request.param)
+        arena = stack.enter_context(ShippedArena(store, tmp_path, broker_url, users))
+        if not users:
+            # Servers of Redis differ in what they permit and not in what they carry: they share the attacks.
+            on_redis = [path for path in REDIS_PATHS if path]
+            arena.share = slice(on_redis.index(request.param), None, len(on_redis))
+        yield arena
 
 
 @pytest.fixture
-def fleet(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """One worker, whose user of the store may touch nothing but our own keys: no results of Celery's. It records spans."""
-    # There is no collector.
+def fleet(shipped_arena: ShippedArena, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """One worker with the model, in the memory of its container. It records spans, for a collector that is not there."""
+    if find_model("") is None:
+        pytest.skip("the model is not installed")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    with arena.redis.connect() as admin:
-        admin.execute_command("ACL", "SETUSER", "scorer", "on", ">secret", "~kp:*", "+@all")
-    url = arena.redis.url.replace("//", "//scorer:secret@")
-    # Nothing is broken here: a broker that is busy for a second shall be waited for.
-    settings = arena.settings(
-        redis__url=url, broker__timeout_s=5.0, worker__concurrency=16, worker__batch_size=32, otel__enabled=True
-    )
-    with start_fleet(settings, arena.directory / "logs", 1, SMALL_WORKER) as started:
+    settings = shipped_arena.settings_of("worker", **{"otel.enabled": True, "embedding.required": True})
+    with start_fleet(settings, shipped_arena.directory / "logs", 1, CONTAINER_WORKER) as started:
+        # By these the tests look at what it has left.
+        started.settings = shipped_arena.settings()
         yield started

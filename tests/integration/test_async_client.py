@@ -2,21 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.testclient import TestClient
 from kp_scorer.client import AsyncClient, Client
 from kp_scorer.errors import DecisionTimeout, InvalidTrace, ServiceUnavailable, TraceConflict, TraceDead
-from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
 
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.changed_settings import with_changed
+from tests.support.processes import FAST_WORKER, start_worker
 from tests.support.proxy import Proxy
 from tests.support.traces import fresh_samples, new_id, short_traces
 
@@ -46,35 +44,34 @@ def network(settings: Settings) -> Iterator[Proxy]:
 @pytest.fixture
 def behind_network(settings: Settings, network: Proxy) -> Settings:
     """Settings of a client behind it, which waits for a second."""
-    urls = {"redis.url": network.url, "broker.url": settings.broker.url}
-    return load_settings({**urls, "broker.submit_timeout_s": TIMEOUT_S})
+    return with_changed(settings, redis__url=network.url, broker__timeout_s=TIMEOUT_S)
 
 
-def test_every_verb_gives_what_it_gives_to_threads(settings: Settings, tmp_path: Path) -> None:
-    one, two, *more = short_traces(150, seed=11)
+def test_each_method_returns_what_the_blocking_client_returns(settings: Settings, tmp_path: Path) -> None:
+    first, second, *more = short_traces(150, seed=11)
     wanted = [trace["id"] for trace in more]
 
     async def use(client: AsyncClient) -> None:
-        assert await client.submit(one) == one["id"]
-        *taken, refused, last = await client.submit_many([*more, {}, two])
-        assert (taken, type(refused), last) == (wanted, InvalidTrace, two["id"])
-        settled = [status async for status in client.as_settled([one["id"], *wanted], timeout_s=60)]
-        assert {status.trace_id for status in settled if status.decision} == {one["id"], *wanted}
-        decision = await client.wait(two["id"], timeout_s=30)
-        status, unknown = await client.look_up([two["id"], new_id()])
+        assert await client.submit(first) == first["id"]
+        *ids, refused, last = await client.submit_many([*more, {}, second])
+        assert (ids, type(refused), last) == (wanted, InvalidTrace, second["id"])
+        statuses = [status async for status in client.as_completed([first["id"], *wanted], timeout_s=60)]
+        assert {status.trace_id for status in statuses if status.decision} == {first["id"], *wanted}
+        decision = await client.wait(second["id"], timeout_s=30)
+        status, unknown = await client.look_up([second["id"], new_id()])
         assert status
         assert (status.decision, unknown) == (decision, None)
-        with Client(settings) as other:
-            assert other.wait(two["id"], timeout_s=5) == decision
+        with Client(settings) as for_threads:
+            assert for_threads.wait(second["id"], timeout_s=5) == decision
 
     with start_worker(settings, tmp_path / "log", command=FAST_WORKER):
         with_client(settings, use)
 
 
-def test_what_is_wrong_is_raised_where_it_is_awaited(settings: Settings, store: Store) -> None:
+def test_each_method_raises_what_the_blocking_client_raises(settings: Settings, store: Store) -> None:
     (trace,) = fresh_samples(1)
     dead = new_id()
-    store.dead_letters.bury(b"{}", "invalid", "steps: expected some", trace_id=dead)
+    store.dead_letters.dead_letter(b"{}", "invalid", "steps: expected some", trace_id=dead)
 
     async def use(client: AsyncClient) -> None:
         with pytest.raises(InvalidTrace, match="id: Field required"):
@@ -98,8 +95,8 @@ def test_tasks_share_a_client_and_one_thread(settings: Settings, store: Store) -
     before = threading.active_count()
 
     async def use(client: AsyncClient) -> None:
-        found = await asyncio.gather(*(client.submit(trace) for trace in traces))
-        assert found == [trace["id"] for trace in traces]
+        ids = await asyncio.gather(*(client.submit(trace) for trace in traces))
+        assert ids == [trace["id"] for trace in traces]
         assert threading.active_count() == before + 1
 
     with_client(settings, use)
@@ -129,7 +126,7 @@ def test_the_loop_goes_on_while_a_server_is_silent_and_every_call_ends_in_time(
         assert threading.active_count() == before
         errors = [call.exception() for call in calls]
         assert {type(error) for error in errors} == {ServiceUnavailable}
-        assert str(errors[0]) == "submit: no answer within 1 s; submit it again, which is always safe"
+        assert str(errors[0]) == "submit: no answer within 1 s; submit again, which is always safe"
         network.deliver()
 
         async def submits() -> bool:
@@ -165,74 +162,8 @@ def test_a_call_that_is_cancelled_behind_another_is_never_begun(behind_network: 
     assert store.ledger.counts().pending == 1
 
 
-def test_many_end_in_time_too(behind_network: Settings, network: Proxy) -> None:
-    async def use(client: AsyncClient) -> None:
-        await client.look_up([new_id()])
-        network.hold()
-        with pytest.raises(ServiceUnavailable, match=r"no answer within 0\.3 s; submit all of them again"):
-            await client.submit_many(short_traces(250, seed=15), timeout_s=0.3)
-        network.deliver()
-
-    with_client(behind_network, use)
-
-
 def test_a_client_serves_one_loop_after_another(settings: Settings) -> None:
-    one, two = short_traces(2, seed=16)
+    first, second = short_traces(2, seed=16)
     client = AsyncClient(settings)
-    assert [asyncio.run(client.submit(trace)) for trace in (one, two)] == [one["id"], two["id"]]
+    assert [asyncio.run(client.submit(trace)) for trace in (first, second)] == [first["id"], second["id"]]
     asyncio.run(client.close())
-
-
-def client_threads() -> int:
-    return sum(thread.name == "kp-scorer-client" for thread in threading.enumerate())
-
-
-def service(settings: Settings) -> FastAPI:
-    """A web service that takes traces and tells of their decisions."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with AsyncClient(settings) as client:
-            app.state.client = client
-            yield
-
-    app = FastAPI(lifespan=lifespan)
-
-    @app.post("/traces", status_code=202)
-    async def submit(request: Request, trace: dict[str, Any]) -> dict[str, str]:
-        try:
-            return {"trace_id": await request.app.state.client.submit(trace)}
-        except InvalidTrace as error:
-            raise HTTPException(422, str(error)) from None
-        except TraceConflict as error:
-            raise HTTPException(409, str(error)) from None
-
-    @app.get("/decisions/{trace_id}")
-    async def decision(request: Request, trace_id: str) -> dict[str, Any]:
-        try:
-            found = await request.app.state.client.wait(trace_id, timeout_s=30)
-        except DecisionTimeout as error:
-            raise HTTPException(404, str(error)) from None
-        body: dict[str, Any] = found.model_dump(mode="json")
-        return body
-
-    return app
-
-
-def test_a_handler_of_a_web_service_submits_and_waits(settings: Settings, tmp_path: Path) -> None:
-    traces = short_traces(20, seed=17)
-    before = client_threads()
-    with (
-        start_worker(settings, tmp_path / "log", command=FAST_WORKER),
-        TestClient(service(settings)) as web,
-        ThreadPoolExecutor(10) as callers,
-    ):
-        taken = list(callers.map(lambda trace: web.post("/traces", json=trace), traces))
-        assert {reply.status_code for reply in taken} == {202}
-        assert [reply.json()["trace_id"] for reply in taken] == [trace["id"] for trace in traces]
-        decided = list(callers.map(lambda trace: web.get(f"/decisions/{trace['id']}").json(), traces))
-        assert [decision["trace_id"] for decision in decided] == [trace["id"] for trace in traces]
-        assert web.post("/traces", json={}).status_code == 422
-        other = traces[0] | {"task": {"objective": "something else"}}
-        assert web.post("/traces", json=other).status_code == 409
-    wait_until(lambda: client_threads() <= before, timeout_s=10)

@@ -65,31 +65,30 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, Path]]:
-    """Events of the cache, and what they are about."""
+def cache_events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, Path]]:
     return [(record.message, Path(vars(record)["directory"])) for record in caplog.records if "directory" in vars(record)]
 
 
 def openvino() -> Embedder:
-    found = select_embedder(EmbeddingSettings(embedder="openvino"))
-    assert found
-    return found
+    selected = select_embedder(EmbeddingSettings(embedder="openvino"))
+    assert selected
+    return selected
 
 
 def models(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.is_dir()]
 
 
-def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
+def result_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
     with process:
         output, _ = process.communicate(timeout=300)
     # Without a logging set-up, warnings go to the same stream.
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    loaded: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return loaded
 
 
 @pytest.mark.slow
-def test_several_that_start_at_a_damaged_model_have_it_converted_and_import_no_torch(
+def test_workers_that_start_at_a_damaged_model_convert_it_once_and_import_no_torch(
     own_cache: Path, expected: np.ndarray, start: Start, open_umask: None
 ) -> None:
     weights = own_cache / "model.bin"
@@ -98,11 +97,11 @@ def test_several_that_start_at_a_damaged_model_have_it_converted_and_import_no_t
     weights.write_bytes(content)
     # Of a conversion that was killed.
     shutil.copytree(own_cache, own_cache.parent / f"new-{own_cache.name}-left" / own_cache.name)
-    at_once = [start(), start(), start()]
-    for found in [told(process) for process in at_once]:
-        assert found["engine"].startswith("openvino")
-        assert np.array_equal(np.array(found["vectors"], np.float32), expected)
-        assert not set(HEAVY) & set(found["imported"])
+    at_once = [start(), start()]
+    for loaded in [result_of(process) for process in at_once]:
+        assert loaded["engine"].startswith("openvino")
+        assert np.array_equal(np.array(loaded["vectors"], np.float32), expected)
+        assert not set(HEAVY) & set(loaded["imported"])
     assert models(own_cache.parent) == [own_cache]
     assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
     assert not any(path.stat().st_mode & 0o022 for path in (own_cache, *own_cache.iterdir()))
@@ -114,20 +113,20 @@ def test_a_model_in_the_cache_needs_no_torch(
     blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
     (tmp_path / "sitecustomize.py").write_text(blocked)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert told(start())["engine"].startswith("openvino")
+    assert result_of(start())["engine"].startswith("openvino")
     # Nor does it write anything, so the cache may be part of a read-only image.
     assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
     shutil.rmtree(own_cache)
-    assert told(start())["engine"] is None
+    assert result_of(start())["engine"] is None
 
 
-def test_where_no_model_is_to_be_converted_only_a_whole_one_is_loaded_and_nothing_is_written(
+def test_without_conversion_only_an_intact_model_is_loaded_and_nothing_is_written(
     own_cache: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = EmbeddingSettings(embedder="openvino")
-    found = select_embedder(settings, converts=False)
-    assert found
-    assert np.array_equal(found.embed(TEXTS), expected)
+    selected = select_embedder(settings, converts=False)
+    assert selected
+    assert np.array_equal(selected.embed(TEXTS), expected)
     (own_cache / "model.bin").write_bytes(b"damaged")
     with pytest.raises(ModelUnconverted):
         select_embedder(settings, converts=False)
@@ -148,7 +147,7 @@ def test_a_model_that_others_could_write_is_not_used(own_cache: Path, name: str,
     written.chmod(written.stat().st_mode | 0o020)
     with pytest.raises(SettingsError, match="needed to convert the model"):
         openvino()
-    assert said(caplog) == [("model_converted_again", own_cache)]
+    assert cache_events(caplog) == [("model_converted_again", own_cache)]
 
 
 @pytest.mark.parametrize("name", ["model.bin", ".", ".."])
@@ -158,20 +157,22 @@ def test_another_users_model_is_not_used(own_cache: Path, name: str, caplog: pyt
     os.chown(own_cache / name, ANOTHER_USER, ANOTHER_USER)
     with pytest.raises(SettingsError, match="needed to convert the model"):
         openvino()
-    whole = name == ".."
-    assert said(caplog) == [("model_cache_ignored", own_cache.parent) if whole else ("model_converted_again", own_cache)]
+    is_directory = name == ".."
+    assert cache_events(caplog) == [
+        ("model_cache_ignored", own_cache.parent) if is_directory else ("model_converted_again", own_cache)
+    ]
     assert {path.name for path in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
 
 
 @pytest.mark.usefixtures("no_converter")
-def test_a_cache_that_others_could_write_is_made_ones_own(own_cache: Path, expected: np.ndarray) -> None:
+def test_cache_that_others_can_write_is_closed_to_them(own_cache: Path, expected: np.ndarray) -> None:
     own_cache.parent.chmod(0o777)
     assert np.array_equal(openvino().embed(TEXTS), expected)
     assert own_cache.parent.stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.slow
-def test_without_a_place_to_write_the_model_is_converted_all_the_same(
+def test_model_is_converted_even_if_the_cache_cannot_be_written(
     expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     not_a_directory = tmp_path / "file"

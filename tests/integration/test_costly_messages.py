@@ -7,12 +7,13 @@ from typing import Final
 
 import redis
 from kombu.message import Message
-from kp_scorer.broker.burying import bury_unread
-from kp_scorer.broker.task_body import task_body
+from kp_scorer.broker.dead_letters import DeadLettering, dead_letter
+from kp_scorer.broker.wire import task_body
 from kp_scorer.client import Client
+from kp_scorer.decoding import Limits
+from kp_scorer.ledger import Record, Store, Submission
+from kp_scorer.ledger.records import dead_letter_id_of
 from kp_scorer.settings import Settings
-from kp_scorer.store import Record, Store, Submission
-from kp_scorer.store.submissions import letter_id_of
 
 from tests.support.costly import filled
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -36,8 +37,8 @@ def body(submission: bytes) -> str:
 
 def envelope(submission: bytes) -> str:
     headers = {"task": "score_trace", "id": new_id()}
-    said = {"content-type": "application/json", "content-encoding": "utf-8", "headers": headers, "properties": {}}
-    return json.dumps({"body": body(submission), **said})
+    fields = {"content-type": "application/json", "content-encoding": "utf-8", "headers": headers, "properties": {}}
+    return json.dumps({"body": body(submission), **fields})
 
 
 def test_costly_messages_end_as_dead_letters_and_others_are_decided(
@@ -51,31 +52,31 @@ def test_costly_messages_end_as_dead_letters_and_others_are_decided(
         assert client.wait(client.submit(trace), timeout_s=30)
         wait_until(lambda: len(list(store.dead_letters.read())) == len(unparsed) + len(INVALID))
     letters = list(store.dead_letters.read())
-    assert {one.reason for one in letters} == {"invalid"}
-    assert all(one.trace_id for one in letters)
-    kept = {store.dead_letters.payload(one.letter_id): one.detail for one in letters}
-    assert unparsed.items() <= kept.items()
-    assert set(kept.values()) - set(unparsed.values()) == INVALID.keys()
+    assert {letter.reason for letter in letters} == {"invalid"}
+    assert all(letter.trace_id for letter in letters)
+    details = {store.dead_letters.payload(letter.letter_id): letter.detail for letter in letters}
+    assert unparsed.items() <= details.items()
+    assert set(details.values()) - set(unparsed.values()) == INVALID.keys()
 
 
 def test_what_is_not_parsed_ends_no_other_submission(settings: Settings, store: Store) -> None:
     (trace,) = fresh_samples(1)
     trace_id, submission = str(trace["id"]), json.dumps(trace, ensure_ascii=False).encode()
-    store.ledger.open([Submission(trace_id, b"d" * 16, submission)])
+    store.ledger.submit([Submission(trace_id, b"d" * 16, submission)])
 
-    def bury(body: bytes) -> Record | None:
+    def record_after(body: bytes) -> Record | None:
         message = Message(body=body, content_type="application/json", headers={}, delivery_info={})
-        bury_unread(store.dead_letters, message, "invalid", "too large", trace_id)
+        dead_letter(store.dead_letters, message, DeadLettering("invalid", "too large", 1, trace_id), Limits(values=1))
         (record,) = store.ledger.look_up([trace_id])
         return record
 
     others = [[trace, trace], [trace | {"mood": 1}], [[trace]], [], [submission.decode()]]
     # The last is the same trace, in a body that was refused for what is beside it.
     for body in [json.dumps([args, {}, {}]).encode() for args in others] + [b'[[%s], {}, {"chain": 1}]' % submission]:
-        record = bury(body)
+        record = record_after(body)
         assert record
         assert record.state == "pending"
-    record = bury(task_body(submission))
+    record = record_after(task_body(submission))
     assert record
     assert (record.state, record.reason) == ("dead", "invalid")
-    assert store.dead_letters.payload(letter_id_of(submission)) == submission
+    assert store.dead_letters.payload(dead_letter_id_of(submission)) == submission

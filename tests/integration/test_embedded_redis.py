@@ -11,8 +11,8 @@ from threading import Thread
 import pytest
 import redis
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.store import local_redis
-from kp_scorer.store.local_redis import embedded_redis, running_url
+from kp_scorer.local import embedded
+from kp_scorer.local.embedded import embedded_redis, running_url
 
 ANOTHER_USER = 12_345
 
@@ -23,7 +23,6 @@ def test_a_directory_that_exists_is_made_private_and_used_again(tmp_path: Path) 
     with embedded_redis(data) as url, redis.Redis.from_url(url) as client:
         assert data.stat().st_mode & 0o777 == 0o700
         client.set("kept", "1")
-    # As an earlier version left it.
     data.chmod(0o755)
     with embedded_redis(data) as url, redis.Redis.from_url(url) as client:
         assert data.stat().st_mode & 0o777 == 0o700
@@ -66,40 +65,74 @@ def test_the_note_of_the_password_is_private_whatever_was_there(note: Path, tmp_
     assert not note.exists()
 
 
-def test_whoever_gets_the_port_of_a_server_that_was_killed_is_told_nothing(note: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["directory of another", "directory for all", "note of another", "note for all", "link"])
+def test_a_note_that_others_can_write_is_refused(note: Path, tmp_path: Path, how: str) -> None:
+    if "another" in how and os.geteuid():
+        pytest.skip("only root can give files away")
+    with embedded_redis(tmp_path / "data", advertise=True):
+        path = note.parent if "directory" in how else note
+        if "another" in how:
+            os.chown(path, ANOTHER_USER, ANOTHER_USER)
+        elif how == "link":
+            note.rename(tmp_path / "elsewhere.json")
+            note.symlink_to(tmp_path / "elsewhere.json")
+        else:
+            path.chmod(0o777)
+        with pytest.raises(SettingsError, match=r"embedded\.json"):
+            running_url()
+
+
+def test_the_folder_of_the_note_is_closed_to_others(note: Path, tmp_path: Path) -> None:
+    # As with a umask of 002, or by an earlier version.
+    note.parent.mkdir()
+    note.parent.chmod(0o777)
+    with embedded_redis(tmp_path / "data", advertise=True) as url:
+        assert note.parent.stat().st_mode & 0o777 == 0o755
+        assert running_url() == url
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_note_is_not_made_where_others_can_write(note: Path, tmp_path: Path) -> None:
+    note.parent.mkdir()
+    os.chown(note.parent, ANOTHER_USER, ANOTHER_USER)
+    with pytest.raises(SettingsError, match="others can write"), embedded_redis(tmp_path / "data", advertise=True):
+        pass
+
+
+def test_no_password_is_sent_to_another_server_on_the_port_of_a_killed_one(note: Path, tmp_path: Path) -> None:
     with embedded_redis(tmp_path / "data", advertise=True) as url:
         with redis.Redis.from_url(url) as client:
             server = int(client.info("server")["process_id"])
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
-        with listener(int(url.rpartition(":")[2].partition("/")[0])) as heard:
+        with listener(int(url.rpartition(":")[2].partition("/")[0])) as received:
             assert note.exists()
             assert running_url() == ""
-        assert heard == []
+        assert received == []
 
 
-def test_whoever_has_the_port_before_the_server_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with listener(0) as heard:
-        monkeypatch.setattr(local_redis, "_free_port", lambda: heard.port)
+def test_no_password_is_sent_to_another_server_that_has_the_port_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listener(0) as received:
+        monkeypatch.setattr(embedded, "_free_port", lambda: received.port)
         with pytest.raises(ServiceUnavailable, match="did not start"), embedded_redis(tmp_path / "data"):
             pass
-    assert heard == []
+    assert received == []
 
 
-class Heard(list[bytes]):
-    """What was said to a program that listens and answers as Redis would."""
+class Received(list[bytes]):
+    """What a program receives that listens and answers as Redis would."""
 
     port = 0
 
 
 @contextmanager
-def listener(port: int) -> Iterator[Heard]:
-    heard = Heard()
+def listener(port: int) -> Iterator[Received]:
+    received = Received()
 
     class Answer(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            while said := self.request.recv(4_096):
-                heard.append(said)
+            while chunk := self.request.recv(4_096):
+                received.append(chunk)
                 self.request.sendall(b"+PONG\r\n")
 
     class Server(socketserver.ThreadingTCPServer):
@@ -107,11 +140,11 @@ def listener(port: int) -> Iterator[Heard]:
         daemon_threads = True
 
     with Server(("127.0.0.1", port), Answer) as server:
-        heard.port = int(server.server_address[1])
+        received.port = int(server.server_address[1])
         answering = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         answering.start()
         try:
-            yield heard
+            yield received
         finally:
             server.shutdown()
             answering.join()

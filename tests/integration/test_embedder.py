@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kp_scorer import score_traces
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding import Embedder, openvino_engine, select_embedder
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.errors import SettingsError
+from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import EmbeddingSettings, NoveltySettings
-from kp_scorer.store import MemoryLedger
+from kp_scorer.settings import EmbeddingSettings, NoveltySettings, load_settings
 
-from tests.support.traces import sample_traces
+from tests.support.traces import fresh_samples, sample_traces
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +36,29 @@ def torch_on_cpu() -> Embedder:
 
 @pytest.fixture(scope="module")
 def torch_on_gpu() -> Embedder:
-    found = loaded(EmbeddingSettings(embedder="torch"))
-    if "GPU" not in found.engine:
+    selected = loaded(EmbeddingSettings(embedder="torch"))
+    if "GPU" not in selected.engine:
         pytest.skip("there is no GPU that torch can use")
-    return found
+    return selected
 
 
 @pytest.fixture(scope="module", params=["openvino", "torch_on_cpu", "torch_on_gpu"])
 def embedder(request: pytest.FixtureRequest) -> Embedder:
-    found: Embedder = request.getfixturevalue(request.param)
-    return found
+    selected: Embedder = request.getfixturevalue(request.param)
+    return selected
 
 
 @pytest.fixture(scope="module", params=["openvino", "torch_on_gpu"])
-def other(request: pytest.FixtureRequest) -> Embedder:
+def compared(request: pytest.FixtureRequest) -> Embedder:
     """One that is held against torch on the CPU."""
-    found: Embedder = request.getfixturevalue(request.param)
-    return found
+    selected: Embedder = request.getfixturevalue(request.param)
+    return selected
 
 
 def loaded(settings: EmbeddingSettings) -> Embedder:
-    found = select_embedder(settings)
-    assert found
-    return found
+    selected = select_embedder(settings)
+    assert selected
+    return selected
 
 
 @pytest.mark.slow
@@ -67,8 +68,8 @@ def test_real_traces_in_order_get_the_reference_scores(
 ) -> None:
     window = NoveltySettings().window()
     decider = Decider(MemoryLedger(), Policy(), NoveltyMeter(embedder, MemoryLog(window), window), max_attempts=5)
-    # Torch on CPU is four times slower, and its first forty tell as much.
-    some = real_traces[:40] if embedder.engine.startswith("torch f32") else real_traces
+    # Torch on CPU is four times slower, and its first twenty show as much.
+    some = real_traces[:20] if embedder.engine.startswith("torch f32") else real_traces
     traces = [decode_trace(payload, Limits()) for payload in some]
     worst = 0.0
     for start in range(0, len(traces), 8):
@@ -78,17 +79,17 @@ def test_real_traces_in_order_get_the_reference_scores(
     assert worst < 0.001
 
 
-def test_vectors_are_those_of_every_other_engine(other: Embedder, torch_on_cpu: Embedder) -> None:
+def test_vectors_are_those_of_every_other_engine(compared: Embedder, torch_on_cpu: Embedder) -> None:
     texts = [decode_trace(trace, Limits()).embedding_text for trace in sample_traces()]
-    cosines = (other.embed(texts) * torch_on_cpu.embed(texts)).sum(axis=1)
+    cosines = (compared.embed(texts) * torch_on_cpu.embed(texts)).sum(axis=1)
     assert cosines.min() > 1 - 1e-4
-    assert other.space == torch_on_cpu.space
-    assert other.dimensions == torch_on_cpu.dimensions
+    assert compared.space == torch_on_cpu.space
+    assert compared.dimensions == torch_on_cpu.dimensions
 
 
-def test_texts_just_below_a_full_one_are_padded_like_others(other: Embedder, torch_on_cpu: Embedder) -> None:
+def test_texts_just_below_a_full_one_are_padded_like_others(compared: Embedder, torch_on_cpu: Embedder) -> None:
     texts = ["tree river castle " * 4 + "tree " * count for count in (1, 2, 3, 4, 480, 490, 497, 498, 499, 500)]
-    cosines = (other.embed(texts) * torch_on_cpu.embed(texts)).sum(axis=1)
+    cosines = (compared.embed(texts) * torch_on_cpu.embed(texts)).sum(axis=1)
     assert cosines.min() > 1 - 1e-4
 
 
@@ -103,7 +104,7 @@ def test_no_text_gives_no_vector(embedder: Embedder) -> None:
     assert embedder.embed([]).shape == (0, embedder.dimensions)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=200), min_size=1, max_size=12))
 def test_a_batch_gives_what_one_by_one_gives(embedder: Embedder, texts: list[str]) -> None:
     together = embedder.embed(texts)
@@ -116,9 +117,9 @@ def test_a_batch_gives_what_one_by_one_gives(embedder: Embedder, texts: list[str
 def test_only_the_first_512_tokens_count(embedder: Embedder) -> None:
     # Each word is one token; one more is spent on the opening [CLS], none on a closing [SEP].
     counted = "tree " * 511
-    same, other = embedder.embed([counted + "river " * 50, counted + "castle " * 70])
+    same, cut = embedder.embed([counted + "river " * 50, counted + "castle " * 70])
     shorter = embedder.embed(["tree " * 510 + "river"])[0]
-    assert np.abs(same - other).max() < 1e-6
+    assert np.abs(same - cut).max() < 1e-6
     assert np.abs(same - shorter).max() > 1e-4
 
 
@@ -132,16 +133,16 @@ def test_similar_texts_are_nearer_than_others(embedder: Embedder) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_any_number_of_threads_gives_the_same_vectors(openvino: Embedder, threads: int) -> None:
     texts = ["tree " * count for count in (1, 2, 2, 30, 200, 600, 600)]
-    found = loaded(EmbeddingSettings(embedder="openvino", threads=threads))
-    assert np.abs(found.embed(texts) - openvino.embed(texts)).max() < 2e-3
+    selected = loaded(EmbeddingSettings(embedder="openvino", threads=threads))
+    assert np.abs(selected.embed(texts) - openvino.embed(texts)).max() < 2e-3
 
 
 class WrongSideBySide(openvino_engine._Streams):  # nothing else makes passes side by side wrong
     """Streams that give another vector for the last of several texts, as they once did for a process's whole life."""
 
     def run(self, inputs: Sequence[Any]) -> list[Vectors]:
-        found = super().run(inputs)
-        return [*found[:-1], found[-1][:, ::-1]] if len(found) > 1 else found
+        selected = super().run(inputs)
+        return [*selected[:-1], selected[-1][:, ::-1]] if len(selected) > 1 else selected
 
 
 def test_streams_that_give_one_text_two_vectors_are_compiled_anew(
@@ -155,11 +156,11 @@ def test_streams_that_give_one_text_two_vectors_are_compiled_anew(
         return (WrongSideBySide if len(made) <= 4 else right)(core, model, streams)
 
     monkeypatch.setattr(openvino_engine, "_Streams", wrong_at_first)
-    found = loaded(EmbeddingSettings(embedder="openvino", threads=2))
+    selected = loaded(EmbeddingSettings(embedder="openvino", threads=2))
     assert made == [1, 2] * 4
     assert [record.msg for record in caplog.records] == ["streams_disagree"]
     texts = ["tree " * count for count in (1, 30, 600, 600)]
-    assert np.abs(found.embed(texts) - openvino.embed(texts)).max() < 2e-3
+    assert np.abs(selected.embed(texts) - openvino.embed(texts)).max() < 2e-3
 
 
 def test_an_engine_that_gives_one_text_two_vectors_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +177,16 @@ def test_without_embedder_there_is_none() -> None:
 def test_a_directory_without_a_model_is_refused_by_its_name() -> None:
     with pytest.raises(SettingsError, match=r"^embedding\.model: /tmp is not the directory"):
         select_embedder(EmbeddingSettings(model="/tmp"))
+
+
+def test_batches_get_the_scores_that_traces_get_alone() -> None:
+    traces = fresh_samples(20)
+    together, alone = (
+        list(score_traces(traces, load_settings({"worker.batch_size": size, "embedding.required": True}))) for size in (16, 1)
+    )
+    assert [decision.timings.batch_size for decision in together] == [16] * 16 + [4] * 4
+    assert [decision.trace_id for decision in together] == [trace["id"] for trace in traces]
+    for batched, single in zip(together, alone, strict=True):
+        # In half precision sums depend on what else is in the batch.
+        assert batched.score == pytest.approx(single.score, abs=0.001)
+        assert batched.outcome == single.outcome

@@ -1,22 +1,28 @@
-"""A Redis that hands over to its replica: connections that still lead to the old one, now a replica, are left."""
+"""A Redis that hands over to its replica, by an address that moves or by Sentinel with TLS and the documented users."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import redis
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
 
 from tests.support.outcomes import published
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, FAST_WORKER, free_port, start_worker, wait_until
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
-from tests.support.traces import short_traces
+from tests.support.shipped import Shipped
+from tests.support.tls import Authority
+from tests.support.traces import fresh_samples, short_traces
 
 SLOW = {"EMBED_S": "0.1"}
 """A batch takes a tenth of a second to embed."""
@@ -73,7 +79,7 @@ def test_results_that_are_asked_for_are_stored_on_the_new_primary(pair: Pair, tm
     assert worker.events("result_not_stored") == []
 
 
-def test_a_worker_with_full_hands_loses_nothing(pair: Pair, tmp_path: Path) -> None:
+def test_no_trace_in_flight_is_lost_at_a_failover(pair: Pair, tmp_path: Path) -> None:
     traces = short_traces(300, seed=2)
     with (
         start_worker(pair.settings, tmp_path / "worker.log", command=CRASHING_WORKER, variables=SLOW) as worker,
@@ -88,3 +94,87 @@ def test_a_worker_with_full_hands_loses_nothing(pair: Pair, tmp_path: Path) -> N
         wait_until(lambda: store.ledger.counts() == (300, 0, 300, 0))
     assert worker.process.returncode == 0
     assert {decision["trace_id"] for decision in published(pair.settings)} == {trace["id"] for trace in traces}
+
+
+PASSWORD: Final = "of-the-sentinel"
+
+
+class Guarded:
+    """A primary, its replica and the sentinel that watches them."""
+
+    def __init__(self, directory: Path, executable: str, leaving: ExitStack) -> None:
+        """Start them; ``leaving`` ends them."""
+        for name in ("primary", "replica", "sentinel"):
+            (directory / name).mkdir()
+        authority = Authority(directory / "authority")
+        more = "tls-replication yes\nreplica-announce-ip localhost\nmasteruser replica\nmasterauth replica\n"
+        self.primary = Shipped(directory / "primary", executable, authority=authority, more=more)
+        leaving.callback(self.primary.stop)
+        more += f"replicaof localhost {self.primary.port}\n"
+        self.replica = Shipped(directory / "replica", executable, authority=authority, more=more, users=self.primary.users())
+        leaving.callback(self.replica.stop)
+        self._port = free_port()
+        self._watch(directory / "sentinel", executable, leaving)
+
+    def settings(self, user: str, password: str = PASSWORD) -> Settings:
+        """Settings of a user who knows where the sentinel is, and its password."""
+        parameters = f"primary=scorer&sentinel_password={password}&{self.primary.files()}"
+        url = f"rediss+sentinel://{user}:{self.primary.password(user)}@localhost:{self._port}/0?{parameters}"
+        return load_settings({"broker.url": url, "redis.url": url})
+
+    def ask(self, *command: str) -> str:
+        """Ask the sentinel; it says nothing until it listens."""
+        files = ("--cacert", "authority.pem", "--cert", "server.pem", "--key", "server.key")
+        line = ["redis-cli", "--no-auth-warning", "--tls", *files, "-p", str(self._port), "-a", PASSWORD, *command]
+        return subprocess.run(line, cwd=self._folder, capture_output=True, text=True, check=False, timeout=20).stdout
+
+    def _watch(self, directory: Path, executable: str, leaving: ExitStack) -> None:
+        self._folder = directory
+        for name in ("authority.pem", "server.pem", "server.key"):
+            shutil.copy(directory.parent / "primary" / name, directory)
+        lines = [
+            *("port 0", f"tls-port {self._port}", "tls-cert-file server.pem", "tls-key-file server.key"),
+            *("tls-ca-cert-file authority.pem", "tls-auth-clients yes", "tls-replication yes", f"requirepass {PASSWORD}"),
+            *("sentinel resolve-hostnames yes", "sentinel announce-hostnames yes"),
+            f"sentinel monitor scorer localhost {self.primary.port} 1",
+            *("sentinel auth-user scorer sentinel", "sentinel auth-pass scorer sentinel"),
+        ]
+        (directory / "sentinel.conf").write_text("\n".join(lines), "utf-8")
+        with (directory / "log").open("wb") as log:
+            process = subprocess.Popen([executable, "sentinel.conf", "--sentinel"], cwd=directory, stdout=log, stderr=log)
+        leaving.callback(process.wait)
+        leaving.callback(process.kill)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    executable = shutil.which("redis-server")
+    if executable is None or shutil.which("redis-cli") is None or b"tls-port" not in Path(executable).read_bytes():
+        pytest.skip("there is no redis-server with TLS on the PATH")
+    with ExitStack() as leaving:
+        yield Guarded(tmp_path_factory.mktemp("guarded"), executable, leaving)
+
+
+@pytest.mark.slow
+def test_a_worker_follows_to_a_replica_by_tls_with_the_users_for_that(guarded: Guarded, tmp_path: Path) -> None:
+    wait_until(lambda: "num-slaves\n1\n" in guarded.ask("sentinel", "master", "scorer"), timeout_s=30)
+    wait_until(lambda: "master-link-status\nok\n" in guarded.ask("sentinel", "replicas", "scorer"), timeout_s=30)
+    before, after = fresh_samples(2)
+    with (
+        start_worker(guarded.settings("worker"), tmp_path / "worker.log", command=FAST_WORKER) as worker,
+        Client(guarded.settings("client")) as client,
+    ):
+        assert client.wait(client.submit(before), timeout_s=30).trace_id == before["id"]
+        wait_until(lambda: guarded.ask("sentinel", "failover", "scorer").startswith("OK"), timeout_s=30)
+        with guarded.replica.connect("administrator") as admin:
+            wait_until(lambda: admin.info("replication")["role"] == "master", timeout_s=30)
+        assert client.wait(client.submit(after), timeout_s=30).trace_id == after["id"]
+    assert worker.process.returncode == 0
+    assert guarded.primary.refused() == guarded.replica.refused() == []
+
+
+def test_an_error_names_the_sentinel_that_refuses(guarded: Guarded) -> None:
+    wait_until(lambda: "num-slaves" in guarded.ask("sentinel", "master", "scorer"), timeout_s=30)
+    with Store.open(guarded.settings("worker", "wrong")) as store, pytest.raises(ServiceUnavailable) as refused:
+        store.ping()
+    assert "none of 1 sentinels says where the primary 'scorer' is: AuthenticationError" in str(refused.value)

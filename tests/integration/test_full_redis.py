@@ -1,4 +1,4 @@
-"""A Redis that submissions have filled: it takes no more of them, and a worker, even one that starts only now, empties it."""
+"""A Redis that submissions have filled accepts no more of them, and a worker empties it; or a Redis that is set up badly."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +13,20 @@ from click.testing import CliRunner
 from kombu.exceptions import OperationalError
 from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import publish_options
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.broker.wire import TASK_NAME
+from kp_scorer.cli.commands.novelty import warm_up
 from kp_scorer.cli.input import Line
 from kp_scorer.cli.main import commands
-from kp_scorer.cli.warming import warm_up
 from kp_scorer.client import Client
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import Store, WorkerReport
+from kp_scorer.ledger.connection import shortcomings
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store, WorkerReport
 
+from tests.support.changed_settings import with_changed
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.servers import RedisServer
@@ -60,28 +61,28 @@ def large_traces(seed: int) -> list[dict[str, Any]]:
 def fill_by_client(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[str]:
     """Submit until that is refused, as it is while there is room for what workers do."""
     with Client(settings) as client:
-        taken, error = until_refused(client.submit, traces)
+        accepted, error = until_refused(client.submit, traces)
     assert "ledger: Redis is nearly full" in str(error)
-    return taken
+    return accepted
 
 
 def fill_by_force(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[str]:
     """Put tasks on the queue, as other producers do, until Redis itself refuses."""
     with make_celery(settings) as app:
-        send = partial(app.send_task, TASK_NAME, queue=settings.queues.traces, ignore_result=True, **publish_options(app))
-        taken, error = until_refused(lambda trace: send(args=[trace]), traces)
+        send = partial(app.send_task, TASK_NAME, queue=settings.queues.traces, ignore_result=True, retry=False)
+        accepted, error = until_refused(lambda trace: send(args=[trace]), traces)
     assert "maxmemory" in str(error)
-    return taken
+    return accepted
 
 
 def until_refused(send: Callable[[Any], Any], traces: Sequence[dict[str, Any]]) -> tuple[list[str], Exception]:
-    """Send one after the other; return the ids of those that were taken, and the error that ended it."""
+    """Send one after the other; return the ids of those that were accepted, and the error that ended it."""
     for number, trace in enumerate(traces):
         try:
             send(trace)
         except (ServiceUnavailable, OperationalError) as error:
             assert number > 10
-            return [str(taken["id"]) for taken in traces[:number]], error
+            return [str(trace["id"]) for trace in traces[:number]], error
     raise AssertionError("nothing was refused")
 
 
@@ -106,7 +107,7 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
     (decision,) = score_traces(short_traces(1, seed=5), load_settings({"embedding.embedder": "none"}))
     with Store.open(endpoints) as store, make_celery(endpoints) as app, server.connect() as client:
         for number in range(3):
-            store.dead_letters.bury(b"%d" % number, "invalid", "$", f"kp:trace:{number}")
+            store.dead_letters.dead_letter(b"%d" % number, "invalid", "$", f"kp:trace:{number}")
         Publisher(app, endpoints, store).publish(decision)
         client.lpush(endpoints.queues.rejected, "foreign")
         # Redis has more than this in use when it is empty.
@@ -115,13 +116,13 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
             client.set("one", "more")
         store.ledger.renew()
         for in_hand in (1, 2):
-            store.workers.tell(store.ledger.worker, WorkerReport(node="one", in_hand=in_hand))
+            store.workers.report(store.ledger.worker, WorkerReport(node="one", in_hand=in_hand))
         assert store.workers.reports() == [WorkerReport(node="one", in_hand=2)]
         for command in ("dead-letter list", "forget kp:trace:1", "dead-letter drop --yes", "stats"):
             done = CliRunner().invoke(commands, [*command.split(), "--broker-url", server.url], catch_exceptions=False)
             assert done.exit_code == 0, done.output
         assert list(store.dead_letters.read()) == []
-        assert [taken["trace_id"] for taken in published(endpoints)] == [decision.trace_id]
+        assert [each["trace_id"] for each in published(endpoints)] == [decision.trace_id]
         # What was no decision.
         assert [letter.size_bytes for letter in store.dead_letters.read()] == [len("foreign")]
 
@@ -138,28 +139,61 @@ def test_warming_leaves_to_workers_what_they_need_of_a_full_redis(server: RedisS
         assert log.info().entries == 0
 
 
-def test_a_worker_that_the_broker_refuses_says_so_once_a_second(
+def test_a_worker_that_the_broker_refuses_logs_it_once_a_second(
     server: RedisServer, endpoints: Settings, tmp_path: Path
 ) -> None:
     with server.connect() as client:
-        client.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-eval")
-    limited = endpoints.model_copy(
-        update={"broker": endpoints.broker.model_copy(update={"url": server.url.replace("//", "//limited:secret@")})}
-    )
+        client.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-evalsha")
+    limited = with_changed(endpoints, broker__url=server.url.replace("//", "//limited:secret@"))
     with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER, ready=False) as worker:
-        lines = wait_until(lambda: (found := worker.events("service_unavailable"))[3:] and found)
+        lines = wait_until(lambda: (events := worker.events("service_unavailable"))[3:] and events)
         # Giving a fresh start to what was refused costs some moments too.
         assert _seconds(lines[0], lines[3]) > 2.9
         assert {line["service"] for line in lines} == {"broker"}
-        assert all(re.fullmatch(r"the broker refuses: NOPERM .*'eval'.*", line["detail"]) for line in lines)
+        assert all(re.fullmatch(r"the broker refuses: NOPERM .*'evalsha'.*", line["detail"]) for line in lines)
         with server.connect() as client:
-            client.execute_command("ACL", "SETUSER", "limited", "+eval")
+            client.execute_command("ACL", "SETUSER", "limited", "+evalsha")
         (trace,) = short_traces(1, seed=4)
         with Client(endpoints) as client:
             client.wait(client.submit(trace), timeout_s=30)
 
 
-def _seconds(one: dict[str, Any], other: dict[str, Any]) -> float:
+def _seconds(earlier: dict[str, Any], later: dict[str, Any]) -> float:
     """From one line of the log to another."""
-    first, last = (datetime.fromisoformat(line["timestamp"]) for line in (one, other))
+    first, last = (datetime.fromisoformat(line["timestamp"]) for line in (earlier, later))
     return (last - first).total_seconds()
+
+
+def test_a_worker_names_each_unsuitable_setting_of_its_redis_and_the_remedy(
+    settings: Settings, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    redis_client.config_set("maxmemory", 10**9)
+    with RedisServer(tmp_path) as server, server.connect() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.config_set("appendonly", "no")
+        queues_elsewhere = with_changed(settings, broker__url=server.url)
+        with start_worker(queues_elsewhere, tmp_path / "worker.log", command=FAST_WORKER) as worker:
+            shortages = [(line["service"], line["detail"].partition(": set ")[2]) for line in worker.events("redis_unsuitable")]
+    redis_client.config_set("maxmemory", 0)
+    assert shortages == [("broker", "maxmemory-policy noeviction"), ("broker", "maxmemory"), ("broker", "appendonly yes")]
+
+
+def test_memory_is_unknown_to_a_user_who_may_not_ask_for_it(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, server.connect() as client:
+        client.config_set("maxmemory", 10**9)
+        client.acl_setuser("kept-out", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
+        kept_out = server.url.replace("redis://", "redis://kept-out:any@")
+        for url, is_allowed in ((server.url, True), (kept_out, False)):
+            with Store.open(load_settings({"broker.url": url, "redis.url": url})) as store:
+                assert (store.memory_used() is not None) == is_allowed
+                assert 0 <= (store.memory_used() or 0.0) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"), [("5.0.14", True), ("6.0.20", True), ("6.2.0", False), ("7.0.15", False), ("10.0.1", False)]
+)
+def test_a_redis_that_is_too_old_is_named(version: str, is_old: bool) -> None:
+    well = {"maxmemory": 1, "used_memory": 0, "maxmemory_policy": "noeviction", "aof_enabled": 1}
+    assert list(shortcomings(well | {"redis_version": version})) == (
+        [f"Redis {version} is too old: install 6.2 or later"] if is_old else []
+    )

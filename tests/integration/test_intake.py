@@ -1,4 +1,4 @@
-"""The intake queue on RabbitMQ: any client can declare it, and what lies on it moves to the queue of traces, once or twice."""
+"""The intake queue on RabbitMQ: any client can declare it, and its messages move to the queue of traces, once or twice."""
 
 import json
 import shutil
@@ -13,19 +13,19 @@ import pytest
 from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Connection
-from kp_scorer.broker import intake as module
+from kp_scorer.broker import side_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.intake import Intake
-from kp_scorer.broker.publishing import confirmed, declare_queues
+from kp_scorer.broker.publishing import declare_queues, publish_confirmed
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.broker.task_body import BEGINNING_BYTES, largest_body_bytes
-from kp_scorer.broker.task_message import DELIVERY_COUNT
+from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.side_queues import SideQueue
+from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
 
-from tests.support.bombs import GZIP
+from tests.support.attacks import GZIP
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, launch_worker, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ, confirming
 from tests.support.traces import fresh_samples, short_traces
@@ -46,10 +46,10 @@ def app(settings_here: Settings) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def intake(app: Celery, settings_here: Settings, store: Store) -> Intake:
+def intake(app: Celery, settings_here: Settings, store: Store) -> SideQueue:
     queues = submission_queues(settings_here)
     assert queues.intake
-    return Intake(app, queues, queues.intake, store.dead_letters)
+    return SideQueue(app, queues.intake, settings_here, store.dead_letters, Publisher(app, settings_here, store))
 
 
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
@@ -63,12 +63,13 @@ def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
 
 
 def get_all(settings: Settings) -> list[Any]:
-    """Take all messages off the queue of traces."""
-    found = []
+    """Receive all messages on the queue of traces."""
     with Connection(settings.broker.url) as connection:
-        while message := connection.default_channel.basic_get(settings.queues.traces, no_ack=True):
-            found.append(message)
-    return found
+        return list(iter(lambda: connection.default_channel.basic_get(settings.queues.traces, no_ack=True), None))
+
+
+def control(*arguments: str) -> None:
+    subprocess.run(["rabbitmqctl", *arguments], check=True, capture_output=True, timeout=60)
 
 
 def as_bodies(traces: Sequence[dict[str, Any]]) -> list[bytes]:
@@ -83,7 +84,7 @@ def test_what_is_sent_to_the_intake_is_decided(rabbitmq: RabbitMQ, store: Store,
         body = json.dumps([[called], {}, {}]).encode()
         put(settings, [body], application_headers={"task": "score_trace", "id": "1"})
         put(settings, [b"no JSON"])
-        statuses = list(client.as_settled([trace["id"] for trace in [*traces, called]], timeout_s=60))
+        statuses = list(client.as_completed([trace["id"] for trace in [*traces, called]], timeout_s=60))
         assert {status.state for status in statuses} == {"decided"}
         wait_until(lambda: store.ledger.counts() == (252, 0, 251, 1))
         wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
@@ -100,123 +101,121 @@ def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decide
     # Of the second batch nothing is acknowledged, and all lies on both queues.
     wait_until(lambda: rabbitmq.waiting("intake") == 20)
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as next_worker, Client(settings) as client:
-        statuses = list(client.as_settled([trace["id"] for trace in traces], timeout_s=60))
+        statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=60))
         assert {status.state for status in statuses} == {"decided"}
         wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
         wait_until(lambda: len(worker.events("trace_decided")) + len(next_worker.events("trace_decided")) >= 140)
     assert store.ledger.counts() == (120, 0, 120, 0)
 
 
-def test_of_a_message_only_its_content_moves(intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
+def test_only_the_content_of_a_message_moves(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
     headers = {"task": [1], "id": "a", "ignore_result": False, "compression": GZIP, "CC": [rabbitmq.name("dead")], "eta": "now"}
     properties = {"expiration": "3600000", "priority": 9, "reply_to": "x", "message_id": "y", "content_encoding": "utf-16"}
     put(settings_here, [b"\xff{}"], application_headers=headers, **properties)
     put(settings_here, [b""], content_type="text/plain")
-    intake.move()
+    intake.drain()
     wait_until(lambda: rabbitmq.waiting("traces") == 2)
     first, second = get_all(settings_here)
-    kept = {"task": "?", "id": "a", "ignore_result": False, "compression": GZIP}
+    headers_moved = {"task": "?", "id": "a", "ignore_result": False, "compression": GZIP}
     assert first.body == b"\xff{}"
     first.properties["application_headers"].pop(DELIVERY_COUNT, None)
-    assert first.properties == {"content_type": "application/json", "application_headers": kept, "delivery_mode": 2}
+    assert first.properties == {"content_type": "application/json", "application_headers": headers_moved, "delivery_mode": 2}
     assert (second.body, second.properties["content_type"]) == ("", "application/octet-stream")
     assert rabbitmq.waiting("dead") == 1, "the copy that RabbitMQ made when its producer sent it, and no other"
     assert rabbitmq.waiting("intake") == 0
 
 
-def test_of_what_is_too_large_the_beginning_moves_and_no_more_is_held(
-    intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ
+def test_the_beginning_of_a_message_that_is_too_large_moves(
+    intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ
 ) -> None:
     largest_bytes = largest_body_bytes(settings_here.limits)
     put(settings_here, [b"x" * (largest_bytes + 1), *[b"y" * 700_000] * 3, b"z"])
-    intake.move()
+    intake.drain()
     wait_until(lambda: rabbitmq.waiting("traces") == 5)
     sizes = [len(message.body) for message in get_all(settings_here)]
     assert sizes == [BEGINNING_BYTES, *[700_000] * 3, 1]
 
 
-def test_while_the_queue_of_traces_is_full_what_it_refuses_stays(
-    intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ
-) -> None:
+def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
     vhost = settings_here.broker.url.rpartition("/")[2]
     if shutil.which("rabbitmqctl") is None or not vhost.startswith("kp-test-"):
         pytest.skip("no rabbitmqctl here may set a policy")
     bodies = [b"%04d" % number for number in range(50)]
     policy = ["set_policy", "--vhost", vhost, "full", f"^{settings_here.queues.traces}$", '{"max-length": 10}']
-    subprocess.run(["rabbitmqctl", *policy], check=True, capture_output=True, timeout=60)
-    found: list[bytes] = []
+    control(*policy)
+    moved: list[bytes] = []
     try:
         # The policy takes a moment to count.
         def refused() -> bool:
             put(settings_here, bodies)
             try:
-                intake.move()
+                intake.drain()
             except ServiceUnavailable as error:
                 return "takes no more" in str(error)
-            found.extend(message.body for message in get_all(settings_here))
+            moved.extend(message.body for message in get_all(settings_here))
             return False
 
         wait_until(refused)
     finally:
-        subprocess.run(["rabbitmqctl", "clear_policy", "--vhost", vhost, "full"], check=True, capture_output=True, timeout=60)
+        control("clear_policy", "--vhost", vhost, "full")
     # RabbitMQ takes some more than the limit before it refuses.
     wait_until(lambda: rabbitmq.waiting("intake") > 0)
     wait_until(lambda: _moves(intake) and rabbitmq.waiting("intake") == 0)
-    found.extend(message.body for message in get_all(settings_here))
-    assert len(found) % 50 == 0
-    assert set(found) == set(bodies)
+    moved.extend(message.body for message in get_all(settings_here))
+    assert len(moved) % 50 == 0
+    assert set(moved) == set(bodies)
 
 
-def _moves(intake: Intake) -> bool:
+def _moves(intake: SideQueue) -> bool:
     try:
-        intake.move()
+        intake.drain()
     except ServiceUnavailable:
         return False
     return True
 
 
-def test_a_message_that_rabbitmq_refuses_is_kept_and_blocks_no_other(
-    intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ, store: Store, monkeypatch: pytest.MonkeyPatch
+def test_a_message_that_rabbitmq_refuses_is_dead_lettered_and_blocks_no_other(
+    intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # RabbitMQ has one such limit, for all its users together, so it is not changed here.
     def refuse(producer: Any, messages: Sequence[Any], *args: Any) -> list[bool]:
         if any(message.body == b"large" for message in messages):
-            confirmed(producer, [message for message in messages if message.body < b"large"], *args)
+            publish_confirmed(producer, [message for message in messages if message.body < b"large"], *args)
             raise PreconditionFailed("message size 5 is larger than configured max size 4")
-        return confirmed(producer, messages, *args)
+        return publish_confirmed(producer, messages, *args)
 
-    monkeypatch.setattr(module, "confirmed", refuse)
+    monkeypatch.setattr(side_queues, "publish_confirmed", refuse)
     put(settings_here, [b"first", b"large", b"second"])
-    intake.move()
+    intake.drain()
     wait_until(lambda: rabbitmq.waiting("traces") == 3)
     assert sorted(message.body for message in get_all(settings_here)) == [b"first", b"first", b"second"]
     assert rabbitmq.waiting("intake") == 0
-    (letter,) = store.dead_letters.read()
-    assert (letter.reason, store.dead_letters.payload(letter.letter_id)) == ("malformed", b"large")
-    assert "max size 4" in letter.detail
+    (dead_letter,) = store.dead_letters.read()
+    assert (dead_letter.reason, store.dead_letters.payload(dead_letter.letter_id)) == ("malformed", b"large")
+    assert "max size 4" in dead_letter.detail
 
 
-def test_an_outage_leaves_everything_where_it_is(
-    intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+def test_messages_stay_on_the_intake_during_an_outage(
+    intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any) -> list[bool]:
         raise ServiceUnavailable("dead letters: away")
 
     put(settings_here, [b"1", b"2"])
     with monkeypatch.context() as patch:
-        patch.setattr(module, "confirmed", fail)
+        patch.setattr(side_queues, "publish_confirmed", fail)
         with pytest.raises(ServiceUnavailable):
-            intake.move()
+            intake.drain()
     wait_until(lambda: rabbitmq.waiting("intake") == 2)
-    intake.move()
+    intake.drain()
     wait_until(lambda: rabbitmq.waiting("traces") == 2)
     assert [message.body for message in get_all(settings_here)] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("kind", ["intake", "traces"])
-def test_a_queue_that_has_gone_is_made_anew(intake: Intake, settings_here: Settings, rabbitmq: RabbitMQ, kind: str) -> None:
-    intake.move()
+def test_a_deleted_queue_is_declared_anew(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ, kind: str) -> None:
+    intake.drain()
     rabbitmq.delete(kind)
     put(settings_here, [b"1"])
-    intake.move()
+    intake.drain()
     wait_until(lambda: rabbitmq.waiting("traces") == 1)

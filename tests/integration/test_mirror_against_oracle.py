@@ -8,13 +8,12 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kp_scorer.novelty import NoveltyCache, Window
-from kp_scorer.novelty.cache import Placed
+from kp_scorer.ledger import RedisLog
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.novelty import NoveltyCache, Placement, Window
 from kp_scorer.novelty.log import Entry
-from kp_scorer.store import RedisLog
-from kp_scorer.store.keys import Keys
 
-from tests.support.candidates import candidate
+from tests.support.builders import candidate
 
 KEYS: Final = Keys("kp")
 # The slack is twice the largest batch, as settings have it at least: a batch does not push its own places out.
@@ -56,16 +55,16 @@ class Scene:
     def place(self) -> None:
         ids = [f"trace-{self.random.randrange(40)}" for _ in range(self.random.randint(1, 4))]
         candidates = [candidate(trace_id, self.random.randrange(7)) for trace_id in ids]
-        placed = self.random.choice(self.caches).place(candidates)
+        placements = self.random.choice(self.caches).place(candidates)
         entries = self.entries()
         at = {entry.place: entry for entry in entries}
-        for sent, found in zip(candidates, placed, strict=True):
-            if found is None:
+        for sent, placement in zip(candidates, placements, strict=True):
+            if placement is None:
                 assert self.redis_client.hget(KEYS.record(sent.trace_id), "digest") != sent.digest
                 continue
-            own = at[found.place]
+            own = at[placement.place]
             assert (own.trace_id, own.digest) == (sent.trace_id, sent.digest)
-            agree(found, oracle(entries, own))
+            agree(placement, oracle(entries, own))
 
     def read(self) -> None:
         self.random.choice(self.caches).catch_up()
@@ -75,7 +74,7 @@ class Scene:
         if self.time_ms():
             server: Any = self.redis_client.time()
             now = max(self.time_ms(), server[0] * 1_000 + 3_600_000)
-            self.redis_client.hset(KEYS.head("space"), "time_ms", now + self.random.choice([1, 5, WINDOW.ttl_ms // 2]))
+            self.redis_client.hset(KEYS.of_log("space").head, "time_ms", now + self.random.choice([1, 5, WINDOW.ttl_ms // 2]))
 
     def erase(self) -> None:
         if entries := self.entries():
@@ -95,7 +94,7 @@ class Scene:
             self.redis_client.restore(key, 60_000, dump)
         # A server comes back later than it went, so what is appended then never has the entry ids of what was lost.
         if self.time_ms():
-            self.redis_client.hset(KEYS.head("space"), "time_ms", max(lost_ms, self.time_ms()) + 1)
+            self.redis_client.hset(KEYS.of_log("space").head, "time_ms", max(lost_ms, self.time_ms()) + 1)
 
     def clear(self) -> None:
         self.log.clear()
@@ -105,30 +104,30 @@ class Scene:
 
     def time_ms(self) -> int:
         """The log's time; 0 if there is no log."""
-        found: Any = self.redis_client.hget(KEYS.head("space"), "time_ms")
-        return int(found or 0)
+        time: Any = self.redis_client.hget(KEYS.of_log("space").head, "time_ms")
+        return int(time or 0)
 
     def entries(self) -> list[Entry]:
         return list(self.log.entries())
 
 
-def agree(found: Placed, expected: tuple[float, set[str]] | None) -> None:
+def agree(placement: Placement, expected: tuple[float, set[str]] | None) -> None:
     if expected is None:
-        assert found.nearest is None
+        assert placement.nearest is None
         return
     similarity, nearest = expected
-    assert found.nearest is not None
-    assert found.nearest.similarity == pytest.approx(similarity, abs=1e-5)
-    assert found.nearest.trace_id in nearest
+    assert placement.nearest is not None
+    assert placement.nearest.similarity == pytest.approx(similarity, abs=1e-5)
+    assert placement.nearest.trace_id in nearest
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_caches_agree_with_the_definition_whatever_happens_to_the_log(redis_client: redis.Redis, seed: int) -> None:
     scene = Scene(redis_client, Random(seed))
     # Small chunks, so that most reads take several.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kp_scorer.store.redis_log.READ_CHUNK", 3)
+        patch.setattr("kp_scorer.ledger.log.READ_CHUNK", 3)
         for _ in range(120):
             scene.step()
     places = [entry.place for entry in scene.log.entries()]
@@ -141,12 +140,14 @@ def test_a_mirror_that_is_full_moves_on_and_still_agrees(redis_client: redis.Red
     window = Window(max_elements=40, ttl_ms=60_000, slack_elements=10, slack_ms=60_000)
     log = RedisLog(redis_client, KEYS, "space", window, record_ttl_ms=60_000)
     cache, rng = NoveltyCache(log, window, 8), np.random.default_rng(0)
-    kept: list[tuple[str, np.ndarray[Any, Any]]] = []
+    placed_before: list[tuple[str, np.ndarray[Any, Any]]] = []
     for batch in range(300):
         sent = [candidate(f"{batch}-{index}", int(rng.integers(10**9))) for index in range(8)]
-        for each, placed in zip(sent, cache.place(sent), strict=True):
-            if kept:
-                assert placed
-                assert placed.nearest
-                assert placed.nearest.similarity == pytest.approx(max(float(v @ each.vector) for _, v in kept[-40:]), abs=1e-5)
-            kept.append((each.trace_id, each.vector))
+        for each, placement in zip(sent, cache.place(sent), strict=True):
+            if placed_before:
+                assert placement
+                assert placement.nearest
+                assert placement.nearest.similarity == pytest.approx(
+                    max(float(v @ each.vector) for _, v in placed_before[-40:]), abs=1e-5
+                )
+            placed_before.append((each.trace_id, each.vector))

@@ -1,243 +1,231 @@
-"""The novelty log on a real Redis, beside the one in memory: one behaviour, two places."""
+"""The novelty log on a real Redis, beside the one in memory; workers on one log have one window, its first writer's."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import redis
-from kp_scorer.novelty import MemoryLog, NoveltyCache, NoveltyLog, Window
-from kp_scorer.novelty.cache import Placed
+from kp_scorer.errors import SettingsError
+from kp_scorer.ledger import RedisLog, Store
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.novelty import MemoryLog, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.log import Cursor
-from kp_scorer.store import RedisLog, Store
-from kp_scorer.store.keys import Keys
+from kp_scorer.settings import Settings
 
-from tests.support.candidates import MINUTE_MS, candidate
+from tests.support.builders import MINUTE_MS, candidate
+from tests.support.changed_settings import with_changed
+from tests.support.processes import FAST_WORKER, launch_worker
 
 WINDOW = Window(max_elements=4, ttl_ms=10 * MINUTE_MS, slack_elements=6, slack_ms=MINUTE_MS)
 DIMENSIONS = 8
+KEYS = Keys("kp")
 
 MakeLog = Callable[[Window], NoveltyLog]
 
 
+def log_in(redis_client: redis.Redis, window: Window = WINDOW, space: str = "space") -> RedisLog:
+    return RedisLog(redis_client, KEYS, space, window, record_ttl_ms=60_000)
+
+
 @pytest.fixture(params=["redis", "memory"])
 def make_log(request: pytest.FixtureRequest, redis_client: redis.Redis) -> MakeLog:
-    """Both kinds of log."""
-    if request.param == "memory":
-        return MemoryLog
-    return lambda window: RedisLog(redis_client, Keys("kp"), "space", window, record_ttl_ms=60_000)
+    return MemoryLog if request.param == "memory" else lambda window: log_in(redis_client, window)
 
 
-def _cache(log: NoveltyLog, window: Window = WINDOW) -> NoveltyCache:
+def cache_of(log: NoveltyLog, window: Window = WINDOW) -> NoveltyCache:
     return NoveltyCache(log, window, DIMENSIONS)
 
 
-def _nearest(placed: Placed | None) -> tuple[str, float] | None:
-    assert placed is not None
-    return (placed.nearest.trace_id, round(placed.nearest.similarity, 5)) if placed.nearest else None
+def place(cache: NoveltyCache, trace_id: str, seed: int) -> Placement:
+    """Place a trace with a vector of this seed."""
+    (placement,) = cache.place([candidate(trace_id, seed)])
+    assert placement
+    return placement
 
 
-def test_the_first_trace_has_nothing_to_be_compared_with(make_log: MakeLog) -> None:
-    (placed,) = _cache(make_log(WINDOW)).place([candidate("a", 1)])
-    assert _nearest(placed) is None
-    assert placed
-    assert placed.place.number == 1
+def nearest(placement: Placement | None) -> tuple[str, float] | None:
+    assert placement is not None
+    return (placement.nearest.trace_id, round(placement.nearest.similarity, 5)) if placement.nearest else None
 
 
 def test_a_batch_compares_its_traces_with_each_other_in_order(make_log: MakeLog) -> None:
-    placed = _cache(make_log(WINDOW)).place([candidate("a", 1), candidate("b", 1), candidate("c", 2)])
-    assert [_nearest(each) for each in placed][:2] == [None, ("a", 1.0)]
-    assert placed[2]
-    assert placed[2].place.number == 3
+    placements = cache_of(make_log(WINDOW)).place([candidate("a", 1), candidate("b", 1), candidate("c", 2)])
+    assert [nearest(placement) for placement in placements][:2] == [None, ("a", 1.0)]
+    assert [placement and placement.place.number for placement in placements] == [1, 2, 3]
 
 
 def test_two_caches_on_one_log_see_each_other(make_log: MakeLog) -> None:
     log = make_log(WINDOW)
-    first, second = _cache(log), _cache(log)
-    first.place([candidate("a", 1)])
-    (placed,) = second.place([candidate("b", 1)])
-    assert _nearest(placed) == ("a", 1.0)
+    first, second = cache_of(log), cache_of(log)
+    place(first, "a", 1)
+    assert nearest(place(second, "b", 1)) == ("a", 1.0)
 
 
-def test_a_trace_admitted_again_gets_its_place_back_and_never_meets_itself(make_log: MakeLog) -> None:
+def test_a_trace_placed_again_gets_its_place_back_and_never_meets_itself(make_log: MakeLog) -> None:
     log = make_log(WINDOW)
-    (before,) = _cache(log).place([candidate("a", 1)])
-    _cache(log).place([candidate("b", 1)])
-    (after,) = _cache(log).place([candidate("a", 1)])
-    assert before
-    assert after
-    assert after.place == before.place
-    assert _nearest(after) is None
-    assert _cache(log).catch_up() == 2
+    before = place(cache_of(log), "a", 1)
+    place(cache_of(log), "b", 1)
+    after = place(cache_of(log), "a", 1)
+    assert (after.place, after.nearest) == (before.place, None)
+    assert cache_of(log).catch_up() == 2
 
 
 def test_an_id_with_other_content_gets_no_place(make_log: MakeLog) -> None:
     log = make_log(WINDOW)
-    placed = _cache(log).place([candidate("a", 1), candidate("a", 2), candidate("b", 2)])
-    assert placed[1] is None
-    assert _nearest(placed[2]) != ("a", 1.0)
-    assert _cache(log).catch_up() == 2
-
-
-def test_only_the_newest_elements_count(make_log: MakeLog) -> None:
-    cache = _cache(make_log(WINDOW))
-    cache.place([candidate("a", 1)])
-    cache.place([candidate(f"between-{index}", 10 + index) for index in range(WINDOW.max_elements)])
-    (placed,) = cache.place([candidate("again", 1)])
-    assert placed
-    assert placed.nearest
-    assert placed.nearest.trace_id != "a"
+    _, refused, later = cache_of(log).place([candidate("a", 1), candidate("a", 2), candidate("b", 2)])
+    assert refused is None
+    assert nearest(later) != ("a", 1.0)
+    assert cache_of(log).catch_up() == 2
 
 
 def test_the_earliest_of_several_duplicates_is_named(make_log: MakeLog) -> None:
-    cache = _cache(make_log(WINDOW))
+    cache = cache_of(make_log(WINDOW))
     cache.place([candidate("first", 1), candidate("second", 1)])
-    (placed,) = cache.place([candidate("third", 1)])
-    assert placed
-    assert placed.nearest
-    assert placed.nearest.trace_id == "first"
-    assert placed.nearest.is_duplicate
+    placement = place(cache, "third", 1)
+    assert placement.nearest
+    assert (placement.nearest.trace_id, placement.nearest.is_duplicate) == ("first", True)
 
 
 def test_a_redelivery_beyond_the_slack_is_placed_anew_and_still_never_meets_itself(make_log: MakeLog) -> None:
     wide = Window(max_elements=50, ttl_ms=10 * MINUTE_MS, slack_elements=3, slack_ms=MINUTE_MS)
-    log = make_log(wide)
-    cache = _cache(log, wide)
-    (before,) = cache.place([candidate("late", 1)])
+    cache = cache_of(make_log(wide), wide)
+    before = place(cache, "late", 1)
     cache.place([candidate(f"between-{index}", 10 + index) for index in range(5)])
-    (after,) = cache.place([candidate("late", 1)])
-    assert before
-    assert after
+    after = place(cache, "late", 1)
     assert after.place.number == 7 > before.place.number
-    assert after.nearest
-    assert after.nearest.trace_id != "late"
+    assert (nearest(after) or ("late",))[0] != "late"
 
 
 def test_a_late_mirror_reads_in_chunks_and_misses_nothing(redis_client: redis.Redis) -> None:
     window = Window(max_elements=3_000, ttl_ms=10 * MINUTE_MS, slack_elements=10, slack_ms=MINUTE_MS)
-    log = RedisLog(redis_client, Keys("kp"), "space", window, record_ttl_ms=60_000)
-    writer = _cache(log, window)
-    writer.place([candidate("needle", 1)])
+    log = log_in(redis_client, window)
+    writer = cache_of(log, window)
+    place(writer, "needle", 1)
     for start in range(0, 2_500, 500):
         writer.place([candidate(f"hay-{index}", 10 + index) for index in range(start, start + 500)])
-    (placed,) = _cache(log, window).place([candidate("again", 1)])
-    assert _nearest(placed) == ("needle", 1.0)
+    assert nearest(place(cache_of(log, window), "again", 1)) == ("needle", 1.0)
 
 
 @pytest.mark.parametrize("space", ["space", "other"])
 def test_spaces_never_meet(redis_client: redis.Redis, space: str) -> None:
-    here = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
-    there = RedisLog(redis_client, Keys("kp"), space, WINDOW, record_ttl_ms=60_000)
-    _cache(here).place([candidate("a", 1)])
-    (placed,) = _cache(there).place([candidate("b", 1)])
-    assert (_nearest(placed) == ("a", 1.0)) == (space == "space")
-
-
-def test_an_emptied_log_is_noticed_and_nothing_gone_is_compared_with(redis_client: redis.Redis) -> None:
-    cache = _cache(RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000))
-    cache.place([candidate("a", 1)])
-    redis_client.flushall()
-    (placed,) = cache.place([candidate("b", 1)])
-    assert _nearest(placed) is None
-    assert placed
-    assert placed.place.number == 1
-
-
-def test_a_log_that_lost_its_newest_entries_is_noticed(redis_client: redis.Redis) -> None:
-    keys = Keys("kp")
-    log = RedisLog(redis_client, keys, "space", WINDOW, record_ttl_ms=60_000)
-    cache = _cache(log)
-    cache.place([candidate("a", 1)])
-    saved = {key: redis_client.dump(key) for key in redis_client.scan_iter()}
-    cache.place([candidate("lost", 2)])
-    redis_client.flushall()
-    for key, value in saved.items():
-        assert value
-        redis_client.restore(key, 60_000, value)
-    _cache(log).place([candidate("other", 3)])
-    placed = cache.place([candidate("like-the-lost", 2), candidate("like-a", 1)])
-    assert placed[0]
-    assert placed[0].nearest
-    assert placed[0].nearest.similarity < 0.99
-    assert _nearest(placed[1]) == ("a", 1.0)
+    place(cache_of(log_in(redis_client)), "a", 1)
+    placement = place(cache_of(log_in(redis_client, space=space)), "b", 1)
+    assert (nearest(placement) == ("a", 1.0)) == (space == "space")
 
 
 def test_the_log_keeps_no_more_than_window_and_slack(redis_client: redis.Redis) -> None:
-    keys = Keys("kp")
     window = Window(max_elements=100, ttl_ms=10 * MINUTE_MS, slack_elements=50, slack_ms=MINUTE_MS)
-    cache = _cache(RedisLog(redis_client, keys, "space", window, record_ttl_ms=60_000), window)
+    cache = cache_of(log_in(redis_client, window), window)
     for start in range(0, 1_000, 50):
         cache.place([candidate(f"t{index}", index) for index in range(start, start + 50)])
     # Redis trims whole nodes of the stream, of at most 100 entries.
-    assert window.kept_elements <= redis_client.xlen(keys.log("space")) <= window.kept_elements + 100
+    assert window.kept_elements <= redis_client.xlen(KEYS.of_log("space").log) <= window.kept_elements + 100
     assert all(redis_client.pttl(key) > 0 for key in redis_client.scan_iter())
 
 
 def test_vectors_come_back_as_they_went_in(redis_client: redis.Redis) -> None:
-    log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
     sent = candidate("a", 1)
-    _, tail = log.exchange([sent], None)
+    _, tail = log_in(redis_client).append([sent], None)
     assert np.array_equal(tail.entries[0].vector, sent.vector)
 
 
 def test_an_erased_trace_is_dropped_by_mirrors_that_have_read_it(redis_client: redis.Redis) -> None:
-    log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
-    cache = _cache(log)
+    log = log_in(redis_client)
+    cache = cache_of(log)
     cache.place([candidate("erased", 1), candidate("other", 2)])
     assert log.erase("erased") == 1
     assert cache.catch_up() == 2, "read on, not from the start: the row stays as a blank"
-    (placed,) = cache.place([candidate("again", 1)])
-    assert placed
-    assert placed.nearest
-    assert placed.nearest.trace_id == "other"
+    assert (nearest(place(cache, "again", 1)) or ("",))[0] == "other"
     assert all(entry.trace_id != "erased" for entry in log.entries())
 
 
 def test_a_trace_whose_record_has_expired_can_still_be_erased(redis_client: redis.Redis) -> None:
-    keys = Keys("kp")
-    log = RedisLog(redis_client, keys, "space", WINDOW, record_ttl_ms=60_000)
-    _cache(log).place([candidate("erased", 1), candidate("other", 2)])
-    redis_client.delete(keys.record("erased"))
-    assert log.erase("erased") == 1
-    assert log.erase("erased") == 0
+    log = log_in(redis_client)
+    cache_of(log).place([candidate("erased", 1), candidate("other", 2)])
+    redis_client.delete(KEYS.record("erased"))
+    assert [log.erase("erased"), log.erase("erased")] == [1, 0]
 
 
 def test_erasing_the_newest_entry_does_not_make_mirrors_start_over(redis_client: redis.Redis) -> None:
-    log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
-    _, tail = log.exchange([candidate("a", 1), candidate("newest", 2)], None)
+    log = log_in(redis_client)
+    _, tail = log.append([candidate("a", 1), candidate("newest", 2)], None)
     cursor = Cursor(tail.epoch, tail.entries[-1].place, "newest", erasure="")
     log.erase("newest")
-    _, after = log.exchange((), cursor)
-    assert not after.restart
-    assert not after.entries
+    _, after = log.append((), cursor)
+    assert (after.restart, after.entries) == (False, [])
     assert [erasure.place for erasure in after.erasures] == [cursor.place]
 
 
-def test_erasing_takes_no_place_and_narrows_no_later_window(redis_client: redis.Redis) -> None:
-    log = RedisLog(redis_client, Keys("kp"), "space", WINDOW, record_ttl_ms=60_000)
-    cache = _cache(log)
-    cache.place([candidate("first", 1), candidate("second", 2), candidate("third", 3)])
-    assert (log.erase("second"), log.erase("third")) == (1, 1)
-    for mirror in (cache, _cache(log)):
-        (placed,) = mirror.place([candidate("again", 1)])
-        assert placed
-        assert (placed.place.number, _nearest(placed)) == (4, ("first", 1.0)), "both are in the window of four still"
-
-
 def test_a_mirror_that_missed_erasures_starts_over(redis_client: redis.Redis) -> None:
-    keys = Keys("kp")
-    log = RedisLog(redis_client, keys, "space", WINDOW, record_ttl_ms=60_000)
-    cache = _cache(log)
+    log = log_in(redis_client)
+    cache = cache_of(log)
     cache.place([candidate("first", 1), candidate("second", 2), candidate("third", 3)])
     log.erase("second")
     cache.catch_up()
     log.erase("third")
     # As if so many were erased meanwhile that the stream has been trimmed beyond what this mirror has read.
-    redis_client.xtrim(keys.erased("space"), maxlen=1, approximate=False)
+    redis_client.xtrim(KEYS.of_log("space").erasures, maxlen=1, approximate=False)
     assert cache.catch_up() == 1
 
 
-def test_what_was_erased_is_no_log(store: Store) -> None:
+def test_erasures_are_not_listed_as_a_log(store: Store) -> None:
     log = store.novelty_log("space")
-    log.exchange([candidate("a", 1), candidate("b", 2)], None)
+    log.append([candidate("a", 1), candidate("b", 2)], None)
     log.erase("a")
-    assert [found.space for found in store.novelty_logs()] == ["space"]
+    assert [stored.space for stored in store.novelty_logs()] == ["space"]
+
+
+CHANGES: list[tuple[dict[str, int], str]] = [
+    ({"max_elements": 5}, r"^novelty\.max_elements is 4 there and 5 here: "),
+    ({"ttl_ms": 90_500}, r"^novelty\.ttl_s is 600 there and 90\.5 here: "),
+    ({"slack_elements": 7}, r"^novelty\.slack_elements is 6 there and 7 here: "),
+    (
+        {"ttl_ms": 90_500, "max_elements": 5},
+        r"^novelty\.max_elements is 4 .* here, novelty\.ttl_s is 600 there and 90\.5 here: ",
+    ),
+    ({"slack_ms": 1_000}, r"^its slack is 60000 ms there and 1000 ms here: "),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CHANGES, ids=[",".join(changes) for changes, _ in CHANGES])
+def test_another_window_is_refused_and_changes_nothing(redis_client: redis.Redis, changes: Any, message: str) -> None:
+    first = log_in(redis_client, WINDOW)
+    first.append([candidate("a", 1)], None)
+    changed = log_in(redis_client, WINDOW._replace(**changes))
+    for candidates in ([], [candidate("b", 2)]):
+        with pytest.raises(SettingsError, match=message):
+            changed.append(candidates, None)
+    assert first.info().window == WINDOW
+    assert [entry.trace_id for entry in first.entries()] == ["a"]
+    assert first.append([candidate("c", 3)], None)[0][0]
+
+
+@pytest.mark.parametrize("emptied", ["cleared", "expired", "erased", "never written"])
+def test_an_empty_log_accepts_any_window(redis_client: redis.Redis, emptied: str) -> None:
+    first, wider = log_in(redis_client, WINDOW), WINDOW._replace(max_elements=5)
+    if emptied != "never written":
+        first.append([candidate("a", 1)], None)
+    match emptied:
+        case "cleared":
+            first.clear()
+        case "expired":
+            redis_client.delete(Keys("kp").of_log("space").log)
+        case "erased":
+            first.erase("a")
+    second = log_in(redis_client, wider)
+    assert NoveltyCache(second, wider, 8).catch_up() == 0
+    second.append([candidate("b", 2)], None)
+    assert second.info().window == wider
+    with pytest.raises(SettingsError, match="is 5 there and 4 here"):
+        first.append([], None)
+
+
+def test_a_worker_with_another_window_does_not_start(settings: Settings, tmp_path: Path) -> None:
+    with Store.open(settings) as store:
+        store.novelty_log("word-hash-1").append([candidate("a", 1, dimensions=128)], None)
+    worker = launch_worker(with_changed(settings, novelty__max_elements=7), tmp_path / "worker.log", FAST_WORKER)
+    assert worker.process.wait(60) == SettingsError.exit_code
+    (line,) = worker.events("worker_cannot_start")
+    assert line["detail"].startswith("novelty.max_elements is 1000 there and 7 here: the log word-hash-1 ")

@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
+from kp_scorer.ledger import Store
+from kp_scorer.local.embedded import redis_executable
 from kp_scorer.settings import Settings, as_environment, load_settings
-from kp_scorer.store import Store
-from kp_scorer.store.local_redis import redis_executable
 
 from tests.support.documents import Line, lines_of
-from tests.support.processes import FAST_WORKER, start_worker
+from tests.support.processes import FAST_WORKER, free_port, start_worker
 from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
 
 PAGES: Final = ("deploy/OPERATIONS.md", "deploy/INCIDENTS.md", "deploy/SECURITY.md")
-COMMAND: Final = re.compile(r"(kp-scorer (?!worker|up|reference|cache warm)|redis-cli (?!-)|xargs .*kp-scorer )")
+COMMAND: Final = re.compile(r"(kp-scorer (?!worker|up|reference|cache warm)|redis-cli (?!-)|tr .*kp-scorer )")
 """What is run here. The rest is run where users, copies and virtual hosts are made, or a model is loaded."""
 AS_ADMINISTRATOR: Final = "# as an administrator"
 REFUSED: Final = re.compile(r"^(ERR|NO\w+|WRONG\w+|\(error\))", re.MULTILINE)
@@ -35,6 +35,7 @@ class Fleet:
 
     def __init__(self, server: Shipped, directory: Path) -> None:
         self.server, self.directory = server, directory
+        self.port = free_port()
         self.settings = {user: self._settings(user) for user in ("client", "worker", "operator")}
         self._traces = iter(fresh_samples(48))
 
@@ -43,27 +44,27 @@ class Fleet:
         if re.search(r"\bTRACE_ID\b", command):
             command = re.sub(r"\bTRACE_ID\b…?", self.decided(), command)
         if re.search(r"\bID\b", command):
-            command = re.sub(r"\bID\b", self.buried(), command)
-        return re.sub(r"\bGROUP\b", "books", command)
+            command = re.sub(r"\bID\b", self.dead_lettered(), command)
+        return re.sub(r"\bGROUP\b", "readers", command)
 
     def decided(self) -> str:
         """The id of a trace that was just decided."""
         with Client(self.settings["client"]) as client:
             return client.wait(client.submit(next(self._traces)), timeout_s=30).trace_id
 
-    def buried(self) -> str:
-        """The id of a letter that was just buried."""
+    def dead_lettered(self) -> str:
+        """The id of a dead letter that was just stored."""
         trace = next(self._traces)
         with Store.open(self.settings["worker"]) as store:
             before = {letter.letter_id for letter in store.dead_letters.read()}
-            store.dead_letters.bury(json.dumps(trace).encode(), "poison", "ended its worker", trace["id"])
+            store.dead_letters.dead_letter(json.dumps(trace).encode(), "poison", "ended its worker", trace["id"])
             (letter_id,) = {letter.letter_id for letter in store.dead_letters.read()} - before
         return letter_id
 
     def _settings(self, user: str) -> Settings:
         url = self.server.url(user)
         chosen = {
-            "health.directory": str(self.directory / "health"),
+            "metrics.port": self.port,
             "results.accepted_via": "stream",
             "scoring.threshold": 1.0,
             "embedding.embedder": "none",
@@ -76,20 +77,20 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     """A Redis as it is shipped, with a worker, and a group that reads."""
     server = Shipped(tmp_path, redis_executable(), more="maxmemory 1gb\n")
     try:
-        found = Fleet(server, tmp_path)
+        opened = Fleet(server, tmp_path)
         with (
-            start_worker(found.settings["worker"], tmp_path / "worker.log", command=FAST_WORKER),
-            server.connect("reader") as reader,
+            start_worker(opened.settings["worker"], tmp_path / "worker.log", command=FAST_WORKER),
+            server.connect("operator") as operator,
         ):
-            reader.xgroup_create("decisions.accepted", "books", id="0", mkstream=True)
-            (tmp_path / "erased.txt").write_text(f"{found.decided()}\n", "utf-8")
+            operator.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
+            (tmp_path / "erased.txt").write_text(f"{opened.decided()}\n", "utf-8")
             server.refused()
-            yield found
+            yield opened
     finally:
         server.stop()
 
 
-def shown() -> Iterator[Line]:
+def commands_of_pages() -> Iterator[Line]:
     """The lines of the pages that are commands to be run here."""
     for page in PAGES:
         yield from (line for line in lines_of(page) if line.is_code and COMMAND.match(line.text.strip()))
@@ -98,17 +99,17 @@ def shown() -> Iterator[Line]:
 @pytest.mark.slow
 def test_commands_of_the_operators_pages_do_what_they_say(fleet: Fleet) -> None:
     failed = {}
-    for line in shown():
-        code, said = ran(fleet, line.text.strip())
-        if code or REFUSED.search(said):
-            failed[line.place] = (line.text.strip(), code, said[-500:])
+    for line in commands_of_pages():
+        code, output = ran(fleet, line.text.strip())
+        if code or REFUSED.search(output):
+            failed[line.place] = (line.text.strip(), code, output[-500:])
     assert failed == {}
     assert fleet.server.refused() == []
     assert (fleet.directory / "rejected.jsonl").read_text("utf-8").startswith('{"')
 
 
 def ran(fleet: Fleet, text: str) -> tuple[int, str]:
-    """Run a command as its user; return its exit code and what it said."""
+    """Run a command as its user; return its exit code and what it printed."""
     settings = fleet.settings["operator"]
     command = fleet.filled(re.sub(r"\s+#.*", "", text))
     if re.fullmatch(r"kp-scorer [^|>]*", command):

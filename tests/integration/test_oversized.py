@@ -1,98 +1,134 @@
-"""Messages too large for a worker: kept aside, whole, but not without end."""
+"""Messages too large for a worker: payloads whole beside the queue, but not without end."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import pytest
 import redis
 from click.testing import CliRunner
-from kp_scorer.broker.redis_transport.queue import RedisQueue
-from kp_scorer.broker.task_body import BEGINNING_BYTES
+from kombu import Connection
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.dead_letters import dead_letter, poison
+from kp_scorer.broker.redis_transport import Channel
+from kp_scorer.broker.results import open_results
+from kp_scorer.broker.wire import BEGINNING_BYTES, arguments_in, largest_message_bytes, submission_in
 from kp_scorer.cli.main import commands
+from kp_scorer.decoding import Limits
+from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
 
-MIB = 2**20
-QUEUE = RedisQueue("traces", largest_bytes=10)
+from tests.support.builders import decision_on, minimal_payload
 
+MIB: Final = 2**20
+OVERSIZED: Final = "traces.oversized"
 
-@pytest.fixture(params=["taken", "swept"])
-def set_aside(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Any:
-    """Have messages kept aside, in order, in either way that they can be."""
-
-    def take(messages: Sequence[bytes]) -> list[bytes]:
-        for message in messages:
-            redis_client.lpush(QUEUE.name if request.param == "taken" else QUEUE.taking, message)
-            if request.param == "taken":
-                QUEUE.take(redis_client, 1)
-            else:
-                QUEUE.sweep(redis_client, 60_000, (), ())
-        kept: Any = redis_client.lrange("traces.oversized", 0, -1)
-        return list(kept)
-
-    return take
+Keep = Callable[[Sequence[bytes]], list[bytes]]
 
 
-def test_the_newest_hundred_are_kept(set_aside: Any, redis_client: redis.Redis) -> None:
-    messages = [b"message %05d" % number for number in range(103)]
-    assert set_aside(messages) == messages[3:]
-    assert redis_client.ttl("traces.oversized") > 0
+@pytest.fixture(params=["received", "reclaimed"])
+def keep(request: pytest.FixtureRequest, settings: Settings, redis_client: redis.Redis) -> Any:
+    """Have messages over 10 bytes payloads, in order, in either way that they can be; return all that are payloads."""
+    options = {"largest_bytes": 10}
+    with Connection(
+        settings.broker.url, transport="kp_scorer.broker.redis_transport:Transport", transport_options=options
+    ) as c:
+        channel: Channel = c.default_channel
+
+        def keep_all(messages: Sequence[bytes]) -> list[bytes]:
+            for message in messages:
+                if request.param == "received":
+                    redis_client.lpush("traces", message)
+                    channel.basic_ack(channel.basic_get("traces").delivery_tag)
+                else:
+                    redis_client.lpush("traces.taking", message)
+                    channel.reclaim("traces")
+            payloads: Any = redis_client.lrange(OVERSIZED, 0, -1)
+            return list(payloads)
+
+        yield keep_all
 
 
-def test_no_more_are_kept_than_their_bytes_allow(set_aside: Any, redis_client: redis.Redis) -> None:
-    messages = [bytes([number]) * (24 * MIB) for number in range(4)]
-    assert [len(kept) for kept in set_aside(messages)] == [24 * MIB] * 2
-    newest: Any = redis_client.lindex("traces.oversized", -1)
-    assert newest == messages[-1]
-    whole = b"x" * (65 * MIB)
-    assert set_aside([whole]) == [whole], "the newest stays whatever its size"
-    assert set_aside([b"smaller again"]) == [b"smaller again"]
+@pytest.mark.parametrize("way", ["received", "reclaimed"])
+def test_the_beginning_of_a_message_that_was_cut_is_no_submission(
+    way: str, settings: Settings, redis_client: redis.Redis
+) -> None:
+    limits = Limits(message_bytes=10_000)
+    trace = json.dumps(minimal_payload()).encode()
+    item = trace + b" " * largest_message_bytes(limits) + b"and something else"
+    with make_celery(settings.model_copy(update={"limits": limits})) as app, app.connection_for_read() as connection:
+        channel: Channel = connection.default_channel
+        redis_client.lpush("traces" if way == "received" else "traces.taking", item)
+        if way == "reclaimed":
+            channel.reclaim("traces")
+        for _ in range(2):
+            message = channel.basic_get("traces")
+            assert message.body == item[:BEGINNING_BYTES]
+            with pytest.raises(ValueError, match="content type"):
+                arguments_in(message, limits)
+            assert submission_in(message, limits) == item[:BEGINNING_BYTES]
+            # So is one that is redelivered.
+            message.reject(requeue=True)
+    assert redis_client.lrange(OVERSIZED, 0, -1) == [item]
 
 
-def test_what_is_kept_is_listed_shown_and_dropped_with_the_dead_letter_of_its_beginning(
+def test_a_poison_message_that_was_cut_is_nobodys_trace(settings: Settings, store: Store, redis_client: redis.Redis) -> None:
+    limits = Limits(message_bytes=10_000)
+    trace = json.dumps(minimal_payload()).encode()
+    with make_celery(settings.model_copy(update={"limits": limits})) as app, app.connection_for_read() as connection:
+        channel: Channel = connection.default_channel
+        redis_client.lpush("traces", trace + b" " * largest_message_bytes(limits))
+        message = channel.basic_get("traces")
+        assert dead_letter(store.dead_letters, message, poison(message, 6), limits) is None
+        message.ack()
+    (stored,) = store.dead_letters.read()
+    assert stored.trace_id == ""
+
+
+def test_the_beginning_of_a_decision_that_was_cut_is_no_decision(
     settings: Settings, store: Store, redis_client: redis.Redis
 ) -> None:
-    beginning = b"x" * BEGINNING_BYTES
-    redis_client.rpush("traces.oversized", b"another" * 20_000, beginning + b"y" * 1_000)
-    for payload in (beginning, b"z" * BEGINNING_BYTES):
-        store.dead_letters.bury(payload, "malformed", "message: expected a smaller one")
-
-    def command(name: str, *options: str) -> list[Any]:
-        arguments = ["dead-letter", name, *options, "--broker-url", settings.broker.url]
-        found = CliRunner().invoke(commands, arguments, catch_exceptions=False)
-        return [json.loads(line) for line in found.stdout.splitlines()]
-
-    assert [letter["size_bytes"] for letter in command("list")] == [BEGINNING_BYTES + 1_000, BEGINNING_BYTES]
-    assert [letter["payload"][-1] for letter in command("show")] == ["y", "z"]
-    assert [letter["state"] for letter in command("drop", "--yes")] == ["dropped"] * 2
-    assert redis_client.lrange("traces.oversized", 0, -1) == [b"another" * 20_000]
+    limits = Limits(message_bytes=10_000)
+    settings = settings.model_copy(update={"limits": limits})
+    item = decision_on("kp:trace:1") + b" " * largest_message_bytes(limits) + b"and something else"
+    redis_client.lpush(settings.queues.accepted, item)
+    with make_celery(settings) as app, open_results(app, settings) as results:
+        assert list(results.receive()) == []
+        assert results.dead_lettered == 1
+    (dead_letter,) = store.dead_letters.read()
+    assert store.dead_letters.payload(dead_letter.letter_id) == item[:BEGINNING_BYTES]
 
 
-def test_listing_letters_asks_once_for_all_that_is_kept_and_never_for_a_whole_message(
-    alone: tuple[Settings, redis.Redis],
-) -> None:
-    settings, server = alone
-    with Store.open(settings) as store:
-        for number in range(60):
-            payload = b"%05d" % number + b"x" * (BEGINNING_BYTES - 5)
-            store.dead_letters.bury(payload, "malformed", "message: expected a smaller one")
-    server.rpush("traces.oversized", b"00007" + b"x" * 8 * MIB)
-    server.config_resetstat()
-    found = CliRunner().invoke(commands, ["dead-letter", "list", "--broker-url", settings.broker.url], catch_exceptions=False)
-    sizes = [json.loads(line)["size_bytes"] for line in found.stdout.splitlines()]
-    assert sorted(sizes) == [BEGINNING_BYTES] * 59 + [8 * MIB + 5]
-    assert server.info("commandstats")["cmdstat_eval"]["calls"] <= 3, "once for each queue"
-    assert server.info("stats")["total_net_output_bytes"] < MIB
+def command(settings: Settings, *arguments: str) -> list[Any]:
+    """Run ``kp-scorer``; return the JSON lines that it prints."""
+    result = CliRunner().invoke(commands, [*arguments, "--broker-url", settings.broker.url], catch_exceptions=False)
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_stats_show_how_many_there_are(settings: Settings, redis_client: redis.Redis) -> None:
-    urls = ["--broker-url", settings.broker.url, "--redis-url", settings.redis.url]
+def test_the_newest_hundred_are_kept(keep: Keep, redis_client: redis.Redis) -> None:
+    messages = [b"message %05d" % number for number in range(103)]
+    assert keep(messages) == messages[3:]
+    assert redis_client.ttl(OVERSIZED) > 0
 
-    def shown() -> Any:
-        found = CliRunner().invoke(commands, ["stats", *urls], catch_exceptions=False)
-        return json.loads(found.stdout)["oversized"]
 
-    assert shown() == 0
-    redis_client.rpush("traces.oversized", b"a", b"b")
-    assert shown() == 2
+def test_they_take_a_quarter_of_maxmemory_at_most(keep: Keep, redis_client: redis.Redis) -> None:
+    messages = [bytes([number]) * (24 * MIB) for number in range(2)]
+    redis_client.config_set("maxmemory", 160 * MIB)
+    try:
+        assert keep(messages) == messages[1:]
+    finally:
+        redis_client.config_set("maxmemory", 0)
+
+
+def test_no_more_are_kept_than_their_bytes_allow(keep: Keep) -> None:
+    messages = [bytes([number]) * (24 * MIB) for number in range(4)]
+    assert keep(messages) == messages[2:]
+    larger_than_all = b"x" * (65 * MIB)
+    assert keep([larger_than_all]) == [larger_than_all], "the newest stays whatever its size"
+    assert keep([b"smaller again"]) == [b"smaller again"]
+
+
+def test_stats_count_them(settings: Settings, redis_client: redis.Redis) -> None:
+    assert command(settings, "stats", "--redis-url", settings.redis.url)[0]["oversized"] == 0
+    redis_client.rpush(OVERSIZED, b"a", b"b")
+    assert command(settings, "stats", "--redis-url", settings.redis.url)[0]["oversized"] == 2

@@ -11,27 +11,21 @@ import pytest
 import redis
 from click.testing import CliRunner
 from kombu.message import Message
-from kp_scorer.broker.burying import bury_poison, bury_unread
+from kp_scorer.broker.dead_letters import DeadLettering, dead_letter, poison
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import TraceDead
+from kp_scorer.ledger import Store, Submission
 from kp_scorer.settings import Settings, as_environment
-from kp_scorer.store import Store, Submission
 
-from tests.support.arena import BrokerName
+from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import confirming
 from tests.support.traces import fresh_samples, new_id
 
 Put = Callable[[bytes], None]
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest, broker: BrokerName, settings: Settings) -> Settings:
-    """Settings on the broker of the case."""
-    return settings if broker == "redis" else request.getfixturevalue("rabbitmq").settings()
 
 
 @contextmanager
@@ -48,31 +42,32 @@ def putting(settings: Settings) -> Iterator[Put]:
         )
 
 
-def test_a_plain_trace_is_decided_once_whoever_else_submits_it(place: Settings, store: Store, tmp_path: Path) -> None:
-    traces = fresh_samples(3)
+def test_a_plain_trace_is_decided_once_whoever_else_submits_it(on_broker: SettingsWith, store: Store, tmp_path: Path) -> None:
+    settings, traces = on_broker(), fresh_samples(3)
     plain = [json.dumps(trace).encode() for trace in traces]
-    with start_worker(place, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(place) as client:
-        with putting(place) as put:
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        with putting(settings) as put:
             put(plain[0])
-            first = client.as_settled([traces[0]["id"]], timeout_s=30)
+            first = client.as_completed([traces[0]["id"]], timeout_s=30)
             assert [status.state for status in first] == ["decided"]
             for body, trace in zip(plain, traces, strict=True):
                 # Written otherwise, it says the same.
                 put(json.dumps(json.loads(body), indent=1).encode())
                 client.submit(trace)
                 put(body)
-        statuses = list(client.as_settled([trace["id"] for trace in traces], timeout_s=30))
+        statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=30))
         # The client sends nothing for a trace that it finds decided.
         wait_until(lambda: len(worker.events("trace_decided")) >= 7)
     assert {status.state for status in statuses} == {"decided"}
     assert store.ledger.counts() == (3, 0, 3, 0)
-    decisions = {json.dumps(decision, sort_keys=True) for decision in published(place)}
+    decisions = {json.dumps(decision, sort_keys=True) for decision in published(settings)}
     assert len(decisions) == 3
 
 
-def test_what_is_wrong_with_a_plain_trace_is_told_and_its_bytes_are_kept(
-    place: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
+    on_broker: SettingsWith, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings = on_broker()
     (trace,) = fresh_samples(1)
     wrong = json.dumps(trace | {"steps": []}).encode()
     # Larger than a trace may be, for nothing but spaces.
@@ -87,11 +82,11 @@ def test_what_is_wrong_with_a_plain_trace_is_told_and_its_bytes_are_kept(
         b"[]": ("malformed", ""),
         b"{no JSON": ("malformed", ""),
     }
-    strict = place.model_copy(update={"limits": Limits(steps=50)})
+    strict = with_changed(settings, limits__steps=50)
     with (
         start_worker(strict, tmp_path / "strict.log", command=FAST_WORKER),
-        Client(place) as client,
-        putting(place) as put,
+        Client(settings) as client,
+        putting(settings) as put,
     ):
         for body in sent:
             put(body)
@@ -105,21 +100,22 @@ def test_what_is_wrong_with_a_plain_trace_is_told_and_its_bytes_are_kept(
         assert letters[body].detail.startswith(detail)
     assert [letters[body].trace_id for body in (wrong, long)] == [trace["id"], json.loads(long)["id"]]
 
-    for name, value in as_environment(place).items():
+    for name, value in as_environment(settings).items():
         monkeypatch.setenv(name, value)
     replayed = CliRunner().invoke(commands, ["dead-letter", "replay", letters[long].letter_id], catch_exceptions=False)
     assert json.loads(replayed.stdout)["state"] == "pending"
-    with start_worker(place, tmp_path / "worker.log", command=FAST_WORKER), Client(place) as client:
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
         assert client.wait(json.loads(long)["id"], timeout_s=30)
     assert letters[long].letter_id not in [letter.letter_id for letter in store.dead_letters.read()]
 
 
-def test_a_plain_trace_that_ends_its_workers_is_kept_as_the_submission_that_it_is(store: Store) -> None:
+def test_a_poisonous_plain_trace_is_dead_lettered_with_its_bytes(store: Store) -> None:
     (trace,) = fresh_samples(1)
     body = json.dumps(trace, ensure_ascii=False).encode()
     noted = decode_trace(trace, Limits())
-    store.ledger.open([Submission(noted.id, noted.digest(), body)])
-    assert bury_poison(store.dead_letters, _message(body), 3, Limits()) is None
+    store.ledger.submit([Submission(noted.id, noted.digest(), body)])
+    message = _message(body)
+    assert dead_letter(store.dead_letters, message, poison(message, 3), Limits()) is None
     (letter,) = store.dead_letters.read()
     assert (letter.reason, letter.trace_id, letter.deliveries) == ("poison", noted.id, 3)
     assert store.dead_letters.payload(letter.letter_id) == body
@@ -128,14 +124,14 @@ def test_a_plain_trace_that_ends_its_workers_is_kept_as_the_submission_that_it_i
     assert record.state == "dead"
 
 
-def test_a_plain_body_that_is_not_parsed_ends_the_submission_that_it_is(store: Store) -> None:
+def test_an_unparsed_plain_body_ends_only_the_submission_of_the_same_bytes(store: Store) -> None:
     (trace,) = fresh_samples(1)
     body = json.dumps(trace, ensure_ascii=False).encode()
     noted = decode_trace(trace, Limits())
-    store.ledger.open([Submission(noted.id, noted.digest(), body)])
+    store.ledger.submit([Submission(noted.id, noted.digest(), body)])
     states = []
-    for said in (body + b" ", body):
-        bury_unread(store.dead_letters, _message(said), "invalid", "too large", noted.id)
+    for payload in (body + b" ", body):
+        dead_letter(store.dead_letters, _message(payload), DeadLettering("invalid", "too large", 1, noted.id), Limits(values=1))
         (record,) = store.ledger.look_up([noted.id])
         states.append(record and record.state)
     assert states == ["pending", "dead"]

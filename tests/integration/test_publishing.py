@@ -5,13 +5,15 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 from kombu import Producer, Queue
+from kp_scorer.broker.backlog import waiting
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Outgoing, acknowledge_all, declare_queues, publish_all, waiting, with_producer
+from kp_scorer.broker.publishing import Outgoing, acknowledge_all, declare_queues, publish_all, with_producer
 from kp_scorer.broker.queues import results_queue
-from kp_scorer.broker.task_body import raw_body
+from kp_scorer.broker.wire import raw_body
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
 
+from tests.support.changed_settings import SettingsWith
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
@@ -19,60 +21,57 @@ from tests.support.rabbitmq import RabbitMQ
 LIMIT = 10
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
-def on_broker(request: pytest.FixtureRequest) -> Settings:
-    if request.param == "redis":
-        return request.getfixturevalue("settings")  # type: ignore[no-any-return]
-    settings: Settings = request.getfixturevalue("rabbitmq").settings(queues__results_limit=LIMIT)
-    return settings
+@pytest.fixture
+def settings_here(on_broker: SettingsWith) -> Settings:
+    return on_broker(queues__results_limit=LIMIT)
 
 
 @pytest.fixture
-def app(on_broker: Settings) -> Iterator[Celery]:
-    with make_celery(on_broker) as made:
+def app(settings_here: Settings) -> Iterator[Celery]:
+    with make_celery(settings_here) as made:
         yield made
 
 
 @pytest.fixture
-def queue(on_broker: Settings, app: Celery) -> Queue:
+def queue(settings_here: Settings, app: Celery) -> Queue:
     """A queue that is there; on RabbitMQ it takes no more than its limit, or a few."""
-    found = results_queue(on_broker, "accepted")
-    declare_queues(app, [found])
-    return found
+    results = results_queue(settings_here, "accepted")
+    declare_queues(app, [results])
+    return results
 
 
 def numbered(count: int, first: int = 0) -> list[Outgoing]:
     return [Outgoing(b"%d" % number, f"id-{number}") for number in range(first, first + count)]
 
 
-def taken(app: Celery, queue: Queue) -> list[tuple[bytes, str]]:
+def receive_all(app: Celery, queue: Queue) -> list[tuple[bytes, str]]:
     """Bodies and ids of the messages on a queue, all of them acknowledged at once."""
 
-    def take(producer: Producer) -> list[tuple[bytes, str]]:
+    def receive(producer: Producer) -> list[tuple[bytes, str]]:
         channel = producer.channel
         messages = []
-        while (found := channel.basic_get(queue.name)) is not None:
-            messages.append(channel.message_to_python(found))
+        while (delivered := channel.basic_get(queue.name)) is not None:
+            messages.append(channel.message_to_python(delivered))
         acknowledge_all(messages)
         return [(raw_body(message), message.properties.get("message_id", "")) for message in messages]
 
-    return with_producer(app, "test", take)
+    return with_producer(app, "test", receive)
 
 
-def test_messages_arrive_in_order_and_are_let_go_of_together(app: Celery, queue: Queue) -> None:
+def test_messages_arrive_in_order_and_are_acknowledged_together(app: Celery, queue: Queue) -> None:
     assert publish_all(app, "test", queue, numbered(LIMIT)) == [True] * LIMIT
-    assert [body for body, _ in taken(app, queue)] == [b"%d" % number for number in range(LIMIT)]
-    assert taken(app, queue) == []
+    assert [body for body, _ in receive_all(app, queue)] == [b"%d" % number for number in range(LIMIT)]
+    assert receive_all(app, queue) == []
     assert waiting(app, queue) == 0
 
 
-def test_again_and_again_on_one_connection(app: Celery, queue: Queue) -> None:
+def test_a_connection_publishes_many_times(app: Celery, queue: Queue) -> None:
     for first in range(0, 5 * LIMIT, LIMIT):
         assert all(publish_all(app, "test", queue, numbered(LIMIT, first)))
-        assert len(taken(app, queue)) == LIMIT
+        assert len(receive_all(app, queue)) == LIMIT
 
 
-def test_of_some_that_are_refused_it_is_known_which(rabbitmq: RabbitMQ) -> None:
+def test_publish_all_reports_which_messages_are_refused(rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings(queues__results_limit=LIMIT)
     queue = results_queue(settings, "accepted")
     with make_celery(settings) as app:
@@ -80,14 +79,14 @@ def test_of_some_that_are_refused_it_is_known_which(rabbitmq: RabbitMQ) -> None:
         assert all(publish_all(app, "test", queue, numbered(LIMIT)))
         # RabbitMQ may take some more than the limit, until it has noticed.
         wait_until(lambda: not any(publish_all(app, "test", queue, numbered(3, first=100))))
-        before = {body for body, _ in taken(app, queue)}
-        found = publish_all(app, "test", queue, numbered(50 * LIMIT, first=1_000))
-        assert not all(found)
-        kept = {int(body) for body, _ in taken(app, queue)} - {int(body) for body in before}
-        assert kept == {1_000 + place for place, is_taken in enumerate(found) if is_taken}
+        before = {body for body, _ in receive_all(app, queue)}
+        accepted = publish_all(app, "test", queue, numbered(50 * LIMIT, first=1_000))
+        assert not all(accepted)
+        numbers = {int(body) for body, _ in receive_all(app, queue)} - {int(body) for body in before}
+        assert numbers == {1_000 + place for place, is_accepted in enumerate(accepted) if is_accepted}
 
 
-def test_what_leads_to_no_queue_raises(rabbitmq: RabbitMQ) -> None:
+def test_publishing_to_no_queue_raises(rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
     queue = results_queue(settings, "accepted")
     with make_celery(settings) as app:
@@ -97,7 +96,7 @@ def test_what_leads_to_no_queue_raises(rabbitmq: RabbitMQ) -> None:
         assert waiting(app, queue) == 3
 
 
-def test_confirms_that_do_not_come_are_not_waited_for(rabbitmq: RabbitMQ) -> None:
+def test_missing_confirms_raise_in_time(rabbitmq: RabbitMQ) -> None:
     with Proxy(rabbitmq.settings().broker.url) as proxy:
         settings = rabbitmq.settings(broker__url=proxy.url, broker__timeout_s=0.5)
         queue = results_queue(settings, "accepted")

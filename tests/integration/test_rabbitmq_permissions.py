@@ -1,11 +1,8 @@
 """RabbitMQ's users with the permissions that the documents give them: enough for what they show, and for no neighbour."""
 
+import itertools
 import json
 import re
-import shlex
-import shutil
-import subprocess
-import uuid
 from collections.abc import Callable, Iterator
 from operator import methodcaller
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 from amqp import Message
-from amqp.exceptions import AccessRefused
+from amqp.exceptions import AccessRefused, ChannelError
 from celery import Celery
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
@@ -21,99 +18,62 @@ from kp_scorer.broker.results import Publisher, open_results
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
 
 from tests.support.builders import decision_on
+from tests.support.changed_settings import with_changed
 from tests.support.documents import code_with
+from tests.support.permissions import documented
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
-from tests.support.rabbitmq import confirming
+from tests.support.rabbitmq import RABBITMQ_URL, Users, confirming, documented_users, own_virtual_host
 from tests.support.traces import fresh_samples
 
-USERS: Final = ("producer", "client", "reader", "worker", "declaring", "operator")
+INTAKE: Final = "traces.intake"
 QUEUES: Final = ("traces", "traces.dead", "decisions.accepted", "decisions.rejected", "neighbour")
-
-
-class Users:
-    """The documented users, under names of this test's own, in its virtual host."""
-
-    def __init__(self, url: str, redis_url: str) -> None:
-        self.suffix = uuid.uuid4().hex
-        self._url, self._redis_url = url, redis_url
-
-    def url(self, user: str) -> str:
-        """The URL by which a user connects."""
-        return f"amqp://{user}-{self.suffix}:secret@{self._url.rpartition('@')[2]}"
-
-    def settings(self, user: str) -> Settings:
-        """Settings for this user; of Redis they have all permissions."""
-        return load_settings({"broker.url": self.url(user), "redis.url": self._redis_url})
 
 
 @pytest.fixture
 def users(rabbitmq_url: str, settings: Settings) -> Iterator[Users]:
-    vhost = rabbitmq_url.rpartition("/")[2]
-    if shutil.which("rabbitmqctl") is None or not vhost.startswith("kp-test-"):
-        pytest.skip("no rabbitmqctl here may make users")
-    made = Users(rabbitmq_url, settings.redis.url)
-    rules = [shlex.split(line) for line in code_with("rabbitmqctl set_permissions").splitlines()]
-    assert [rule[4] for rule in rules] == list(USERS)
-    try:
-        for user, rule in zip(USERS, rules, strict=True):
-            _control("add_user", f"{user}-{made.suffix}", "secret")
-            _control("set_permissions", "--vhost", vhost, f"{user}-{made.suffix}", *rule[5:])
+    with documented_users(rabbitmq_url, settings.redis.url) as made:
         yield made
-    finally:
-        for user in USERS:
-            _control("delete_user", f"{user}-{made.suffix}", check=False)
-
-
-def _control(*arguments: str, check: bool = True) -> None:
-    subprocess.run(["rabbitmqctl", *arguments], check=check, capture_output=True, timeout=60)
 
 
 @pytest.mark.slow
-def test_each_may_do_its_part_and_reach_no_neighbour(users: Users, rabbitmq_url: str, tmp_path: Path) -> None:
-    one, two, three, four = fresh_samples(4)
+def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbitmq_url: str, tmp_path: Path) -> None:
+    first, second, third, fourth = fresh_samples(4)
     worker_settings, operator = users.settings("worker"), users.settings("operator")
     with Connection(rabbitmq_url) as admin, Client(users.settings("client")) as client:
-        admin.default_channel.queue_declare("neighbour", durable=True, auto_delete=False)
         with pytest.raises(ServiceUnavailable, match=r"no queue 'traces'.*start a worker"):
-            client.submit(two)
+            client.submit(second)
         with (
             start_worker(worker_settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
             Celery("producer", broker=users.url("producer"), set_as_current=False) as producer,
         ):
-            exec(code_with("declare=[]"), {"app": producer, "trace": one})
-            assert client.wait(client.submit(two), timeout_s=30).trace_id == two["id"]
+            exec(code_with("declare=[]"), {"app": producer, "trace": first})
+            assert client.wait(client.submit(second), timeout_s=30).trace_id == second["id"]
             wait_until(lambda: len(worker.events("trace_decided")) == 2)
-            _declare_and_send(users.url("declaring"), four)
-            assert client.wait(str(four["id"]), timeout_s=30)
+            _declare_and_send(users.url("declaring"), fourth)
+            assert client.wait(str(fourth["id"]), timeout_s=30)
             _send_beyond(users.url("producer"))
             wait_until(lambda: worker.events("trace_dead"))
         with Connection(users.url("reader")) as reader:
             decided = [reader.default_channel.basic_get(queue, no_ack=True) for queue in QUEUES if "decisions" in queue]
-            read = [found.properties["message_id"] for found in decided if found]
+            read = [message.properties["message_id"] for message in decided if message]
             assert read
         with make_celery(operator) as app, open_results(app, operator) as results:
-            taken = [found.decision["trace_id"] for found in results.take()]
-        assert sorted([*read, *taken]) == sorted([one["id"], two["id"], four["id"]])
-        for user in USERS:
-            _refuses(users.url(user), "neighbour")
-        for user in ("producer", "client"):
-            _may_only_submit(users.url(user))
-        assert admin.default_channel.queue_declare("neighbour", passive=True).message_count == 0
+            consumed = [item.decision["trace_id"] for item in results.receive()]
+        assert sorted([*read, *consumed]) == sorted([first["id"], second["id"], fourth["id"]])
         admin.default_channel.queue_delete("traces")
         with pytest.raises(ServiceUnavailable, match="start a worker"):
-            client.submit(three)
+            client.submit(third)
     assert worker.process.returncode == 0
     assert not re.search("ACCESS_REFUSED", worker.text())
 
 
 def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbitmq_url: str, store: Store) -> None:
-    given = users.settings("worker")
-    called = {"queues.accepted": "shop", "results.accepted_via": "task", "results.task": "shop.decided"}
-    settings = load_settings({"broker.url": given.broker.url, "redis.url": given.redis.url, **called})
+    called = {"queues__accepted": "shop", "results__accepted_via": "task", "results__task": "shop.decided"}
+    settings = with_changed(users.settings("worker"), **called)
     decision = Decision.model_validate_json(decision_on("kp:trace:called")).model_copy(update={"outcome": "accepted"})
     with Connection(rabbitmq_url) as admin, make_celery(settings) as app:
         publisher = Publisher(app, settings, store)
@@ -139,35 +99,71 @@ def _declare_and_send(url: str, trace: dict[str, Any]) -> None:
         channel.queue_declare("traces.intake", durable=True, auto_delete=False)
         message = Message(json.dumps(trace), content_type="application/json")
         channel.basic_publish(message, routing_key="traces.intake", mandatory=True)
-    for act in ("basic_get", "basic_consume", "queue_purge"):
-        _refused(url, methodcaller(act, "traces.intake"))
-    for queue in QUEUES:
-        _refused(url, methodcaller("queue_declare", queue, durable=True, auto_delete=False))
 
 
-def _may_only_submit(url: str) -> None:
-    """Assert that this user may read no queue, send to none by another way, and declare nothing."""
-    message = Message(b"7")
-    for queue in QUEUES:
-        _refuses(url, queue)
-        _refused(url, methodcaller("basic_publish", message, routing_key=queue))
-        _refused(url, methodcaller("queue_declare", queue, durable=True, auto_delete=False))
-        _refused(url, methodcaller("queue_bind", queue, "traces", "traces"))
-    for exchange in ("amq.direct", "amq.fanout", "amq.topic", "amq.headers", "celery.pidbox"):
-        _refused(url, methodcaller("basic_publish", message, exchange=exchange, routing_key="traces"))
-    _refused(url, methodcaller("queue_declare", "mine"))
-    _refused(url, methodcaller("queue_declare"))
-    _refused(url, methodcaller("exchange_declare", "mine", "direct"))
-    _refused(url, methodcaller("exchange_delete", "traces"))
-    _refused(url, methodcaller("queue_unbind", "traces", "traces", "traces"))
+Act = Callable[[Any], object]
 
 
-def _refuses(url: str, queue: str) -> None:
-    """Assert that this user may neither take from a queue, nor change it."""
-    for act in ("basic_get", "basic_consume", "queue_purge", "queue_delete"):
-        _refused(url, methodcaller(act, queue))
+def _read(queue: str) -> list[Act]:
+    return [methodcaller(act, queue) for act in ("basic_get", "basic_consume", "queue_purge")]
 
 
-def _refused(url: str, act: Callable[[Any], object]) -> None:
-    with confirming(url) as connection, connection.channel() as channel, pytest.raises(AccessRefused):
-        act(channel)
+def _send(exchange: str, routing_key: str) -> Act:
+    return methodcaller("basic_publish", Message(b"7"), exchange=exchange, routing_key=routing_key)
+
+
+VERBS: Final[dict[str, list[Act]]] = {
+    "submit by the exchange `traces`": [_send("traces", "traces")],
+    "send to any queue of the virtual host": [_send("", queue) for queue in QUEUES],
+    "read or purge the queue of traces": _read("traces"),
+    "read or purge the dead queue": _read("traces.dead"),
+    "read or purge decisions": _read("decisions.accepted"),
+    "declare and delete our queues and exchange": [
+        *(methodcaller("queue_declare", queue, durable=True, auto_delete=False) for queue in QUEUES if queue != "neighbour"),
+        *(methodcaller("queue_delete", queue) for queue in QUEUES if queue != "neighbour"),
+        methodcaller("exchange_delete", "traces"),
+        methodcaller("queue_unbind", "traces", "traces", "traces"),
+    ],
+    "declare the intake and send to it": [methodcaller("queue_declare", INTAKE, durable=True, auto_delete=False)],
+    "delete the intake": [methodcaller("queue_delete", INTAKE)],
+    "read or purge the intake": _read(INTAKE),
+    "bind a queue to an exchange": [methodcaller("queue_bind", queue, "traces", "traces") for queue in QUEUES],
+    "declare a queue or an exchange of its own": [
+        methodcaller("queue_declare", "mine"),
+        methodcaller("queue_declare"),
+        methodcaller("exchange_declare", "mine", "direct"),
+    ],
+    "read, purge or delete a neighbour's queue": [*_read("neighbour"), methodcaller("queue_delete", "neighbour")],
+    "publish to another exchange": [_send(f"amq.{kind}", "traces") for kind in ("direct", "fanout", "topic", "headers")],
+    "see length and consumers of any queue": [methodcaller("queue_declare", "neighbour", passive=True)],
+}
+
+
+@pytest.mark.slow
+def test_each_user_may_do_what_the_security_page_says_and_nothing_else(rabbitmq_url: str) -> None:
+    allowed: dict[str, list[str]] = {user: [] for user in documented("RabbitMQ")}
+    with own_virtual_host(RABBITMQ_URL) as url, documented_users(url, "") as users:
+        for (verb, acts), user in itertools.product(VERBS.items(), allowed):
+            _declare_all(url)
+            if not all(_is_refused(users.url(user), act) for act in acts):
+                allowed[user].append(verb)
+    assert allowed == documented("RabbitMQ")
+
+
+def _declare_all(url: str) -> None:
+    with Connection(url) as admin:
+        for queue in (*QUEUES, INTAKE):
+            admin.default_channel.queue_declare(queue, durable=True, auto_delete=False)
+        admin.default_channel.exchange_declare("traces", "direct", durable=True, auto_delete=False)
+
+
+def _is_refused(url: str, act: Act) -> bool:
+    with confirming(url) as connection, connection.channel() as channel:
+        try:
+            act(channel)
+        except AccessRefused:
+            return True
+        except ChannelError:
+            # What is not there, or is there otherwise, this user might have reached.
+            return False
+    return False

@@ -1,52 +1,59 @@
 """Redis as it is shipped, with its users: each may do what the documents show of its part, and nothing else."""
 
+import hashlib
+import importlib
+import itertools
 import json
+import pkgutil
 import re
-import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import redis
 from celery import Celery
 from kombu import Queue
+from kp_scorer import ledger
+from kp_scorer.broker import redis_transport
+from kp_scorer.broker.backlog import unread
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues
 from kp_scorer.broker.queues import results_queues
-from kp_scorer.broker.results import Publisher, unread
+from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import Store, Submission
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.scripts import Script
+from kp_scorer.local.embedded import redis_executable
 from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.audit import audit
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, as_environment, load_settings
-from kp_scorer.store import Store, Submission, Tally, Verdict
-from kp_scorer.store.keys import Keys
-from kp_scorer.store.local_redis import redis_executable
 
 from tests.support import commands
 from tests.support.builders import decision_on
+from tests.support.changed_settings import with_changed
 from tests.support.fast_worker import WordHashEmbedder
+from tests.support.permissions import documented
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
 
 
-@pytest.fixture(scope="module", params=["embedded", "redis-server on the PATH"])
+@pytest.fixture(scope="module", params=redis_servers())
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
-    """The embedded Redis 6.2, and whatever newer server the machine has."""
-    executable = redis_executable() if request.param == "embedded" else shutil.which("redis-server")
-    if executable is None:
-        pytest.skip("there is no redis-server on the PATH")
-    shipped = Shipped(tmp_path_factory.mktemp("shipped"), executable)
+    shipped = Shipped(tmp_path_factory.mktemp("shipped"), request.param)
     yield shipped
     shipped.stop()
 
@@ -65,19 +72,19 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
     settings = {user: server.settings(user) for user in ("client", "worker", "operator")}
     producer = Celery("producer", broker=server.url("producer"), set_as_current=False)
     asking = Celery("asking", broker=server.url("client"), backend=server.url("client"), set_as_current=False)
-    one, two, three, four = fresh_samples(4)
+    first, second, third, fourth = fresh_samples(4)
     with (
         start_worker(settings["worker"], tmp_path / "worker.log", command=FAST_WORKER) as worker,
         Client(settings["client"]) as client,
     ):
         plain = Queue("traces", no_declare=True)
-        producer.send_task("score_trace", args=[one], queue=plain, mandatory=True)
-        asked = asking.send_task("score_trace", args=[two], queue=plain, ignore_result=False)
-        assert asked.get(timeout=30)["trace_id"] == two["id"]
-        assert client.wait(client.submit(three), timeout_s=30).trace_id == three["id"]
+        producer.send_task("score_trace", args=[first], queue=plain, mandatory=True)
+        asked = asking.send_task("score_trace", args=[second], queue=plain, ignore_result=False)
+        assert asked.get(timeout=30)["trace_id"] == second["id"]
+        assert client.wait(client.submit(third), timeout_s=30).trace_id == third["id"]
         producer.send_task("score_trace", args=[{"id": "kp:trace:invalid"}], queue=plain)
         wait_until(lambda: worker.events("trace_dead"), timeout_s=30)
-        _operate(settings["operator"], tmp_path, str(three["id"]), four)
+        _operate(settings["operator"], tmp_path, str(third["id"]), fourth)
     for app in (producer, asking):
         app.close()
     assert server.refused() == []
@@ -113,119 +120,176 @@ def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str,
 
 def test_clients_look_up_whole_ids_alone(server: Shipped) -> None:
     settings = server.settings("client")
+    _load_scripts(server)
     with Client(settings) as client:
         (trace,) = fresh_samples(1)
         client.submit(trace)
-    done = commands.run("status", str(trace["id"]), str(trace["id"])[:-1], **as_environment(settings))
+    done = commands.run("status", str(trace["id"]), str(trace["id"]).removeprefix("kp:trace:")[:-1], **as_environment(settings))
     assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["pending", "unknown"]
-    assert "may not look for ids that begin so (SCAN): only a whole one will do" in done.stderr
+    assert "may not look for ids that begin so (SCAN); give the exact id" in done.stderr
 
 
-Forbidden = Callable[[redis.Redis], Any]
-
-TO_ALL: dict[str, Forbidden] = {
-    "read a neighbour's key": lambda client: client.get("neighbour"),
-    "write a neighbour's key": lambda client: client.set("neighbour", 1),
-    "push onto a neighbour's queue": lambda client: client.lpush("celery", "message"),
-    "push onto a queue of a like name": lambda client: client.lpush("traces2", "message"),
-    "change the database": lambda client: client.select(1),
-    "move to another database": lambda client: client.move("traces", 1),
-    "list keys": lambda client: client.keys("*"),
-    "empty the database": lambda client: client.flushdb(),
-    "configure": lambda client: client.config_set("maxmemory", 1),
-    "see the configuration": lambda client: client.config_get("requirepass"),
-    "see users": lambda client: client.acl_list(),
-    "see others": lambda client: client.client_list(),
-    "end it": lambda client: client.shutdown(nosave=True),
-    "reach a neighbour from a script": lambda client: client.eval("return redis.call('GET', KEYS[1])", 1, "neighbour"),
-    "tell a neighbour": lambda client: client.publish("neighbour", "message"),
-}
-TO_PRODUCERS: dict[str, Forbidden] = {
-    "read traces": lambda client: client.lrange("traces", 0, -1),
-    "take traces": lambda client: client.rpop("traces"),
-    "count traces": lambda client: client.llen("traces"),
-    "remove traces": lambda client: client.delete("traces"),
-    "touch what is in hand": lambda client: client.lpush("traces.taking", "message"),
-    "forge a decision": lambda client: client.lpush("decisions.accepted", "message"),
-    "divert messages": lambda client: client.sadd("_kombu.binding.traces", "traces\x06\x16\x06\x16decisions.accepted"),
-    "see a record": lambda client: client.hgetall("kp:trace:1"),
-    "run scripts": lambda client: client.eval("return 1", 0),
-    "control workers": lambda client: client.publish("/0.celery.pidbox", "message"),
-    "forge a result": lambda client: client.set("celery-task-meta-1", "result"),
-}
-TO_CLIENTS: dict[str, Forbidden] = {
-    **{name: TO_PRODUCERS[name] for name in TO_PRODUCERS.keys() - {"count traces", "see a record", "run scripts"}},
-    "read the log": lambda client: client.xrange("kp:log:space"),
-    "add to the log": lambda client: client.xadd("kp:log:space", {"i": "1"}),
-    "read dead letters": lambda client: client.hgetall("kp:dead:1"),
-}
-TO_READERS: dict[str, Forbidden] = {
-    **{name: forbid for name, forbid in TO_PRODUCERS.items() if name != "forge a decision"},
-    "forge a plain decision": lambda client: client.lpush("decisions.accepted", "message"),
-    "forge a decision on a stream": lambda client: client.xadd("decisions.accepted", {"decision": "1"}),
-    "remove a stream": lambda client: client.delete("decisions.accepted"),
-    "submit": lambda client: client.lpush("traces", "message"),
-    "read the log": lambda client: client.xrange("kp:log:space"),
-}
-TO_WORKERS: dict[str, Forbidden] = {
-    "list keys one by one": lambda client: client.scan(),
-    "see what a key takes": lambda client: client.memory_usage("traces"),
-}
-TO_OPERATORS: dict[str, Forbidden] = {
-    name: TO_PRODUCERS[name] for name in ("control workers", "divert messages", "forge a result")
-}
+Act = Callable[[redis.Redis], Any]
 
 
-@pytest.mark.parametrize(
-    ("user", "forbidden"),
-    [
-        ("producer", TO_ALL | TO_WORKERS | TO_PRODUCERS),
-        ("client", TO_ALL | TO_WORKERS | TO_CLIENTS),
-        ("reader", TO_ALL | TO_WORKERS | TO_READERS),
-        ("worker", TO_ALL | TO_WORKERS),
-        ("operator", TO_ALL | TO_OPERATORS),
+def _by_script(text: str, *keys: str) -> Act:
+    return lambda client: client.evalsha(str(client.script_load(text)), len(keys), *keys)
+
+
+VERBS: Final[dict[str, Sequence[Act]]] = {
+    "put a message on the queue of traces": [lambda client: client.lpush("traces", "message")],
+    "count the messages there": [lambda client: client.llen("traces")],
+    "read or remove them": [
+        lambda client: client.lrange("traces", 0, -1),
+        lambda client: client.rpop("traces"),
+        lambda client: client.delete("traces"),
     ],
-)
-def test_nothing_else_is_allowed(server: Shipped, user: str, forbidden: dict[str, Forbidden]) -> None:
+    "reach what is in flight": [
+        lambda client: client.lpush("traces.taking", "message"),
+        lambda client: client.hgetall("traces.in_hand"),
+    ],
+    "read a record by its id": [lambda client: client.hget("kp:trace:1", "state")],
+    "write a record, also another's": [lambda client: client.hset("kp:trace:1", "decision", "forged")],
+    "read many records, list ids": [
+        lambda client: client.hgetall("kp:trace:1"),
+        lambda client: client.zrange("kp:pending", 0, -1),
+    ],
+    "read or write the novelty log": [
+        lambda client: client.xrange("kp:log:space"),
+        lambda client: client.xadd("kp:log:space", {"i": "1"}),
+    ],
+    "read dead letters": [lambda client: client.hgetall("kp:dead:1")],
+    "read decisions": [lambda client: client.rpop("decisions.accepted"), lambda client: client.xrange("decisions.accepted")],
+    "read them in a group": [lambda client: client.xreadgroup("group", "me", {"decisions.accepted": ">"})],
+    "create a stream or a group": [lambda client: client.xgroup_create("decisions.accepted", "group", mkstream=True)],
+    "write or drop decisions": [
+        lambda client: client.lpush("decisions.accepted", "message"),
+        lambda client: client.xadd("decisions.accepted", {"decision": "1"}),
+        lambda client: client.delete("decisions.accepted"),
+    ],
+    "read results of Celery": [lambda client: client.get("celery-task-meta-1")],
+    "write them": [lambda client: client.set("celery-task-meta-1", "result")],
+    "run scripts that workers have loaded": [lambda client: client.evalsha(hashlib.sha1(b"none").hexdigest(), 0)],
+    "load scripts of its own": [lambda client: client.script_load("return 1"), lambda client: client.eval("return 1", 0)],
+    "list all keys": [lambda client: client.scan(), lambda client: client.memory_usage("traces")],
+    "reach another key or queue, also by a script": [
+        lambda client: client.get("neighbour"),
+        lambda client: client.set("neighbour", 1),
+        lambda client: client.lpush("celery", "message"),
+        lambda client: client.lpush("traces2", "message"),
+        _by_script("return redis.call('GET', KEYS[1])", "neighbour"),
+        _by_script("return redis.call('GET', 'neighbour')"),
+        lambda client: client.publish("neighbour", "message"),
+    ],
+    "use Celery's bindings, mailboxes and events": [
+        lambda client: client.smembers("_kombu.binding.traces"),
+        lambda client: client.sadd("_kombu.binding.traces", "traces\x06\x16\x06\x16decisions.accepted"),
+        lambda client: client.publish("/0.celery.pidbox", "message"),
+        lambda client: client.lpush("celeryev.1", "message"),
+        lambda client: client.publish("/0.celeryev/worker.heartbeat", "message"),
+    ],
+    "reach another database": [
+        lambda client: client.select(1),
+        lambda client: client.move("traces", 1),
+        lambda client: client.swapdb(0, 1),
+    ],
+    "configure, empty or end Redis, see its users": [
+        lambda client: client.config_set("maxmemory", 1),
+        lambda client: client.config_get("requirepass"),
+        lambda client: client.keys("*"),
+        lambda client: client.flushdb(),
+        lambda client: client.acl_list(),
+        lambda client: client.client_list(),
+        lambda client: client.client_kill("127.0.0.1:1"),
+        lambda client: client.script_flush(),
+        lambda client: client.shutdown(nosave=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("user", documented("Redis"))
+def test_each_user_may_do_what_the_security_page_says_and_nothing_else(server: Shipped, user: str) -> None:
     with server.connect(user) as client:
-        allowed = [name for name, forbid in forbidden.items() if not _is_refused(client, forbid)]
-    assert allowed == []
+        allowed = [verb for verb, acts in VERBS.items() if not all(_is_refused(client, act) for act in acts)]
+    assert allowed == documented("Redis")[user]
 
 
-def test_what_the_documents_warn_of_is_so(server: Shipped) -> None:
-    with server.connect("client") as client, server.connect("reader") as reader, server.connect("producer") as producer:
-        client.hset("kp:trace:another's", mapping={"state": "decided", "decision": "forged"})
-        assert client.hget("kp:trace:another's", "decision") == b"forged"
-        client.hdel("kp:trace:another's", "state", "decision")
-        assert client.hget("kp:trace:another's", "state") is None
-        reader.xgroup_create("decisions.accepted", "never acknowledges", mkstream=True)
-        producer.lpush("traces", "of any size, any number of times")
-    assert server.refused() == []
+def _scripts() -> Iterator[Script[..., Any]]:
+    for package in (ledger, redis_transport):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            yield from (each for each in vars(importlib.import_module(module.name)).values() if isinstance(each, Script))
+
+
+def test_no_script_of_ours_runs_for_long_whatever_a_client_calls_it_with(server: Shipped) -> None:
+    endless = "while true do end"
+    scripts = {each.sha for each in _scripts()}
+    assert len(scripts) > 20
+    with server.connect("worker") as worker, server.connect("client") as client:
+        for script in _scripts():
+            script.load(worker)
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.script_load(endless)
+        with pytest.raises(redis.exceptions.NoScriptError):
+            client.evalsha(hashlib.sha1(endless.encode(), usedforsecurity=False).hexdigest(), 0)
+        keys = ["traces", *(f"kp:trace:{number}" for number in range(11))]
+        for sha, count in itertools.product(scripts, range(12)):
+            with suppress(redis.ResponseError):
+                client.evalsha(sha, count, *keys[:count], *["9" * 15] * 24)
+    with server.connect("administrator") as admin:
+        slow: Any = admin.slowlog_get(1_000)
+    assert [entry["command"] for entry in slow if entry["duration"] > 100_000 and b"EVALSHA" in entry["command"]] == []
+
+
+@pytest.mark.slow
+def test_clients_run_the_scripts_that_workers_load_and_load_again(server: Shipped, tmp_path: Path) -> None:
+    first, second, third = fresh_samples(3)
+    with Client(server.settings("client")) as client, server.connect("administrator") as admin:
+        with pytest.raises(ServiceUnavailable, match="this user may not load them: start a worker of this version"):
+            client.submit(first)
+        with start_worker(server.settings("worker"), tmp_path / "worker.log", command=FAST_WORKER):
+            client.submit(second)
+            admin.script_flush()
+
+            def submits_again() -> str:
+                try:
+                    return client.submit(third)
+                except ServiceUnavailable:
+                    return ""
+
+            client.wait(wait_until(submits_again, timeout_s=10), timeout_s=30)
+
+
+def _load_scripts(server: Shipped) -> None:
+    """As a worker does before it takes work."""
+    with Store.open(server.settings("worker")) as store:
+        store.ledger.load_scripts()
 
 
 @pytest.mark.slow
 def test_readers_may_read_plain_decisions_and_streams(server: Shipped, tmp_path: Path) -> None:
-    endpoints = {"broker.url": server.url("worker"), "redis.url": server.url("worker")}
-    settings = load_settings({**endpoints, "results.accepted_via": "stream", "results.plain": True, "queues.results_limit": 1})
+    streamed = {"results__accepted_via": "stream", "results__plain": True, "queues__results_limit": 1}
+    settings = with_changed(server.settings("worker"), **streamed)
     traces = fresh_samples(8)
     with (
         start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
         Client(server.settings("client")) as client,
         server.connect("reader") as reader,
+        server.connect("consumer") as consumer,
+        server.connect("operator") as operator,
     ):
-        reader.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
+        operator.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
         for trace in traces:
             client.submit(trace)
         read = set[str]()
 
         def all_read() -> bool:
-            found: Any = reader.xreadgroup("readers", "one", {"decisions.accepted": ">"}, count=1)
-            for _, entries in found:
+            streams: Any = consumer.xreadgroup("readers", "me", {"decisions.accepted": ">"}, count=1)
+            for _, entries in streams:
                 for entry, fields in entries:
-                    reader.xack("decisions.accepted", "readers", entry)
+                    consumer.xack("decisions.accepted", "readers", entry)
                     read.add(fields[b"trace_id"].decode())
-            if (popped := reader.brpop(["decisions.rejected"], timeout=0.1)) is not None:
-                read.add(json.loads(popped[1])["trace_id"])
+            if (item := reader.brpop(["decisions.rejected"], timeout=0.1)) is not None:
+                read.add(json.loads(item[1])["trace_id"])
             return read == {trace["id"] for trace in traces}
 
         wait_until(all_read)
@@ -235,31 +299,12 @@ def test_readers_may_read_plain_decisions_and_streams(server: Shipped, tmp_path:
 
 
 def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) -> None:
-    url = server.url("worker")
-    called = {"results.accepted_via": "task", "results.rejected_via": "task", "results.task": "shop.decided"}
-    settings = load_settings({"broker.url": url, "redis.url": url, **called})
+    called = {"results__accepted_via": "task", "results__rejected_via": "task", "results__task": "shop.decided"}
+    settings = with_changed(server.settings("worker"), **called)
     with make_celery(settings) as app, Store.open(settings) as store:
         declare_queues(app, list(results_queues(settings).values()))
         Publisher(app, settings, store).publish(Decision.model_validate_json(decision_on("kp:trace:called")))
         assert sum(unread(app, settings, store).values()) == 1
-    assert server.refused() == []
-
-
-def test_a_worker_may_compare_with_a_shadow_and_publish_what_that_decides(server: Shipped) -> None:
-    url = server.url("worker")
-    settings = load_settings({"broker.url": url, "redis.url": url, "shadow.enabled": True, "shadow.via": "queue"})
-    decision = decision_on("kp:trace:shadowed")
-    with make_celery(settings) as app, Store.open(settings) as store:
-        for comparison in ("one", "another"):
-            tally = Tally("code", is_known=False, outcomes="review>accepted")
-            store.ledger.commit([Verdict(f"kp:trace:{comparison}", b"digest", decision, "", tally)], comparison)
-        publisher = Publisher(app, settings, store)
-        assert publisher.shadow is not None
-        publisher.publish(Decision.model_validate_json(decision))
-        publisher.shadow.publish()
-    with server.connect("reader") as reader:
-        assert reader.llen("decisions.shadow") == 1
-    assert json.loads(_done(server.settings("operator"), "stats"))["domains"] == {"code": 2}
     assert server.refused() == []
 
 
@@ -270,15 +315,13 @@ def _done(settings: Settings, *arguments: str, code: int = 0) -> str:
     return done.stdout
 
 
-def _is_refused(client: redis.Redis, forbidden: Forbidden) -> bool:
+def _is_refused(client: redis.Redis, act: Act) -> bool:
     try:
-        forbidden(client)
+        act(client)
     except redis.exceptions.ResponseError as error:
-        return (
-            isinstance(error, redis.exceptions.NoPermissionError)
-            or "can't run this command" in str(error)
-            or "ACL" in str(error)
-        )
+        # In a script Redis says so in other words, and 7.0 in others than 6.2.
+        refused = ("The user executing the script", "ACL failure in script", "permissions to access")
+        return isinstance(error, redis.exceptions.NoPermissionError) or any(words in str(error) for words in refused)
     return False
 
 
@@ -298,20 +341,21 @@ def test_who_is_no_user_is_refused_from_everywhere_in_the_words_of_redis(server:
         assert "wrong-password" not in str(refused.value)
 
 
-def test_what_is_refused_is_said_in_the_words_of_redis_and_of_no_trace(server: Shipped) -> None:
+def test_a_refusal_has_the_words_of_redis_and_of_no_trace(server: Shipped) -> None:
     submission = Submission("kp:trace:1", b"digest", b"marker")
     with (
         Store.open(server.settings("producer")) as store,
         pytest.raises(ServiceUnavailable, match=r"^ledger: Redis refuses: .*NOPERM"),
     ):
-        store.ledger.open([submission])
+        store.ledger.submit([submission])
+    _load_scripts(server)
     with server.connect("administrator") as admin:
-        admin.set(Keys("kp").record("kp:trace:1"), "no hash")
+        admin.set(Keys("kp").pending, "no sorted set")
     with (
         Store.open(server.settings("client")) as store,
         pytest.raises(ServiceUnavailable, match=r"^ledger: Redis refuses: WRONGTYPE") as refused,
     ):
-        store.ledger.open([submission])
+        store.ledger.submit([submission])
     assert "marker" not in str(refused.value)
 
 
@@ -335,7 +379,7 @@ def test_the_store_is_used_whole_by_a_worker_and_an_operator(server: Shipped) ->
 def test_every_command_of_a_script_is_a_workers() -> None:
     users = resources.files("kp_scorer.reference").joinpath("users.acl").read_text("utf-8")
     (rules,) = re.findall(r"^user worker (.*)", users, re.MULTILINE)
-    for package in ("store", "broker/redis_transport"):
+    for package in ("ledger", "broker/redis_transport"):
         scripts = resources.files("kp_scorer").joinpath(package, "lua").iterdir()
         called = {name.lower() for script in scripts for name in re.findall(r"redis\.call\('(\w+)'", script.read_text("utf-8"))}
         assert called
@@ -349,27 +393,27 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), window)
     decider = Decider(ledger, Policy(), novelty, settings.worker.max_attempts)
     decider.refresh()
-    one, other, warmed = (decode_trace(payload, Limits()) for payload in fresh_samples(3))
-    submission = Submission(one.id, one.digest(), b"{}")
-    assert ledger.open([submission]) == ["pending"]
+    first, second, warmed = (decode_trace(payload, Limits()) for payload in fresh_samples(3))
+    submission = Submission(first.id, first.digest(), b"{}")
+    assert ledger.submit([submission]) == ["pending"]
     assert len(ledger.claim_lost(0, queue_is_empty=True)) <= 1
-    ledger.resent(one.id)
+    ledger.count_resend(first.id)
     ledger.renew()
-    store.drops.note("decisions.rejected")
+    store.drops.count("decisions.rejected", 1)
     assert store.drops.counts() == {"decisions.rejected": 1}
-    ledger.release([one.id])
-    assert all(isinstance(decided, Decision) for decided in decider.decide([one, other]))
-    assert ledger.open([submission]) == ["decided"]
-    letters.bury(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
-    (found,) = operators.novelty_logs()
-    warming = NoveltyMeter(embedder, found, window)
+    ledger.release([first.id])
+    assert all(isinstance(decided, Decision) for decided in decider.decide([first, second]))
+    assert ledger.submit([submission]) == ["decided"]
+    letters.dead_letter(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
+    (log,) = operators.novelty_logs()
+    warming = NoveltyMeter(embedder, log, window)
     (vector,) = warming.embed([warmed], alone=False)
     assert warming.place([Candidate(warmed.id, warmed.digest(), vector)]) != [None]
-    assert found.info().entries == 3
-    assert audit(list(found.entries()), operators.ledger.decided, window, lambda done, total: None).agreeing == 2
-    assert (found.erase(one.id), operators.ledger.erase(one.id)) == (1, 1)
-    (letter,) = operators.dead_letters.read()
-    assert operators.dead_letters.payload(letter.letter_id) == b'{"id": "kp:trace:bad"}'
+    assert log.info().entries == 3
+    assert audit(list(log.entries()), operators.ledger.decided, window, lambda done, total: None).agreeing == 2
+    assert (log.erase(first.id), operators.ledger.erase(first.id)) == (1, 1)
+    (dead_letter,) = operators.dead_letters.read()
+    assert operators.dead_letters.payload(dead_letter.letter_id) == b'{"id": "kp:trace:bad"}'
     assert ledger.counts() == (3, 0, 2, 1)
-    assert operators.dead_letters.drop(letter)
-    found.clear()
+    assert operators.dead_letters.drop(dead_letter)
+    log.clear()

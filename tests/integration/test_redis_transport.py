@@ -1,5 +1,6 @@
-"""Messages on the Redis broker are in the queue or in hand, never between, and nothing on a list stops its consumer."""
+"""Messages on Redis are on the queue or in flight, never between, and nothing on a list stops its consumer."""
 
+import hashlib
 import json
 import threading
 import time
@@ -14,8 +15,11 @@ from kombu import Connection, Queue
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.redis_transport import Channel
+from kp_scorer.broker.redis_transport import queue as transport_queue
+from kp_scorer.broker.redis_transport.queue import Sizes, keys_of
 from kp_scorer.settings import Settings, load_settings
 
+from tests.support.changed_settings import with_changed
 from tests.support.processes import wait_until
 
 QUEUE = "traces"
@@ -24,8 +28,7 @@ VISIBILITY_S = 3
 
 def impatient(settings: Settings) -> Celery:
     """An app with messages that come back after three seconds."""
-    urls = {"broker.url": settings.broker.url, "redis.url": settings.redis.url}
-    return make_celery(load_settings({**urls, "broker.visibility_timeout_s": VISIBILITY_S}))
+    return make_celery(with_changed(settings, broker__visibility_timeout_s=VISIBILITY_S))
 
 
 @pytest.fixture
@@ -35,7 +38,6 @@ def app(settings: Settings) -> Celery:
 
 @pytest.fixture
 def connection(app: Celery) -> Iterator[Connection]:
-    """A connection of the app."""
     with app.connection_for_read() as opened:
         yield opened
 
@@ -47,8 +49,7 @@ def channel(connection: Connection) -> Channel:
 
 
 @pytest.fixture
-def other(app: Celery) -> Iterator[Channel]:
-    """The channel of another consumer."""
+def another(app: Celery) -> Iterator[Channel]:
     with app.connection_for_read() as opened:
         yield opened.default_channel
 
@@ -61,7 +62,7 @@ def publish(connection: Connection, body: Any) -> None:
     connection.Producer().publish(body, exchange="", routing_key=QUEUE, serializer="json")
 
 
-def take(channel: Channel) -> Any:
+def receive(channel: Channel) -> Any:
     return queue_of_traces()(channel).get()
 
 
@@ -69,12 +70,12 @@ def everything(redis_client: redis.Redis) -> list[Any]:
     return [key for key in redis_client.keys("traces*") if key != b"traces.deliveries"]
 
 
-def test_a_message_is_in_hand_as_soon_as_it_is_off_the_queue(
+def test_a_message_is_in_flight_as_soon_as_it_is_off_the_queue(
     connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
     (item,) = redis_client.lrange(QUEUE, 0, -1)
-    message = take(channel)
+    message = receive(channel)
     assert message.decode() == {"a": 1}
     assert redis_client.llen(QUEUE) == 0
     assert redis_client.hvals("traces.in_hand") == [item]
@@ -89,7 +90,7 @@ def test_a_rejected_message_returns_byte_for_byte_and_counts_its_deliveries(
     publish(connection, {"a": 1})
     before = redis_client.lrange(QUEUE, 0, -1)
     for delivery in (1, 2, 3):
-        message = take(channel)
+        message = receive(channel)
         assert message.headers["x-delivery-count"] == delivery - 1
         assert message.delivery_info["redelivered"] == (delivery > 1)
         message.reject(requeue=True)
@@ -97,73 +98,93 @@ def test_a_rejected_message_returns_byte_for_byte_and_counts_its_deliveries(
         assert everything(redis_client) == [b"traces"]
 
 
-def test_what_a_dead_consumer_held_comes_back_after_the_visibility_timeout(
-    connection: Connection, channel: Channel, other: Channel
+def test_messages_of_a_dead_consumer_are_redelivered_after_the_visibility_timeout(
+    connection: Connection, channel: Channel, another: Channel
 ) -> None:
     publish(connection, {"a": 1})
-    first = take(other)
-    assert take(channel) is None
-    again = wait_until(lambda: take(channel), 10)
+    first = receive(another)
+    assert receive(channel) is None
+    again = wait_until(lambda: receive(channel), 10)
     assert again.body == first.body
     assert again.headers["x-delivery-count"] == 1
 
 
-def test_what_a_living_consumer_holds_stays_with_it(connection: Connection, other: Channel, redis_client: redis.Redis) -> None:
+def test_a_living_consumer_keeps_its_messages(connection: Connection, another: Channel, redis_client: redis.Redis) -> None:
     publish(connection, {"a": 1})
-    taken: list[Any] = []
-    with connection.Consumer(queue_of_traces(), on_message=taken.append):
+    messages: list[Any] = []
+    with connection.Consumer(queue_of_traces(), on_message=messages.append):
         started = time.monotonic()
-        while time.monotonic() - started < 2.5 * VISIBILITY_S:
+        while time.monotonic() - started < 1.5 * VISIBILITY_S:
             with suppress(TimeoutError):
                 connection.drain_events(timeout=0.2)
-            if taken:
-                assert take(other) is None
-    assert len(taken) == 1
-    taken[0].ack()
+            if messages:
+                assert receive(another) is None
+    assert len(messages) == 1
+    messages[0].ack()
     assert everything(redis_client) == []
 
 
-def test_what_a_consumer_moved_and_did_not_note_comes_back(
+def test_a_message_that_a_consumer_moved_and_did_not_note_is_redelivered(
     connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
-    # What a blocking take does, and then its consumer is dead.
+    # What a blocking receive does, and then its consumer is dead.
     redis_client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
-    channel.sweep(QUEUE)
+    channel.reclaim(QUEUE)
     assert (redis_client.llen("traces.taking"), redis_client.hlen("traces.in_hand")) == (0, 1)
-    assert wait_until(lambda: take(channel), 10).decode() == {"a": 1}
+    assert wait_until(lambda: receive(channel), 10).decode() == {"a": 1}
+
+
+def test_a_message_whose_digest_another_one_has_loses_neither(
+    connection: Connection, channel: Channel, another: Channel, redis_client: redis.Redis
+) -> None:
+    publish(connection, {"a": 1})
+    publish(connection, {"b": 2})
+    waiting: Any = redis_client.lrange(QUEUE, 0, -1)
+    other, item = waiting
+    # As if their SHA-1 were the same, and the other one in flight already.
+    redis_client.rpop(QUEUE)
+    digest = hashlib.sha1(other, usedforsecurity=False).hexdigest()
+    redis_client.hset("traces.in_hand", digest, item)
+    redis_client.zadd("traces.index", {digest: 1_000 * time.time()})
+    assert receive(another).decode() == {"b": 2}
+    assert sorted(redis_client.hvals("traces.in_hand")) == sorted([item, other])
+    digests: Any = redis_client.zrange("traces.index", 0, -1)
+    redis_client.zadd("traces.index", dict.fromkeys(digests, 0))
+    channel.reclaim(QUEUE)
+    assert sorted(redis_client.lrange(QUEUE, 0, -1)) == sorted([item, other])
 
 
 def test_noting_after_the_sweep_has_noted_is_the_same_as_noting_once(
     connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
-    taken: list[Any] = []
+    messages: list[Any] = []
 
     def consume(message: Any) -> None:
-        taken.append(message)
+        messages.append(message)
 
     with connection.Consumer(queue_of_traces(), on_message=consume):
         connection.drain_events(timeout=5)
-        # The next take found nothing, so a blocking one is under way; its message is swept before it is read.
+        # The next receive messages nothing, so a blocking one is under way; its message is swept before it is read.
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.2)
         publish(connection, {"b": 2})
         wait_until(lambda: redis_client.llen("traces.taking") == 1, 5)
-        channel.sweep(QUEUE)
+        channel.reclaim(QUEUE)
         connection.drain_events(timeout=5)
-    assert [message.decode() for message in taken] == [{"a": 1}, {"b": 2}]
-    assert taken[1].headers["x-delivery-count"] == 0
-    for message in taken:
+    assert [message.decode() for message in messages] == [{"a": 1}, {"b": 2}]
+    assert messages[1].headers["x-delivery-count"] == 0
+    for message in messages:
         message.ack()
     assert everything(redis_client) == []
 
 
-def test_messages_of_any_priority_are_taken(connection: Connection, channel: Channel) -> None:
+def test_messages_of_any_priority_are_received(connection: Connection, channel: Channel) -> None:
     for priority in range(10):
         connection.Producer().publish(priority, exchange="", routing_key=QUEUE, serializer="json", priority=priority)
-    channel.sweep(QUEUE)
-    bodies = [take(channel).decode() for _ in range(10)]
+    channel.reclaim(QUEUE)
+    bodies = [receive(channel).decode() for _ in range(10)]
     assert sorted(bodies) == list(range(10))
 
 
@@ -188,21 +209,23 @@ def test_an_item_that_is_no_message_becomes_one_with_its_bytes(
     channel: Channel, redis_client: redis.Redis, item: bytes
 ) -> None:
     redis_client.lpush(QUEUE, item)
-    message = take(channel)
+    message = receive(channel)
     assert message.body == item or json.loads(item)["body"] == message.body
     message.ack()
     assert everything(redis_client) == []
 
 
-def test_an_item_over_the_limit_stays_and_its_beginning_goes_on(channel: Channel, redis_client: redis.Redis) -> None:
+def test_of_an_item_over_the_limit_the_beginning_is_delivered_and_all_is_kept(
+    channel: Channel, redis_client: redis.Redis
+) -> None:
     item = b'{"properties": {}, "body": "' + b"a" * channel.largest_bytes + b'"}'
     redis_client.lpush(QUEUE, item)
-    message = take(channel)
+    message = receive(channel)
     assert message.body == item[:65_536]
     assert redis_client.lrange("traces.oversized", 0, -1) == [item]
     assert redis_client.ttl("traces.oversized") > 0
     message.reject(requeue=True)
-    again = take(channel)
+    again = receive(channel)
     assert again.body == item[:65_536]
     again.ack()
     assert everything(redis_client) == [b"traces.oversized"]
@@ -214,9 +237,9 @@ def test_an_item_over_the_limit_that_was_moved_and_not_noted_is_not_delivered(
     item = b"a" * (channel.largest_bytes + 1)
     redis_client.lpush(QUEUE, item)
     redis_client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
-    channel.sweep(QUEUE)
+    channel.reclaim(QUEUE)
     assert redis_client.lrange("traces.oversized", 0, -1) == [item]
-    assert take(channel).body == item[:65_536]
+    assert receive(channel).body == item[:65_536]
 
 
 @pytest.fixture
@@ -230,49 +253,32 @@ def full(connection: Connection, redis_client: redis.Redis) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("full")
-def test_a_full_redis_delivers_and_takes_everything_back(
-    connection: Connection, channel: Channel, redis_client: redis.Redis
-) -> None:
-    first, second = take(channel), take(channel)
-    assert redis_client.hlen("traces.in_hand") == 2
-    first.ack()
-    second.reject(requeue=True)
-    assert redis_client.llen(QUEUE) == 2
-    taken: list[Any] = []
-    with connection.Consumer(queue_of_traces(), on_message=taken.append):
-        wait_until(lambda: _drained(connection) and len(taken) == 2, 10)
-    assert {message.decode() for message in taken} == {1, 2}
-
-
-@pytest.mark.usefixtures("full")
-def test_a_full_redis_delivers_what_comes_to_a_queue_that_was_seen_empty(
-    connection: Connection, redis_client: redis.Redis
-) -> None:
-    taken: list[Any] = []
-    with connection.Consumer(queue_of_traces(), on_message=taken.append):
-        wait_until(lambda: _drained(connection) and len(taken) == 3, 10)
+def test_a_full_redis_delivers_from_a_queue_that_was_empty(connection: Connection, redis_client: redis.Redis) -> None:
+    messages: list[Any] = []
+    with connection.Consumer(queue_of_traces(), on_message=messages.append):
+        wait_until(lambda: _drained(connection) and len(messages) == 3, 10)
         # No one can wait at it now.
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.3)
-        taken[0].reject(requeue=True)
-        wait_until(lambda: _drained(connection) and len(taken) == 4, 10)
+        messages[0].reject(requeue=True)
+        wait_until(lambda: _drained(connection) and len(messages) == 4, 10)
 
 
 @pytest.mark.usefixtures("full")
-def test_a_full_redis_leaves_a_living_consumer_what_it_holds(channel: Channel, other: Channel) -> None:
-    held = [take(other) for _ in range(3)]
+def test_a_full_redis_leaves_a_living_consumer_its_messages(channel: Channel, another: Channel) -> None:
+    messages = [receive(another) for _ in range(3)]
     started = time.monotonic()
     while time.monotonic() - started < 1.5 * VISIBILITY_S:
-        other.sweep(QUEUE)
-        assert take(channel) is None
+        another.reclaim(QUEUE)
+        assert receive(channel) is None
         threading.Event().wait(0.1)
-    for message in held:
+    for message in messages:
         message.ack()
 
 
 @pytest.mark.usefixtures("full")
-def test_a_full_redis_takes_decisions_and_no_submissions(connection: Connection, redis_client: redis.Redis) -> None:
-    connection.Producer().publish(1, exchange="", routing_key="decisions.accepted", serializer="json")
+def test_a_full_redis_accepts_decisions_and_no_submissions(connection: Connection, redis_client: redis.Redis) -> None:
+    assert connection.default_channel.publish_within("decisions.accepted", [b"1"], 0, drop_oldest=False) == (1, 0, 1)
     assert redis_client.llen("decisions.accepted") == 1
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         publish(connection, 4)
@@ -285,97 +291,129 @@ def _drained(connection: Connection) -> bool:
 
 
 def test_the_clock_of_a_consumer_does_not_matter(
-    connection: Connection, channel: Channel, other: Channel, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, channel: Channel, another: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(connection, {"a": 1})
-    take(other)
+    receive(another)
     monkeypatch.setattr(time, "time", lambda: 4_000_000_000.0)
-    channel.sweep(QUEUE)
-    assert take(channel) is None
+    channel.reclaim(QUEUE)
+    assert receive(channel) is None
 
 
 @contextmanager
 def consuming(channel: Channel, prefetch: int) -> Iterator[tuple[Connection, list[Any]]]:
     """Consume as a worker does, and give the connection to be drained, and what it delivers."""
-    came: list[Any] = []
+    received: list[Any] = []
     connection = channel.connection.client
     channel.basic_qos(0, prefetch, False)
-    with connection.Consumer([queue_of_traces()], callbacks=[lambda _, message: came.append(message)], channel=channel):
-        yield connection, came
+    with connection.Consumer([queue_of_traces()], callbacks=[lambda _, message: received.append(message)], channel=channel):
+        yield connection, received
 
 
-def test_what_waits_is_taken_together_as_far_as_the_consumer_may_hold_more(alone: tuple[Settings, redis.Redis]) -> None:
+def test_waiting_messages_are_received_together_up_to_the_prefetch(alone: tuple[Settings, redis.Redis]) -> None:
     settings, server = alone
     with impatient(settings) as app, app.connection_for_read() as connection:
         channel = connection.default_channel
         for number in range(10):
             publish(connection, number)
-        with consuming(channel, prefetch=7) as (draining, came):
-            calls = int(server.info("commandstats").get("cmdstat_eval", {}).get("calls", 0))
+        with consuming(channel, prefetch=7) as (draining, received):
+            calls = int(server.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
             draining.drain_events(timeout=5)
-            assert [message.payload for message in came] == list(range(7))
+            assert [message.payload for message in received] == list(range(7))
             assert server.llen(QUEUE) == 3
-            after = server.info("commandstats")["cmdstat_eval"]["calls"]
-            assert int(after) - calls <= 2
-            channel.qos.ack_all([message.delivery_tag for message in came])
+            after = server.info("commandstats")["cmdstat_evalsha"]["calls"]
+            # One more where Redis has not loaded the script yet.
+            assert int(after) - calls <= 3
+            channel.qos.ack_all([message.delivery_tag for message in received])
             assert server.hlen("traces.in_hand") == 0
             draining.drain_events(timeout=5)
-            assert [message.payload for message in came[7:]] == [7, 8, 9]
+            assert [message.payload for message in received[7:]] == [7, 8, 9]
 
 
-def test_copies_of_the_same_bytes_count_each_against_what_a_consumer_may_hold(
+def test_copies_of_the_same_bytes_each_count_against_the_prefetch(
     connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, "copied")
     (item,) = redis_client.lrange(QUEUE, 0, -1)
     redis_client.lpush(QUEUE, *[item] * 19)
-    with consuming(channel, prefetch=7) as (draining, came):
+    with consuming(channel, prefetch=7) as (draining, received):
         draining.drain_events(timeout=5)
         with suppress(TimeoutError):
             draining.drain_events(timeout=0.3)
-        assert (len(came), redis_client.llen(QUEUE)) == (7, 13)
-        came[0].ack()
+        assert (len(received), redis_client.llen(QUEUE)) == (7, 13)
+        received[0].ack()
         draining.drain_events(timeout=5)
-        assert (len(came), redis_client.llen(QUEUE)) == (8, 12)
-        for message in came[1:]:
+        assert (len(received), redis_client.llen(QUEUE)) == (8, 12)
+        for message in received[1:]:
             message.ack()
         assert redis_client.hlen("traces.in_hand") == 0
 
 
-def test_no_more_is_taken_at_once_than_memory_should_hold(
+def test_no_more_than_a_mebibyte_is_received_at_once(
     connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     for _ in range(4):
         publish(connection, "x" * 600_000)
-    with consuming(channel, prefetch=10) as (draining, came):
+    with consuming(channel, prefetch=10) as (draining, received):
         draining.drain_events(timeout=5)
-        assert len(came) == 2
+        assert len(received) == 2
         assert redis_client.llen(QUEUE) == 2
 
 
-def test_a_channel_that_closes_with_messages_in_hand_leaves_no_connection_behind(alone: tuple[Settings, redis.Redis]) -> None:
+def test_a_channel_that_closes_with_messages_in_flight_leaves_no_connection_behind(alone: tuple[Settings, redis.Redis]) -> None:
     settings, server = alone
     before = [client["id"] for client in server.client_list()]
     with impatient(settings) as app, app.connection_for_read() as connection:
         publish(connection, {"a": 1})
         channel = connection.default_channel
-        assert take(channel)
+        assert receive(channel)
         channel.close()
         assert server.llen(QUEUE) == 1
         wait_until(lambda: [client["id"] for client in server.client_list()] == before, 5)
 
 
-def test_what_is_on_its_way_as_consuming_ends_goes_back_untried_and_in_order(
-    connection: Connection, channel: Channel, other: Channel, redis_client: redis.Redis
+def test_messages_on_their_way_as_consuming_ends_are_requeued_untried_and_in_order(
+    connection: Connection, channel: Channel, another: Channel, redis_client: redis.Redis
 ) -> None:
-    with consuming(channel, prefetch=10) as (draining, came), suppress(TimeoutError):
+    with consuming(channel, prefetch=10) as (draining, received), suppress(TimeoutError):
         # The queue is empty, so that the channel waits at it when it ceases to consume.
         draining.drain_events(timeout=0.2)
     for number in range(3):
         publish(connection, number)
     channel.close()
-    assert came == []
+    assert received == []
     assert redis_client.hlen("traces.in_hand") == 0
-    found = [take(other) for _ in range(3)]
-    assert [message.payload for message in found] == [0, 1, 2]
-    assert [message.headers["x-delivery-count"] for message in found] == [0, 0, 0]
+    messages = [receive(another) for _ in range(3)]
+    assert [message.payload for message in messages] == [0, 1, 2]
+    assert [message.headers["x-delivery-count"] for message in messages] == [0, 0, 0]
+
+
+def test_no_more_is_received_than_the_bytes_in_flight_allow(
+    connection: Connection, channel: Channel, redis_client: redis.Redis
+) -> None:
+    for number in range(6):
+        publish(connection, f"{number}" * 400_000)
+    channel.in_flight_bytes = 700_000
+    with consuming(channel, prefetch=10) as (draining, received):
+        draining.drain_events(timeout=5)
+        with suppress(TimeoutError):
+            draining.drain_events(timeout=0.3)
+        assert len(received) == 2
+        received[0].ack()
+        draining.drain_events(timeout=5)
+        assert len(received) == 4
+        for message in received[1:]:
+            message.ack()
+
+
+def test_as_many_messages_as_a_worker_may_have_in_flight_are_published_and_acknowledged_at_once(
+    redis_client: redis.Redis,
+) -> None:
+    keys, bodies = keys_of(QUEUE), [str(number) for number in range(10_000)]
+    transport_queue.publish(redis_client, keys=keys, most=0, drops_oldest=False, messages=bodies)
+    received = []
+    while chunk := transport_queue.receive(redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, sizes=Sizes(2**20)):
+        received += chunk
+    assert [int(item.message) for item in received] == list(range(10_000))
+    transport_queue.acknowledge(redis_client, keys=keys, digests=[item.digest.decode() for item in received])
+    assert redis_client.exists(QUEUE, keys.unacknowledged, keys.renewed) == 0

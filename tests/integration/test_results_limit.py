@@ -1,24 +1,27 @@
-"""When nobody reads decisions, work stops being taken, nothing is lost, and it resumes by itself."""
+"""Results queues: while nobody reads them, workers stop consuming and lose nothing; what is to be reviewed has its own."""
 
 import json
 import subprocess
+from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from amqp.exceptions import MessageNacked
+import redis
+from amqp.exceptions import MessageNacked, NotFound
+from kombu import Connection
 from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import Publisher, open_results
+from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
-from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.settings import Settings, WhenFull, as_environment, load_settings
-from kp_scorer.store import Store
-from structlog.testing import capture_logs
+from kp_scorer.errors import SettingsError
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings, as_environment, load_settings
 
 from tests.support.builders import decision_on
+from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import run
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -27,19 +30,14 @@ from tests.support.traces import fresh_samples, short_traces
 
 LIMIT = 20
 TRACES = 60
-IN_HAND = 8
+IN_FLIGHT = 8
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
-def limited(request: pytest.FixtureRequest, settings: Settings) -> Settings:
+@pytest.fixture
+def limited(on_broker: SettingsWith) -> Settings:
     """Settings of a worker that stops at a few unread decisions, all on one queue, on either broker."""
-    if request.param == "redis":
-        urls = {"broker.url": settings.broker.url, "redis.url": settings.redis.url}
-        one_queue = {"queues.accepted": "decisions", "queues.rejected": "decisions"}
-        return load_settings({**urls, **one_queue, "queues.results_limit": LIMIT, "worker.concurrency": IN_HAND})
-    rabbitmq: RabbitMQ = request.getfixturevalue("rabbitmq")
-    one = rabbitmq.name("rejected")
-    return rabbitmq.settings(queues__results_limit=LIMIT, worker__concurrency=IN_HAND, queues__accepted=one)
+    settings = on_broker(queues__results_limit=LIMIT, worker__concurrency=IN_FLIGHT)
+    return with_changed(settings, queues__accepted=settings.queues.rejected)
 
 
 def test_a_full_results_queue_stops_the_worker_until_it_is_read(limited: Settings, tmp_path: Path) -> None:
@@ -49,27 +47,21 @@ def test_a_full_results_queue_stops_the_worker_until_it_is_read(limited: Setting
             client.submit(trace)
         (line,) = wait_until(lambda: worker.events("results_full"))
         # Those that had found room were on their way while it looked.
-        assert LIMIT <= line["unread"] <= LIMIT + IN_HAND
+        assert LIMIT <= line["unread"] <= LIMIT + IN_FLIGHT
 
         def decided() -> int:
             return sum(status is not None and status.state == "decided" for status in client.look_up(list(traces)))
 
-        # What is in hand is decided too, and waits for room; no more is taken.
-        wait_until(lambda: decided() == len(worker.events("trace_decided")) + IN_HAND)
-        assert decided() <= LIMIT + 2 * IN_HAND
-        found: dict[str, dict[str, Any]] = {}
-
-        def all_read() -> bool:
-            found.update({decision["trace_id"]: decision for decision in published(limited)})
-            return found.keys() == traces.keys()
-
-        wait_until(all_read)
+        # What is in flight is decided too, and waits for room; no more is received.
+        wait_until(lambda: decided() == len(worker.events("trace_decided")) + IN_FLIGHT)
+        assert decided() <= LIMIT + 2 * IN_FLIGHT
+        wait_until_read(limited, traces)
         assert worker.events("results_drained")
-        assert worker.events("message_given_back") == []
+        assert worker.events("message_requeued") == []
         assert worker.process.poll() is None
 
 
-def test_a_worker_that_waits_for_room_ends_at_once_when_told_to(limited: Settings, tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_room_drains_at_once(limited: Settings, tmp_path: Path) -> None:
     traces = {str(trace["id"]): trace for trace in short_traces(TRACES, seed=8)}
     with Client(limited) as client:
         for trace in traces.values():
@@ -79,116 +71,75 @@ def test_a_worker_that_waits_for_room_ends_at_once_when_told_to(limited: Setting
         worker.process.terminate()
         assert worker.process.wait(20) == 0
         assert "Traceback" not in worker.text()
-    found = {decision["trace_id"] for decision in published(limited)}
-    assert len(found) < TRACES
+    read = {decision["trace_id"] for decision in published(limited)}
+    assert len(read) < TRACES
     with start_worker(limited, tmp_path / "next.log", command=FAST_WORKER):
-
-        def all_read() -> bool:
-            found.update(decision["trace_id"] for decision in published(limited))
-            return found == traces.keys()
-
-        wait_until(all_read)
+        wait_until_read(limited, traces.keys() - read)
 
 
-def test_publishing_to_a_full_queue_fails_until_one_is_read(limited: Settings, store: Store) -> None:
-    decision = decision_on_a_sample()
-    app = make_celery(limited)
-    publisher = Publisher(app, limited, store)
-    for _ in range(LIMIT):
-        publisher.publish(decision)
-    with pytest.raises(ServiceUnavailable, match="full"):
-        publisher.publish(decision)
-    _take_one(limited, decision)
-    wait_until(lambda: _goes_out(publisher, decision))
-    app.close()
-
-
-def test_the_oldest_make_room_where_the_settings_say_so(limited: Settings, store: Store) -> None:
-    settings = with_policy(limited, "drop_oldest")
-    decisions = [decision_on_a_sample() for _ in range(LIMIT + 5)]
-    with make_celery(settings) as app, capture_logs() as lines:
-        publisher = Publisher(app, settings, store)
-        for decision in decisions:
-            publisher.publish(decision)
-    assert [found["trace_id"] for found in published(settings)] == [decision.trace_id for decision in decisions[5:]]
-    assert store.drops.counts() == {settings.queues.rejected: 5}
-    told = [(line["queue"], line["count"]) for line in lines if line["event"] == "results_dropped"]
-    # The others come with the next line, a second later at the soonest.
-    assert told == [(settings.queues.rejected, 1)]
-
-
-def test_a_queue_that_others_have_filled_makes_room_too(limited: Settings, store: Store) -> None:
-    settings = with_policy(limited, "drop_oldest")
-    one, other = decision_on_a_sample(), decision_on_a_sample()
+def test_the_oldest_are_dropped_also_from_a_queue_that_others_filled(limited: Settings, store: Store) -> None:
+    settings = dropping_the_oldest(limited)
+    first, last = decision_on_a_sample(), decision_on_a_sample()
     with make_celery(settings) as app:
         publisher = Publisher(app, settings, store)
-        publisher.publish(one)
+        publisher.publish(first)
         # This publisher has just seen room for many more.
         _fill(settings)
-        publisher.publish(other)
-    found = [decision["trace_id"] for decision in published(settings)]
-    assert found[-1] == other.trace_id
-    assert store.drops.counts().get(settings.queues.rejected, 0) + len(found) >= LIMIT
+        publisher.publish(last)
+    assert published(settings)[-1]["trace_id"] == last.trace_id
 
 
-def test_a_worker_goes_on_where_the_oldest_make_room(limited: Settings, store: Store, tmp_path: Path) -> None:
-    settings = with_policy(limited, "drop_oldest")
+def test_a_worker_does_not_wait_where_the_oldest_are_dropped(limited: Settings, store: Store, tmp_path: Path) -> None:
+    settings = dropping_the_oldest(limited)
     traces = short_traces(TRACES, seed=9)
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
         for trace in traces:
             client.submit(trace)
         wait_until(lambda: store.ledger.counts().decided == TRACES)
         wait_until(lambda: len(worker.events("trace_decided")) == TRACES)
-        assert worker.events("results_dropped")
         assert worker.events("trace_waits") == []
     left = len(published(settings))
-    assert left <= LIMIT + IN_HAND
-    assert left + store.drops.counts()[settings.queues.rejected] == TRACES
+    assert left <= LIMIT + IN_FLIGHT
+    if settings.broker.is_redis:
+        assert worker.events("results_dropped")
+        assert left + store.drops.counts()[settings.queues.rejected] == TRACES
 
 
-def test_what_is_not_to_be_published_is_not(limited: Settings, store: Store, tmp_path: Path) -> None:
-    settings = with_policy(limited, "none")
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
-        for trace in short_traces(LIMIT + 1, seed=10):
-            client.submit(trace)
-        wait_until(lambda: len(worker.events("trace_decided")) == LIMIT + 1)
-    assert published(settings) == []
-    assert store.drops.counts() == {}
-
-
-def test_the_command_line_says_what_is_full_and_what_to_do(limited: Settings, tmp_path: Path) -> None:
+def test_commands_name_the_full_queue(limited: Settings, tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_text("\n".join(map(json.dumps, short_traces(TRACES, seed=11))))
     with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER):
-        waited = kp_scorer(limited, "submit", str(file), "--wait", "--timeout", "8")
-        # Decided, and not published, what is in hand counts as pending no more.
+        waited = kp_scorer(limited, "submit", str(file), "--wait", "--timeout", "4")
+        # Decided, and not published, what is in flight counts as pending no more.
         stats = json.loads(kp_scorer(limited, "stats").stdout)
     name = limited.queues.rejected
-    told = [line for line in waited.stderr.splitlines() if "full" in line]
-    assert told == [
-        f"the queue {name} is full of unread decisions, so the workers wait: read it with `kp-scorer decisions`, "
-        f"or set {_policies(limited)}"
-    ]
+    notes = [line for line in waited.stderr.splitlines() if "full" in line]
+    assert notes == [f"{name} is full of unread decisions, so workers wait; see `kp-scorer doctor`"]
     assert (stats["full"], stats["dropped"]) == ([name], {})
     assert stats["waiting"][name] >= LIMIT
 
 
-def _policies(settings: Settings) -> str:
-    both = settings.queues.accepted == settings.queues.rejected
-    return "queues.accepted_when_full and queues.rejected_when_full" if both else "queues.rejected_when_full"
+def wait_until_read(settings: Settings, trace_ids: Collection[str]) -> None:
+    """Read decisions until exactly these traces have one."""
+    read: set[str] = set()
+
+    def all_read() -> bool:
+        read.update(decision["trace_id"] for decision in published(settings))
+        return read == set(trace_ids)
+
+    wait_until(all_read)
 
 
 def kp_scorer(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return run(*arguments, **as_environment(settings))
 
 
-def with_policy(settings: Settings, policy: WhenFull) -> Settings:
-    changed = {"accepted_when_full": policy, "rejected_when_full": policy}
-    return settings.model_copy(update={"queues": settings.queues.model_copy(update=changed)})
+def dropping_the_oldest(settings: Settings) -> Settings:
+    """The same settings, but that the oldest decisions make room."""
+    return with_changed(settings, queues__accepted_when_full="drop_oldest", queues__rejected_when_full="drop_oldest")
 
 
 def decision_on_a_sample() -> Decision:
-    """A decision of its own trace."""
     (trace,) = fresh_samples(1)
     (decision,) = score_traces([trace], load_settings({"embedding.embedder": "none"}))
     return decision
@@ -208,16 +159,49 @@ def _fill(settings: Settings) -> None:
                 )
 
 
-def _take_one(settings: Settings, decision: Decision) -> None:
-    app = make_celery(settings)
-    with open_results(app, settings, decision.outcome) as results:
-        next(results.take()).acknowledge()
-    app.close()
+def test_reviewed_decisions_have_a_queue_of_their_own(on_broker: SettingsWith, tmp_path: Path) -> None:
+    # About a third of the samples are reviewed.
+    reviewing = on_broker(scoring__threshold=0.7, scoring__review=0.55, scoring__submitted_thresholds=True)
+    payloads = fresh_samples(24)
+    # It asks for less than any trace has.
+    payloads[0]["metadata"]["quality_threshold"] = 0.0
+    with start_worker(reviewing, tmp_path / "worker.log", command=FAST_WORKER), Client(reviewing) as client:
+        decided = {trace_id: client.wait(trace_id, timeout_s=60) for trace_id in map(client.submit, payloads)}
+    outcomes = Counter(decision.outcome for decision in decided.values())
+    assert min(outcomes[outcome] for outcome in ("accepted", "review", "rejected")) > 0
+    chosen = decided[payloads[0]["id"]]
+    assert (chosen.outcome, chosen.threshold, chosen.threshold_source) == ("accepted", 0.0, "submission")
+    assert {decision.review for decision in decided.values()} == {0.55, None}
+    # A worker that has ended has published what it decided.
+    reviewed = {decision["trace_id"] for decision in published(reviewing, "review")}
+    assert reviewed == {trace_id for trace_id, decision in decided.items() if decision.outcome == "review"}
+    assert {decision["trace_id"] for decision in published(reviewing)} == decided.keys() - reviewed
 
 
-def _goes_out(publisher: Publisher, decision: Decision) -> bool:
-    try:
-        publisher.publish(decision)
-    except ServiceUnavailable:
-        return False
-    return True
+def test_without_reviews_there_is_no_queue_for_them(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings()
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
+        assert published(settings) == []
+    with Connection(settings.broker.url) as connection, connection.channel() as channel, pytest.raises(NotFound):
+        channel.queue_declare(settings.queues.review, passive=True)
+
+
+def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(on_broker: SettingsWith) -> None:
+    settings = on_broker()
+    all_reviewed = {"embedding.embedder": "none", "scoring.threshold": 1.0, "scoring.review": 0.0}
+    (decision,) = score_traces(fresh_samples(1), load_settings(all_reviewed))
+    assert decision.outcome == "review"
+    with make_celery(settings) as app, Store.open(settings) as store:
+        Publisher(app, settings, store).publish(decision)
+    assert published(settings) == []
+    assert [reviewed["trace_id"] for reviewed in published(settings, "review")] == [decision.trace_id]
+
+
+def test_reading_decisions_consumes_no_tasks_of_another_app(settings: Settings, redis_client: redis.Redis) -> None:
+    names = {"queues__accepted": "shop", "queues__rejected": "shop", "results__task": "shop.decided"}
+    of_shop = with_changed(settings, results__accepted_via="task", results__rejected_via="none", **names)
+    redis_client.lpush("shop", "a task of the shop")
+    for outcome in (None, "rejected"):
+        with pytest.raises(SettingsError, match="workers of its Celery app take them"):
+            published(of_shop, outcome)
+    assert redis_client.lrange("shop", 0, -1) == [b"a task of the shop"]

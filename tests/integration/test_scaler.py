@@ -1,4 +1,4 @@
-"""Whoever counts what waits can do so as the user that the documents give it, and no more."""
+"""A scaler can count what waits as the user that the documents give it, and no more."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError
 from tests.support.paths import REPOSITORY
 
 COUNT = "return redis.call('llen', KEYS[1]) + (redis.call('type', KEYS[1]).ok == 'list' and 0 or 1000)"
-"""What KEDA asks, in other words: it looks what there is before it counts."""
+"""What KEDA does: it checks the type of a key before it counts."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def scaler(redis_url: str, redis_client: redis.Redis) -> Iterator[redis.Redis]:
     server.acl_deluser("scaler")
 
 
-def test_it_counts_what_waits_and_sees_nothing_of_it(scaler: redis.Redis, redis_client: redis.Redis) -> None:
+def test_the_scaler_counts_waiting_messages_and_cannot_read_them(scaler: redis.Redis, redis_client: redis.Redis) -> None:
     redis_client.lpush("traces", "one", "two")
     assert scaler.eval(COUNT, 1, "traces") == 2
     for forbidden in ("return redis.call('lindex', KEYS[1], 0)", "return redis.call('rpop', KEYS[1])"):

@@ -1,19 +1,27 @@
-"""What submitting leaves behind."""
+"""Submitting one trace, and many in one call: as one by one, in fewer steps."""
 
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from kp_scorer.client import Client
 from kp_scorer.decoding import decode_trace
-from kp_scorer.errors import DecisionTimeout, InvalidTrace, SettingsError
-from kp_scorer.settings import Settings
+from kp_scorer.errors import DecisionTimeout, InvalidTrace, ServiceUnavailable, SettingsError, TraceConflict
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import LIMITS, minimal_payload
-from tests.support.traces import fresh_samples, new_id
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitMQ
+from tests.support.traces import fresh_samples, new_id, short_traces
 
 
-def test_waiting_for_what_was_never_submitted_ends_with_that(settings: Settings) -> None:
+def test_waiting_times_out_and_names_the_state(settings: Settings) -> None:
     (trace,) = fresh_samples(1)
     with Client(settings) as client:
         with pytest.raises(DecisionTimeout, match="it is unknown"):
@@ -36,16 +44,16 @@ def test_submitting_subscribes_to_no_result(settings: Settings, redis_client: re
         assert {(int(each["sub"]), int(each["psub"])) for each in ours} == {(0, 0)}
 
 
-def test_producers_with_namespaces_do_not_take_each_others_ids(settings: Settings) -> None:
-    with Client(settings, "billing") as one, Client(settings, "search.2") as other:
+def test_namespaces_keep_the_ids_of_producers_apart(settings: Settings) -> None:
+    with Client(settings, "billing") as billing, Client(settings, "search.2") as search:
         payload = minimal_payload(trace_id="kp:trace:1", objective="one")
-        taken = one.submit(payload), other.submit(minimal_payload(trace_id="kp:trace:1", objective="another"))
-        assert taken == ("kp:trace:billing:1", "kp:trace:search.2:1")
-        assert [status and status.state for status in one.look_up([*taken, "kp:trace:1"])] == ["pending", "pending", None]
+        ids = billing.submit(payload), search.submit(minimal_payload(trace_id="kp:trace:1", objective="another"))
+        assert ids == ("kp:trace:billing:1", "kp:trace:search.2:1")
+        assert [status and status.state for status in billing.look_up([*ids, "kp:trace:1"])] == ["pending", "pending", None]
         assert payload["id"] == "kp:trace:1", "a caller's object stays as it is"
         # Submitted again, by its new name, or as a trace that is checked already.
-        assert one.submit(payload | {"id": taken[0]}) == taken[0]
-        assert one.submit(decode_trace(payload, LIMITS)) == taken[0]
+        assert billing.submit(payload | {"id": ids[0]}) == ids[0]
+        assert billing.submit(decode_trace(payload, LIMITS)) == ids[0]
 
 
 def test_namespace_counts_as_part_of_the_id(settings: Settings) -> None:
@@ -60,3 +68,193 @@ def test_namespace_counts_as_part_of_the_id(settings: Settings) -> None:
 def test_namespace_of_other_characters_is_refused(settings: Settings, namespace: str) -> None:
     with pytest.raises(SettingsError, match=r"^namespace: expected"):
         Client(settings, namespace)
+
+
+BAD = {"@type": "ReasoningTrace"}
+
+
+def kinds(answers: Sequence[object]) -> list[str]:
+    return [type(answer).__name__ for answer in answers]
+
+
+def calls(redis_client: redis.Redis) -> int:
+    """How often a script was called, as the ledger's are, or something put on a list."""
+    stats: Any = redis_client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "lpush"))
+
+
+def large(count: int) -> list[dict[str, Any]]:
+    """So many traces of 900 kB each."""
+    steps = [{"step_id": number, "type": "thought", "content": "x" * 90_000} for number in range(10)]
+    return [minimal_payload(trace_id=new_id(), steps=steps) for _ in range(count)]
+
+
+def test_each_trace_is_recorded_and_sent_once_and_in_order(settings: Settings, store: Store, redis_client: redis.Redis) -> None:
+    traces = short_traces(250, seed=1)
+    with Client(settings) as client:
+        assert client.submit_many(traces) == [trace["id"] for trace in traces]
+    assert store.ledger.counts().pending == 250
+    sent: Any = redis_client.lrange(settings.queues.traces, 0, -1)
+    # Taken from the other end.
+    assert [trace["id"].encode() in item for trace, item in zip(traces, reversed(sent), strict=True)] == [True] * 250
+
+
+def test_a_hundred_traces_cost_one_call_of_the_ledger_and_one_of_the_broker(alone: tuple[Settings, redis.Redis]) -> None:
+    settings, server = alone
+    with Client(settings) as client:
+        client.submit_many(short_traces(1, seed=2))
+        before = calls(server)
+        client.submit_many(short_traces(250, seed=3))
+        assert calls(server) - before == 3 * 2
+
+
+def test_large_traces_are_sent_in_smaller_portions(alone: tuple[Settings, redis.Redis]) -> None:
+    settings, server = alone
+    with Client(settings) as client:
+        client.submit_many(short_traces(1, seed=2))
+        before = calls(server)
+        client.submit_many(large(12))
+        # Five are over 4 MiB.
+        assert calls(server) - before == 3 * 2
+    assert server.llen(settings.queues.traces) == 13
+
+
+def test_submitting_no_valid_trace_writes_nothing(settings: Settings, redis_client: redis.Redis) -> None:
+    with Client(settings) as client:
+        assert client.submit_many([]) == []
+        assert kinds(client.submit_many([BAD, BAD])) == ["InvalidTrace"] * 2
+    assert redis_client.keys() == []
+
+
+def test_an_invalid_trace_keeps_no_other_from_being_submitted(settings: Settings, store: Store) -> None:
+    first, second, third = fresh_samples(3)
+    conflicting = second | {"task": {"objective": "something else"}}
+    with Client(settings) as client:
+        client.submit(second)
+        answers = client.submit_many([BAD, first, 5, conflicting, third])  # type: ignore[list-item]  # 5 is no trace
+        assert kinds(answers) == ["InvalidTrace", "str", "InvalidTrace", "TraceConflict", "str"]
+        assert (answers[1], answers[4]) == (first["id"], third["id"])
+        assert isinstance(answers[0], InvalidTrace)
+        assert "metadata: Field required" in str(answers[0])
+        assert isinstance(answers[3], TraceConflict)
+        assert answers[3].trace_id == second["id"]
+    assert store.ledger.counts().pending == 3
+
+
+def test_submitting_many_returns_what_submitting_each_returns(settings: Settings, redis_client: redis.Redis) -> None:
+    first, second = fresh_samples(2)
+    traces = [
+        first,
+        BAD,
+        first,
+        first | {"task": {"objective": "something else"}},
+        second,
+        first,
+        second | {"steps": []},
+        second,
+    ]
+
+    def alone(client: Client, trace: dict[str, Any]) -> object:
+        try:
+            return client.submit(trace)
+        except (InvalidTrace, TraceConflict) as error:
+            return error
+
+    with Client(settings, "many") as many, Client(settings, "each") as each:
+        together = many.submit_many(traces)
+        sent = redis_client.llen(settings.queues.traces)
+        by_itself = [alone(each, trace) for trace in traces]
+    assert redis_client.llen(settings.queues.traces) == 2 * sent
+    assert [str(answer).replace(":many:", ":each:") for answer in together] == [str(answer) for answer in by_itself]
+    assert kinds(together) == kinds(by_itself)
+
+
+def test_decided_traces_are_not_sent_again(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
+    traces = short_traces(120, seed=4)
+    with Client(settings) as client:
+        with start_worker(settings, tmp_path / "log", command=FAST_WORKER):
+            trace_ids = client.submit_many(traces)
+            settled = list(client.as_completed(map(str, trace_ids), timeout_s=60))
+            assert {status.trace_id for status in settled if status.decision} == set(trace_ids)
+        assert client.submit_many(traces) == trace_ids
+    assert redis_client.llen(settings.queues.traces) == 0
+
+
+class Watched(dict[str, Any]):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def test_traces_may_come_from_a_generator_and_few_are_held(settings: Settings) -> None:
+    in_memory: weakref.WeakSet[Watched] = weakref.WeakSet()
+    most = 0
+
+    def generated() -> Iterator[Watched]:
+        nonlocal most
+        for number, trace in enumerate(short_traces(700, seed=5)):
+            # What is said of one that is wrong must not keep those around it.
+            watched = Watched(trace if number % 50 else {**trace, "outcome": None})
+            in_memory.add(watched)
+            most = max(most, len(in_memory))
+            yield watched
+
+    with Client(settings) as client:
+        assert len(client.submit_many(generated())) == 700
+    assert most <= 200
+
+
+def test_an_error_of_the_source_is_raised_and_all_can_be_submitted_again(settings: Settings) -> None:
+    traces = short_traces(150, seed=6)
+
+    def failing() -> Iterator[dict[str, Any]]:
+        yield from traces
+        raise KeyError("the source")
+
+    with Client(settings) as client:
+        with pytest.raises(KeyError, match="the source"):
+            client.submit_many(failing())
+        assert len(client.submit_many(traces)) == 150
+
+
+@pytest.mark.parametrize("silent", ["redis.url", "broker.url"])
+@pytest.mark.parametrize("timeout_s", [None, 0.7])
+def test_a_server_that_falls_silent_half_way_ends_the_call_and_all_may_be_submitted_again(
+    settings: Settings, store: Store, silent: str, timeout_s: float | None
+) -> None:
+    traces = short_traces(350, seed=7)
+    with ExitStack() as opened:
+        network = opened.enter_context(Proxy(settings.redis.url))
+        opened.callback(network.deliver)
+        urls = {"redis.url": settings.redis.url, "broker.url": settings.broker.url, silent: network.url}
+        client = opened.enter_context(Client(load_settings({**urls, "broker.timeout_s": 1.0})))
+
+        def interrupted() -> Iterator[dict[str, Any]]:
+            yield from traces[:150]
+            network.hold()
+            yield from traces[150:]
+
+        message = f"^submit: no answer within {timeout_s or 1:g} s; submit again, which is always safe$"
+        with pytest.raises(ServiceUnavailable, match=message):
+            client.submit_many(interrupted(), timeout_s)
+        assert store.ledger.counts().pending < 350
+        network.deliver()
+
+        def again() -> bool:
+            try:
+                return client.submit_many(traces) == [trace["id"] for trace in traces]
+            except ServiceUnavailable:
+                return False
+
+        wait_until(again)
+    assert store.ledger.counts().pending == 350
+
+
+def test_the_timeout_is_for_all_portions_together(settings: Settings) -> None:
+    with Client(settings) as client, pytest.raises(ServiceUnavailable, match=r"no answer within 0\.05 s"):
+        client.submit_many(short_traces(2_000, seed=8), timeout_s=0.05)
+
+
+def test_many_traces_are_submitted_to_rabbitmq(rabbitmq: RabbitMQ) -> None:
+    traces = short_traces(250, seed=9)
+    with Client(rabbitmq.settings()) as client:
+        assert client.submit_many(traces) == [trace["id"] for trace in traces]
+    wait_until(lambda: rabbitmq.waiting("traces") == 250)

@@ -1,4 +1,4 @@
-"""A worker tells systemd when it takes work, that it is well, and that it stops; nobody else, and not for another process."""
+"""A worker notifies systemd that it is ready, alive and stopping; nobody else, and not for another process."""
 
 import os
 import socket
@@ -18,31 +18,27 @@ SILENCE_S: Final = 0.5
 
 
 class Systemd:
-    """The receiving end of ``NOTIFY_SOCKET``."""
+    """The receiving end of ``NOTIFY_SOCKET``: a path, or a name in the abstract namespace."""
 
     def __init__(self, address: str) -> None:
-        """Listen at a path, or at a name in the abstract namespace."""
         self.address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(f"\0{address[1:]}" if address.startswith("@") else address)
         self._socket.settimeout(30)
+        self.close = self._socket.close
 
-    def heard(self) -> str:
-        """The next thing that it is told."""
+    def receive(self) -> str:
+        """Wait for the next notification."""
         return self._socket.recv(4_096).decode()
 
-    def hears_nothing(self) -> bool:
-        """Whether nothing is on its way."""
+    def receives_nothing(self) -> bool:
+        """Whether no notification is on its way."""
         self._socket.settimeout(SILENCE_S)
         try:
-            self.heard()
+            self.receive()
         except TimeoutError:
             return True
         return False
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._socket.close()
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -53,50 +49,49 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]
 
 
 @pytest.mark.parametrize("systemd", ["path"], indirect=True)
-def test_a_worker_tells_systemd_of_its_life(settings: Settings, systemd: Systemd, tmp_path: Path) -> None:
+def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Systemd, tmp_path: Path) -> None:
     # As long as the interpreter needs to start, the worker is not there to be fed.
     variables = {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "1000000"}
     worker = launch_worker(settings, tmp_path / "worker.log", FAST_WORKER, variables)
     try:
         worker.wait_until_ready()
-        heard = [systemd.heard()]
-        while "READY=1" not in heard:
-            heard.append(systemd.heard())
-        assert set(heard) <= {"WATCHDOG=1", "READY=1"}
-        assert systemd.heard() == "WATCHDOG=1"
-        assert systemd.heard() == "WATCHDOG=1"
+        notifications = [systemd.receive()]
+        while "READY=1" not in notifications:
+            notifications.append(systemd.receive())
+        assert set(notifications) <= {"WATCHDOG=1", "READY=1"}
+        assert [systemd.receive() for _ in range(2)] == ["WATCHDOG=1"] * 2
         worker.process.terminate()
-        wait_until(lambda: systemd.heard() == "STOPPING=1", timeout_s=30)
+        wait_until(lambda: systemd.receive() == "STOPPING=1", timeout_s=30)
     finally:
         worker.stop()
     assert worker.process.returncode == 0
     assert worker.events("supervisor_not_told") == []
 
 
-def test_what_is_told_arrives_wherever_systemd_listens(systemd: Systemd) -> None:
-    told = Supervisor({"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "60000000"})
-    told.ready()
-    told.feed()
-    told.feed()
-    told.stopping()
-    # Fed twice at once, within half of the time, it is told once.
-    assert [systemd.heard() for _ in range(3)] == ["READY=1", "WATCHDOG=1", "STOPPING=1"]
+def test_notifications_arrive_wherever_systemd_listens(systemd: Systemd) -> None:
+    supervisor = Supervisor({"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "60000000"})
+    supervisor.notify("READY=1")
+    # Fed twice at once, within half of the interval, it sends one.
+    supervisor.feed()
+    supervisor.feed()
+    supervisor.notify("STOPPING=1")
+    assert [systemd.receive() for _ in range(3)] == ["READY=1", "WATCHDOG=1", "STOPPING=1"]
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "often"}])
-def test_who_does_not_watch_this_process_is_not_fed(systemd: Systemd, watchdog: dict[str, str]) -> None:
+def test_a_systemd_that_does_not_watch_this_process_is_not_fed(systemd: Systemd, watchdog: dict[str, str]) -> None:
     Supervisor({"NOTIFY_SOCKET": systemd.address, **watchdog}).feed()
-    assert systemd.hears_nothing()
+    assert systemd.receives_nothing()
 
 
-def test_without_systemd_nobody_is_told_and_nothing_is_logged() -> None:
+def test_without_systemd_nothing_is_sent_or_logged() -> None:
     with capture_logs() as lines:
         Supervisor({"WATCHDOG_USEC": "1"}).feed()
-        Supervisor({}).ready()
+        Supervisor({}).notify("READY=1")
     assert lines == []
 
 
-def test_a_systemd_that_has_gone_is_logged_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_systemd_that_is_gone_is_logged_and_ignored(tmp_path: Path) -> None:
     with capture_logs() as lines:
-        Supervisor({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
+        Supervisor({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify("READY=1")
     assert [(line["event"], line["state"]) for line in lines] == [("supervisor_not_told", "READY=1")]

@@ -1,6 +1,8 @@
-"""A URL that asks for TLS gets it, with a certificate that is verified, or nothing is said to the server."""
+"""A URL that asks for TLS gets it, with a certificate that is verified, or no server learns anything."""
 
+import json
 import re
+import shutil
 import ssl
 import subprocess
 import time
@@ -12,15 +14,17 @@ import pytest
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues, unavailable_if_broker_fails
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.broker.task_message import TASK_NAME
+from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import Store
 
-from tests.support.processes import FAST_WORKER, start_worker
+from tests.support.commands import run
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import own_queues
+from tests.support.rabbitmq import PATIENT, own_queues
+from tests.support.shipped import Shipped
 from tests.support.tls import Authority, Listener
 from tests.support.traces import fresh_samples
 
@@ -48,10 +52,10 @@ def untrusted(request: pytest.FixtureRequest, authority: Authority, tmp_path_fac
 
 def secure(url: str, port: int, authority: Authority, own: Pair | None = None) -> str:
     """The URL of the same server by TLS, at a port of localhost, for a client that has a certificate of its ``own`` or none."""
-    found = re.fullmatch(r"(\w+)://(.*@)?[^/]*(/.*)?", url)
-    assert found
-    shown = f"&ssl_certfile={own[0]}&ssl_keyfile={own[1]}" if own else ""
-    return f"{found[1]}s://{found[2] or ''}localhost:{port}{found[3] or ''}?ssl_ca_certs={authority.certificate}{shown}"
+    parts = re.fullmatch(r"(\w+)://(.*@)?[^/]*(/.*)?", url)
+    assert parts
+    client_files = f"&ssl_certfile={own[0]}&ssl_keyfile={own[1]}" if own else ""
+    return f"{parts[1]}s://{parts[2] or ''}localhost:{port}{parts[3] or ''}?ssl_ca_certs={authority.certificate}{client_files}"
 
 
 def front_port(front: Proxy) -> int:
@@ -84,14 +88,14 @@ of_each_broker = pytest.mark.parametrize("reach", [reach_broker, reach_broker_to
 
 
 @of_each_connection
-def test_who_proves_who_it_is_on_redis_is_reached(reach: Reach, authority: Authority, redis_url: str) -> None:
+def test_redis_with_a_valid_certificate_is_reached(reach: Reach, authority: Authority, redis_url: str) -> None:
     with Proxy(redis_url, authority.server("DNS:localhost")) as front:
         url = secure(redis_url, front_port(front), authority)
         reach(load_settings({"broker.url": url, "redis.url": url, **QUICK}))
 
 
 @of_each_connection
-def test_who_proves_nothing_on_redis_is_told_nothing(
+def test_redis_with_an_invalid_certificate_is_refused(
     reach: Reach, untrusted: ssl.SSLContext, authority: Authority, redis_url: str
 ) -> None:
     with Proxy(redis_url, untrusted) as front:
@@ -101,7 +105,7 @@ def test_who_proves_nothing_on_redis_is_told_nothing(
 
 
 @of_each_broker
-def test_who_proves_nothing_on_rabbitmq_is_told_nothing(
+def test_rabbitmq_with_an_invalid_certificate_is_refused(
     reach: Reach, untrusted: ssl.SSLContext, authority: Authority, rabbitmq_url: str, redis_url: str
 ) -> None:
     with Proxy(rabbitmq_url, untrusted) as front:
@@ -110,12 +114,12 @@ def test_who_proves_nothing_on_rabbitmq_is_told_nothing(
             reach(load_settings({"broker.url": url, "redis.url": redis_url, **QUICK}))
 
 
-@pytest.mark.parametrize("shown", ["nothing", "of another authority"])
+@pytest.mark.parametrize("certificate", ["nothing", "of another authority"])
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
-def test_a_client_that_the_server_does_not_take_ends_in_time(
-    broker: str, shown: str, authority: Authority, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path
+def test_a_client_that_the_server_refuses_raises_in_time(
+    broker: str, certificate: str, authority: Authority, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    own = None if shown == "nothing" else Authority(tmp_path / "other").pair("client")
+    own = None if certificate == "nothing" else Authority(tmp_path / "other").pair("client")
     url = redis_url if broker == "redis" else request.getfixturevalue("rabbitmq_url")
     with Proxy(url, authority.server("DNS:localhost", asks_clients=True)) as front:
         settings = load_settings(
@@ -127,16 +131,16 @@ def test_a_client_that_the_server_does_not_take_ends_in_time(
         assert time.monotonic() - since < 3 * settings.broker.timeout_s
 
 
-def test_files_that_prove_nothing_are_refused_at_once(authority: Authority, tmp_path: Path) -> None:
-    one, other = authority.pair("one"), authority.pair("other")
+def test_files_that_are_no_certificate_and_its_key_are_refused(authority: Authority, tmp_path: Path) -> None:
+    first, second = authority.pair("first"), authority.pair("second")
     encrypted = tmp_path / "encrypted.key"
-    openssl: list[str | Path] = ["openssl", "pkey", "-in", one[1], "-aes256", "-passout", "pass:word", "-out", encrypted]
+    openssl: list[str | Path] = ["openssl", "pkey", "-in", first[1], "-aes256", "-passout", "pass:word", "-out", encrypted]
     subprocess.run(openssl, check=True, capture_output=True, timeout=60)
-    for pair in ((one[0], other[1]), (one[1], one[0]), (one[0], encrypted)):
+    for pair in ((first[0], second[1]), (first[1], first[0]), (first[0], encrypted)):
         with pytest.raises(SettingsError, match=r"^broker\.url: ssl_certfile: expected a certificate in PEM and, there or in"):
             load_settings({"broker.url": secure("redis://localhost", 1, authority, pair)})
     with pytest.raises(SettingsError, match=r"^redis\.url: ssl_ca_certs: expected a file of certificates in PEM"):
-        load_settings({"redis.url": f"rediss://localhost?ssl_ca_certs={one[1]}"})
+        load_settings({"redis.url": f"rediss://localhost?ssl_ca_certs={first[1]}"})
 
 
 @pytest.fixture
@@ -146,7 +150,7 @@ def plain() -> Iterator[Listener]:
 
 
 @of_each_connection
-def test_a_server_without_tls_hears_no_secret_of_redis(reach: Reach, plain: Listener) -> None:
+def test_no_password_of_redis_is_sent_without_tls(reach: Reach, plain: Listener) -> None:
     url = f"rediss://user:{SECRET}@localhost:{plain.port}/0"
     with pytest.raises(ServiceUnavailable):
         reach(load_settings({"broker.url": url, "redis.url": url, **QUICK}))
@@ -154,7 +158,7 @@ def test_a_server_without_tls_hears_no_secret_of_redis(reach: Reach, plain: List
 
 
 @of_each_broker
-def test_a_server_without_tls_hears_no_secret_of_rabbitmq(reach: Reach, plain: Listener, redis_url: str) -> None:
+def test_no_password_of_rabbitmq_is_sent_without_tls(reach: Reach, plain: Listener, redis_url: str) -> None:
     url = f"amqps://user:{SECRET}@localhost:{plain.port}//"
     with pytest.raises(ServiceUnavailable):
         reach(load_settings({"broker.url": url, "redis.url": redis_url, **QUICK}))
@@ -164,12 +168,12 @@ def test_a_server_without_tls_hears_no_secret_of_rabbitmq(reach: Reach, plain: L
 def assert_only_hello(plain: Listener) -> None:
     assert plain.heard
     # The first message of TLS, a handshake, and nothing else.
-    assert all(said[:1] == b"\x16" and SECRET.encode() not in said for said in plain.heard if said)
+    assert all(chunk[:1] == b"\x16" and SECRET.encode() not in chunk for chunk in plain.heard if chunk)
 
 
-def test_a_plain_url_cannot_be_told_to_use_tls_halfway(authority: Authority) -> None:
+def test_parameters_that_weaken_tls_are_refused(authority: Authority) -> None:
     for parameters in ("ssl_cert_reqs=none", "ssl_check_hostname=false", "ssl_cert_reqs=optional"):
-        with pytest.raises(Exception, match="always verified"):
+        with pytest.raises(Exception, match="expected no parameters but ssl_ca_certs"):
             load_settings({"redis.url": f"rediss://localhost?{parameters}"})
     with pytest.raises(Exception, match="expected no parameters"):
         load_settings({"redis.url": f"redis://localhost?ssl_ca_certs={authority.certificate}"})
@@ -178,7 +182,7 @@ def test_a_plain_url_cannot_be_told_to_use_tls_halfway(authority: Authority) -> 
 
 
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
-def test_a_worker_and_a_client_do_everything_by_tls(
+def test_a_worker_and_a_client_work_and_reconnect_by_tls(
     broker: str, authority: Authority, settings: Settings, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     trusted, own = authority.server("DNS:localhost", asks_clients=True), authority.pair("client")
@@ -188,7 +192,7 @@ def test_a_worker_and_a_client_do_everything_by_tls(
             "broker.url": secure(broker_url, front_port(front), authority, own),
             "redis.url": secure(settings.redis.url, front_port(store), authority, own),
         }
-        secured = load_settings({**urls, **own_queues()})
+        secured = load_settings({**urls, **own_queues(), **PATIENT})
         with start_worker(secured, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(secured) as client:
             (trace, another, asked) = fresh_samples(3)
             assert client.wait(client.submit(trace), timeout_s=30).trace_id == trace["id"]
@@ -201,3 +205,37 @@ def test_a_worker_and_a_client_do_everything_by_tls(
                 result = app.send_task(TASK_NAME, args=[asked], ignore_result=False, **options)
                 assert result.get(timeout=30)["trace_id"] == asked["id"]
         assert worker.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
+    """The server of this machine: the embedded one is built without TLS."""
+    executable = shutil.which("redis-server")
+    if executable is None or b"tls-port" not in Path(executable).read_bytes():
+        pytest.skip("there is no redis-server with TLS on the PATH")
+    shipped = Shipped(tmp_path_factory.mktemp("shipped"), executable, authority=authority)
+    yield shipped
+    shipped.stop()
+
+
+def test_each_user_may_do_its_part_by_tls(server: Shipped, tmp_path: Path) -> None:
+    submitted, pushed = fresh_samples(2)
+    with (
+        start_worker(server.settings("worker"), tmp_path / "worker.log", command=FAST_WORKER) as worker,
+        Client(server.settings("client")) as client,
+    ):
+        assert client.wait(client.submit(submitted), timeout_s=30).trace_id == submitted["id"]
+        with server.connect("producer") as producer:
+            producer.lpush("traces", json.dumps(pushed))
+        wait_until(lambda: len(worker.events("trace_decided")) == 2)
+    operator = server.url("operator")
+    assert run("stats", KP_BROKER_URL=operator).returncode == 0
+    assert len(run("decisions", KP_BROKER_URL=operator).stdout.splitlines()) == 2
+    assert server.refused() == []
+
+
+def test_a_client_without_a_certificate_is_refused(server: Shipped, authority: Authority) -> None:
+    url = server.url("worker").partition("?")[0] + f"?ssl_ca_certs={authority.certificate}"
+    # What the server says of it may come too late: it closes the connection in the same breath.
+    with Store.open(load_settings({"redis.url": url})) as store, pytest.raises(ServiceUnavailable, match=r"^redis\.url: Conn"):
+        store.ping()

@@ -19,7 +19,7 @@ class Action(NamedTuple):
 
     do: Callable[[World, int, int], str]
     weight: int
-    is_possible: Callable[[World], bool]
+    is_possible: Callable[[World], bool] = lambda _: True
 
     @property
     def name(self) -> str:
@@ -34,16 +34,8 @@ class Step(NamedTuple):
     second: int
 
 
-def _always(_world: World) -> bool:
-    return True
-
-
 def _has_room(world: World) -> bool:
     return len(world.queue) < _LONGEST_QUEUE
-
-
-def _has_operators(world: World) -> bool:
-    return bool(world.operators)
 
 
 def _may_have_operators(world: World) -> bool:
@@ -58,10 +50,6 @@ def _can_finish(world: World) -> bool:
     return any(worker.can_finish() for worker in world.workers)
 
 
-def _can_end(world: World) -> bool:
-    return any(worker.ended for worker in world.workers)
-
-
 ACTIONS: Final = {
     action.name: action
     for action in (
@@ -74,20 +62,20 @@ ACTIONS: Final = {
         Action(World.begin_badly, 1, _can_begin),
         Action(World.finish, 24, _can_finish),
         Action(World.finish_badly, 1, _can_finish),
-        Action(World.end, 14, _can_end),
+        Action(World.end, 14, lambda world: any(worker.ended for worker in world.workers)),
         Action(World.catch_up, 1, lambda world: any(not worker.finishing for worker in world.workers)),
-        Action(World.renew, 2, _always),
-        Action(World.crash, 3, _always),
+        Action(World.renew, 2),
+        Action(World.crash, 3),
         Action(World.reconcile, 3, _may_have_operators),
         Action(World.replay, 2, _may_have_operators),
         Action(World.drop, 1, _may_have_operators),
         Action(World.forget, 1, _may_have_operators),
-        Action(World.go_on, 24, _has_operators),
-        Action(World.give_up, 1, _has_operators),
-        Action(World.move_time, 8, _always),
+        Action(World.go_on, 24, lambda world: bool(world.operators)),
+        Action(World.interrupt, 1, lambda world: bool(world.operators)),
+        Action(World.move_time, 8),
         Action(World.expire, 1, lambda world: bool(world.ended_ids())),
-        Action(World.clear, 1, _always),
-        Action(World.remember, 1, _always),
+        Action(World.clear, 1),
+        Action(World.remember, 1),
         Action(World.come_back, 1, lambda world: world.snapshot is not None),
     )
 }
@@ -98,9 +86,9 @@ def perform(world: World, step: Step) -> str:
     action = ACTIONS[step.name]
     if not action.is_possible(world):
         return "-"
-    told = action.do(world, step.first, step.second)
+    note = action.do(world, step.first, step.second)
     world.check()
-    return told
+    return note
 
 
 class Chance:
@@ -121,7 +109,6 @@ class Chance:
         self._stalls = random.choice((0, 0.2, 0.6))
 
     def next(self, world: World) -> Step:
-        """A step that is possible."""
         random = self._random
         possible = [name for name, action in ACTIONS.items() if self._weights[name] and action.is_possible(world)]
         name = random.choices(possible, [self._weights[name] for name in possible])[0]
@@ -134,10 +121,10 @@ class Chance:
         return Step(name, random.randint(0, LARGEST_NUMBER), random.randint(0, LARGEST_NUMBER))
 
 
-def describe(steps: Sequence[Step], told: Sequence[str]) -> str:
+def describe(steps: Sequence[Step], notes: Sequence[str]) -> str:
     """A run, a line for each step."""
     width = len(str(len(steps)))
     return "\n".join(
-        f"{number:{width}} {step.name}({step.first}, {step.second})  {what}"
-        for number, (step, what) in enumerate(zip(steps, told, strict=True), 1)
+        f"{number:{width}} {step.name}({step.first}, {step.second})  {note}"
+        for number, (step, note) in enumerate(zip(steps, notes, strict=True), 1)
     )

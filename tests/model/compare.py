@@ -6,7 +6,7 @@ from typing import Any, Final
 from tests.model.baton import Violation
 from tests.model.contents import vector_of
 from tests.model.patched_scripts import DEADLINES_KEY
-from tests.model.records import KEYS, Letter, TraceRecord
+from tests.model.records import KEYS, Letter, TraceRecord, class_key, class_of
 from tests.model.reference import Reference
 from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW, LogModel
 
@@ -16,34 +16,37 @@ _NUMBERS: Final = ("since_ms", "resends", "attempts", "lease_ms")
 def check_same(dump: dict[str, Any], model: Reference) -> None:
     """Raise a violation if Redis holds anything but what the model says."""
     expected = _expected(model)
-    found = {key: readable for key, content in dump.items() if (readable := _readable(key, content))}
-    if found == expected:
+    stored = {key: readable for key, content in dump.items() if (readable := _readable(key, content))}
+    if stored == expected:
         return
     differences = []
-    for key in sorted(found.keys() | expected.keys()):
-        in_redis, specified = found.get(key), expected.get(key)
+    for key in sorted(stored.keys() | expected.keys()):
+        in_redis, specified = stored.get(key), expected.get(key)
         if in_redis != specified:
-            differences.append(f"{key}: Redis {_shown(in_redis, specified)}, the specification {_shown(specified, in_redis)}")
+            differences.append(
+                f"{key}: Redis {_differing(in_redis, specified)}, the specification {_differing(specified, in_redis)}"
+            )
     raise Violation("\n".join(differences))
 
 
 def _expected(model: Reference) -> dict[str, object]:
     expected: dict[str, object] = {KEYS.record(trace_id): _record(record) for trace_id, record in model.records.items()}
-    expected |= {KEYS.letter(letter_id): _letter(letter) for letter_id, letter in model.letters.items()}
-    found: dict[str, object] = {
+    expected |= {class_key(of_class): index for of_class, index in model.class_index.items()}
+    expected |= {KEYS.dead_letter(letter_id): _letter(letter) for letter_id, letter in model.letters.items()}
+    of_all: dict[str, object] = {
         KEYS.pending: model.pending,
         KEYS.workers: model.workers,
         KEYS.dead_letters: model.letter_index,
-        KEYS.letter_sizes: _sizes(model),
-        KEYS.dropped: {"dead letters": model.dropped} if model.dropped else None,
+        KEYS.dead_letter_sizes: {letter_id: f"{size} {of_class}" for letter_id, (size, of_class) in model.letter_sizes.items()},
+        KEYS.dead_letter_classes: model.classes,
+        KEYS.dropped: {f"dead letters, {reason}": count for reason, count in model.dropped.items()},
         KEYS.counts: _counts({"submitted": model.submitted, "decided": model.decided, "dead": model.dead}),
         KEYS.tallies: _counts(model.tallies),
-        **{key: _counts(compared) for key, compared in model.compared.items()},
         KEYS.drained: model.drained,
         DEADLINES_KEY: model.deadlines,
         **_log(model.log),
     }
-    return expected | {key: content for key, content in found.items() if content}
+    return expected | {key: content for key, content in of_all.items() if content}
 
 
 def _record(record: TraceRecord) -> dict[str, object]:
@@ -55,11 +58,6 @@ def _record(record: TraceRecord) -> dict[str, object]:
 def _letter(letter: Letter) -> dict[str, bytes]:
     fields = {name: value for name, value in vars(letter).items() if name != "serial"}
     return {name: value if isinstance(value, bytes) else str(value).encode() for name, value in fields.items()}
-
-
-def _sizes(model: Reference) -> dict[str, int]:
-    sizes = model.letter_sizes
-    return {**sizes, "total": sum(sizes.values())} if sizes else {}
 
 
 def _counts(counted: Mapping[str, int | bytes]) -> dict[str, int]:
@@ -84,10 +82,12 @@ def _readable(key: str, content: Any) -> object:
         return [fields[1].decode() for _, fields in content]
     if key == KEYS.drained:
         return int(content)
-    if key in (KEYS.pending, KEYS.workers, KEYS.dead_letters, DEADLINES_KEY):
+    if key in (KEYS.pending, KEYS.workers, KEYS.dead_letters, KEYS.dead_letter_classes, DEADLINES_KEY) or class_of(key):
         return {member.decode(): int(float(score)) for member, score in pairs(content)}
     fields = {name.decode(): value for name, value in pairs(content)}
-    if key in (KEYS.counts, KEYS.tallies, KEYS.letter_sizes, KEYS.dropped) or key.startswith(KEYS.compared("")):
+    if key == KEYS.dead_letter_sizes:
+        return {name: value.decode() for name, value in fields.items()}
+    if key in (KEYS.counts, KEYS.tallies, KEYS.dropped):
         return _counts(fields)
     return read_record(fields) if key.startswith(KEYS.record("")) else fields
 
@@ -98,8 +98,6 @@ def read_record(fields: dict[str, bytes]) -> dict[str, object]:
     for name, value in fields.items():
         if name in _NUMBERS:
             read[name] = int(value)
-        elif name == "given_up":
-            read[name] = value.decode().split()
         else:
             read[name] = value if name in ("digest", "decision", "submission", "as_letter") else value.decode()
     # Neither has been tried nor sent again, whether that is written down or not.
@@ -111,8 +109,8 @@ def pairs(content: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(content[::2], content[1::2], strict=True))
 
 
-def _shown(own: object, other: object) -> str:
+def _differing(own: object, counterpart: object) -> str:
     """What is different in one of two contents."""
-    if isinstance(own, dict) and isinstance(other, dict):
-        return str({name: value for name, value in own.items() if other.get(name) != value})
+    if isinstance(own, dict) and isinstance(counterpart, dict):
+        return str({name: value for name, value in own.items() if counterpart.get(name) != value})
     return str(own)

@@ -9,6 +9,5 @@ from tests.model.server import Server, running
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server."""
     with running(tmp_path_factory.mktemp("model")) as started:
         yield started

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from kp_scorer.broker.task_message import as_bytes, trace_id_of
+from kp_scorer.broker.wire import as_bytes, trace_id_of
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding import TRACE
 from kp_scorer.embedding.embedder import Vector, Vectors
@@ -17,7 +17,7 @@ from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
 LIMITS: Final = Limits()
-IDS: Final = tuple(f"kp:trace:{number}" for number in range(5))
+IDS: Final = ("kp:trace:0", "kp:trace:1", "kp:trace:acme:2", "kp:trace:acme:3", "kp:trace:other:4")
 DIMENSIONS: Final = 8
 _TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today")
 
@@ -87,22 +87,20 @@ def by_bytes(raw: bytes) -> Payload:
 def text_of(digest: bytes) -> str:
     """What is embedded of the content with this digest."""
     return next(
-        found.trace.embedding_text
+        payload.trace.embedding_text
         for trace_id in IDS
         for kind in KINDS
-        if (found := payload_of(trace_id, kind)).trace and found.digest == digest
+        if (payload := payload_of(trace_id, kind)).trace and payload.digest == digest
     )
 
 
 @cache
 def vector_of(digest: bytes) -> Vector:
-    """The vector of the content with this digest."""
     vector: Vector = WordEmbedder().embed([text_of(digest)])[0]
     return vector
 
 
 def letter_id_of(raw: bytes) -> str:
-    """The id of the dead letter of these bytes."""
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 

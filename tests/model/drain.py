@@ -14,15 +14,15 @@ def drain(world: World) -> None:
     """Work everything off, while time goes on and no worker stalls; raise a violation if that never ends."""
     for _ in range(_ROUNDS):
         _work_off(world)
-        is_in_hand = any(worker.hand for worker in world.workers)
-        if not (world.queue or world.operators or world.model.pending or is_in_hand):
+        is_in_flight = any(worker.in_flight for worker in world.workers)
+        if not (world.queue or world.operators or world.model.pending or is_in_flight):
             world.audit()
             return
-        if not is_in_hand:
+        if not is_in_flight:
             world.reconcile(0, 0)
         world.move(TRACE_LEASE_MS + 1, stalled=0)
-    held = [message.payload.header_id for worker in world.workers for message in worker.hand]
-    raise Violation(f"never ends: pending {sorted(world.model.pending)}, in hand {held}")
+    unended = [message.payload.header_id for worker in world.workers for message in worker.in_flight]
+    raise Violation(f"never ends: pending {sorted(world.model.pending)}, in flight {unended}")
 
 
 def _work_off(world: World) -> None:

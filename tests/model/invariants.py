@@ -13,7 +13,7 @@ from tests.model.records import KEYS
 from tests.model.reference_log import LOG
 
 HasMessage = Callable[[str, bytes], bool]
-"""Whether a message with the content of this digest is on its way, or in hand, under an id."""
+"""Whether a message with the content of this digest is on its way, or in flight, under an id."""
 
 _PENDING_ONLY: Final = ("since_ms", "submission", "resends", "owner", "lease_ms", "attempts")
 
@@ -50,8 +50,8 @@ class Invariants:
         for trace_id, record in dump.records.items():
             if record.get("decision") != self._decisions.get(trace_id, record.get("decision")):
                 yield f"{trace_id}: its decision has changed"
-            for told in (*self._of_state(dump, trace_id, record), *self._of_attempts(trace_id, record, now)):
-                yield f"{trace_id}: {told}"
+            for problem in (*self._of_state(dump, trace_id, record), *self._of_attempts(trace_id, record, now)):
+                yield f"{trace_id}: {problem}"
             if record.get("state") == b"pending" and not (
                 "submission" in record
                 or has_message(trace_id, record["digest"])
@@ -101,7 +101,9 @@ class _Dump:
     def __init__(self, dump: dict[str, Any]) -> None:
         self.records = {id_: _fields(dump[KEYS.record(id_)]) for id_ in IDS if KEYS.record(id_) in dump}
         letters = {
-            key.removeprefix(KEYS.letter("")): content for key, content in dump.items() if key.startswith(KEYS.letter(""))
+            key.removeprefix(KEYS.dead_letter("")): content
+            for key, content in dump.items()
+            if key.startswith(KEYS.dead_letter(""))
         }
         self.letters = {letter_id: _fields(content) for letter_id, content in letters.items()}
         self.pending = {member.decode(): float(score) for member, score in pairs(dump.get(KEYS.pending, []))}

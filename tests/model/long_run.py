@@ -21,16 +21,16 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=150, help="steps of one run, after which everything is ended")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; each run has the next one")
     chosen = parser.parse_args()
-    executed, cells = Counter[str](), Counter[str]()
-    started, told = time.monotonic(), 0.0
+    executed = Counter[str]()
+    started, printed_at_s = time.monotonic(), 0.0
     seed, failure = chosen.seed, None
     with tempfile.TemporaryDirectory() as directory, running(Path(directory)) as server, prepared():
         while executed.total() < chosen.steps and failure is None:
-            failure = run(server, seed, chosen.length, executed, cells)
+            failure = run(server, seed, chosen.length, executed)
             seed += 1
             elapsed_s = time.monotonic() - started
-            if elapsed_s - told > _PROGRESS_EVERY_S:
-                told = elapsed_s
+            if elapsed_s - printed_at_s > _PROGRESS_EVERY_S:
+                printed_at_s = elapsed_s
                 print(f"{executed.total()} steps, {executed.total() / elapsed_s:.0f}/s", file=sys.stderr)  # noqa: T201
         if failure:
             print(cut_down(server, failure), file=sys.stderr)  # noqa: T201
@@ -40,7 +40,6 @@ def main() -> int:
         "runs": seed - chosen.seed,
         "violation": failure.violation if failure else None,
         "rules": dict(executed.most_common()),
-        "cells": dict(sorted(cells.items())),
     }
     print(json.dumps(summary))  # noqa: T201
     return 1 if failure else 0

@@ -18,125 +18,151 @@ LENGTH: Final = 100
 MOST_RUNS: Final = 300
 
 _HDEL_OWNER: Final = "redis.call('HDEL', record, 'owner', 'lease_ms')"
-_COUNT_LESS: Final = "redis.call('HINCRBY', counts, 'submitted', -1)"
-_TALLY: Final = "tally(domain, is_named == '1', outcomes)"
+_COUNT_LESS: Final = "add(counts, 'submitted', -1)"
+_TALLY: Final = "tally(verdict)"
 _ALL_OF_PENDING: Final = "'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts'"
 
 MUTANTS: Final = (
-    Mutant("begin", "if is_alive(owner) then", "if false then", "an attempt is charged though the holder lives"),
-    Mutant("begin", "tonumber(held_until_ms) > now", "true", "a lease never ends"),
-    Mutant("begin", "not is_held and (alone or attempts == 0)", "not is_held", "what has ended a worker is held among others"),
+    Mutant("acquire", "if is_alive(owner) then", "if false then", "an attempt is charged though the holder lives"),
+    Mutant("acquire", "number(held_until_ms) > now and number(held_until_ms) <= now + lease_ms", "true", "a lease never ends"),
     Mutant(
-        "begin", "(state == 'dead' and known_digest ~= digest)", "state == 'dead'", "what is dead is pending again by itself"
+        "acquire", "not is_held and (alone or attempts == 0)", "not is_held", "what has ended a worker is held among others"
     ),
-    Mutant("begin", _HDEL_OWNER, "", "a dead worker keeps what it held"),
-    Mutant("open", "(state == 'pending' or state == 'decided')", "state == 'decided'", "a pending trace takes another content"),
-    Mutant("open", "redis.call('ZADD', pending, now, trace_id)", "", "the time of sending is not renewed"),
-    Mutant("open", "'submission', submission, ", "", "there is nothing to send again"),
-    Mutant("open", ", 'as_letter', digest .. as_letter", "", "what has ended is not known for itself"),
-    Mutant("open", "if state ~= 'pending' then", "if not state then", "what is dead gets no other chance"),
+    Mutant(
+        "acquire", "(state == 'dead' and known_digest ~= digest)", "state == 'dead'", "what is dead is pending again by itself"
+    ),
+    Mutant("acquire", _HDEL_OWNER, "", "a dead worker keeps what it held"),
+    Mutant(
+        "submit", "(state == 'pending' or state == 'decided')", "(state == 'decided')", "a pending trace takes another content"
+    ),
+    Mutant("submit", "redis.call('ZADD', pending, now, trace_id)", "", "the time of sending is not renewed"),
+    Mutant("submit", "'submission', submission.payload, ", "", "there is nothing to send again"),
+    Mutant("submit", ", 'as_letter', digest .. submission.dead_letter_id", "", "what has ended is not known for itself"),
+    Mutant("submit", "if state ~= 'pending' then", "if not state then", "what is dead gets no other chance"),
     Mutant("commit", "entry ~= '' and known_entry ~= entry", "false", "a decision may rest on a place given up"),
     Mutant("commit", "elseif state == 'dead' then", "elseif now < 0 then", "what is dead is decided"),
     Mutant("commit", "elseif state == 'decided' then", "elseif now < 0 then", "a later decision replaces the first"),
     Mutant("commit", "if state ~= 'pending' then", "if now < 0 then", "what was forgotten is decided uncounted"),
     Mutant("commit", "(known_digest or state == 'dead')", "known_digest", "what could not be decoded stands for what could"),
     Mutant("commit", _TALLY, "", "what is stored is counted under no domain"),
-    Mutant("commit", "reply[#reply + 1] = {'stands'", f"{_TALLY} reply[#reply + 1] = {{'stands'", "what stands counts again"),
-    Mutant("commit", "is_named or ", "", "what settings name takes room among the others"),
-    Mutant("commit", "redis.call('HINCRBY', tallies, 'names', 1)", "names", "any number of domains is told apart"),
+    Mutant("commit", "reply[i] = {'stands'", f"{_TALLY} reply[i] = {{'stands'", "what stands counts again"),
+    Mutant("commit", "is_known or ", "", "what settings name takes room among the others"),
+    Mutant("commit", "add(tallies, 'names', 1)", "names", "any number of domains is told apart"),
     Mutant("commit", ">= MOST_NAMES", "> MOST_NAMES", "too many domains are told apart"),
-    Mutant("commit", "if outcomes == '' then return end", "", "what was not compared counts as if it were"),
-    Mutant("commit", "'HINCRBY', compared,", "'HINCRBY', tallies,", "what policies came to is counted among the domains"),
-    Mutant("commit", "redis.call('PEXPIRE', compared, compared_ttl_ms)", "", "what policies came to is kept for ever"),
-    Mutant("bury", "(not state or state == 'dead' or ends_pending)", "true", "another content's record dies"),
+    Mutant("dead_letter", "(not state or state == 'dead' or ends_pending)", "true", "another content's record dies"),
     Mutant(
-        "bury", "if state == 'decided' and is_same then return {decision, 0} end", "", "a letter is kept of what is decided"
+        "dead_letter",
+        "if state == 'decided' and is_same and (decision or '') ~= unreadable then return {decision, 0} end",
+        "",
+        "what is decided is dead-lettered",
     ),
-    Mutant("bury", "if is_new or ends_pending then", "if is_new then", "what dies again is not counted"),
-    Mutant("bury", "if is_new and not ends_pending then", "if is_new then", "what was pending is counted twice"),
-    Mutant("bury", "(digest ~= '' or not state)", "digest ~= ''", "what could not be decoded dies under another's digest"),
-    Mutant("bury", "or as_letter == (known_digest or '') .. letter_id", "", "what is decided dies where it cannot be decoded"),
-    Mutant("bury", "named == '' or is_known", "false", "a letter never gets a name"),
-    Mutant("bury", "named == '' or is_known", "is_known", "what could not be decoded has a letter without a name"),
-    Mutant("bury", "record, state = nil, nil", "", "a letter speaks for the records of two traces"),
-    Mutant("bury", "redis.call('HINCRBY', letter, 'burials', 1)", "", "burials are not counted"),
+    Mutant("dead_letter", "if is_new or ends_pending then", "if is_new then", "what dies again is not counted"),
+    Mutant("dead_letter", "if is_new and not ends_pending then", "if is_new then", "what was pending is counted twice"),
     Mutant(
-        "bury",
-        "redis.call('HSETNX', sizes, letter_id, #payload) == 1",
-        "redis.call('HSETNX', sizes, letter_id, #payload)",
-        "what is buried again takes room twice",
+        "dead_letter", "(digest ~= '' or not state)", "digest ~= ''", "what could not be decoded dies under another's digest"
     ),
-    Mutant("make_room", "redis.call('HINCRBY', dropped, 'dead letters', count)", "", "what makes room is not counted"),
-    Mutant("make_room", "if not is_expired then", "if true then", "what has expired counts as dropped"),
+    Mutant(
+        "dead_letter",
+        "or as_letter == (known_digest or '') .. dead_letter_id",
+        "",
+        "what is decided dies where it cannot be decoded",
+    ),
+    Mutant("dead_letter", "named == '' or is_known", "false", "a letter never gets a name"),
+    Mutant("dead_letter", "named == '' or is_known", "is_known", "what could not be decoded has a letter without a name"),
+    Mutant("dead_letter", "record, state = nil, nil", "", "a letter speaks for the records of two traces"),
+    Mutant("dead_letter", "add(dead_letter, 'burials', 1)", "", "occurrences are not counted"),
+    Mutant(
+        "ledger",
+        "    leave_class(dead_letters, sizes, classes, dead_letter_id)\n    local namespace",
+        "    local namespace",
+        "what is dead-lettered again takes room twice",
+    ),
+    Mutant("ledger", "left > 0", "true", "what takes no room is a class"),
+    Mutant(
+        "ledger", "    redis.call('ZREM', dead_letters .. '_of:' .. class, dead_letter_id)", "", "what is gone is in its class"
+    ),
+    Mutant("ledger", "'^kp:trace:([^:]+):'", "'^no:namespace()'", "namespaces are not told apart"),
+    Mutant("ledger", ">= MOST_CLASSES", "> MOST_CLASSES", "too many namespaces are told apart"),
+    Mutant("ledger", "if class == newest_class then", "if false then", "the newest pushes out others by its size"),
+    Mutant("ledger", "sum.weight > chosen.weight or", "sum.weight < chosen.weight or", "what takes least makes room"),
+    Mutant("ledger", "weight > sum.largest_weight", "not sum.largest", "the smallest class makes room"),
+    Mutant("make_room", "add(dropped, 'dead letters, ' .. reason, 1)", "", "what makes room is not counted"),
     Mutant(
         "drop",
-        "if burials ~= chosen_burials or last_ms ~= chosen_last_ms then",
+        "if number(burials) ~= chosen_burials or number(last_ms) ~= chosen_last_ms then",
         "if not burials then",
-        "a letter is dropped though it was buried again",
+        "a letter is dropped though it was dead-lettered again",
     ),
-    Mutant("drop", "or last_ms ~= chosen_last_ms", "", "a letter is dropped though it was dropped and buried anew"),
+    Mutant("drop", "or number(last_ms) ~= chosen_last_ms", "", "a letter is dropped though it was dropped and kept anew"),
     Mutant(
-        "claim",
+        "claim_lost",
         "redis.call('ZADD', pending, now, trace_id)\n        reply",
-        "redis.call('HINCRBY', record, 'resends', 1)\n        reply",
+        "add(record, 'resends', 1)\n        reply",
         "a resend is counted before it is sent",
     ),
-    Mutant("claim", "tonumber(held_until_ms or 0) > now - resend_after_ms", "false", "what a worker is deciding is sent again"),
-    Mutant("claim", "math.min(tonumber(redis.call('GET', drained) or 0), now", "math.min(now, now", "what waits is sent again"),
-    Mutant("claim", _COUNT_LESS, "", "what is forgotten stays counted"),
-    Mutant("resent", "pending, 'XX', now_ms()", "pending, now_ms()", "what has ended is in the index again"),
-    Mutant("resent", "redis.call('HINCRBY', record, 'resends', 1)", "", "it is sent again for ever"),
-    Mutant("resent", "and redis.call('HGET', record, 'state') == 'pending'", "", "what has ended is counted as sent again"),
-    Mutant("release", "redis.call('HGET', record, 'owner') == worker", "true", "a worker lets go of what another holds"),
-    Mutant("release", "redis.call('HDEL', record, 'owner')", "", "nothing is let go of"),
+    Mutant("claim_lost", "held_until_ms > now - resend_after_ms", "false", "what a worker is deciding is sent again"),
+    Mutant("claim_lost", "math.min(number(redis.call('GET', drained)), now", "math.min(now, now", "what waits is sent again"),
     Mutant(
-        "release", "redis.call('HSET', record, 'lease_ms', now)", "", "what waits in a worker's hands for the store is lost"
+        "claim_lost",
+        f"redis.call('DEL', record)\n        {_COUNT_LESS}",
+        "redis.call('DEL', record)",
+        "what is forgotten stays counted",
     ),
+    Mutant(
+        "count_resend",
+        "not redis.call('ZSCORE', pending, trace_id) or ",
+        "",
+        "what has ended is in the index again",
+    ),
+    Mutant("count_resend", "add(record, 'resends', 1)", "", "it is sent again for ever"),
+    Mutant("release", "read(record, 'owner') == worker", "true", "a worker releases what another holds"),
+    Mutant("release", "redis.call('HDEL', record, 'owner')", "", "nothing is released"),
+    Mutant("release", "redis.call('HSET', record, 'lease_ms', now)", "", "what waits in a worker for the store is lost"),
     Mutant("renew", "now + worker_lease_ms", "now", "a worker that says that it lives is dead"),
     Mutant("renew", "now - remembered_ms", "now + worker_lease_ms", "who renews forgets all others"),
-    Mutant("exchange", "is_of_this_log and is_within_slack(entry)", "is_of_this_log", "a place is kept however late it is"),
-    Mutant("exchange", "is_of_this_log and is_within_slack(entry)", "false", "a trace gets another place each time"),
+    Mutant("append", "is_within_slack(entry) and ", "", "a place is kept however late it is"),
+    Mutant("append", "is_within_slack(entry) and", "false and", "a trace gets another place each time"),
+    Mutant("append", "and known_digest ~= digest) or", "and now_ms() < 0) or", "another content is placed"),
+    Mutant("append", "(known_digest or state == 'dead')", "known_digest", "a dead record takes the digest of what is placed"),
     Mutant(
-        "exchange", "and known_digest ~= digest then return ''", "and now_ms() < 0 then return ''", "another content is placed"
+        "append", "if state == 'decided' or state == 'dead' then", "if now_ms() < 0 then", "what is decided loses its place"
     ),
-    Mutant("exchange", "(known_digest or state == 'dead')", "known_digest", "a dead record takes the digest of what is placed"),
-    Mutant(
-        "exchange", "if state == 'decided' or state == 'dead' then", "if now_ms() < 0 then", "what is decided loses its place"
-    ),
-    Mutant("exchange", "if not state then", "if true then", "what is pending expires"),
-    Mutant("exchange", "'~', max_elements + slack_elements", "'~', max_elements", "the log is trimmed within windows"),
-    Mutant(
-        "exchange", "max(0, time - ttl_ms - slack_ms)", "max(0, time - slack_ms)", "the log is trimmed by age within windows"
-    ),
-    Mutant(
-        "erase_entries", "redis.call('HDEL', record, 'epoch', 'entry', 'given_up')", "", "the place of what is erased is kept"
-    ),
-    Mutant("exchange", "place + #KEYS - FIRST_KEY + 1", "place", "a place is kept whose window its own batch pushes out"),
+    Mutant("append", "if not state then", "if true then", "what is pending expires"),
+    Mutant("append", "'~', max_elements + slack_elements", "'~', max_elements", "the log is trimmed within windows"),
+    Mutant("append", "max(0, time - ttl_ms - slack_ms)", "max(0, time - slack_ms)", "the log is trimmed by age within windows"),
+    Mutant("erase_entries", "redis.pcall('HDEL', record, 'epoch', 'entry')", "", "the place of what is erased is kept"),
+    Mutant("append", "place + #records", "place", "a place is kept whose window its own batch pushes out"),
     Mutant("erase_entries", "if redis.call('XDEL', log, entry) == 1 then", "if true then", "what is not there is erased"),
     Mutant("erase_entries", "redis.call('XADD', erasures, 'MAXLEN', '~', most, '*', 'e', entry)", "", "mirrors are not told"),
     Mutant("erase_record", "redis.call('ZREM', pending, trace_id) == 1", "false", "what is forgotten stays pending"),
     Mutant("erase_record", _COUNT_LESS, "", "what is forgotten stays counted"),
     Mutant(
         "ledger",
-        "if known_digest and known_digest ~= digest then give_up_place(record) end",
+        "if known_digest and known_digest ~= digest then forget_place(record) end",
         "",
         "what is dead keeps its place for another content",
     ),
-    Mutant("ledger", "state == 'dead' and record_letter == letter_id", "false", "a dead record stays without its bytes"),
+    Mutant("ledger", "state == 'dead' and died_by == dead_letter_id", "false", "a dead record stays without its bytes"),
     Mutant(
-        "ledger", "state == 'dead' and record_letter == letter_id", "state == 'dead'", "the record goes with any of its letters"
+        "ledger", "state == 'dead' and died_by == dead_letter_id", "state == 'dead'", "the record goes with any of its letters"
     ),
-    Mutant("ledger", "state == 'dead' and record_letter == letter_id", "true", "a record goes that is not dead"),
-    Mutant("ledger", "0 - (redis.call('HGET', sizes, letter_id) or 0)", "0", "what is gone still takes room"),
-    Mutant("ledger", "count > most or", "", "too many letters are kept"),
-    Mutant("ledger", "or bytes > most_bytes", "", "too large letters are kept"),
+    Mutant("ledger", "state == 'dead' and died_by == dead_letter_id", "true", "a record goes that is not dead"),
+    Mutant("ledger", "number(redis.call('ZSCORE', classes, class)) - bytes", "bytes", "what is gone still takes room"),
+    Mutant("ledger", "redis.call('ZCARD', dead_letters) > most\n", "false\n", "too many letters are kept"),
+    Mutant("ledger", "is_too_many or total > most_bytes", "is_too_many", "too large letters are kept"),
+    Mutant(
+        "ledger",
+        "is_too_many and redis.call('ZCARD'",
+        "false and redis.call('ZCARD'",
+        "few large letters make room for many small ones",
+    ),
     Mutant("ledger", "tonumber(last_ms) <= expired_ms", "false", "what has expired takes room"),
     Mutant("ledger", "redis.call('PERSIST', record)", "", "what is pending again expires"),
     Mutant("ledger", "'decision', 'reason', 'detail', 'letter', ", "", "what is pending again is still dead"),
     Mutant("ledger", "'letter', 'as_letter', ", "'letter', ", "what is pending again is taken for what it was"),
     Mutant("ledger", "redis.call('ZREM', pending, trace_id)", "", "what has ended is pending"),
     Mutant("ledger", f"redis.call('HDEL', record, {_ALL_OF_PENDING})", "", "what has ended is held"),
-    Mutant("ledger", "redis.call('HINCRBY', counts, 'decided', 1)", "", "decisions are not counted"),
+    Mutant("ledger", "add(counts, 'decided', 1)", "", "decisions are not counted"),
 )
 
 
@@ -149,7 +175,7 @@ def kill(server: Server, mutant: Mutant) -> tuple[int, Failure | None]:
             if failure := repeat(server, 0, steps):
                 return executed.total(), failure
         for seed in range(MOST_RUNS):
-            if failure := run(server, seed, LENGTH, executed, Counter()):
+            if failure := run(server, seed, LENGTH, executed):
                 return executed.total(), failure
     return executed.total(), None
 

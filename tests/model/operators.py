@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, TraceConflict
+from kp_scorer.ledger import DeadLetter, Submission
 from kp_scorer.process import reconciler
-from kp_scorer.process.observer import Observer
-from kp_scorer.store import DeadLetter, Submission
+from kp_scorer.process.metrics import Metrics
 
 from tests.model.baton import Stretch, stop_before
 from tests.model.contents import LIMITS, Payload, by_bytes
@@ -36,13 +36,12 @@ class Operator:
         return self._stretch.is_done
 
     def go_on(self) -> str:
-        """Do one step."""
-        told = f"{self.name}: {self.next_call}"
+        note = f"{self.name}: {self.next_call}"
         if not self._stretch.is_done:
             self._stretch.run_on()
         if self._stretch.error is not None:
             raise AssertionError(f"{self.name} failed") from self._stretch.error
-        return told
+        return note
 
     def die(self) -> None:
         self._stretch.die()
@@ -62,8 +61,8 @@ def replaying(books: Books, chosen: Callable[[int], int], send: Send) -> Operato
     """Somebody who submits a dead letter again."""
 
     def replay() -> None:
-        letters, found = _choose(books, chosen)
-        for letter, serial in found:
+        letters, candidates = _choose(books, chosen)
+        for letter, serial in candidates:
             # What is refused stays.
             with suppress(InvalidTrace, TraceConflict):
                 stop_before("read the payload")
@@ -80,8 +79,8 @@ def dropping(books: Books, chosen: Callable[[int], int]) -> Operator:
     """Somebody who drops a dead letter."""
 
     def drop() -> None:
-        letters, found = _choose(books, chosen)
-        for letter, serial in found:
+        letters, candidates = _choose(books, chosen)
+        for letter, serial in candidates:
             stop_before("drop")
             letters.drop(letter, serial)
 
@@ -89,8 +88,6 @@ def dropping(books: Books, chosen: Callable[[int], int]) -> Operator:
 
 
 def forgetting(books: Books, trace_id: str) -> Operator:
-    """Somebody who has a trace forgotten."""
-
     def forget() -> None:
         stop_before("read the places")
         WatchedLog(books).erase(trace_id)
@@ -110,7 +107,7 @@ def reconciling(books: Books, is_empty: Callable[[], bool], send: Send) -> Opera
     """A worker's reconciler."""
     store: Any = SimpleNamespace(ledger=WatchedLedger(books), dead_letters=WatchedLetters(books))
     broker: Any = SimpleNamespace(traces=None, is_empty=is_empty, send=send)
-    return Operator("reconciler", reconciler.Reconciler(broker, broker, store, LEDGER, Observer(())).reconcile)
+    return Operator("reconciler", lambda: reconciler.reconcile(broker, broker, store, LEDGER, Metrics(())))
 
 
 @contextmanager
@@ -134,15 +131,15 @@ def patched_broker() -> Iterator[None]:
 def _choose(books: Books, chosen: Callable[[int], int]) -> tuple[WatchedLetters, list[tuple[DeadLetter, int]]]:
     letters = WatchedLetters(books)
     stop_before("read the letters")
-    found = letters.read()
-    return letters, [found[chosen(len(found))]] if found else []
+    stored = letters.read()
+    return letters, [stored[chosen(len(stored))]] if stored else []
 
 
 def _submit(ledger: WatchedLedger, payload: Payload, send: Send) -> None:
     if payload.trace is None:
         raise InvalidTrace(())
-    stop_before("open")
-    state = ledger.open(Submission(payload.header_id, payload.digest, payload.raw))
+    stop_before("submit")
+    state = ledger.submit(Submission(payload.header_id, payload.digest, payload.raw))
     if isinstance(state, TraceConflict):
         raise state
     if state == "pending":

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from kp_scorer.store import scripts
+from kp_scorer.ledger import dead_letters, log, redis_ledger, scripts
 
 NOW_KEY: Final = "model:now"
 DEADLINES_KEY: Final = "model:deadlines"
@@ -13,7 +13,15 @@ DEADLINES_KEY: Final = "model:deadlines"
 MOST_NAMES: Final = 2
 """How many domains that no settings name are told apart, so few that some are not."""
 
+MOST_CLASSES: Final = 3
+"""How many classes of dead letters are told apart, so few that some are not."""
+
+LETTER_BYTES: Final = 1
+"""What a dead letter takes beside its payload, so little that there may be too many of them before they are too large."""
+
+_OWN: Final = {"MOST_CLASSES": MOST_CLASSES, "LETTER_BYTES": LETTER_BYTES}
 _CLOCK: Final = re.compile(r"local function now_ms\(\)\n.*?\nend\n", re.DOTALL)
+_BOUNDS: Final = re.compile(r"local (MOST_CLASSES|LETTER_BYTES) = \d+")
 _MOST_NAMES: Final = re.compile(r"local MOST_NAMES = \d+")
 
 # Redis' own clock must not matter: what a script gives a life is noted, and the test ends it when its time has come.
@@ -51,7 +59,7 @@ class Mutant(NamedTuple):
 
 @contextmanager
 def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
-    """Let whatever registers scripts within the context get the patched ones."""
+    """Let whoever calls a script within the context call the patched one."""
     original = scripts._text
 
     def patched(package: str, name: str) -> str:
@@ -65,10 +73,22 @@ def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
         if name == "commit":
             text, count = _MOST_NAMES.subn(f"local MOST_NAMES = {MOST_NAMES}", text)
             assert count == 1, "commit.lua has another bound"
+        if name == "ledger":
+            text, count = _BOUNDS.subn(lambda bound: f"local {bound[1]} = {_OWN[bound[1]]}", text)
+            assert count == 2, "ledger.lua has other bounds"
         return text
 
     setattr(scripts, "_text", patched)  # noqa: B010  # what mypy is told about it stays true
     try:
+        _compile()
         yield
     finally:
         setattr(scripts, "_text", original)  # noqa: B010
+        _compile()
+
+
+def _compile() -> None:
+    for module in (dead_letters, log, redis_ledger):
+        for each in vars(module).values():
+            if isinstance(each, scripts.Script):
+                each.compile()

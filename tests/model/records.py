@@ -1,10 +1,10 @@
 """What lies in Redis for a trace and for a dead letter, and how long."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.settings import LedgerSettings
-from kp_scorer.store.keys import KEPT_S, Keys
 
 KEYS: Final = Keys("m")
 WORKER_LEASE_MS: Final = 5_000
@@ -17,10 +17,20 @@ LEDGER: Final = LedgerSettings(
     ttl_s=RECORD_TTL_MS / 1_000,
     resend_after_s=RESEND_AFTER_MS / 1_000,
     max_resends=1,
-    # So few that letters are often dropped, for being too many or, three of those that can be decoded, too large.
+    # So few that letters are often dropped, for being too many or, two of those that can be decoded, too large.
     max_dead_letters=3,
-    max_dead_letter_bytes=1_150,
+    max_dead_letter_bytes=790,
 )
+
+
+def class_key(of_class: str) -> str:
+    return f"{KEYS.dead_letters}_of:{of_class}"
+
+
+def class_of(key: str) -> str:
+    """The class of dead letters whose key it is; empty if it is none's."""
+    start = class_key("")
+    return key.removeprefix(start) if key.startswith(start) else ""
 
 
 @dataclass
@@ -42,24 +52,21 @@ class TraceRecord:
     lease_ms: int = 0
     epoch: str = ""
     entry: str = ""
-    given_up: list[str] = field(default_factory=list)
 
-    def give_up_place(self) -> None:
-        if self.entry:
-            self.given_up.append(self.entry)
+    def forget_place(self) -> None:
         self.epoch = self.entry = ""
 
-    def let_go(self, lease_ms: int = 0) -> None:
+    def release(self, lease_ms: int = 0) -> None:
         self.owner, self.lease_ms = "", lease_ms
 
     def forget_pending(self) -> None:
         self.since_ms, self.submission, self.resends, self.attempts = 0, b"", 0, 0
-        self.let_go()
+        self.release()
 
 
 @dataclass
 class Letter:
-    """A dead letter. Its serial tells this burial from every other, whatever the letter says of itself."""
+    """A dead letter. Its serial tells this dead-lettering from every other, whatever the record in Redis holds."""
 
     payload: bytes
     reason: str

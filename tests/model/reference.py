@@ -7,11 +7,13 @@ import copy
 from collections import Counter
 from collections.abc import Sequence
 
+from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason
-from kp_scorer.store import Committed, Death, Identity, Record, Refusal, Standing, State, Tally, Verdict
+from kp_scorer.ledger import CommitResult, Identity, Record, Tally, TraceState, Verdict
+from kp_scorer.ledger.records import parsed_in
 
 from tests.model.contents import letter_id_of
-from tests.model.patched_scripts import MOST_NAMES
+from tests.model.patched_scripts import LETTER_BYTES, MOST_CLASSES, MOST_NAMES
 from tests.model.records import (
     KEPT_MS,
     KEYS,
@@ -23,6 +25,8 @@ from tests.model.records import (
     WORKERS_REMEMBERED_MS,
     Letter,
     TraceRecord,
+    class_key,
+    class_of,
 )
 from tests.model.reference_log import LogModel
 
@@ -36,30 +40,21 @@ class Reference:
         self.pending: dict[str, int] = {}
         self.submitted = self.decided = self.dead = 0
         self.tallies = Counter[str]()
-        self.compared: dict[str, Counter[str]] = {}
         self.letters: dict[str, Letter] = {}
         self.letter_index: dict[str, int] = {}
-        self.letter_sizes: dict[str, int] = {}
-        self.dropped = 0
+        self.letter_sizes: dict[str, tuple[int, str]] = {}
+        """What each letter takes, and its class."""
+        self.classes: dict[str, int] = {}
+        self.class_index: dict[str, dict[str, int]] = {}
+        self.dropped = Counter[str]()
         self.workers: dict[str, int] = {}
         self.drained: int | None = None
         self.log = LogModel()
         self.deadlines: dict[str, int] = {}
-        self.burials = 0
-        self.cells: Counter[str] = Counter()
-        """How often each event has met each state: which cells of the table were tried."""
+        self.serials = 0
 
     def snapshot(self) -> "Reference":
-        """A copy of everything."""
-        copied = copy.deepcopy(self)
-        copied.cells = self.cells
-        return copied
-
-    def meets(self, event: str, record: TraceRecord, digest: bytes) -> None:
-        """Count a cell of the table."""
-        state = record.state or "none"
-        same = "" if state == "none" else ", same" if record.digest == digest else ", other" if record.digest else ", no digest"
-        self.cells[f"{event} {state}{same if digest else ', undecodable'}"] += 1
+        return copy.deepcopy(self)
 
     # Lives. What may expire does so at its deadline, and not before.
 
@@ -76,15 +71,18 @@ class Reference:
     def lose(self, key: str) -> None:
         """A key is gone."""
         self.deadlines.pop(key, None)
-        self.compared.pop(key, None)
         for trace_id in [trace_id for trace_id in self.records if KEYS.record(trace_id) == key]:
             del self.records[trace_id]
-        for letter_id in [letter_id for letter_id in self.letters if KEYS.letter(letter_id) == key]:
+        for letter_id in [letter_id for letter_id in self.letters if KEYS.dead_letter(letter_id) == key]:
             del self.letters[letter_id]
         if key == KEYS.dead_letters:
             self.letter_index.clear()
-        elif key == KEYS.letter_sizes:
+        elif key == KEYS.dead_letter_sizes:
             self.letter_sizes.clear()
+        elif key == KEYS.dead_letter_classes:
+            self.classes.clear()
+        elif of_class := class_of(key):
+            self.class_index.pop(of_class, None)
         elif key == KEYS.workers:
             self.workers.clear()
         elif key == KEYS.drained:
@@ -94,9 +92,8 @@ class Reference:
 
     # Submitting and deciding.
 
-    def open(self, trace_id: str, digest: bytes, submission: bytes) -> str:
+    def submit(self, trace_id: str, digest: bytes, submission: bytes) -> str:
         record = self.records.setdefault(trace_id, TraceRecord())
-        self.meets("open", record, digest)
         if record.state in ("pending", "decided") and record.digest != digest:
             return "conflict"
         if record.state == "decided":
@@ -107,14 +104,13 @@ class Reference:
         self.pending[trace_id] = self.now
         return "pending"
 
-    def begin(self, worker: str, identities: Sequence[Identity], *, alone: bool) -> list[Record]:
+    def acquire(self, worker: str, identities: Sequence[Identity], *, alone: bool) -> list[Record]:
         self._is_heard(worker)
-        return [self._begin(worker, *identity, alone=alone) for identity in identities]
+        return [self._acquire(worker, *identity, alone=alone) for identity in identities]
 
-    def _begin(self, worker: str, trace_id: str, digest: bytes, *, alone: bool) -> Record:
+    def _acquire(self, worker: str, trace_id: str, digest: bytes, *, alone: bool) -> Record:
         record = self.records.setdefault(trace_id, TraceRecord())
         is_held = False
-        self.meets("begin", record, digest)
         if not record.state or (record.state == "dead" and record.digest != digest):
             self._to_pending(trace_id, record, digest)
         if record.state == "pending" and record.digest == digest:
@@ -123,22 +119,25 @@ class Reference:
                     is_held = record.lease_ms > self.now
                 else:
                     record.attempts += 1
-                    record.let_go()
+                    record.release()
             if not is_held and (alone or not record.attempts):
                 record.owner, record.lease_ms = worker, self.now + TRACE_LEASE_MS
-        state: State = "pending" if record.state == "pending" else "decided" if record.state == "decided" else "dead"
+        state: TraceState = "pending" if record.state == "pending" else "decided" if record.state == "decided" else "dead"
         reason: Reason | None = record.reason or None  # type: ignore[assignment]
-        return Record(state, record.digest, record.decision, reason, record.detail, record.attempts, is_held)
+        return Record(
+            state, record.digest, parsed_in(Decision, record.decision), reason, record.detail, record.attempts, is_held
+        )
 
     def release(self, worker: str, trace_ids: Sequence[str]) -> None:
         for trace_id in trace_ids:
             record = self.records.get(trace_id)
             if record and record.owner == worker:
-                record.let_go(self.now)
+                record.release(self.now)
 
     def renew(self, worker: str, deciding: Sequence[str]) -> None:
-        for other in [other for other, until_ms in self.workers.items() if until_ms <= self.now - WORKERS_REMEMBERED_MS]:
-            del self.workers[other]
+        self.workers = {
+            name: until_ms for name, until_ms in self.workers.items() if until_ms > self.now - WORKERS_REMEMBERED_MS
+        }
         self._is_heard(worker)
         for trace_id in deciding:
             record = self.records.get(trace_id)
@@ -152,46 +151,40 @@ class Reference:
     def is_alive(self, worker: str) -> bool:
         return self.workers.get(worker, 0) > self.now
 
-    def commit(self, verdict: Verdict, comparison: str) -> Committed:
+    def commit(self, verdict: Verdict) -> CommitResult:
         record = self.record(verdict.trace_id)
-        self.meets("commit", record, verdict.digest)
         # What is dead without a digest is another submission than any that could be decided.
         if (record.state or record.digest) and record.digest != verdict.digest:
-            return Refusal.CONFLICT
+            return CommitResult("conflict")
         if record.state == "decided":
-            return Standing(record.decision, is_own=False)
+            return CommitResult("stands", parsed_in(Decision, record.decision))
         if record.state == "dead":
-            return Death(record.reason, record.detail)  # type: ignore[arg-type]
+            return CommitResult("dead", None, record.reason, record.detail)  # type: ignore[arg-type]
         if verdict.entry and record.entry != verdict.entry:
-            return Refusal.AGAIN
+            return CommitResult("again")
         self.records[verdict.trace_id] = record
         if record.state != "pending":
             self._to_pending(verdict.trace_id, record, verdict.digest)
         self._end_pending(verdict.trace_id, record)
         record.state, record.decision = "decided", verdict.decision
         self.decided += 1
-        self._count(verdict.tally, comparison)
-        return Standing(verdict.decision, is_own=True)
+        self._count(verdict.tally)
+        return CommitResult("stored")
 
-    def _count(self, tally: Tally, comparison: str) -> None:
+    def _count(self, tally: Tally) -> None:
         name = tally.domain
         if not tally.is_known and f"decided {name}" not in self.tallies:
             # Who comes after so many others has no name.
             name = name if self.tallies["names"] < MOST_NAMES else ""
             self.tallies["names"] += bool(name)
         self.tallies[f"decided {name}"] += 1
-        if tally.outcomes:
-            key = KEYS.compared(comparison)
-            self.compared.setdefault(key, Counter())[f"{tally.outcomes} {name}"] += 1
-            self.expires_in(key, KEPT_MS)
+        self.tallies.update(f"guard {guard}" for guard in tally.guards.split())
 
     # Dead letters.
 
-    def bury(self, payload: bytes, reason: str, detail: str, trace_id: str, digest: bytes, deliveries: int) -> bytes:
+    def dead_letter(self, payload: bytes, reason: str, detail: str, trace_id: str, digest: bytes, deliveries: int) -> bytes:
         """Give the decision of this very submission if there is one; else keep a letter and give nothing."""
         record = self.record(trace_id) if trace_id else None
-        if record:
-            self.meets(f"bury {reason}", record, digest)
         as_letter = letter_id_of(payload).encode()
         is_same = record is not None and bool(
             (digest and record.digest == digest) or record.as_letter == record.digest + as_letter
@@ -215,7 +208,7 @@ class Reference:
             self.records[trace_id] = record
             # Whoever was dead by the same name stays the same unless another content has taken its place.
             if record.digest != digest and (digest or not record.state):
-                record.give_up_place()
+                record.forget_place()
                 record.digest = digest
             self._end_pending(trace_id, record)
             record.state, record.reason, record.detail, record.letter = "dead", reason, detail, letter_id
@@ -224,40 +217,88 @@ class Reference:
     def _keep_letter(self, letter_id: str, payload: bytes, reason: str, detail: str, trace_id: str, deliveries: int) -> bool:
         old = self.letters.get(letter_id)
         first_ms, burials = (old.first_ms, old.burials + 1) if old else (self.now, 1)
-        self.burials += 1
+        self.serials += 1
         self.letters[letter_id] = Letter(
-            payload, reason, detail, trace_id, deliveries, first_ms, self.now, burials, self.burials
+            payload, reason, detail, trace_id, deliveries, first_ms, self.now, burials, self.serials
         )
-        self.expires_in(KEYS.letter(letter_id), KEPT_MS)
+        self.expires_in(KEYS.dead_letter(letter_id), KEPT_MS)
         self.letter_index[letter_id] = self.now
-        self.letter_sizes[letter_id] = len(payload)
         self.expires_in(KEYS.dead_letters, KEPT_MS)
-        self.expires_in(KEYS.letter_sizes, KEPT_MS)
+        self._leave_class(letter_id)
+        self._join_class(letter_id, reason, trace_id, len(payload) + LETTER_BYTES)
         return old is None
+
+    def _join_class(self, letter_id: str, reason: str, trace_id: str, size: int) -> None:
+        parts = trace_id.split(":")
+        of_class = f"{reason} {'' if len(parts) == 3 else parts[2] if trace_id else ':none'}"
+        if of_class not in self.classes and len(self.classes) >= MOST_CLASSES:
+            of_class = f"{reason} :others"
+        self.letter_sizes[letter_id] = size, of_class
+        self.classes[of_class] = self.classes.get(of_class, 0) + size
+        self.class_index.setdefault(of_class, {})[letter_id] = self.now
+        for key in (KEYS.dead_letter_sizes, KEYS.dead_letter_classes, class_key(of_class)):
+            self.expires_in(key, KEPT_MS)
+
+    def _leave_class(self, letter_id: str) -> None:
+        size, of_class = self.letter_sizes.pop(letter_id, (0, ""))
+        if not of_class:
+            return
+        if not self.letter_sizes:
+            self.lose(KEYS.dead_letter_sizes)
+        self.class_index.get(of_class, {}).pop(letter_id, None)
+        if not self.class_index.get(of_class):
+            self.lose(class_key(of_class))
+        self.classes[of_class] -= size
+        if not self.classes[of_class]:
+            del self.classes[of_class]
+        if not self.classes:
+            self.lose(KEYS.dead_letter_classes)
 
     def is_over(self) -> bool:
         """Whether there are letters whose time is over, or too many, or too large ones."""
         return self._next_to_go() is not None
 
-    def _next_to_go(self) -> str | None:
-        letter_id = min(self.letter_index, key=lambda letter_id: (self.letter_index[letter_id], letter_id), default=None)
-        sizes = self.letter_sizes.values()
-        is_too_much = len(sizes) > LEDGER.max_dead_letters or sum(sizes) > LEDGER.max_dead_letter_bytes
-        if letter_id and (self.letter_index[letter_id] <= self.now - KEPT_MS or (is_too_much and len(sizes) > 1)):
-            return letter_id
-        return None
+    def _next_to_go(self) -> tuple[str, str] | None:
+        """Which letter goes next, and of which reason, empty if its time is over."""
+        if not self.letter_index:
+            return None
+        oldest, newest = (least_or_most(self.letter_index, key=self._age) for least_or_most in (min, max))
+        if self.letter_index[oldest] <= self.now - KEPT_MS:
+            return oldest, ""
+        # The newest takes no room.
+        newest_size, of_newest = self.letter_sizes[newest]
+        is_too_many = len(self.letter_index) > LEDGER.max_dead_letters
+        if not is_too_many and sum(self.classes.values()) - newest_size <= LEDGER.max_dead_letter_bytes:
+            return None
+        weights = (
+            {of_class: len(index) for of_class, index in self.class_index.items() if index} if is_too_many else self.classes
+        )
+        others = {**weights, of_newest: weights[of_newest] - (1 if is_too_many else newest_size)}
+        reasons = Counter[str]()
+        for of_class, weight in others.items():
+            reasons[of_class.partition(" ")[0]] += weight
+        reason = max(reasons, key=lambda reason: (reasons[reason], reason))
+        # Of several that are as large, the one that comes first by its size with the newest, and by its name.
+        in_order = sorted(others, key=lambda of_class: (self.classes[of_class], of_class))
+        largest = max((of_class for of_class in in_order if of_class.partition(" ")[0] == reason), key=others.__getitem__)
+        return min(self.class_index[largest], key=self._age), reason
 
-    def make_room(self) -> int:
-        """Remove the oldest letters until all is within bounds; give how many went before their time."""
-        dropped = 0
-        while letter_id := self._next_to_go():
-            dropped += self.letter_index[letter_id] > self.now - KEPT_MS
+    def _age(self, letter_id: str) -> tuple[int, str]:
+        return self.letter_index[letter_id], letter_id
+
+    def make_room(self) -> list[str]:
+        """Remove letters until all is within bounds; give the reasons of those that went before their time."""
+        reasons = []
+        while following := self._next_to_go():
+            letter_id, reason = following
             self._remove_letter(letter_id)
-        self.dropped += dropped
-        return dropped
+            if reason:
+                reasons.append(reason)
+        self.dropped.update(reasons)
+        return reasons
 
     def drop(self, letter_id: str, serial: int) -> bool:
-        """Drop a letter unless it was buried since that burial."""
+        """Drop a letter unless it was dead-lettered since then."""
         letter = self.letters.get(letter_id)
         if letter is None or letter.serial != serial:
             return False
@@ -266,8 +307,9 @@ class Reference:
 
     def _remove_letter(self, letter_id: str) -> None:
         trace_id = self.letters[letter_id].trace_id if letter_id in self.letters else ""
-        self.lose(KEYS.letter(letter_id))
-        del self.letter_index[letter_id], self.letter_sizes[letter_id]
+        self.lose(KEYS.dead_letter(letter_id))
+        self._leave_class(letter_id)
+        del self.letter_index[letter_id]
         if not self.letter_index:
             self.lose(KEYS.dead_letters)
         self._forget_dead(trace_id, letter_id)
@@ -279,7 +321,7 @@ class Reference:
 
     # What brings lost messages back, and what erases.
 
-    def claim(self, *, queue_is_empty: bool) -> list[tuple[str, bytes, int]]:
+    def claim_lost(self, *, queue_is_empty: bool) -> list[tuple[str, bytes, int]]:
         if queue_is_empty:
             self.drained = self.now
             self.expires_in(KEYS.drained, KEPT_MS)
@@ -289,16 +331,16 @@ class Reference:
             if sent_ms >= before:
                 continue
             record = self.records[trace_id]
-            is_in_hand = record.lease_ms > self.now - RESEND_AFTER_MS
-            if not is_in_hand and not record.submission and self.now - record.since_ms >= KEPT_MS:
+            is_held_by_worker = record.lease_ms > self.now - RESEND_AFTER_MS
+            if not is_held_by_worker and not record.submission and self.now - record.since_ms >= KEPT_MS:
                 self._forget_pending(trace_id)
                 continue
-            self.pending[trace_id] = min(self.now, record.lease_ms) if is_in_hand else self.now
-            if not is_in_hand and record.submission:
+            self.pending[trace_id] = min(self.now, record.lease_ms) if is_held_by_worker else self.now
+            if not is_held_by_worker and record.submission:
                 claimed.append((trace_id, record.submission, record.resends))
         return claimed
 
-    def resent(self, trace_id: str) -> None:
+    def count_resend(self, trace_id: str) -> None:
         if trace_id in self.pending:
             self.pending[trace_id] = self.now
             self.records[trace_id].resends += 1
@@ -307,16 +349,15 @@ class Reference:
         record = self.records.get(trace_id)
         if record:
             record.epoch = record.entry = ""
-            record.given_up.clear()
         return self.log.erase(places, self)
 
     def erase_record(self, trace_id: str) -> int:
         if trace_id in self.pending:
             self._forget_pending(trace_id)
             return 1
-        found = trace_id in self.records
+        count = int(trace_id in self.records)
         self.lose(KEYS.record(trace_id))
-        return int(found)
+        return count
 
     def record(self, trace_id: str) -> TraceRecord:
         """The record of a trace; one without anything if there is none."""
@@ -332,7 +373,7 @@ class Reference:
 
     def _to_pending(self, trace_id: str, record: TraceRecord, digest: bytes) -> None:
         if record.digest != digest:
-            record.give_up_place()
+            record.forget_place()
         record.forget_pending()
         record.state, record.digest, record.since_ms = "pending", digest, self.now
         record.decision, record.reason, record.detail, record.letter, record.as_letter = b"", "", "", "", b""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kp_scorer.ledger.keys import Keys
 from kp_scorer.novelty import Candidate, Window
-from kp_scorer.store.keys import Keys
 
 from tests.model.contents import WordEmbedder, vector_of
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 WINDOW: Final = Window(max_elements=6, ttl_ms=3_600_000, slack_elements=5, slack_ms=900_000)
 LARGEST_BATCH: Final = 3
 _KEYS: Final = Keys("m")
-LOG: Final = _KEYS.log(WordEmbedder.space)
-HEAD: Final = _KEYS.head(WordEmbedder.space)
-ERASED: Final = _KEYS.erased(WordEmbedder.space)
+LOG: Final = _KEYS.of_log(WordEmbedder.space).log
+HEAD: Final = _KEYS.of_log(WordEmbedder.space).head
+ERASED: Final = _KEYS.of_log(WordEmbedder.space).erasures
 _LIFE_MS: Final = WINDOW.ttl_ms + WINDOW.slack_ms
 
 
@@ -55,41 +55,37 @@ class LogModel:
         elif key == ERASED:
             self.erasures.clear()
 
-    def exchange(self, books: "Reference", epoch: str, candidates: Sequence[Candidate], given: Sequence[str]) -> list[str]:
-        """Say which places candidates get; ``given`` are those they got, for what the specification leaves open."""
+    def append(self, books: "Reference", epoch: str, candidates: Sequence[Candidate], replied: Sequence[str]) -> list[str]:
+        """Say which places candidates get; ``replied`` are those they got, for what the specification leaves open."""
         before = self.number
         places = [
             self._admit(books, epoch, candidate.trace_id, candidate.digest, place)
-            for candidate, place in zip(candidates, given, strict=True)
+            for candidate, place in zip(candidates, replied, strict=True)
         ]
         if self.number > before:
             self._trim()
         return places
 
-    def _admit(self, books: "Reference", epoch: str, trace_id: str, digest: bytes, given: str) -> str:
+    def _admit(self, books: "Reference", epoch: str, trace_id: str, digest: bytes, replied: str) -> str:
         record = books.record(trace_id)
-        books.meets("admit", record, digest)
         if (record.digest or record.state == "dead") and record.digest != digest:
             return ""
-        if record.entry and record.epoch == epoch and self._keeps(record.entry, given, books.now):
+        if record.entry and record.epoch == epoch and self._keeps(record.entry, replied, books.now):
             return record.entry
         place = self._append(books, epoch, trace_id, digest)
         if record.state in ("decided", "dead"):
             # What has ended keeps the place that its end rests on; this one is only its worker's, for the window it compares.
-            record.given_up.append(place)
             return place
-        if record.epoch == epoch:
-            record.give_up_place()
         record.digest, record.epoch, record.entry = digest, epoch, place
         books.keep_place(trace_id, record)
         return place
 
-    def _keeps(self, place: str, given: str, now: int) -> bool:
+    def _keeps(self, place: str, replied: str, now: int) -> bool:
         time_ms, _, number = place.partition("-")
         oldest = self.number - WINDOW.slack_elements
         is_within = int(number) > oldest and int(time_ms) > max(now, self.time_ms) - WINDOW.slack_ms
-        # A place that this very batch may push out of the slack may be given up at once.
-        return is_within and (given == place or int(number) > oldest + LARGEST_BATCH)
+        # A place that this very batch may push out of the slack may be replied up at once.
+        return is_within and (replied == place or int(number) > oldest + LARGEST_BATCH)
 
     def _append(self, books: "Reference", epoch: str, trace_id: str, digest: bytes) -> str:
         self.epoch, self.number = epoch, self.number + 1

@@ -1,7 +1,7 @@
-"""Runs without hypothesis, for many steps a second: drawn from a seed, and cut down by itself when one fails."""
+"""Runs of many steps, drawn from a seed, and cut down when one fails."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -19,53 +19,38 @@ class Failure(NamedTuple):
 
     seed: int
     steps: list[Step]
-    told: list[str]
+    notes: list[str]
     violation: str
 
     def __str__(self) -> str:
-        return f"seed {self.seed}\n{describe(self.steps, self.told)}\n{self.violation}"
+        return f"seed {self.seed}\n{describe(self.steps, self.notes)}\n{self.violation}"
 
 
-@contextmanager
-def world_in(server: Server) -> Iterator[World]:
-    """A new world."""
-    world = World(server)
-    try:
-        yield world
-    finally:
-        world.close()
-
-
-def run(server: Server, seed: int, length: int, executed: Counter[str], cells: Counter[str]) -> Failure | None:
-    """Do ``length`` steps and end everything; count the steps by name, and the cells of the table."""
-    chance, steps, told = Chance(seed), list[Step](), list[str]()
-    with world_in(server) as world:
-        try:
-            for _ in range(length):
-                steps.append(chance.next(world))
-                executed[steps[-1].name] += 1
-                told.append("")
-                told[-1] = perform(world, steps[-1])
-            drain(world)
-        except Violation as violation:
-            return Failure(seed, steps, told, str(violation))
-        finally:
-            cells += world.model.cells
-    return None
+def run(server: Server, seed: int, length: int, executed: Counter[str]) -> Failure | None:
+    """Do ``length`` steps and end everything; count the steps by name."""
+    return _perform(server, seed, length, Chance(seed).next, executed)
 
 
 def repeat(server: Server, seed: int, steps: Sequence[Step]) -> Failure | None:
     """Do these steps, as far as they are possible, and end everything."""
-    done, told = list[Step](), list[str]()
-    with world_in(server) as world:
-        try:
-            for step in steps:
-                done.append(step)
-                told.append("")
-                told[-1] = perform(world, step)
-            drain(world)
-        except Violation as violation:
-            return Failure(seed, done, told, str(violation))
+    remaining = iter(steps)
+    return _perform(server, seed, len(steps), lambda _: next(remaining), Counter())
+
+
+def _perform(server: Server, seed: int, length: int, choose: Callable[[World], Step], executed: Counter[str]) -> Failure | None:
+    steps, notes = list[Step](), list[str]()
+    world = World(server)
+    try:
+        for _ in range(length):
+            steps.append(choose(world))
+            executed[steps[-1].name] += 1
+            notes.append("")
+            notes[-1] = perform(world, steps[-1])
+        drain(world)
+    except Violation as violation:
+        return Failure(seed, steps, notes, str(violation))
+    finally:
+        world.close()
     return None
 
 

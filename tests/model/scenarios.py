@@ -42,8 +42,8 @@ SCENARIOS: Final = {
         "send_foreign 1 4, take 0, end, send_foreign 1 4, drop, go_on, drop, go_on 1, take 1, go_on, end, go_on"
     ),
     "the last burial of what has just been decided": _steps(
-        "submit 0 2, go_on, give_up, move_time 7, reconcile, go_on, go_on, go_on, take 2, begin, go_on, finish, move_time 9 7,"
-        "reconcile, go_on, go_on, finish, go_on"
+        "submit 0 2, go_on, interrupt, move_time 7, reconcile, go_on, go_on, go_on, take 2, begin, go_on, finish,"
+        "move_time 9 7, reconcile, go_on, go_on, finish, go_on"
     ),
     "a log that begins anew while one reads it": _steps(
         "catch_up 2, send_foreign 1, take 2, begin, finish, clear, send_foreign 3, take 1, begin, finish, finish, finish"
@@ -51,6 +51,9 @@ SCENARIOS: Final = {
     "a letter whose time is over, among others": _steps(
         f"{_UNDECODABLE_BURIED}, move_time 10, send_foreign 2 4, take 1, end, {', '.join(['move_time 10'] * 29)},"
         "send_foreign 3 4, take 1, end"
+    ),
+    "letters that are too many before they are too large": _steps(
+        ", ".join(f"send_foreign {number} {kind}, take 1, end" for number, kind in enumerate((5, 4, 4, 4)))
     ),
     "bytes without a name under two names": _steps(
         "send_foreign 1 5, take 0, crash, take 0, crash, take 1, end, send_foreign 1 5, take 2, end, drop, go_on,"
@@ -60,12 +63,28 @@ SCENARIOS: Final = {
         "send_foreign 0, take 0, begin, move_time 11 7, reconcile, go_on"
     ),
     "a resend that comes after the end": _steps(
-        "submit 0, go_on, give_up, move_time 7, reconcile, go_on, go_on, go_on, take 0, begin, finish, finish, go_on"
+        "submit 0, go_on, interrupt, move_time 7, reconcile, go_on, go_on, go_on, take 0, begin, finish, finish, go_on"
     ),
     "a window that leaves the log while a mirror reads on": _steps(
         "send_foreign 2 5, send_foreign 0 2, send_foreign 3 2, submit 3 2, go_on 4 1, submit 4 2, send_foreign 2 2, take 7 10,"
         "submit 0 5, go_on 3 7, begin 9 3, take 6 8, finish 2 1, go_on 0 1, go_on 0 3, move_time 9 3, finish 8 8, begin 0 4,"
         "take 4 7, begin 9 9, send_foreign 1 2, begin 0 6, move_time 8 0, finish 10 11, finish 5 7, move_time 9 4, finish 10 8,"
         "finish 0 5, move_time 8 6"
+    ),
+    "a copy that cannot be decoded, dead while its trace is decided": _steps(
+        "submit 3 2, go_on 6 5, go_on 7 8, take 10 10, begin 0 1, send_foreign 3 2, take_strictly 1 1, end"
+    ),
+    "a reconciler that claims a trace which a worker decides": _steps(
+        "submit 4, reconcile 0 1, go_on 6 3, reconcile 1 2, move_time 8 2, go_on 3 6, take 2 1, begin 2 11"
+    ),
+    "a batch that fails after one of its traces was forgotten": _steps(
+        "send_foreign 2 3, take 6 7, begin 1 8, forget 7 4, finish_badly 6 2"
+    ),
+    "a place of a dead trace, and other content by its name": _steps(
+        "submit 2 3, go_on 10 8, go_on 0 10, take 0 1, begin 1 1, finish 6 4, send_foreign 2 3, take_strictly 1 2, end 6 3,"
+        "send_foreign 2 1"
+    ),
+    "more letters than are kept": _steps(
+        "send_foreign 3, send_foreign 1 4, send_foreign 1 5, send_foreign 3 3, send_foreign 3 4"
     ),
 }

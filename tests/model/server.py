@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 import structlog
-from kp_scorer.store.local_redis import embedded_redis
+from kp_scorer.local.embedded import embedded_redis
 
 from tests.model.patched_scripts import DEADLINES_KEY, NOW_KEY
 
@@ -49,9 +49,9 @@ class Server:
     def read(self) -> dict[str, Any]:
         """Every key but the test's clock, as of one moment."""
         rows: Any = self._dump()
-        found = {key.decode(): content for key, content in rows}
-        found.pop(NOW_KEY, None)
-        return found
+        contents = {key.decode(): content for key, content in rows}
+        contents.pop(NOW_KEY, None)
+        return contents
 
     def delete(self, keys: list[str]) -> None:
         """What Redis does with keys whose time has come."""

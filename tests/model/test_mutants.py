@@ -7,7 +7,6 @@ from tests.model.patched_scripts import Mutant
 from tests.model.server import Server
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.script}: {mutant.meaning}")
 def test_mutant_is_noticed(server: Server, mutant: Mutant) -> None:
     steps, failure = kill(server, mutant)

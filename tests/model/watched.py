@@ -1,28 +1,30 @@
 """The store as workers, clients and operators use it: each call goes to Redis and to the model, and both must say the same."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import pytest
 import redis
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict
-from kp_scorer.novelty import Candidate
-from kp_scorer.novelty.log import Cursor, Place, Tail
-from kp_scorer.store import (
-    Claim,
-    Committed,
+from kp_scorer.ledger import (
+    CommitResult,
     DeadLetter,
     DeadLetters,
     Identity,
+    LostSubmission,
     Record,
     RedisLedger,
     RedisLog,
-    Standing,
-    State,
     Submission,
+    TraceState,
     Verdict,
 )
+from kp_scorer.ledger.dead_letters import _dead_letter, _make_room
+from kp_scorer.ledger.log import _erase_entries
+from kp_scorer.ledger.scripts import Script
+from kp_scorer.novelty import Candidate
+from kp_scorer.novelty.log import Cursor, Place, Tail
 
 from tests.model.baton import Violation, stop_before
 from tests.model.contents import WordEmbedder, by_bytes, letter_id_of
@@ -33,6 +35,8 @@ from tests.model.reference_log import WINDOW
 TOLERANCE: Final = 1e-5
 
 T = TypeVar("T")
+
+Around = Callable[[Callable[[], Any], Sequence[Any]], Any]
 
 
 class Books:
@@ -45,10 +49,10 @@ class Books:
         """Every decision that was ever stored, and the digest of what was decided."""
 
 
-def expect(what: str, found: object, expected: object) -> None:
-    """Raise a violation if a script said something else than the model."""
-    if found != expected:
-        raise Violation(f"{what}: Redis says {found!r}, the specification {expected!r}")
+def expect(event: str, reply: object, expected: object) -> None:
+    """Raise a violation if a script replied something else than the model."""
+    if reply != expected:
+        raise Violation(f"{event}: Redis says {reply!r}, the specification {expected!r}")
 
 
 def _call(function: Callable[[], T]) -> T:
@@ -69,17 +73,17 @@ class WatchedLedger:
         self.real = RedisLedger(books.client, KEYS, RECORD_TTL_MS, TRACE_LEASE_MS)
         self.worker = self.real.worker
 
-    def open(self, submission: Submission) -> State | TraceConflict:
-        (found,) = _call(lambda: self.real.open([submission]))
-        expected = self._books.model.open(*submission)
-        expect(f"open {submission.trace_id}", "conflict" if isinstance(found, TraceConflict) else found, expected)
-        return found
+    def submit(self, submission: Submission) -> TraceState | TraceConflict:
+        (state,) = _call(lambda: self.real.submit([submission]))
+        expected = self._books.model.submit(*submission)
+        expect(f"submit {submission.trace_id}", "conflict" if isinstance(state, TraceConflict) else state, expected)
+        return state
 
-    def begin(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
-        stop_before("begin")
-        found = _call(lambda: self.real.begin(identities, alone=alone))
-        expect(f"begin {_ids(identities)}", found, self._books.model.begin(self.worker, identities, alone=alone))
-        return found
+    def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
+        stop_before("acquire")
+        reply = _call(lambda: self.real.acquire(identities, alone=alone))
+        expect(f"acquire {_ids(identities)}", reply, self._books.model.acquire(self.worker, identities, alone=alone))
+        return reply
 
     def release(self, trace_ids: Sequence[str]) -> None:
         stop_before("release")
@@ -91,91 +95,108 @@ class WatchedLedger:
         _call(self.real.renew)
         self._books.model.renew(self.worker, deciding)
 
-    def commit(self, verdicts: Sequence[Verdict], comparison: str = "") -> list[Committed]:
+    def commit(self, verdicts: Sequence[Verdict]) -> list[CommitResult]:
         stop_before("commit")
-        found = _call(lambda: self.real.commit(verdicts, comparison))
-        for verdict, committed in zip(verdicts, found, strict=True):
-            expect(f"commit {verdict.trace_id}", committed, self._books.model.commit(verdict, comparison))
-            if isinstance(committed, Standing) and committed.is_own:
+        reply = _call(lambda: self.real.commit(verdicts))
+        for verdict, committed in zip(verdicts, reply, strict=True):
+            expect(f"commit {verdict.trace_id}", committed, self._books.model.commit(verdict))
+            if committed.outcome == "stored":
                 self._books.made[verdict.decision] = verdict.digest
                 if self._log:
                     self._log.check_novelty(Decision.model_validate_json(verdict.decision))
-        return found
+        return reply
 
-    def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[Claim]:
-        stop_before("claim")
-        found = _call(lambda: self.real.claim_lost(resend_after_ms, queue_is_empty=queue_is_empty))
-        claimed = self._books.model.claim(queue_is_empty=queue_is_empty)
-        expect("claim", [(claim.trace_id, claim.payload, claim.resends) for claim in found], claimed)
-        return found
+    def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
+        stop_before("claim_lost")
+        reply = _call(lambda: self.real.claim_lost(resend_after_ms, queue_is_empty=queue_is_empty))
+        claimed = self._books.model.claim_lost(queue_is_empty=queue_is_empty)
+        expect("claim_lost", [(claim.trace_id, claim.payload, claim.resends) for claim in reply], claimed)
+        return reply
 
     def look_up(self, trace_ids: Sequence[str]) -> list[Record | None]:
         stop_before("look_up")
-        found = _call(lambda: self.real.look_up(trace_ids))
+        reply = _call(lambda: self.real.look_up(trace_ids))
         states = [self._books.model.record(trace_id).state for trace_id in trace_ids]
-        expect(f"look_up {trace_ids}", [record.state if record else "" for record in found], states)
-        return found
+        expect(f"look_up {trace_ids}", [record.state if record else "" for record in reply], states)
+        return reply
 
-    def resent(self, trace_id: str) -> None:
-        stop_before("resent")
-        _call(lambda: self.real.resent(trace_id))
-        self._books.model.resent(trace_id)
+    def count_resend(self, trace_id: str) -> None:
+        stop_before("count_resend")
+        _call(lambda: self.real.count_resend(trace_id))
+        self._books.model.count_resend(trace_id)
 
     def erase(self, trace_id: str) -> int:
-        found = _call(lambda: self.real.erase(trace_id))
-        expect(f"erase_record {trace_id}", found, self._books.model.erase_record(trace_id))
-        return found
+        reply = _call(lambda: self.real.erase(trace_id))
+        expect(f"erase_record {trace_id}", reply, self._books.model.erase_record(trace_id))
+        return reply
+
+
+class _Client:
+    """A connection that runs some scripts by way of a function, which gets the call and the script's keys and arguments."""
+
+    def __init__(self, client: redis.Redis, around: Mapping[Script[..., Any], Around]) -> None:
+        self._client: Any = client
+        self._around = around
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def execute_command(self, *command: Any) -> Any:
+        for script, around in self._around.items():
+            if command[1] == script.sha:
+                return around(lambda: self._client.execute_command(*command), command[3:])
+        return self._client.execute_command(*command)
 
 
 class WatchedLetters:
-    """The dead letters."""
-
     def __init__(self, books: Books) -> None:
         self._books = books
-        self.real = DeadLetters(books.client, KEYS, LEDGER)
-        self._bury_script: Any = self.real._bury
-        self._make_room_script: Any = self.real._make_room
-        setattr(self.real, "_make_room", self._make_room)  # noqa: B010  # no Script, but called like one
+        client: Any = _Client(books.client, {_dead_letter: self._dead_letter, _make_room: self._make_room})
+        self.real = DeadLetters(client, KEYS, LEDGER)
+        self._check: Callable[[Any], None]
 
-    def bury(
+    def dead_letter(
         self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", deliveries: int = 1
     ) -> Decision | None:
-        stop_before("bury")
+        stop_before("dead_letter")
         model = self._books.model
 
-        def bury_both(keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
-            reply: Any = self._bury_script(keys=keys, args=args)
-            # Whoever buries says what was decoded: all that can be, unless the limits of a worker forbid it.
-            said = digest if reason == "invalid" else by_bytes(payload).digest
-            expected = model.bury(payload, reason, detail, trace_id, said, deliveries)
-            expect(f"bury {trace_id} as {reason}", reply, [expected, int(not expected and model.is_over())])
+        def check(reply: Any) -> None:
+            # Whoever dead-letters names what was decoded: all that can be, unless the limits of a worker forbid it.
+            decoded = digest if reason == "invalid" else by_bytes(payload).digest
+            expected = model.dead_letter(payload, reason, detail, trace_id, decoded, deliveries)
+            expect(f"dead_letter {trace_id} as {reason}", reply, [expected, int(not expected and model.is_over())])
             if not expected and self.real.payload(letter_id_of(payload)) != payload:
-                raise Violation(f"bury {trace_id}: its bytes are not kept")
-            return reply
+                raise Violation(f"dead_letter {trace_id}: its bytes are not kept")
 
-        setattr(self.real, "_bury", bury_both)  # noqa: B010  # no Script, but called like one
-        return _call(lambda: self.real.bury(payload, reason, detail, trace_id, digest, deliveries))
+        self._check = check
+        return _call(lambda: self.real.dead_letter(payload, reason, detail, trace_id, digest, deliveries))
 
-    def _make_room(self, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+    def _dead_letter(self, run: Callable[[], Any], _: Sequence[Any]) -> Any:
+        reply = run()
+        self._check(reply)
+        return reply
+
+    def _make_room(self, run: Callable[[], Any], _: Sequence[Any]) -> Any:
         stop_before("make_room")
-        reply: Any = self._make_room_script(keys=keys, args=args)
-        expect("make room", reply, [self._books.model.make_room(), 0])
+        reply = run()
+        expect("make room", reply, [[reason.encode() for reason in self._books.model.make_room()], 0])
         return reply
 
     def read(self) -> list[tuple[DeadLetter, int]]:
         """All letters, and the burial that each was read at."""
-        found = list(_call(lambda: list(self.real.read())))
+        reply = list(_call(lambda: list(self.real.read())))
         letters = self._books.model.letters
-        expect("letters", sorted(letter.letter_id for letter in found), sorted(letters))
-        return [(letter, letters[letter.letter_id].serial) for letter in found]
+        expect("letters", sorted(letter.letter_id for letter in reply), sorted(letters))
+        return [(letter, letters[letter.letter_id].serial) for letter in reply]
 
     def payload(self, letter_id: str) -> bytes:
         return _call(lambda: self.real.payload(letter_id))
 
     def drop(self, letter: DeadLetter, serial: int) -> bool:
-        found = _call(lambda: self.real.drop(letter))
-        expect(f"drop {letter.letter_id} of {letter.trace_id}", found, self._books.model.drop(letter.letter_id, serial))
-        return found
+        reply = _call(lambda: self.real.drop(letter))
+        expect(f"drop {letter.letter_id} of {letter.trace_id}", reply, self._books.model.drop(letter.letter_id, serial))
+        return reply
 
 
 class WatchedLog:
@@ -185,23 +206,22 @@ class WatchedLog:
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self.real = RedisLog(books.client, KEYS, self.space, WINDOW, RECORD_TTL_MS)
-        self._erase_script: Any = self.real._erase
-        setattr(self.real, "_erase", self._erase_entries)  # noqa: B010  # no Script, but called like one
+        client: Any = _Client(books.client, {_erase_entries: self._erase_entries})
+        self.real = RedisLog(client, KEYS, self.space, WINDOW, RECORD_TTL_MS)
         self._places: list[str] = []
         self._is_reading_on = False
         self.expected: dict[str, float | None] = {}
-        """What the log gives, as of the last reading, for the places of the batch in hand."""
+        """What the log gives, as of the last reading, for the places of the batch that is being decided."""
 
-    def exchange(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
-        stop_before("exchange")
+    def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
+        stop_before("append")
         model = self._books.model
-        places, tail = _call(lambda: self.real.exchange(candidates, cursor))
-        given = [str(place) if place else "" for place in places]
-        expected = model.log.exchange(model, tail.epoch, candidates, given)
-        expect(f"admit {[candidate.trace_id for candidate in candidates]}", given, expected)
+        places, tail = _call(lambda: self.real.append(candidates, cursor))
+        replied = [str(place) if place else "" for place in places]
+        expected = model.log.append(model, tail.epoch, candidates, replied)
+        expect(f"admit {[candidate.trace_id for candidate in candidates]}", replied, expected)
         if candidates:
-            self._places = [place for place in given if place]
+            self._places = [place for place in replied if place]
         elif not self._is_reading_on:
             # Nothing is placed, the log is only read.
             return places, tail
@@ -224,13 +244,13 @@ class WatchedLog:
             raise Violation(f"forget {trace_id}: the log still holds its entries {sorted(left)}")
         return erased
 
-    def _erase_entries(self, keys: Sequence[str], args: Sequence[str | bytes | int]) -> int:
+    def _erase_entries(self, run: Callable[[], Any], arguments: Sequence[Any]) -> Any:
         stop_before("erase_entries")
-        found = int(_call(lambda: self._erase_script(keys=keys, args=args)))
-        trace_id = keys[2].removeprefix(KEYS.record(""))
-        places = [place.decode() if isinstance(place, bytes) else str(place) for place in args[2:]]
-        expect(f"erase_entries {trace_id}", found, self._books.model.erase_entries(trace_id, places))
-        return found
+        erased = _call(run)
+        _, _, record, _, _, *places = arguments
+        trace_id = record.removeprefix(KEYS.record(""))
+        expect(f"erase_entries {trace_id}", erased, self._books.model.erase_entries(trace_id, places))
+        return erased
 
     def check_novelty(self, decision: Decision) -> None:
         """What is about to be stored must be what the log gave."""
@@ -238,11 +258,9 @@ class WatchedLog:
         if place not in self.expected:
             raise Violation(f"novelty of {decision.trace_id}: it rests on {place}, where it is not placed")
         expected = self.expected[place]
-        found = nearest.similarity if nearest else None
-        if (found is None) != (expected is None) or (
-            found and expected and not math.isclose(found, expected, abs_tol=TOLERANCE)
-        ):
-            raise Violation(f"novelty of {decision.trace_id} at {place}: similarity {found}, the log gives {expected}")
+        similarity = nearest.similarity if nearest else None
+        if similarity != pytest.approx(expected, abs=TOLERANCE):
+            raise Violation(f"novelty of {decision.trace_id} at {place}: similarity {similarity}, the log gives {expected}")
 
 
 def _ids(identities: Sequence[Identity]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Settled
+from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.scoring import Policy
@@ -28,7 +28,7 @@ class Message:
     deliveries: int = 0
 
 
-class Burial(NamedTuple):
+class DeadEnd(NamedTuple):
     """What a message is to be buried as."""
 
     reason: Reason
@@ -41,7 +41,7 @@ class Ended(NamedTuple):
     """A message of which only the last step is left to do: publish its decision, or bury it; then the ack."""
 
     message: Message
-    end: Decision | Burial
+    end: Decision | DeadEnd
 
 
 class Batch(NamedTuple):
@@ -54,40 +54,41 @@ class Batch(NamedTuple):
 class Worker:
     """One process. Everything in here is gone when it crashes."""
 
-    def __init__(self, books: Books, shadow: Policy | None) -> None:
+    def __init__(self, books: Books) -> None:
         self._books = books
         self.letters = WatchedLetters(books)
         self.log = WatchedLog(books)
         self.ledger = WatchedLedger(books, self.log)
         self.embedder = WordEmbedder()
-        self.decider = Decider(self.ledger, Policy(), NoveltyMeter(self.embedder, self.log, WINDOW), MAX_ATTEMPTS, shadow)
-        self.hand: list[Message] = []
+        ledger: Any = self.ledger
+        self.decider = Decider(ledger, Policy(), NoveltyMeter(self.embedder, self.log, WINDOW), MAX_ATTEMPTS)
+        self.in_flight: list[Message] = []
         self.waiting: list[Message] = []
         self.alone: list[Message] = []
         self.prepared: list[Batch] = []
-        self.finishing: tuple[Batch, Stretch[list[Settled | None]]] | None = None
+        self.finishing: tuple[Batch, Stretch[list[Resolved | None]]] | None = None
         self.ended: list[Ended] = []
         self.is_hopeless = False
 
     def take_strictly(self, message: Message, *, is_read: bool) -> None:
         """Receive a message that the worker's limits keep it from decoding, or from finding out whose it is."""
         message.deliveries += 1
-        self.hand.append(message)
+        self.in_flight.append(message)
         trace_id = message.payload.named_id if is_read else ""
-        self.ended.append(Ended(message, Burial("invalid", "steps: expected fewer", trace_id, b"")))
+        self.ended.append(Ended(message, DeadEnd("invalid", "steps: expected fewer", trace_id, b"")))
 
     def take(self, message: Message) -> None:
         """Receive a message, and sort out what will never be decided."""
         message.deliveries += 1
-        self.hand.append(message)
+        self.in_flight.append(message)
         payload, tried = message.payload, message.deliveries - 1
         if tried >= DELIVERY_LIMIT:
             detail = f"delivered {tried} times, and no worker came to an end with it"
             # What has no name of its own goes by that of its message.
             trace_id = payload.trace.id if payload.trace else payload.header_id
-            self.ended.append(Ended(message, Burial("poison", detail, trace_id, payload.digest)))
+            self.ended.append(Ended(message, DeadEnd("poison", detail, trace_id, payload.digest)))
         elif payload.trace is None:
-            self.ended.append(Ended(message, Burial("invalid", "steps: expected some", payload.named_id, b"")))
+            self.ended.append(Ended(message, DeadEnd("invalid", "steps: expected some", payload.named_id, b"")))
         else:
             self.waiting.append(message)
 
@@ -111,7 +112,7 @@ class Worker:
             if len(messages) > 1:
                 self.alone += messages
             else:
-                self._bury(messages[0], "scoring_failed", EmbeddingFailed.__name__)
+                self._dead_letter(messages[0], "scoring_failed", EmbeddingFailed.__name__)
             return f"{_named(messages)}, alone: {alone}; embedding fails"
         except ServiceUnavailable:
             # The process gives back what it has and ends.
@@ -127,69 +128,70 @@ class Worker:
             batch = self.prepared.pop(0)
             self.finishing = batch, Stretch(_finishing(self.decider, batch.prepared))
         batch, stretch = self.finishing
-        told = f"{_named(batch.messages)}: {stretch.next_call or 'nothing to do'}{' fails' if fails else ''}"
+        note = f"{_named(batch.messages)}: {stretch.next_call or 'nothing to do'}{' fails' if fails else ''}"
         if not stretch.is_done:
             stretch.run_on(ServiceUnavailable("outage") if fails else None)
         if stretch.is_done:
             self.finishing = None
             self._sort_out(batch, stretch)
-        return told
+        return note
 
-    def _sort_out(self, batch: Batch, stretch: Stretch[list[Settled | None]]) -> None:
+    def _sort_out(self, batch: Batch, stretch: Stretch[list[Resolved | None]]) -> None:
         if isinstance(stretch.error, ServiceUnavailable):
             # The task holds on to its message and tries again.
             self.waiting += batch.messages
             return
         if stretch.error is not None or stretch.result is None:
             raise Violation(f"finishing failed: {stretch.error!r}") from stretch.error
-        for message, settled in zip(batch.messages, stretch.result, strict=True):
-            match settled:
+        for message, resolved in zip(batch.messages, stretch.result, strict=True):
+            match resolved:
                 case None:
                     self.alone.append(message)
                 case TraceHeld():
                     self.waiting.append(message)
                 case TraceConflict():
-                    self._bury(message, "conflict", "the id is taken")
+                    self._dead_letter(message, "conflict", "the id is taken")
                 case TraceDead():
-                    self._bury(message, settled.reason, settled.detail)
+                    self._dead_letter(message, resolved.reason, resolved.detail)
                 case _:
-                    self.ended.append(Ended(message, settled))
+                    self.ended.append(Ended(message, resolved))
 
-    def _bury(self, message: Message, reason: Reason, detail: str) -> None:
+    def _dead_letter(self, message: Message, reason: Reason, detail: str) -> None:
         payload = message.payload
-        self.ended.append(Ended(message, Burial(reason, detail, payload.named_id, payload.digest)))
+        self.ended.append(Ended(message, DeadEnd(reason, detail, payload.named_id, payload.digest)))
 
     def end(self, index: int) -> str:
         """Bury a message and acknowledge it; or publish its decision and acknowledge it."""
         message, end = self.ended.pop(index % len(self.ended))
         payload = message.payload
         published: Decision | None
-        if isinstance(end, Burial):
-            published = self.letters.bury(payload.raw, end.reason, end.detail, end.trace_id, end.digest, message.deliveries)
-            told = f"{payload.header_id} buried as {end.reason}"
+        if isinstance(end, DeadEnd):
+            published = self.letters.dead_letter(
+                payload.raw, end.reason, end.detail, end.trace_id, end.digest, message.deliveries
+            )
+            note = f"{payload.header_id} buried as {end.reason}"
         else:
-            published, told = end, f"{payload.header_id} published"
+            published, note = end, f"{payload.header_id} published"
         if published is not None:
             made_for = self._books.made.get(published.model_dump_json().encode())
             if made_for != payload.digest:
                 raise Violation(f"{payload.header_id}: a decision is published that was not made for what was submitted")
-        self.hand.remove(message)
-        return told
+        self.in_flight.remove(message)
+        return note
 
     def die(self) -> list[Message]:
-        """Crash, and give back the messages in hand."""
+        """Crash, and give back the messages in in_flight."""
         if self.finishing:
             self.finishing[1].die()
-        return self.hand
+        return self.in_flight
 
 
 def trace_in(message: Message) -> ReasoningTrace:
-    """The trace of a message that could be decoded."""
     assert message.payload.trace
     return message.payload.trace
 
 
-def _finishing(decider: Decider, prepared: Prepared) -> Callable[[], list[Settled | None]]:
+def _finishing(decider: Decider, prepared: Prepared) -> Callable[[], list[Resolved | None]]:
     return lambda: decider.finish(prepared)
 
 

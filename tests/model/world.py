@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from kp_scorer.novelty.audit import audit
-from kp_scorer.scoring import Policy
 
 from tests.model.baton import Violation
 from tests.model.compare import check_same
@@ -18,9 +17,7 @@ from tests.model.server import Image, Server
 from tests.model.watched import Books, WatchedLedger, WatchedLog
 from tests.model.workers import Message, Worker
 
-SHADOWS: Final = (Policy(threshold=0.1), Policy(review=0.1), None)
-"""Of each worker. Whatever is decided, the first would have accepted, and the second would have reviewed."""
-WORKERS: Final = len(SHADOWS)
+WORKERS: Final = 3
 AUDIT_EVERY: Final = 20
 
 MOVES_MS: Final = (
@@ -58,7 +55,7 @@ class World:
         server.clear(self.model.now)
         self.queue: list[Message] = []
         self.operators: list[Operator] = []
-        self.workers = [Worker(self.books, shadow) for shadow in SHADOWS]
+        self.workers = [Worker(self.books) for _ in range(WORKERS)]
         self.snapshot: Snapshot | None = None
         self._invariants = Invariants()
         self._steps = 0
@@ -81,7 +78,7 @@ class World:
         """Every decision's novelty must be what the log gives."""
         log, ledger = WatchedLog(self.books).real, WatchedLedger(self.books).real
         report = audit(list(log.entries()), ledger.decided, WINDOW, lambda _done, _total: None)
-        if differences := [found for found in report.differences if found.entry not in self._tainted]:
+        if differences := [difference for difference in report.differences if difference.entry not in self._tainted]:
             raise Violation(f"audit: {differences}")
 
     def close(self) -> None:
@@ -131,10 +128,10 @@ class World:
     def begin_badly(self, which: int, count: int) -> str:
         """The embedder fails."""
         worker = pick([worker for worker in self.workers if worker.can_begin()], which)
-        told = f"{self._name(worker)}: {worker.begin(1 + count % 3, embedding_fails=True)}"
+        note = f"{self._name(worker)}: {worker.begin(1 + count % 3, embedding_fails=True)}"
         if worker.is_hopeless:
             self.crash(self.workers.index(worker), 0)
-        return told
+        return note
 
     def finish(self, which: int, _: int) -> str:
         worker = pick([worker for worker in self.workers if worker.can_finish()], which)
@@ -163,7 +160,7 @@ class World:
         """A worker dies; the broker gives its messages to others, and another worker starts in its place."""
         index = which % WORKERS
         self.queue += self.workers[index].die()
-        self.workers[index] = Worker(self.books, SHADOWS[index])
+        self.workers[index] = Worker(self.books)
         return f"worker {index}"
 
     # Operators, the reconciler among them.
@@ -189,12 +186,12 @@ class World:
         operator = pick(self.operators, which)
         # Nobody who reads and then acts does both within the same millisecond.
         self.move(1, stalled=-1)
-        told = operator.go_on()
+        note = operator.go_on()
         if operator.is_done:
             self.operators.remove(operator)
-        return told
+        return note
 
-    def give_up(self, which: int, _: int) -> str:
+    def interrupt(self, which: int, _: int) -> str:
         """An operator is interrupted, or dies."""
         operator = pick(self.operators, which)
         operator.die()
@@ -223,8 +220,8 @@ class World:
 
     def remember(self, _: int, __: int) -> str:
         """Redis saves its data. With a Redis as the broker, that includes what has not been acknowledged."""
-        held = [message for worker in self.workers for message in worker.hand]
-        messages = [Message(message.payload, message.deliveries) for message in (*self.queue, *held)]
+        unacknowledged = [message for worker in self.workers for message in worker.in_flight]
+        messages = [Message(message.payload, message.deliveries) for message in (*self.queue, *unacknowledged)]
         self.snapshot = Snapshot(self._server.image(), self.model.snapshot(), messages)
         return ""
 
@@ -235,9 +232,9 @@ class World:
         its message, unless it is in somebody's hand; an erasure since has not happened.
         """
         assert self.snapshot
-        now, burials = self.model.now + 1_000, self.model.burials
+        now, serials = self.model.now + 1_000, self.model.serials
         self.books.model = self.snapshot.model.snapshot()
-        self.model.now, self.model.burials = now, burials
+        self.model.now, self.model.serials = now, serials
         self._server.put_back(self.snapshot.image, now)
         self._lose(self.model.due())
         self.queue = [Message(message.payload, message.deliveries) for message in self.snapshot.messages]
@@ -281,7 +278,7 @@ class World:
         return f"worker {self.workers.index(worker)}"
 
     def _has_message(self, trace_id: str, digest: bytes) -> bool:
-        messages = (*self.queue, *(message for worker in self.workers for message in worker.hand))
+        messages = (*self.queue, *(message for worker in self.workers for message in worker.in_flight))
         return any(message.payload.header_id == trace_id and message.payload.digest == digest for message in messages)
 
     def _is_other(self, log: WatchedLog, place: str) -> bool:

@@ -13,21 +13,21 @@ from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.checker import check
 from tests.support.fleet import Fleet, Variables
+from tests.support.outcomes import check
 from tests.support.processes import CRASHING_WORKER, wait_until
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import in_hand
+from tests.support.rabbitmq import unacknowledged
 from tests.support.servers import RedisServer
 from tests.support.traces import short_traces
 
 BrokerName = Literal["redis", "rabbitmq"]
 
 SEED: Final = int(os.environ.get("CHAOS_SEED", "20261121"))
-TRACES: Final = int(os.environ.get("CHAOS_TRACES", "500"))
+TRACES: Final = int(os.environ.get("CHAOS_TRACES", "300"))
 """How many traces a case has; a longer form of all cases takes as many more."""
 
-SETTLE_S: Final = 60.0 + TRACES / 20
+ENDED_WITHIN_S: Final = 60.0 + TRACES / 20
 
 IMPATIENT: Final[Mapping[str, Any]] = {
     "broker.visibility_timeout_s": 3,
@@ -38,35 +38,37 @@ IMPATIENT: Final[Mapping[str, Any]] = {
     "worker.batch_size": 8,
     "worker.concurrency": 32,
 }
-"""Settings by which little time passes until a loss is noticed."""
+"""Settings by which a loss is noticed soon."""
 
 
 class Arena:
     """A store and a broker of one test's own, each behind a proxy. With Redis as the broker, both are one."""
 
-    def __init__(self, broker: BrokerName, broker_url: str, directory: Path, queues: Mapping[str, str]) -> None:
+    def __init__(
+        self, broker: BrokerName, broker_url: str, directory: Path, queues: Mapping[str, str], store: RedisServer | None = None
+    ) -> None:
         """Prepare; the servers start when the context is entered. ``broker_url`` is empty for Redis."""
         self.broker = broker
         self.directory = directory
-        self.redis = RedisServer(directory)
+        self.redis = store or RedisServer(directory)
         self.store_proxy = Proxy(self.redis.url)
         self.broker_proxy = Proxy(broker_url) if broker_url else self.store_proxy
         self._broker_url = broker_url or self.redis.url
+        self.producer_url = self._broker_url
         self._queues = queues
         self._open = ExitStack()
 
     def settings(self, **changed: object) -> Settings:
-        """Settings of who must not notice a bad network; ``worker__batch_size=1`` changes one."""
+        """Settings that avoid the proxies; ``worker__batch_size=1`` changes one."""
         urls = {"broker.url": self._broker_url, "redis.url": self.redis.url}
         named = {name.replace("__", "."): value for name, value in changed.items()}
         return load_settings({**urls, **self._queues, **IMPATIENT, **named})
 
     def settings_behind_proxies(self, **changed: object) -> Settings:
-        """The same, by way of the proxies."""
         return self.settings(broker__url=self.broker_proxy.url, redis__url=self.store_proxy.url, **changed)
 
     def waiting(self) -> int:
-        """How many messages wait on the queue of traces; none that is in hand counts."""
+        """How many messages wait on the queue of traces; those in flight do not count."""
         queue = self.settings().queues.traces
         if self.broker == "redis":
             with self.redis.connect() as client:
@@ -75,29 +77,28 @@ class Arena:
             return int(channel.queue_declare(queue, passive=True).message_count)
 
     def is_idle(self) -> bool:
-        """Whether no message waits and none is in hand."""
         if self.waiting():
             return False
         queue = self.settings().queues.traces
         if self.broker == "rabbitmq":
-            # What was given back in between waits again.
-            return not (in_hand(self._broker_url, queue) or self.waiting())
+            # A message that was requeued in between waits again.
+            return not (unacknowledged(self._broker_url, queue) or self.waiting())
         with self.redis.connect() as client:
             return not any((client.llen(f"{queue}.taking"), client.hlen(f"{queue}.in_hand")))
 
     def finish(self, fleet: Fleet, submitted: Collection[str], dead: Collection[str] = (), **expected: Any) -> None:
-        """Wait for the end of every trace, stop the workers in good order, and check what they left."""
-        settle(fleet.settings, submitted)
+        """Wait until every trace has ended, stop the workers gracefully, and check what they left."""
+        wait_until_ended(fleet.settings, submitted)
         self._wait_until_quiet(fleet)
         # One that only just starts would die of the signal.
         fleet.wait_until_ready()
         codes = fleet.stop()
         assert set(codes) == {0}, f"exit codes {codes}\n{fleet[0].text()[-2_000:]}"
-        assert self.is_idle(), "a worker that ended had messages left to give back"
+        assert self.is_idle(), "a worker that ended left messages in flight"
         check(fleet.settings, submitted, dead, **expected)
 
     def _wait_until_quiet(self, fleet: Fleet) -> None:
-        """Wait until no message waits or is in hand; what is in hand RabbitMQ does not tell, so a second must pass."""
+        """Wait until no message waits or is in flight; with RabbitMQ, whose answer may be late, for a second."""
         quiet_s = 0.0 if self.broker == "redis" else 1.0
         decided, since = 0, time.monotonic()
 
@@ -109,7 +110,7 @@ class Arena:
                 return False
             return time.monotonic() - since >= quiet_s
 
-        wait_until(is_quiet, SETTLE_S)
+        wait_until(is_quiet, ENDED_WITHIN_S)
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:
@@ -125,22 +126,21 @@ class Arena:
 
 
 def supervised(settings: Settings, directory: Path, count: int, variables: Variables = lambda place, life: {}) -> Fleet:
-    """Workers that die, err and stall where a test wants them to, each replaced when it ends."""
     return Fleet(settings, directory, count, CRASHING_WORKER, variables, supervised=True)
 
 
 def traces(count: int = TRACES, *words: str) -> list[dict[str, Any]]:
     """Short traces, with words of trouble in their objectives."""
-    made = short_traces(count, SEED)
-    for trace in made:
+    payloads = short_traces(count, SEED)
+    for trace in payloads:
         trace["task"] = {"objective": " ".join([trace["task"]["objective"], *words])}
-    return made
+    return payloads
 
 
 def submit(client: Client, payloads: Sequence[Mapping[str, Any]], patience_s: float = 30.0) -> list[str]:
-    """Submit all; try again what was refused, as a submitter must. Return the ids."""
+    """Submit all; retry what was refused, as a producer must. Return the ids."""
 
-    def taken(payload: Mapping[str, Any]) -> bool:
+    def is_submitted(payload: Mapping[str, Any]) -> bool:
         try:
             client.submit(payload)
         except ServiceUnavailable:
@@ -148,33 +148,30 @@ def submit(client: Client, payloads: Sequence[Mapping[str, Any]], patience_s: fl
         return True
 
     for payload in payloads:
-        wait_until(lambda payload=payload: taken(payload), patience_s)  # type: ignore[misc]
+        wait_until(lambda payload=payload: is_submitted(payload), patience_s)  # type: ignore[misc]
     return [str(payload["id"]) for payload in payloads]
 
 
-def settle(settings: Settings, trace_ids: Collection[str]) -> None:
-    """Wait until every trace is decided or dead; say which are not if some never are."""
+def wait_until_ended(settings: Settings, trace_ids: Collection[str]) -> None:
+    """Wait until every trace is decided or dead; fail with those that are not."""
     pending = set(trace_ids)
 
-    def all_settled() -> bool:
+    def all_ended() -> bool:
         try:
-            pending.difference_update(status.trace_id for status in client.as_settled(sorted(pending), timeout_s=0.5))
+            pending.difference_update(status.trace_id for status in client.as_completed(sorted(pending), timeout_s=0.5))
         except (ServiceUnavailable, OperationalError):
             return False
         return not pending
 
     with Client(settings) as client:
         try:
-            wait_until(all_settled, SETTLE_S)
+            wait_until(all_ended, ENDED_WITHIN_S)
         except AssertionError:
             states = [status and status.state for status in client.look_up(sorted(pending))]
-            raise AssertionError(
-                f"{len(pending)} never settled: {list(zip(sorted(pending), states, strict=True))[:5]}"
-            ) from None
+            raise AssertionError(f"{len(pending)} never ended: {list(zip(sorted(pending), states, strict=True))[:5]}") from None
 
 
 def decided_of(client: Client, trace_ids: Sequence[str]) -> set[str]:
-    """Those that are decided now."""
     return {status.trace_id for status in client.look_up(trace_ids) if status and status.decision}
 
 

@@ -1,21 +1,40 @@
-"""What someone may put on the queue of traces who may do nothing else. Whatever can quote it must not: it holds a marker."""
+"""What someone may put on the queue of traces who may do nothing else. Whatever can quote it must not: it holds a marker.
 
+The attacks reach the queue of either broker past every check of ours and of Celery's.
+"""
+
+import base64
+import bz2
 import json
+import lzma
 import pickle
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from itertools import cycle
+from struct import pack
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.broker.task_body import PACKED_BY
-from kp_scorer.broker.task_message import TASK_NAME
+import amqp
+import redis
+from kp_scorer.broker.wire import PACKED_BY, TASK_NAME
 
-from tests.support.bombs import GZIP, bombs
+from tests.support.arena import Arena
+from tests.support.rabbitmq import confirming
 from tests.support.traces import short_traces
 
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 MARKER: Final = "Xylophonia"
+GZIP: Final = "application/x-gzip"
+"""What Celery calls the compression of zlib."""
+
 MEGABYTE: Final = 1_000_000
 ELSEWHERE: Final = "payments"
 """A queue that is none of the worker's business."""
@@ -35,48 +54,36 @@ VALUES: Final[tuple[Any, ...]] = (
     *([1], [MARKER, 1], [_SIGNATURE], [[_SIGNATURE] * 3], {MARKER: MARKER}, _SIGNATURE),
     {"__type__": "datetime", "__value__": MARKER},
 )
-_HEADERS: Final = (
-    *("lang", "id", "root_id", "parent_id", "group", "group_index", "meth", "shadow", "eta", "expires", "retries", "timelimit"),
-    *("argsrepr", "kwargsrepr", "origin", "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps", "utc", "args"),
-    *(
-        "kwargs",
-        "callbacks",
-        "errbacks",
-        "chain",
-        "chord",
-        "link",
-        "taskset",
-        "hostname",
-        "is_eager",
-        "called_directly",
-        "reply_to",
-    ),
-    *(
-        "correlation_id",
-        "delivery_info",
-        "redelivered",
-        "x-delivery-count",
-        "x-death",
-        PACKED_BY,
-        "priority",
-        "headers",
-    ),
-    *("properties", "loglevel", "logfile", "message", "received_s", "ticket", "clock", "content-type", "content_encoding"),
-    *("sent_ms", "traceparent", "tracestate"),
+HEADERS: Final = (
+    PACKED_BY,
+    *_words("""
+    lang id root_id parent_id group group_index meth shadow eta expires retries timelimit argsrepr kwargsrepr origin
+    ignore_result replaced_task_nesting stamped_headers stamps utc args kwargs callbacks errbacks chain chord link taskset
+    hostname is_eager called_directly reply_to correlation_id delivery_info redelivered x-delivery-count x-death priority
+    headers properties loglevel logfile message received_s ticket clock content-type content_encoding sent_ms traceparent
+    tracestate
+    """),
 )
 _EMBED: Final = ("callbacks", "errbacks", "chain", "chord", "link", "message", "delivery_info", "ignore_result", "id")
-_OLD_FIELDS: Final = (
-    *("id", "retries", "eta", "expires", "utc", "timelimit", "taskset", "group", "chord", "callbacks", "errbacks", "shadow"),
-    *("root_id", "parent_id", "meth", "argsrepr", "kwargsrepr", "origin", "headers", "chain", "ignore_result"),
-)
-_TASKS: Final = ("", MARKER, f"pay.{MARKER}", "celery.backend_cleanup", "celery.chain", [TASK_NAME], {TASK_NAME: 1}, None, 5)
-_TYPES: Final = ("application/x-python-serialize", "application/data", "application/x-yaml", "text/plain", MARKER, "")
-_ENCODINGS: Final = ("bz2_codec", "zlib_codec", "punycode", "utf-16", "unicode_escape", "idna", "rot13", "base64", MARKER)
+_OLD_FIELDS: Final = _words("""
+    id retries eta expires utc timelimit taskset group chord callbacks errbacks shadow root_id parent_id meth argsrepr
+    kwargsrepr origin headers chain ignore_result
+""")
+TASKS: Final = ("", MARKER, f"pay.{MARKER}", "celery.backend_cleanup", "celery.chain", [TASK_NAME], {TASK_NAME: 1}, None, 5)
+TYPES: Final = ("application/x-python-serialize", "application/data", "application/x-yaml", "text/plain", MARKER, "")
+ENCODINGS: Final = ("bz2_codec", "zlib_codec", "punycode", "utf-16", "unicode_escape", "idna", "rot13", "base64", MARKER)
+
+
+REDIS_PROPERTIES: Final = _words("""
+    correlation_id reply_to delivery_mode delivery_info priority delivery_tag type message_id expiration timestamp
+    content_type headers
+""")
+_NOT_UTF8: Final = b"\xff\xfe"
+_BOMB_BYTES: Final = 2**28
+_BOMB_PIECES: Final = 64
 
 
 class Attack(NamedTuple):
-    """A message, whatever carries it."""
-
     trace_id: str
     """Of the trace that is decided nevertheless; empty if the message must become a dead letter."""
     body: bytes
@@ -102,7 +109,6 @@ def plain() -> Iterator[Attack]:
 
 
 def marked(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Short traces with a marker in each."""
     return map(_with_marker, short_traces(count, seed))
 
 
@@ -120,7 +126,7 @@ Traces = Iterator[dict[str, Any]]
 
 
 def _odd_headers(traces: Traces) -> Iterator[Attack]:
-    for name in _HEADERS:
+    for name in HEADERS:
         for value in VALUES:
             yield _attack(next(traces), {name: value})
 
@@ -143,9 +149,9 @@ def _odd_fields_of_old(traces: Traces) -> Iterator[Attack]:
 
 
 def _odd_contents(traces: Traces) -> Iterator[Attack]:
-    for content_type in _TYPES:
+    for content_type in TYPES:
         yield _attack(next(traces), {})._replace(trace_id="", content_type=content_type)
-    for encoding in _ENCODINGS:
+    for encoding in ENCODINGS:
         yield _attack(next(traces), {})._replace(content_encoding=encoding)
     bodies = (pickle.dumps([[MARKER], {}, {}]), MARKER.encode(), b"\xff\xfe" + MARKER.encode("utf-16-le"))
     for body in (*bodies, f"[[1], {MARKER!r}, {{}}]".encode()):
@@ -165,8 +171,8 @@ def _packed(traces: Traces) -> Iterator[Attack]:
     yield _attack(next(traces), gzip)
     alone = _attack(next(traces), gzip)
     yield alone._replace(trace_id="", body=zlib.compress(alone.body))
-    for other in (*gzip.values(), "brotli", [MARKER]):
-        beside = _attack(next(traces), {"compression": GZIP, PACKED_BY: other})
+    for packed_by in (GZIP, "brotli", [MARKER]):
+        beside = _attack(next(traces), {"compression": GZIP, PACKED_BY: packed_by})
         yield beside._replace(body=zlib.compress(beside.body))
     for compression in (GZIP, "application/x-bz2", "application/x-lzma", "brotli", MARKER, [MARKER], 5):
         bomb = bombs().get(str(compression), MARKER.encode())
@@ -188,7 +194,7 @@ def _results(traces: Traces) -> Iterator[Attack]:
 
 
 def _tasks_of_others(traces: Traces) -> Iterator[Attack]:
-    for task in _TASKS:
+    for task in TASKS:
         yield _attack(next(traces), {"task": task})._replace(trace_id="")
 
 
@@ -223,3 +229,96 @@ def _bare(trace: dict[str, Any]) -> Attack:
 
 def _refused(attack: Attack) -> Attack:
     return attack._replace(trace_id="", dead_id=attack.trace_id)
+
+
+@cache
+def bombs() -> dict[str, bytes]:
+    """Bodies of some hundred kilobytes that unpack to a quarter of a gigabyte, by Celery's names of the compressions."""
+    piece = b"[" * (_BOMB_BYTES // _BOMB_PIECES)
+    return {
+        GZIP: zlib.compress(piece * _BOMB_PIECES, 1),
+        "application/x-bz2": bz2.compress(piece, 1) * _BOMB_PIECES,
+        "application/x-lzma": lzma.compress(piece, preset=0) * _BOMB_PIECES,
+    }
+
+
+Put = Callable[[Attack], None]
+
+
+@contextmanager
+def open_queue(arena: Arena) -> Iterator[Put]:
+    """Yield a function that puts an attack on the queue of traces."""
+    queue = arena.settings().queues.traces
+    if arena.broker == "redis":
+        with redis.Redis.from_url(arena.producer_url) as client:
+            yield lambda attack: client.lpush(queue, _item(attack)) and None
+        return
+    with confirming(arena.producer_url) as connection, connection.channel() as channel:
+        yield lambda attack: channel.basic_publish(_message(attack), exchange=queue, routing_key=queue)
+
+
+def broker_attacks(arena: Arena, harmless: Iterator[Attack]) -> Iterator[Attack]:
+    """What only one of the brokers can carry."""
+    if arena.broker == "redis":
+        for name in REDIS_PROPERTIES:
+            for value in VALUES:
+                yield next(harmless)._replace(properties={name: value})
+        for attack in bare(marked(1_000, seed=14)):
+            yield attack._replace(headers={}, properties={"no envelope": True})
+        return
+    for value in (MARKER, f"{MARKER}\n\x1b[31m", "payments", "celery", ""):
+        for name in ("correlation_id", "reply_to", "message_id", "type", "app_id"):
+            yield next(harmless)._replace(properties={name: value})
+    yield from (next(harmless)._replace(properties={"priority": priority, "timestamp": 2**63}) for priority in (0, 9, 255))
+    yield from (next(harmless)._replace(trace_id="", headers={}, properties={"raw": raw}) for raw in _unreadable_properties())
+
+
+def _item(attack: Attack) -> bytes | str:
+    if "no envelope" in attack.properties:
+        return attack.body
+    properties = {"body_encoding": "base64", "delivery_tag": "1", **attack.properties}
+    return json.dumps(
+        {
+            "body": base64.b64encode(attack.body).decode(),
+            "content-type": attack.content_type,
+            "content-encoding": attack.content_encoding,
+            "headers": attack.headers,
+            "properties": properties,
+        }
+    )
+
+
+class _Raw(amqp.Message):  # type: ignore[misc]  # amqp ships no types
+    """A message with properties that py-amqp would not write."""
+
+    def _serialize_properties(self) -> bytes:
+        raw: bytes = self.properties["raw"]
+        return raw
+
+
+def _message(attack: Attack) -> Any:
+    if "raw" in attack.properties:
+        return _Raw(attack.body, raw=attack.properties["raw"])
+    return amqp.Message(
+        attack.body,
+        application_headers=attack.headers,
+        content_type=attack.content_type,
+        content_encoding=attack.content_encoding,
+        **attack.properties,
+    )
+
+
+def _unreadable_properties() -> Iterator[bytes]:
+    """Properties that RabbitMQ takes and py-amqp raises an error for."""
+    for flag in (0x8000, 0x4000, 0x0400, 0x0200):
+        yield pack(">HB", flag, len(_NOT_UTF8)) + _NOT_UTF8
+    yield _headers(b"T" + pack(">Q", 2**63 - 1))
+    nested = b"V"
+    for _ in range(5_000):
+        nested = b"A" + pack(">I", len(nested)) + nested
+    yield _headers(nested)
+
+
+def _headers(value: bytes) -> bytes:
+    table = bytes([len(MARKER)]) + MARKER.encode() + value
+    return pack(">HI", 0x2000, len(table)) + table

@@ -1,6 +1,5 @@
-"""A real browser without a window, told what to do by its debugging protocol over two pipes."""
+"""A real browser without a window, driven by its debugging protocol over two pipes."""
 
-import base64
 import json
 import os
 import shutil
@@ -35,15 +34,11 @@ _DRAWN: Final = """new Promise(done => {
 
 
 def is_missing() -> bool:
-    """Whether there is no browser here."""
     return shutil.which(PROGRAM) is None
 
 
 class Browser:
-    """A browser that runs; it shows one page at a time."""
-
     def __init__(self, commands: int, answers: int) -> None:
-        """Talk to it by these file descriptors."""
         self._commands, self._answers = commands, answers
         self._received = b""
         self._number = 0
@@ -51,7 +46,7 @@ class Browser:
         self._events: list[dict[str, Any]] = []
 
     def open(self, page: Path, width: int, *, dark: bool = False) -> str:
-        """Open a page of charts so many pixels wide, and wait for its charts; return what became of them."""
+        """Open a page of charts so many pixels wide, wait for its charts, and return their state."""
         if self._session is None:
             target = self._do("Target.createTarget", url="about:blank")["targetId"]
             self._session = self._do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -65,35 +60,26 @@ class Browser:
         return str(self.evaluate(_DRAWN))
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript on the page, waited for if it is a promise."""
-        found = self._do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        result = self._do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
 
     def point_at(self, x: float, y: float) -> None:
-        """Move the mouse there."""
         self._do("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def screenshot(self, file: Path) -> None:
-        """Keep what the whole page looks like, as PNG."""
-        taken = self._do("Page.captureScreenshot", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(taken["data"]))
-
     def complaints(self) -> list[str]:
-        """What the page has had the browser log as a warning or an error since it was opened."""
-        found = []
+        messages = []
         for event in self._events:
             method, parameters = event["method"], event["params"]
             if method == "Runtime.exceptionThrown":
-                found.append(json.dumps(parameters["exceptionDetails"]))
+                messages.append(json.dumps(parameters["exceptionDetails"]))
             elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("warning", "error"):
-                found.append(parameters["entry"]["text"])
+                messages.append(parameters["entry"]["text"])
             elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("warning", "error", "assert"):
-                found.append(json.dumps(parameters["args"]))
-        return found
+                messages.append(json.dumps(parameters["args"]))
+        return messages
 
     def requests(self) -> list[str]:
-        """The URLs that the page has asked for since it was opened, its own among them."""
         return [event["params"]["request"]["url"] for event in self._events if event["method"] == "Network.requestWillBeSent"]
 
     def _do(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -118,13 +104,12 @@ class Browser:
             assert piece, "the browser has ended"
             self._received += piece
         message, _, self._received = self._received.partition(b"\0")
-        found: dict[str, Any] = json.loads(message)
-        return found
+        received: dict[str, Any] = json.loads(message)
+        return received
 
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """A browser with a profile of its own."""
     from_us, commands = os.pipe()
     answers, to_us = os.pipe()
     with tempfile.TemporaryDirectory(prefix="kp-scorer-browser-", ignore_cleanup_errors=True) as profile:
@@ -141,7 +126,7 @@ def running_browser() -> Iterator[Browser]:
             try:
                 yield Browser(commands, answers)
             finally:
-                # It ends when nobody can tell it anything any more.
+                # It ends when its pipe of commands is closed.
                 os.close(commands)
                 os.close(answers)
                 try:

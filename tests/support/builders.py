@@ -1,36 +1,51 @@
-"""Traces, and the JSON they come from, in one line each."""
+"""Traces, the JSON they come from, decisions and candidates of the novelty log, in one line each."""
 
 import copy
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
 from hypothesis import strategies as st
 from kp_scorer.decider import Decider
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.scoring import Policy
-from kp_scorer.store import MemoryLedger
+from kp_scorer.ledger import MemoryLedger
+from kp_scorer.novelty import Candidate
+from kp_scorer.scoring import PROFILES, Bounds, Policy
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
 
 LIMITS: Final = Limits()
 BUILT_IN_DOMAINS: Final = ("finance", "code", "medical", "customer_service")
+MIDDLING: Final = Dimensions(complexity=0.6, novelty=0.4, tool_diversity=0.5, outcome_confidence=0.8)
+MINUTE_MS: Final = 60_000
+COMPLETE_DECISION: Final = """
+{"schema_version":1,"trace_id":"kp:trace:full","domain":"law","taken_for":"legal","outcome":"review","score":0.61,"threshold":0.72,
+"threshold_source":"submission","review":0.53,
+"dimensions":{"complexity":0.11,"novelty":0.12,"tool_diversity":0.13,"outcome_confidence":0.14},"profile":"justice",
+"weights":{"complexity":0.21,"novelty":0.22,"tool_diversity":0.23,"outcome_confidence":0.34},"composite":0.62,
+"overrides":[{"name":"recovered_from_errors","score":0.61},{"name":"single_tool","score":0.61}],
+"novelty":{"source":"embedding","nearest":{"trace_id":"kp:trace:near","similarity":0.88},"duplicate_of":"kp:trace:first",
+"embedder":"MiniLM","space":"0123456789abcdef","entry":"1767225600000-7"},
+"timings":{"look_up_ms":1.5,"embed_ms":2.5,"place_ms":3.5,"batch_size":9},"decided_at":"2026-03-04T05:06:07.890+02:00"}
+"""
+"""A decision with everything in it, as ledgers and queues hold it."""
 
 Payload = dict[str, Any]
 
 
 def step(kind: str, tool: str | None = None, content: str | None = None, **fields: Any) -> Payload:
     """One step as JSON; ``step_id`` is 0 unless given."""
-    found: Payload = {"step_id": 0, "type": kind, **fields}
+    payload: Payload = {"step_id": 0, "type": kind, **fields}
     if content is not None:
-        found["content"] = content
+        payload["content"] = content
     if tool is not None:
-        found["tool"] = {"name": tool}
-    return found
+        payload["tool"] = {"name": tool}
+    return payload
 
 
 def steps(*types: str) -> list[Payload]:
-    """One step of each type, without a tool."""
     return [step(kind) for kind in types]
 
 
@@ -43,7 +58,6 @@ def minimal_payload(
     objective: str = "count the open invoices",
     steps: Sequence[Payload] = ({"step_id": 0, "type": "thought"}, {"step_id": 1, "type": "observation"}),
 ) -> Payload:
-    """A trace as JSON with nothing that may be left out."""
     return {
         "@context": "https://openknowledgepulse.org/schema/v1",
         "@type": "ReasoningTrace",
@@ -62,7 +76,6 @@ def minimal_payload(
 
 
 def maximal_payload() -> Payload:
-    """A trace as JSON with every field there is."""
     payload = minimal_payload(trace_id="kp:trace:maximal", confidence=0.9)
     payload["metadata"] |= {
         "quality_score": 0.4,
@@ -92,20 +105,19 @@ def maximal_payload() -> Payload:
 
 
 def make_trace(**overrides: Any) -> ReasoningTrace:
-    """A small valid trace; ``overrides`` are those of :func:`minimal_payload`."""
     return decode_trace(minimal_payload(**overrides), LIMITS)
 
 
 def decided(trace: ReasoningTrace, policy: Policy | None = None) -> Decision:
     """The decision on a trace without an embedder, by the default policy unless another is given."""
-    (found,) = Decider(MemoryLedger(), policy or Policy(), None, max_attempts=5).decide([trace])
-    assert isinstance(found, Decision)
-    return found
+    (result,) = Decider(MemoryLedger(), policy or Policy(), None, max_attempts=5).decide([trace])
+    assert isinstance(result, Decision)
+    return result
 
 
 @cache
 def decision_on(trace_id: str) -> bytes:
-    """A decision as the ledger keeps it, on a small trace of this id."""
+    """A decision as the ledger stores it, on a small trace with this id."""
     return decided(make_trace(trace_id=trace_id)).model_dump_json().encode()
 
 
@@ -115,14 +127,12 @@ def keys_of(path: str) -> list[str | int]:
 
 
 def changed(payload: Payload, path: str, value: object) -> Payload:
-    """A copy of ``payload`` with another value at a dotted path."""
     copied, *outer, last = copy.deepcopy(payload), *keys_of(path)
     _holder(copied, outer)[last] = value
     return copied
 
 
 def without(payload: Payload, path: str) -> Payload:
-    """A copy of ``payload`` with nothing at a dotted path."""
     copied, *outer, last = copy.deepcopy(payload), *keys_of(path)
     del _holder(copied, outer)[last]
     return copied
@@ -136,7 +146,6 @@ def _holder(payload: Payload, outer: Sequence[Any]) -> Any:
 
 
 def traces() -> st.SearchStrategy[ReasoningTrace]:
-    """Traces of every profile and of others, with all kinds of steps and tools."""
     tools = st.none() | st.sampled_from(["sql", "search", "mail", "Sql", ""])
     one_step = st.builds(step, st.sampled_from(STEP_TYPES), tools, st.none() | st.text("ab ", max_size=5))
     return st.builds(
@@ -146,3 +155,65 @@ def traces() -> st.SearchStrategy[ReasoningTrace]:
         confidence=st.floats(0, 1),
         steps=st.lists(one_step, min_size=1, max_size=30),
     )
+
+
+def decision(
+    trace_id: str = "kp:trace:0",
+    *,
+    score: float = 0.5,
+    threshold: float = 0.75,
+    review: float | None = None,
+    domain: str = "code",
+    novelty: float = 0.4,
+    nearest: tuple[str, float] | None = None,
+    duplicate_of: str | None = None,
+    overrides: tuple[Override, ...] = (),
+    **fields: Any,
+) -> Decision:
+    """A decision with this score, whatever its dimensions would give."""
+    defaults: dict[str, Any] = {
+        "trace_id": trace_id,
+        "domain": domain,
+        "outcome": Bounds(threshold, "default", review).outcome(score),
+        "score": score,
+        "threshold": threshold,
+        "threshold_source": "default",
+        "review": review,
+        "dimensions": MIDDLING.model_copy(update={"novelty": novelty}),
+        "profile": "default",
+        "weights": PROFILES["default"],
+        "composite": score,
+        "overrides": tuple(FiredOverride(name=name, score=score) for name in overrides),
+        "novelty": Novelty(
+            source="embedding",
+            nearest=Nearest(trace_id=nearest[0], similarity=nearest[1]) if nearest else None,
+            duplicate_of=duplicate_of,
+        ),
+        "timings": Timings(look_up_ms=0.1, embed_ms=20.0, place_ms=1.5, batch_size=1),
+        "decided_at": "2026-01-01T00:00:00.000+00:00",
+    }
+    return Decision(**defaults | fields)
+
+
+def decisions(least: int = 1) -> st.SearchStrategy[list[Decision]]:
+    """Decisions on traces of all kinds of domains, which may repeat each other and traces that are not among them."""
+    ids = st.integers(0, 30).map("kp:trace:{}".format)
+    each = st.builds(
+        decision,
+        ids,
+        score=st.floats(0, 1),
+        threshold=st.sampled_from([0.5, 0.75]),
+        review=st.sampled_from([None, 0.25]),
+        domain=st.sampled_from(BUILT_IN_DOMAINS) | st.text(max_size=3),
+        novelty=st.floats(0, 1),
+        nearest=st.none() | st.tuples(ids, st.floats(0.9, 1)),
+        duplicate_of=st.none() | ids,
+    )
+    return st.lists(each, min_size=least, max_size=40, unique_by=lambda built: built.trace_id)
+
+
+def candidate(trace_id: str, seed: int, dimensions: int = 8) -> Candidate:
+    """A candidate whose digest and unit vector follow from the seed."""
+    vector = np.random.default_rng(seed).normal(size=dimensions).astype(np.float32)
+    vector /= np.linalg.norm(vector)
+    return Candidate(trace_id, hashlib.blake2b(str(seed).encode(), digest_size=16).digest(), vector)

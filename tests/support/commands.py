@@ -13,7 +13,7 @@ COMMAND: Final = (sys.executable, "-m", "kp_scorer.cli")
 
 
 def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command with these variables beside those there are; what it reads comes through a pipe."""
+    """Run a command with these variables beside the present ones; its stdin is a pipe."""
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         reading, writing = os.pipe()
         process = start(("kp_scorer.cli", *arguments), os.environ | variables, reading, stdout.fileno(), stderr.fileno())
@@ -28,7 +28,6 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.Compl
 
 
 def run_in_shell(command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command as a shell does, with the streams that it is given there."""
     return subprocess.run(
         f"{' '.join(COMMAND)} {command}",
         shell=True,

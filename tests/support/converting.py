@@ -1,14 +1,14 @@
-"""Converting sources of other formats, and traces in few words."""
+"""Sources of other formats as traces, and the steps of these in few words."""
 
 from typing import Any, Final
 
-from kp_scorer.adapters import Given, convert
+from kp_scorer.adapters import SuppliedFields, convert
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import NotConverted
 
 from tests.support.builders import LIMITS
 
-GIVEN: Final = Given(
+SUPPLIED: Final = SuppliedFields(
     confidence=0.7,
     task_domain="code",
     visibility="network",
@@ -20,31 +20,37 @@ GIVEN: Final = Given(
 Trace = dict[str, Any]
 
 
-def both(name: str, sources: list[object], given: Given = GIVEN) -> tuple[list[Trace], list[NotConverted]]:
+def converted_and_refused(
+    name: str, sources: list[object], supplied: SuppliedFields = SUPPLIED
+) -> tuple[list[Trace], list[NotConverted]]:
     """The traces that sources make, each on a line of its own, all checked; and why the others make none."""
     traces, refused = [], []
-    for found in convert(name, enumerate(sources, start=1), given, LIMITS):
-        if isinstance(found, NotConverted):
-            refused.append(found)
+    for result in convert(name, enumerate(sources, start=1), supplied, LIMITS):
+        if isinstance(result, NotConverted):
+            refused.append(result)
         else:
-            decode_trace(found, LIMITS)
-            traces.append(found)
+            decode_trace(result, LIMITS)
+            traces.append(result)
     return traces, refused
 
 
-def converted(name: str, *sources: object, given: Given = GIVEN) -> list[Trace]:
-    """The traces that sources make, which all do."""
-    traces, refused = both(name, list(sources), given)
+def converted(name: str, *sources: object, supplied: SuppliedFields = SUPPLIED) -> list[Trace]:
+    traces, refused = converted_and_refused(name, list(sources), supplied)
     assert refused == []
     return traces
 
 
-def refused_fields(name: str, *sources: object, given: Given = GIVEN) -> list[tuple[int, str]]:
-    """Line and field of all that is wrong with sources."""
-    _, refused = both(name, list(sources), given)
+def refused_fields(name: str, *sources: object, supplied: SuppliedFields = SUPPLIED) -> list[tuple[int, str]]:
+    _, refused = converted_and_refused(name, list(sources), supplied)
     return [(error.line, problem.field) for error in refused for problem in error.problems]
 
 
-def told(trace: Trace) -> list[tuple[str, ...]]:
+def steps_in(trace: Trace) -> list[tuple[str, ...]]:
     """The steps of a trace: each its type, its tool if it has one, and its content."""
     return [(step["type"], *([step["tool"]["name"]] if "tool" in step else []), step["content"]) for step in trace["steps"]]
+
+
+def steps_of(name: str, *sources: object) -> list[tuple[str, ...]]:
+    """The steps of the only trace that these sources make."""
+    (trace,) = converted(name, *sources)
+    return steps_in(trace)

@@ -44,9 +44,9 @@ ITEMS: Final = {
     "texts of escapes": '"' + "\\u00e9" * 15_000 + '"',
     "texts beyond ASCII": '"' + "\U0001f600\u00e9" * 10_000 + '"',
     "lone surrogates": '"\\ud800"',
-    "same key again": "{" + ",".join(['"k":0'] * 500) + "}",
+    "repeated key": "{" + ",".join(['"k":0'] * 500) + "}",
     "least steps": '{"step_id":0,"type":"thought"}',
-    "whole steps": '{"step_id":0,"type":"tool_call","content":"a","tool":{"name":"b","mcp_server":"c"},'
+    "full steps": '{"step_id":0,"type":"tool_call","content":"a","tool":{"name":"b","mcp_server":"c"},'
     '"input":{"a":1,"b":"2","c":null},"output_summary":"d","latency_ms":1.5}',
     "steps with all wrong": '{"step_id":"","type":0,"content":0,"tool":{},"input":0,"output_summary":0,"latency_ms":""}',
     "entities": '{"name":"","type":""}',
@@ -67,6 +67,24 @@ FILLERS: Final = {
     "texts": '","',
 }
 """What makes a text much larger than it seems, or smaller."""
+
+COSTLY_TEXTS: Final = {
+    "spaces": " " * 1_000_000,
+    "spaces, then a word": " " * 500_000 + "a" * 99 + " " * 400_000 + "a",
+    "punctuation": "!" * 1_000_000,
+    "one word": "a" * 1_000_000,
+    "words of 99 letters": ("a" * 99 + " ") * 10_000,
+    "words of 33 syllables": ("\ud55c" * 33 + " ") * 9_000,
+    "unknown words": ("a" * 98 + "\u2603\u0416 ") * 9_000,
+    "words that are too long": ("a" * 1_900 + " ") * 500,
+    "accents": "\u0301" * 500_000,
+    "controls and spaces": "\x7f \u0301" * 250_000,
+    "brackets": "[" * 1_000_000,
+    "added tokens": "[MASK]" * 160_000,
+    "private use": "\U000f0000" * 250_000,
+    "ideographs": "\u4e00" * 330_000,
+}
+"""A trace's texts that make many tokens, or few, of as many bytes as it may have."""
 
 
 def costly_submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:

@@ -2,20 +2,20 @@
 
 ``CRASH_AT`` names a point and ``CRASH_AFTER`` how often it is passed before the process kills itself there:
 
-    moved       messages of the intake queue lie on the queue of traces, and still on the other (RabbitMQ only)
-    taken       a message has come out of the broker, and nothing has been done with it
+    moved       messages of the intake queue are on the queue of traces, and still on the other (RabbitMQ only)
+    received    a message has been received from the broker, and nothing has been done with it
     embedding   vectors are being made
     placed      the traces of a batch have their places in the log, and no decisions
     committed   the decisions of a batch are stored, and none is published
     published   a decision is published, and its message not acknowledged
-    buried      a dead letter is kept, and its message not acknowledged
+    dead        a dead letter is stored, and its message not acknowledged
 
 With ``DELIVERED_TWICE`` each message is put on the queue once more when the process meets it for the first time, as if the
-broker delivered everything twice. ``CLOCK_OFFSET_S`` moves what the process takes for the time, and ``EMBED_S`` is how long a
-batch takes to embed. Words in a trace's objective do the rest; see below.
+broker delivered everything twice. ``CLOCK_OFFSET_S`` moves the process's clock, and ``EMBED_S`` is how long a batch takes to
+embed. Words in a trace's objective do the rest; see below.
 """
 
-# ruff: noqa: E402  # the clock is moved before others can take the right one
+# ruff: noqa: E402  # the clock is moved before another module can keep the right one
 
 import os
 import time
@@ -32,17 +32,17 @@ from typing import Any
 
 import amqp.channel
 import redis
-from kp_scorer.broker import intake
+from kp_scorer.broker import side_queues
 from kp_scorer.broker.publishing import with_producer
+from kp_scorer.broker.redis_transport import queue
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.task_body import raw_body
-from kp_scorer.broker.task_message import as_sent
+from kp_scorer.broker.wire import headers_as_sent, raw_body
 from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.ledger import DeadLetters, RedisLedger
 from kp_scorer.process import consumer
 from kp_scorer.process.consumer import KeepingConsumer
-from kp_scorer.store import DeadLetters, RedisLedger
 
-from tests.support.fast_worker import WordHashEmbedder, run
+from tests.support.fast_worker import Panic, WordHashEmbedder, run
 
 BREAKS = "breaks-the-batch"
 """Texts with this word cannot be embedded."""
@@ -51,15 +51,11 @@ KILLS = "kills-the-worker"
 """A text with this word kills the worker that embeds it."""
 
 PANICS = "panics-in-the-task"
-"""A text with this word takes all memory from the consumer, the first time that a process meets it; the second time it raises
-what is no Exception, where it is decoded."""
+"""The first time that a process receives a text with this word, the consumer runs out of memory; the second time, decoding it
+raises what is no Exception."""
 
 STALLS = "stalls-the-batch"
-"""A text with this word takes ``STALL_S`` seconds, the first time that a process meets it."""
-
-
-class NativePanicError(BaseException):
-    """What a native library raises that is no Exception."""
+"""A text with this word takes ``STALL_S`` seconds, the first time that a process embeds it."""
 
 
 class CrashPoint:
@@ -70,7 +66,6 @@ class CrashPoint:
         self._lock = threading.Lock()
 
     def passed(self) -> None:
-        """Pass it, or die."""
         with self._lock:
             self._left -= 1
             if self._left == 0:
@@ -78,9 +73,7 @@ class CrashPoint:
 
 
 class TroubledEmbedder(WordHashEmbedder):
-    """Hashed words, with trouble."""
-
-    _stalled = False
+    _has_stalled = False
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         words = {word for text in texts for word in text.split()}
@@ -88,115 +81,84 @@ class TroubledEmbedder(WordHashEmbedder):
             os.kill(os.getpid(), signal.SIGKILL)
         if BREAKS in words:
             raise ValueError(f"no vector for {texts}")
-        if STALLS in words and not self._stalled:
-            self._stalled = True
+        if STALLS in words and not self._has_stalled:
+            self._has_stalled = True
             time.sleep(float(os.environ["STALL_S"]))
-        time.sleep(float(os.environ.get("EMBED_S", "0")))
         vectors = super().embed(texts)
         _EMBEDDING.passed()
         return vectors
 
 
-_MOVED, _TAKEN, _EMBEDDING, _PLACED, _COMMITTED, _PUBLISHED, _BURIED = map(
-    CrashPoint, ("moved", "taken", "embedding", "placed", "committed", "published", "buried")
+_MOVED, _RECEIVED, _EMBEDDING, _IN_LOG, _COMMITTED, _PUBLISHED, _DEAD = map(
+    CrashPoint, ("moved", "received", "embedding", "placed", "committed", "published", "dead")
 )
-_TAKING_COMMANDS = ("BRPOP", "BLMOVE", "EVAL")
+
+Function = Callable[..., Any]
 
 
-def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap(owner: Any, name: str, around: Callable[[Function], Function]) -> None:
     setattr(owner, name, around(getattr(owner, name)))
 
 
-def _move(confirmed: Callable[..., Any]) -> Callable[..., Any]:
-    def move_or_die(*args: Any) -> Any:
-        moved = confirmed(*args)
-        _MOVED.passed()
-        return moved
+def _before(point: CrashPoint) -> Callable[[Function], Function]:
+    def around(function: Function) -> Function:
+        def die_or_call(*args: Any, **kwargs: Any) -> Any:
+            point.passed()
+            return function(*args, **kwargs)
 
-    return move_or_die
+        return die_or_call
 
-
-def _take_from_redis(parse_response: Callable[..., Any]) -> Callable[..., Any]:
-    def parse(self: Any, connection: Any, command: str, **options: Any) -> Any:
-        reply = parse_response(self, connection, command, **options)
-        # Only kombu's channel names the command it waits for; a message comes as a list, or as itself.
-        if command in _TAKING_COMMANDS and isinstance(reply, bytes | list) and reply:
-            _TAKEN.passed()
-        return reply
-
-    return parse
+    return around
 
 
-def _take_from_rabbitmq(deliver: Callable[..., Any]) -> Callable[..., Any]:
-    def deliver_or_die(*args: Any) -> Any:
-        _TAKEN.passed()
-        return deliver(*args)
+def _after(point: CrashPoint, times: Callable[..., int] = lambda result, *args: 1) -> Callable[[Function], Function]:
+    """Have a function pass a point after each call, as often as ``times`` makes of its result and its arguments."""
 
-    return deliver_or_die
+    def around(function: Function) -> Function:
+        def call_or_die(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            for _ in range(times(result, *args)):
+                point.passed()
+            return result
 
+        return call_or_die
 
-def _commit(commit: Callable[..., Any]) -> Callable[..., Any]:
-    def commit_or_die(*args: Any) -> Any:
-        _PLACED.passed()
-        stands = commit(*args)
-        _COMMITTED.passed()
-        return stands
-
-    return commit_or_die
+    return around
 
 
-def _publish(publish: Callable[..., Any]) -> Callable[..., Any]:
-    def publish_or_die(self: Any, publications: Sequence[Any]) -> Any:
-        errors = publish(self, publications)
-        for _ in publications:
-            _PUBLISHED.passed()
-        return errors
+def _run_out_of_memory(parse: Function) -> Function:
+    ids = set[str]()
 
-    return publish_or_die
-
-
-def _bury(bury: Callable[..., Any]) -> Callable[..., Any]:
-    def bury_or_die(*args: Any, **kwargs: Any) -> Any:
-        decision = bury(*args, **kwargs)
-        _BURIED.passed()
-        return decision
-
-    return bury_or_die
-
-
-def _run_out_of_memory(take: Callable[..., Any]) -> Callable[..., Any]:
-    met = set[str]()
-
-    def take_or_fail(message: Any, *args: Any) -> Any:
-        if PANICS.encode() in raw_body(message) and message.headers["id"] not in met:
-            met.add(message.headers["id"])
+    def parse_or_fail(message: Any, *args: Any) -> Any:
+        if PANICS.encode() in raw_body(message) and message.headers["id"] not in ids:
+            ids.add(message.headers["id"])
             raise MemoryError
-        return take(message, *args)
+        return parse(message, *args)
 
-    return take_or_fail
+    return parse_or_fail
 
 
-def _panic(decode: Callable[..., Any]) -> Callable[..., Any]:
-    met = set[str]()
+def _panic(decode: Function) -> Function:
+    ids = set[str]()
 
     def decode_or_panic(*args: Any) -> Any:
         trace = decode(*args)
-        if PANICS in trace.task.objective.split() and trace.id not in met:
-            met.add(trace.id)
-            raise NativePanicError
+        if PANICS in trace.task.objective.split() and trace.id not in ids:
+            ids.add(trace.id)
+            raise Panic
         return trace
 
     return decode_or_panic
 
 
-def _deliver_twice(handle: Callable[..., Any]) -> Callable[..., Any]:
-    met = set[str]()
+def _deliver_twice(handle: Function) -> Function:
+    ids = set[str]()
 
     def copy_and_handle(self: Any, *args: Any) -> Any:
         message = args[-1]
-        if message.headers["id"] not in met:
-            met.add(message.headers["id"])
-            headers, queue = as_sent(message.headers), message.delivery_info["routing_key"]
+        if message.headers["id"] not in ids:
+            ids.add(message.headers["id"])
+            headers, queue = headers_as_sent(message.headers), message.delivery_info["routing_key"]
             sent = {"content_type": message.content_type, "content_encoding": "utf-8", "headers": headers}
             with_producer(self.app, "copy", lambda producer: producer.publish(raw_body(message), routing_key=queue, **sent))
         return handle(self, *args)
@@ -205,17 +167,19 @@ def _deliver_twice(handle: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def main() -> None:
-    """Run the worker until it is told to stop, or dies."""
-    _wrap(intake, "confirmed", _move)
-    _wrap(redis.Redis, "parse_response", _take_from_redis)
-    _wrap(amqp.channel.Channel, "_on_basic_deliver", _take_from_rabbitmq)
-    _wrap(RedisLedger, "commit", _commit)
-    _wrap(Publisher, "publish_all", _publish)
-    _wrap(DeadLetters, "bury", _bury)
-    _wrap(consumer, "task_in", _run_out_of_memory)
+    _wrap(side_queues, "publish_confirmed", _after(_MOVED))
+    # Moved, and not noted yet.
+    _wrap(redis.Redis, "parse_response", _after(_RECEIVED, lambda reply, _, __, command: command == "BLMOVE" and bool(reply)))
+    _wrap(queue.receive, "parse", _after(_RECEIVED, lambda messages, _: bool(messages)))
+    _wrap(amqp.channel.Channel, "_on_basic_deliver", _before(_RECEIVED))
+    _wrap(RedisLedger, "commit", _before(_IN_LOG))
+    _wrap(RedisLedger, "commit", _after(_COMMITTED))
+    _wrap(Publisher, "publish_all", _after(_PUBLISHED, lambda errors, _, publications: len(publications)))
+    _wrap(DeadLetters, "dead_letter", _after(_DEAD))
+    _wrap(consumer, "arguments_in", _run_out_of_memory)
     _wrap(consumer, "decode_trace", _panic)
     if "DELIVERED_TWICE" in os.environ:
-        _wrap(KeepingConsumer, "_handle_or_keep", _deliver_twice)
+        _wrap(KeepingConsumer, "_receive", _deliver_twice)
     run(TroubledEmbedder)
 
 

@@ -17,6 +17,7 @@ DOCUMENTS: Final = (
     "tests/benchmarks/README.md",
     "worker/ARCHITECTURE.md",
     "worker/CONVERT.md",
+    "worker/SCORING.md",
     "worker/WIRE.md",
 )
 
@@ -26,8 +27,6 @@ _SPAN: Final = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 
 
 class Line(NamedTuple):
-    """One line of a document."""
-
     place: str
     """Document and number of the line."""
     text: str
@@ -46,10 +45,10 @@ def lines_of(document: str) -> Iterator[Line]:
     """The lines of a document; fences themselves are left out."""
     fence, fences, was_blank, was_code, in_list = "", 0, True, False, False
     for number, text in enumerate((REPOSITORY / document).read_text("utf-8").splitlines(), start=1):
-        found = _FENCE.match(text)
-        if found and fence in ("", found[1]):
+        mark = _FENCE.match(text)
+        if mark and fence in ("", mark[1]):
             fences += not fence
-            fence = "" if fence else found[1]
+            fence = "" if fence else mark[1]
             continue
         is_blank = not text.strip()
         is_indented = text.startswith("    ") and not in_list and (was_blank or was_code)
@@ -74,7 +73,6 @@ def code_with(words: str) -> str:
 
 
 def blocks(document: str) -> Iterator[str]:
-    """The blocks of code in a document, as they would lie in a file."""
     block: list[str] = []
     fences = 0
     for line in [*lines_of(document), Line("", "", is_code=False)]:

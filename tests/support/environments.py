@@ -7,7 +7,6 @@ from pathlib import Path
 
 
 def build_wheel(source: Path, directory: Path) -> Path:
-    """Build the wheel of a source tree, in which that leaves its traces."""
     _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), str(source))
     (built,) = directory.glob("*.whl")
     return built

@@ -1,27 +1,43 @@
 """A worker like ``kp-scorer worker`` in everything but its embedder, for tests that start and kill many of them.
 
-Words are hashed into a vector, so equal texts are equal and similar texts similar; there is no model to load.
+Words are hashed into a vector, so equal texts are equal and similar texts similar; there is no model to load. ``EMBED_S`` is
+how long a batch takes to embed. ``FAILURE`` makes the embedder unhealthy, from its call number ``FAILS_FROM`` on:
+
+    panics      an error that is no Exception, as of a native library
+    fails       an error for whatever it gets
+    no numbers  vectors without a finite number
+    picky       an error for every text that is no longer than a short trace's
+
+With the argument ``--small`` the process has 1 GB of memory and sends the events of its tasks to monitors.
 """
 
 import hashlib
 import os
+import resource
+import sys
+import time
 import warnings
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from celery.platforms import SecurityWarning
 from kp_scorer.app import create_app
 from kp_scorer.embedding import RECIPES
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.process.runtime import LoadEmbedder
+from kp_scorer.process.startup import LoadEmbedder
 from kp_scorer.settings import EmbeddingSettings, RecipeName, load_settings
 
-_DIMENSIONS = 128
+_DIMENSIONS: Final = 128
+_SHORT_CHARS: Final = 2_000
+_SMALL_BYTES: Final = 2**30
+
+
+class Panic(BaseException):
+    """What a native library may raise; pyo3's is called PanicException."""
 
 
 class WordHashEmbedder:
-    """Bags of hashed words as unit vectors."""
-
     name = "word-hash"
     engine = "python"
     space = "word-hash-1"
@@ -29,11 +45,22 @@ class WordHashEmbedder:
     tokens_embedded = 0
 
     def __init__(self, settings: EmbeddingSettings, recipe: RecipeName) -> None:
-        """Needs nothing but the recipe; takes the settings that every embedder is made from."""
         self.recipe = RECIPES[recipe]
+        self._healthy_calls = int(os.environ.get("FAILS_FROM", "1")) - 1
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts as float32 unit vectors of shape (len(texts), 128)."""
+        time.sleep(float(os.environ.get("EMBED_S", "0")))
+        self._healthy_calls -= 1
+        match os.environ.get("FAILURE") if self._healthy_calls < 0 else None:
+            case "panics":
+                raise Panic(f"called unwrap on {texts}")
+            case "fails":
+                raise RuntimeError(f"out of order at {texts}")
+            case "no numbers":
+                return np.full((len(texts), _DIMENSIONS), np.nan, np.float32)
+            case "picky" if min(map(len, texts)) < _SHORT_CHARS:
+                raise RuntimeError(f"out of order at {texts}")
         vectors = np.full((len(texts), _DIMENSIONS), 1e-3, np.float32)
         for row, text in zip(vectors, texts, strict=True):
             for word in text.split():
@@ -42,12 +69,16 @@ class WordHashEmbedder:
         return unit
 
 
-def run(load_embedder: LoadEmbedder = WordHashEmbedder, *flags: str) -> None:
-    """Run the worker, with more flags of Celery's, until it is told to stop."""
+def run(load_embedder: LoadEmbedder = WordHashEmbedder) -> None:
     warnings.filterwarnings("ignore", category=SecurityWarning)
     app = create_app(load_settings(), load_embedder)
-    app.worker_main(["--quiet", "worker", "--hostname", f"fast-{os.getpid()}@%h", *flags])
+    app.worker_main(["--quiet", "worker", "--hostname", f"fast-{os.getpid()}@%h"])
+
+
+def _run_small() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (_SMALL_BYTES, _SMALL_BYTES))
+    run()
 
 
 if __name__ == "__main__":
-    run()
+    _run_small() if sys.argv[1:] == ["--small"] else run()

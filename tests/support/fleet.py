@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from kp_scorer.settings import Settings
@@ -14,7 +13,7 @@ from tests.support.processes import Worker, launch_worker, wait_until
 _STOP_S: Final = 40.0
 
 Variables = Callable[[int, int], Mapping[str, str]]
-"""The variables of a worker beside its settings, by its place in the fleet and by which life of that place it is."""
+"""A worker's variables beside its settings, by its place in the fleet and the number of workers before it in that place."""
 
 
 class Fleet:
@@ -43,19 +42,16 @@ class Fleet:
         """Exit codes of the workers that were replaced; -9 is a SIGKILL."""
 
     def __getitem__(self, place: int) -> Worker:
-        """The worker that has this place now."""
         return self._workers[place]
 
     def __iter__(self) -> Iterator[Worker]:
-        """The workers there are now."""
         return iter(list(self._workers))
 
     def kill(self, place: int) -> None:
-        """Kill the worker that has this place now, without warning."""
         self._workers[place].process.kill()
 
     def wait_until_ready(self) -> None:
-        """Wait until every place has a worker that takes work; without a supervisor, fail if one has ended."""
+        """Wait until every place has a worker that is ready; without a supervisor, fail if one has ended."""
         for place in range(len(self._workers)):
             if self._supervisor:
                 wait_until(lambda place=place: self._workers[place].events("worker_ready"))  # type: ignore[misc]
@@ -67,7 +63,6 @@ class Fleet:
         return sum(path.read_text("utf-8").count(f'"event": "{event}"') for path in self._directory.glob("worker-*.log"))
 
     def stop(self) -> list[int]:
-        """Tell all to end, replace none, and return their exit codes."""
         if self._stopping.is_set():
             return [worker.process.returncode for worker in self._workers]
         self._stopping.set()
@@ -76,7 +71,7 @@ class Fleet:
         for worker in self._workers:
             worker.process.terminate()
         try:
-            # Told only once: a process on its last steps would die of being told again.
+            # Only once: a second signal would kill a process on its last steps.
             return [worker.process.wait(_STOP_S) for worker in self._workers]
         finally:
             for worker in self._workers:
@@ -90,7 +85,7 @@ class Fleet:
             self._supervisor.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _replace_the_dead(self) -> None:

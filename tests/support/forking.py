@@ -1,12 +1,18 @@
-"""Programs of ours in processes of their own, forked from one that has imported them: they start at once, not after a second.
+"""Our programs in processes of their own, forked from one that has imported them: they start at once, not after a second.
 
-Each is a real process, with its own environment, streams and end. Only what Python and the imports take is taken once. Where
-that matters, as for memory or for streams that are closed, a test starts an interpreter of its own.
+Each is a real process, with its own environment, streams and end. Only starting Python and importing happens once. Where that
+matters, as for memory or for streams that are closed, a test starts an interpreter of its own.
+
+This module is also the program that forks. For each process it writes two numbers to a pipe, a line each: the id of the
+process, and how it ended.
 """
 
 import atexit
+import gc
 import json
 import os
+import runpy
+import selectors
 import signal
 import socket
 import subprocess
@@ -17,31 +23,31 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from select import select
-from typing import Any, Protocol
+from typing import Any, Final
 
-
-class Process(Protocol):
-    """What tests ask of a process, whoever started it: as ``subprocess.Popen`` says it."""
-
-    pid: int
-
-    @property
-    def returncode(self) -> int | Any: ...
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def send_signal(self, sig: int) -> None: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
+_IMPORTED: Final = (
+    "celery.apps.worker",
+    "celery.backends.redis",
+    "celery.bin.celery",
+    "celery.concurrency.thread",
+    "kp_scorer.app",
+    "kp_scorer.cli.main",
+    *(
+        f"kp_scorer.cli.commands.{name}"
+        for name in ("dead_letter", "demo", "doctor", "explain", "novelty", "stats", "submit", "worker")
+    ),
+)
+_MOST: Final = 1 << 20
 
 
 class Forked:
-    """A process whose parent is the forker, which tells its end through a pipe."""
+    """A process whose parent is the forker, which reports its end through a pipe."""
 
-    def __init__(self, news: int) -> None:
-        """Begin to follow a process; the first line of its news is its id."""
-        self._news = os.fdopen(news, "rb", buffering=0)
+    def __init__(self, pipe: int) -> None:
+        """Follow a process; the first line from its pipe is its id."""
+        self._pipe = os.fdopen(pipe, "rb", buffering=0)
         self._lock = threading.Lock()
-        self.pid = int(self._news.readline())
+        self.pid = int(self._pipe.readline())
         self.returncode: int | Any = None
 
     def poll(self) -> int | None:
@@ -55,12 +61,12 @@ class Forked:
         # A fleet's supervisor waits in a thread of its own.
         with self._lock:
             if self.returncode is None:
-                if not select([self._news], [], [], timeout)[0]:
+                if not select([self._pipe], [], [], timeout)[0]:
                     raise subprocess.TimeoutExpired("a forked process", timeout or 0)
-                status = self._news.readline()
-                assert status, "the forker is gone, and with it whoever knows how this process ended"
+                status = self._pipe.readline()
+                assert status, "the forker has ended, and with it the report of how this process ended"
                 self.returncode = os.waitstatus_to_exitcode(int(status))
-                self._news.close()
+                self._pipe.close()
         return int(self.returncode)
 
     def send_signal(self, sig: int) -> None:
@@ -69,12 +75,13 @@ class Forked:
             os.kill(self.pid, sig)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
         self.send_signal(signal.SIGKILL)
+
+
+Process = Forked | subprocess.Popen[bytes]
 
 
 def start(module: Sequence[str], variables: Mapping[str, str], *streams: int) -> Process:
@@ -100,10 +107,10 @@ def _forker() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with theirs:
-        # With the settings of nobody: what it imports may not depend on them.
+        # Without settings: what it imports must not depend on them.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forker", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())],
             env=environment,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -115,3 +122,73 @@ def _forker() -> socket.socket:
 
     atexit.register(end)
     return ours
+
+
+def main() -> None:
+    """Fork for the requests on the socket whose number is the argument, until its other end is closed."""
+    for name in _IMPORTED:
+        __import__(name)
+    gc.freeze()
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if request:
+        # Here, outside the loop, so that it ends as any other program does.
+        sys.argv[1:] = request["module"][1:]
+        runpy.run_module(request["module"][0], run_name="__main__", alter_sys=True)
+
+
+def _serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request; return it in the child, and None when the other end is closed."""
+    # By its pidfd: the id of each process, and the pipe to report to.
+    running: dict[int, tuple[int, int]] = {}
+    ready = selectors.DefaultSelector()
+    ready.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in ready.select():
+            if key.fileobj is not requests:
+                pid, pipe = running.pop(key.fd)
+                _report(pipe, os.waitpid(pid, 0)[1])
+                ready.unregister(key.fd)
+                os.close(pipe)
+                os.close(key.fd)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(requests, _MOST, 4)
+            if not message:
+                return None
+            *streams, pipe = descriptors
+            pid = os.fork()
+            if not pid:
+                # Closed by their objects, which would otherwise close the numbers once more when they are collected.
+                ready.close()
+                requests.close()
+                os.close(pipe)
+                for handle, (_, other_pipe) in running.items():
+                    os.close(handle)
+                    os.close(other_pipe)
+                request: dict[str, Any] = json.loads(message)
+                _become(request, streams)
+                return request
+            for stream in streams:
+                os.close(stream)
+            _report(pipe, pid)
+            handle = os.pidfd_open(pid)
+            running[handle] = pid, pipe
+            ready.register(handle, selectors.EVENT_READ)
+
+
+def _become(request: dict[str, Any], streams: list[int]) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["variables"])
+    os.chdir(request["directory"])
+
+
+def _report(pipe: int, number: int) -> None:
+    # The test may have ended.
+    with suppress(BrokenPipeError):
+        os.write(pipe, b"%d\n" % number)
+
+
+if __name__ == "__main__":
+    main()

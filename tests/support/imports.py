@@ -19,12 +19,11 @@ class Import(NamedTuple):
 
 
 def modules_in(root: Path) -> dict[str, Path]:
-    """The modules of the package in the folder ``root``, by their full names."""
-    found = {}
+    modules = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
 
 
 def imports_in(root: Path) -> list[Import]:
@@ -34,14 +33,14 @@ def imports_in(root: Path) -> list[Import]:
     that names its own modules.
     """
     modules = modules_in(root)
-    found = []
+    imports = []
     for importer, path in modules.items():
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             place = f"{path.relative_to(root.parent)}:{getattr(node, 'lineno', 0)}"
             own = (name for name in _imported(node, package, modules) if name.partition(".")[0] == root.name)
-            found += [Import(importer, imported, place) for imported in own]
-    return found
+            imports += [Import(importer, imported, place) for imported in own]
+    return imports
 
 
 def _imported(node: ast.AST, package: str, modules: Mapping[str, Path]) -> Iterator[str]:

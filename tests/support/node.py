@@ -16,7 +16,7 @@ _PACKAGES: Final = ("package.json", "package-lock.json")
 
 
 def what_is_missing() -> str:
-    """Which program is not here that the examples need; empty if none."""
+    """The programs that the examples need and that are not installed; empty if none."""
     return ", ".join(name for name in ("node", "npm") if not shutil.which(name))
 
 
@@ -46,12 +46,10 @@ def installed() -> Path:
 
 
 def examples() -> list[Path]:
-    """The examples' files."""
     return sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".mjs", ".mts"))
 
 
 def run(folder: Path, example: str, *arguments: str, stdin: str = "", variables: Mapping[str, str] | None = None) -> str:
-    """Run an example to its end, and return what it printed."""
     command = [*(["npx", "--no-install", "tsx"] if example.endswith(".mts") else ["node"]), example, *arguments]
     done = subprocess.run(
         command,

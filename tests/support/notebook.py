@@ -1,6 +1,6 @@
-"""Notebooks, run without Jupyter: their code in one fresh process, and what it shows.
+"""Notebooks, run without Jupyter: their code in one fresh process, and its outputs.
 
-``python -m tests.support.notebook FILE`` writes what the code shows into the notebook, which no test does.
+``python -m tests.support.notebook FILE`` writes the outputs into the notebook, which no test does.
 """
 
 import json
@@ -14,7 +14,7 @@ Cell = dict[str, Any]
 _RUN: Final = """
 import ast, contextlib, io, json, sys
 
-shown = []
+outputs = []
 names = {"__name__": "__main__"}
 for source in json.load(sys.stdin):
     tree = ast.parse(source)
@@ -22,13 +22,12 @@ for source in json.load(sys.stdin):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(tree, "<cell>", "exec"), names)
         value = eval(compile(last, "<cell>", "eval"), names) if last else None
-    shown.append([printed.getvalue(), None if value is None else repr(value)])
-json.dump(shown, sys.stdout)
+    outputs.append([printed.getvalue(), None if value is None else repr(value)])
+json.dump(outputs, sys.stdout)
 """
 
 
 def code_cells(notebook: dict[str, Any]) -> list[Cell]:
-    """The cells of code, in order."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
@@ -48,13 +47,13 @@ def shown_by(cells: list[Cell], folder: Path) -> list[list[Cell]]:
 
 
 def _outputs(printed: str, value: str | None) -> list[Cell]:
-    found: list[Cell] = []
+    outputs: list[Cell] = []
     if printed:
-        found.append({"name": "stdout", "output_type": "stream", "text": printed.splitlines(keepends=True)})
+        outputs.append({"name": "stdout", "output_type": "stream", "text": printed.splitlines(keepends=True)})
     if value is not None:
         data = {"text/plain": value.splitlines(keepends=True)}
-        found.append({"data": data, "execution_count": None, "metadata": {}, "output_type": "execute_result"})
-    return found
+        outputs.append({"data": data, "execution_count": None, "metadata": {}, "output_type": "execute_result"})
+    return outputs
 
 
 if __name__ == "__main__":

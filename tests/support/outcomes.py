@@ -1,32 +1,126 @@
-"""What workers left: their novelty log, the audit of it, and the decisions that they published."""
+"""What workers left: their novelty log, its audit, the decisions that they published; and what must hold of it all.
 
+After every disaster each trace has ended once, and the ledger, the log and the results queues agree.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import open_results
+from kp_scorer.client import Client, Status
 from kp_scorer.decision import Outcome
+from kp_scorer.ledger import RedisLog, Store, SubmissionCounts
 from kp_scorer.novelty.audit import Report, audit
 from kp_scorer.settings import Settings
-from kp_scorer.store import RedisLog, Store
+
+from tests.support.changed_settings import with_changed
 
 
 def only_log(store: Store) -> RedisLog:
-    """The only novelty log there is."""
+    """The novelty log, of which there must be one."""
     (log,) = store.novelty_logs()
     return log
 
 
 def audited(settings: Settings, store: Store) -> Report:
-    """Audit the only log."""
     entries = list(only_log(store).entries())
     return audit(entries, store.ledger.decided, settings.novelty.window(), lambda done, total: None)
 
 
 def published(settings: Settings, outcome: Outcome | None = None) -> list[dict[str, Any]]:
-    """Take every decision off the results queues, or off that of one outcome."""
-    taken = []
+    """Consume every decision on the results queues, or on that of one outcome."""
+    decisions = []
     with make_celery(settings) as app, open_results(app, settings, outcome) as results:
-        for item in results.take():
+        for item in results.receive():
             item.acknowledge()
-            taken.append(item.decision)
-    return taken
+            decisions.append(item.decision)
+    return decisions
+
+
+def check(
+    settings: Settings,
+    submitted: Collection[str],
+    dead: Collection[str] = (),
+    *,
+    store_lost_writes: bool = False,
+    decided_twice: Collection[str] = (),
+    consumed: Sequence[Mapping[str, Any]] = (),
+    replayed: int = 0,
+) -> None:
+    """Assert that ``dead`` ended as dead letters and all other submitted traces as decisions, once each.
+
+    Call it when the workers have stopped: it consumes the decisions on the results queues, beside those already ``consumed``.
+    If the store lost writes, the log may lack entries of decisions that were made before, and of ``decided_twice`` a decision
+    that it lost may have been published. So many dead letters were ``replayed``.
+    """
+    # Busy servers need patience.
+    settings = with_changed(settings, broker__timeout_s=30.0, redis__timeout_s=10.0)
+    with Client(settings) as client, Store.open(settings) as store:
+        statuses = dict(zip(submitted, client.look_up(list(submitted)), strict=True))
+        dead_letters = list(store.dead_letters.read())
+        counts_by_trace = Counter(dead_letter.trace_id for dead_letter in dead_letters if dead_letter.reason != "conflict")
+        decided = _ended_once(statuses, counts_by_trace, dead)
+        _published_as_stored([*consumed, *published(settings)], decided, decided_twice)
+        _placed_once(settings, store, decided, complete=not store_lost_writes)
+        counts = store.ledger.counts()
+        # What could not be read has no trace id, and counts too; so does other content under the id of another trace.
+        others = counts_by_trace[""] + sum(dead_letter.reason == "conflict" for dead_letter in dead_letters)
+        ended = len(dead) + others + replayed
+        ends = SubmissionCounts(len(decided) + ended, 0, len(decided), ended)
+        assert counts == ends, f"the counts do not add up: {counts}"
+
+
+def _ended_once(statuses: Mapping[str, Status | None], dead_letters: Counter[str], dead: Collection[str]) -> dict[str, Status]:
+    states = {trace_id: status.state if status else "unknown" for trace_id, status in statuses.items()}
+    unfinished = {trace_id: state for trace_id, state in states.items() if state not in ("decided", "dead")}
+    assert not unfinished, f"neither decided nor dead: {_some(unfinished.items())}"
+    decided = {trace_id: status for trace_id, status in statuses.items() if status and status.state == "decided"}
+    assert statuses.keys() - decided.keys() == set(dead), (
+        f"dead against expectation: {_some(statuses.keys() - decided.keys() - set(dead))}; "
+        f"decided against expectation: {_some(decided.keys() & set(dead))}"
+    )
+    both = decided.keys() & dead_letters.keys()
+    assert not both, f"both decided and a dead letter: {_some(both)}"
+    odd = {trace_id: dead_letters[trace_id] for trace_id in dead if dead_letters[trace_id] != 1}
+    assert not odd, f"not exactly one dead letter: {_some(odd.items())}"
+    assert len(decided) + sum(dead_letters[trace_id] for trace_id in statuses) == len(statuses)
+    return decided
+
+
+def _published_as_stored(
+    decisions: Iterable[Mapping[str, Any]],
+    decided: Mapping[str, Status],
+    decided_twice: Collection[str],
+) -> None:
+    versions: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for decision in decisions:
+        versions[decision["trace_id"]].append(decision)
+    missing = decided.keys() - versions.keys()
+    assert not missing, f"decided and never published: {_some(missing)}"
+    foreign = versions.keys() - decided.keys()
+    assert not foreign, f"published and not decided: {_some(foreign)}"
+    for trace_id, copies in versions.items():
+        stored = decided[trace_id].decision
+        assert stored is not None
+        expected = stored.model_dump(mode="json")
+        agreeing = [decision == expected for decision in copies]
+        enough = any(agreeing) if trace_id in decided_twice else all(agreeing)
+        assert enough, f"published otherwise than stored: {trace_id}"
+
+
+def _placed_once(settings: Settings, store: Store, decided: Mapping[str, Status], *, complete: bool) -> None:
+    entries = Counter(entry.trace_id for entry in only_log(store).entries())
+    twice = {trace_id: count for trace_id, count in entries.items() if count != 1}
+    assert not twice, f"more than one entry in the log: {_some(twice.items())}"
+    report = audited(settings, store)
+    assert not report.differences, f"novelty differs from what the log gives: {_some(report.differences)}"
+    if complete:
+        assert entries.keys() >= decided.keys(), f"decided without a place: {_some(decided.keys() - entries.keys())}"
+        assert (report.agreeing, report.beyond) == (len(decided), 0), f"not all decisions can be audited: {report}"
+
+
+def _some(items: Iterable[Any]) -> str:
+    listed = list(items)
+    return f"{len(listed)} ({', '.join(map(str, listed[:5]))}{', …' if len(listed) > 5 else ''})"

@@ -1,7 +1,8 @@
-"""Worker processes, and waiting on conditions."""
+"""Worker processes, free ports, and waiting on conditions."""
 
 import json
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,30 +10,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import MetricsSettings, Settings, as_environment
 
 from tests.support.forking import Process, start
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 KP_SCORER_WORKER = ("kp_scorer.cli", "worker")
 FAST_WORKER = ("tests.support.fast_worker",)
 """The same worker with an embedder that needs no model: ready in a second, so that many can be started and killed."""
 
 CRASHING_WORKER = ("tests.support.crashing_worker",)
-"""That one, dying, erring or stalling where a test wants it to."""
+"""The fast worker, dying, erring or stalling where a test wants it to."""
 
-SMALL_WORKER = ("tests.support.small_worker",)
-"""The fast one in 1 GB of memory, telling monitors of its tasks."""
+CONTAINER_WORKER = ("tests.support.container_worker",)
+"""The worker with the model, in the memory of its container."""
+
+SMALL_WORKER = (*FAST_WORKER, "--small")
+"""The fast worker in 1 GB of memory."""
 
 
-def wait_until(condition: Callable[[], Found], timeout_s: float = 60.0) -> Found:
-    """Wait for a condition to give something true, and return that; fail loudly if it never does."""
+def wait_until(condition: Callable[[], Value], timeout_s: float = 60.0) -> Value:
+    """Wait until a condition returns something true, and return that; fail after the timeout."""
     deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"nothing within {timeout_s:g} s"
         time.sleep(0.02)
-    return found
+    return value
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Worker:
@@ -43,27 +53,22 @@ class Worker:
         self._log = log
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Log lines with this event, so far."""
         rows = (json.loads(line) for line in self.text().splitlines() if line.startswith("{") and line.endswith("}"))
         return [row for row in rows if row["event"] == name]
 
     def text(self) -> str:
-        """Everything it wrote to stderr and stdout, so far."""
         return self._log.read_text("utf-8")
 
     def peak_bytes(self) -> int:
-        """The most memory that it ever had resident."""
         status = Path(f"/proc/{self.process.pid}/status").read_text("utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1_024
 
     def wait_until_ready(self) -> None:
-        """Wait until it takes work; fail if it ends instead."""
         # The first one of a run converts the model: ten seconds, or some minutes on a machine that has much else to do.
         wait_until(lambda: self.events("worker_ready") or self.process.poll() is not None, timeout_s=200)
         assert self.process.poll() is None, self.text()
 
     def stop(self) -> None:
-        """Ask it to end, and make sure that it does."""
         self.process.terminate()
         try:
             self.process.wait(30)
@@ -96,6 +101,10 @@ def launch_worker(
 ) -> Worker:
     """Run a worker with exactly these settings, and with variables beside them, and do not wait for it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-    environment = inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"} | dict(variables or {})
+    environment = inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"}
+    if settings.metrics == MetricsSettings():
+        # Workers of other tests have that port.
+        environment["KP_METRICS_PORT"] = "0"
+    environment |= variables or {}
     with log.open("wb") as output, Path(os.devnull).open("rb") as nothing:
         return Worker(start(command, environment, nothing.fileno(), output.fileno(), output.fileno()), log)

@@ -1,4 +1,4 @@
-"""A Prometheus that reads workers' metrics, and what it answers."""
+"""Metrics of workers, and a Prometheus that scrapes them."""
 
 import json
 import os
@@ -8,32 +8,41 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 import pytest
+from kp_scorer.settings import Settings
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.metrics import exposition
 from tests.support.paths import REPOSITORY
-from tests.support.ports import free_port
-from tests.support.processes import wait_until
+from tests.support.processes import free_port, wait_until
 
 RULES: Final = REPOSITORY / "deploy" / "prometheus"
 DASHBOARD: Final = REPOSITORY / "deploy" / "grafana" / "kp-scorer.json"
 
 
+Samples = dict[str, float]
+"""Values by name and labels: ``kp_scorer_decisions_total{domain="code",outcome="accepted"}``; labels in order."""
+
+
+def scraped(settings: Settings) -> Samples:
+    """The samples that the worker with these settings exposes now."""
+    return samples_of(exposition(f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"))
+
+
 def program(name: str) -> str:
     """Where a program of Prometheus is; skips the test where there is none, and fails it under CI, which installs them."""
-    found = shutil.which(name)
-    if not found:
+    path = shutil.which(name)
+    if not path:
         assert "CI" not in os.environ, f"there is no {name} on the PATH"
         pytest.skip(f"there is no {name} on the PATH: install Debian's package prometheus")
-    return found
+    return path
 
 
 @contextmanager
 def running_prometheus(directory: Path, ports: Sequence[int], every_s: int = 1) -> Iterator[str]:
-    """Run a Prometheus that scrapes these ports every so many seconds, and has our rules; give its URL."""
+    """Run a Prometheus that scrapes these ports every so many seconds, and has our rules; yield its URL."""
     listens = f"127.0.0.1:{free_port()}"
     targets = [{"targets": [f"127.0.0.1:{port}" for port in ports]}]
     configuration = {
@@ -56,15 +65,8 @@ def running_prometheus(directory: Path, ports: Sequence[int], every_s: int = 1) 
 
 
 def values_of(url: str, query: str) -> list[str]:
-    """The values that a query gives now."""
-    return [str(each["value"][1]) for each in asked(url, "query", query=query)]
-
-
-def asked(url: str, path: str, **parameters: Any) -> list[dict[str, Any]]:
-    """The series that an answer of Prometheus' API holds."""
-    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urlencode(parameters)}", timeout=10) as reply:
-        found: list[dict[str, Any]] = json.load(reply)["data"]["result"]
-    return found
+    series = json.loads(exposition(f"{url}/api/v1/query?{urlencode({'query': query})}"))["data"]["result"]
+    return [str(each["value"][1]) for each in series]
 
 
 def _answers(url: str) -> bool:
@@ -73,3 +75,20 @@ def _answers(url: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def exposition(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return str(reply.read().decode())
+
+
+def samples_of(text: str) -> Samples:
+    return {
+        sample.name + (f"{{{labels}}}" if (labels := _label_text(sample.labels)) else ""): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _label_text(labels: dict[str, str]) -> str:
+    return ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))

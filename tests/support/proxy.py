@@ -4,7 +4,6 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -14,8 +13,6 @@ _ANSWER_S = 10.0
 
 
 class _Connection:
-    """One client's connection, and the one that the proxy made for it."""
-
     def __init__(self) -> None:
         self.writers: list[asyncio.StreamWriter] = []
         self.lost = False
@@ -26,10 +23,10 @@ class _Connection:
 
 
 class Proxy:
-    """Passes bytes both ways until told otherwise. It runs in a thread of its own; every method may be called from any."""
+    """Passes bytes both ways. It runs in a thread of its own; its methods may be called from any thread."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
-        """Stand in front of the server that ``url`` names; given ``tls``, clients are to speak that to the proxy."""
+        """Stand in front of the server that ``url`` names; with ``tls``, clients connect to the proxy by TLS."""
         self._target = urlsplit(url)
         self._tls = tls
         self._loop = asyncio.new_event_loop()
@@ -42,28 +39,25 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """The server's URL, by way of this proxy."""
         user, at, _ = self._target.netloc.rpartition("@")
         return urlunsplit(self._target._replace(netloc=f"{user}{at}127.0.0.1:{self._port}"))
 
     def hold(self) -> None:
-        """Deliver nothing and close nothing: to both sides the other is silent. It waits here, as unacknowledged packets do."""
+        """Deliver nothing and close nothing: what either side sends waits here, as unacknowledged packets do."""
         self._do(self._requests.clear, self._replies.clear)
 
     def hold_replies(self) -> None:
-        """Deliver what clients send, and nothing of what the server answers."""
+        """Deliver what clients send, and hold what the server answers."""
         self._do(self._replies.clear)
 
     def deliver(self) -> None:
-        """Deliver what was held, and all that comes."""
         self._do(self._requests.set, self._replies.set)
 
     def forget(self) -> None:
-        """Deliver again, but on new connections only: those there are stay open and silent for good."""
+        """Deliver again, but on new connections only: present ones stay open and silent for good."""
         self._do(self._lose_all, self._requests.set, self._replies.set)
 
     def cut(self) -> None:
-        """Reset all connections."""
         self._do(self._abort_all)
 
     def refuse(self) -> None:
@@ -71,11 +65,10 @@ class Proxy:
         self._do(self._refused.set, self._abort_all)
 
     def accept(self) -> None:
-        """Accept connections again."""
         self._do(self._refused.clear)
 
     def redirect(self, url: str) -> None:
-        """Pass new connections to another server; those there are stay with theirs."""
+        """Pass new connections to another server; present ones keep theirs."""
         self._target = urlsplit(url)
 
     def __enter__(self) -> Self:
@@ -84,7 +77,7 @@ class Proxy:
         self._run(self._listen())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_ANSWER_S)

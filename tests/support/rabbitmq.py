@@ -1,7 +1,9 @@
 """A real RabbitMQ, with queues that belong to one test."""
 
 import fcntl
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -9,18 +11,24 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
+import pytest
 from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer.settings import Settings, load_settings
 
+from tests.support.documents import code_with
 from tests.support.processes import wait_until
 
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
-QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected", "shadow", "dead")
+QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected")
 
+PATIENT: Final = {"broker.timeout_s": 20.0, "worker.patience_s": 120.0}
+"""Settings for a RabbitMQ that tests share. Its quorum queues have one log: a large message of one test stalls all others."""
+
+_ACTOR: Final = "kp-scorer-tests"
+"""Who RabbitMQ's log says has changed something."""
 
 _LOCK: Final = Path(tempfile.gettempdir()) / "kp-test-rabbitmq.lock"
 _is_alone = False
@@ -49,55 +57,71 @@ def rabbitmq_in_use(*, alone: bool = False) -> Iterator[None]:
 @contextmanager
 def own_virtual_host(url: str) -> Iterator[str]:
     """Make a virtual host if this user may, and remove it in the end; else use the one that the URL names."""
-    control = shutil.which("rabbitmqctl")
     with Connection(url) as connection:
-        userid, local = connection.userid, connection.hostname in ("localhost", "127.0.0.1")
+        user, is_local = connection.userid, connection.hostname in ("localhost", "127.0.0.1")
     name = f"kp-test-{uuid.uuid4().hex}"
-    if not (control and local and _done(control, "add_vhost", name)):
+    if not (is_local and evaluated(f"rabbit_vhost:add({_texts(name, _ACTOR)}).") == "ok"):
         yield url
         return
     try:
-        assert _done(control, "set_permissions", "--vhost", name, userid, ".*", ".*", ".*")
+        _permit(user, name, ".*", ".*", ".*")
         yield f"{url.rpartition('@')[0]}@{url.rpartition('@')[2].partition('/')[0]}/{name}"
     finally:
-        _done(control, "delete_vhost", name)
+        evaluated(f"rabbit_vhost:delete({_texts(name, _ACTOR)}).")
 
 
 def confirming(url: str) -> Connection:
     """A connection on which each publish waits for its confirm.
 
-    Without, RabbitMQ loses some of what was sent just before a channel is closed; ``tests.benchmarks.unconfirmed`` counts it.
+    Without confirms, RabbitMQ 3.10.8 loses some of what was sent just before a channel is closed.
     """
     return Connection(url, transport_options={"confirm_publish": True})
 
 
 def evaluated(expression: str) -> str:
-    """What the RabbitMQ on this machine answers to a piece of Erlang; empty where its rabbitmqctl may not be used."""
-    control = shutil.which("rabbitmqctl")
-    if not control:
-        return ""
-    done = subprocess.run([control, "eval", expression], capture_output=True, text=True, check=False, timeout=60)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    """The value of an Erlang expression in the RabbitMQ on this machine; empty where nobody here may have it evaluated."""
+    # Each rabbitmqctl starts a virtual machine, for a second of processor time; erl_call comes with Erlang and starts none.
+    if erl_call := shutil.which("erl_call"):
+        # The cookie is that of the server's user, as whom Debian's rabbitmqctl acts too.
+        as_server = ["runuser", "-u", "rabbitmq", "--"] if os.geteuid() == 0 else []
+        reply = _output_of(*as_server, erl_call, "-sname", "rabbit", "-e", stdin=f"{expression}\n")
+        if reply.startswith("{ok, "):
+            return reply.removeprefix("{ok, ").removesuffix("}")
+    return _output_of("rabbitmqctl", "eval", expression) if shutil.which("rabbitmqctl") else ""
 
 
-def in_hand(url: str, queue: str) -> int:
-    """Messages of a quorum queue that were delivered and not acknowledged; 0 where that cannot be asked.
+def _output_of(*command: str, stdin: str = "") -> str:
+    """What a command prints; nothing if it fails."""
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+    return result.stdout.strip() if result.returncode == 0 else ""
 
-    Under CI it can be, and is asked until it is answered, as when the queue has a leader again.
-    Neither the protocol tells, nor rabbitmqctl's list of queues, which is up to five seconds old: the queue's leader does.
+
+def _permit(user: str, virtual_host: str, *permissions: str) -> None:
+    """Let a user configure, write and read what these patterns match."""
+    arguments = _texts(user, virtual_host, *permissions, _ACTOR)
+    assert evaluated(f"rabbit_auth_backend_internal:set_permissions({arguments}).") == "ok"
+
+
+def _texts(*texts: str) -> str:
+    """Erlang's binaries for these, as arguments."""
+    # JSON escapes what Erlang does.
+    return ", ".join(f"<<{json.dumps(text)}>>" for text in texts)
+
+
+def unacknowledged(url: str, queue: str) -> int:
+    """Messages of a quorum queue that were delivered and not acknowledged; 0 where nobody may ask the server.
+
+    Under CI one may, and it is asked until it answers, as when the queue has a leader again.
+    The protocol lacks the number, and rabbitmqctl's list of queues is up to five seconds old: the queue's leader has it.
     """
     with Connection(url) as connection:
         name = f'rabbit_misc:r(<<"{connection.virtual_host}">>, queue, <<"{queue}">>)'
-    asked = "ra:leader_query(amqqueue:get_pid(Queue), fun rabbit_fifo:query_messages_checked_out/1)"
-    count = f"{{ok, {{_, Count}}, _}} = {asked}, Count"
+    query = "ra:leader_query(amqqueue:get_pid(Queue), fun rabbit_fifo:query_messages_checked_out/1)"
+    count = f"{{ok, {{_, Count}}, _}} = {query}, Count"
     expression = f"case rabbit_amqqueue:lookup({name}) of {{ok, Queue}} -> {count}; _ -> 0 end."
     if "CI" not in os.environ:
         return int(evaluated(expression) or 0)
     return int(wait_until(lambda: evaluated(expression), timeout_s=30))
-
-
-def _done(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
 
 def own_queues() -> dict[str, str]:
@@ -117,15 +141,15 @@ class RabbitMQ:
     def settings(self, **changed: object) -> Settings:
         """Settings with these queues; ``broker__delivery_limit=2`` changes one."""
         return load_settings(
-            {**self._endpoints, **self._names, **{name.replace("__", "."): value for name, value in changed.items()}}
+            {**self._endpoints, **self._names, **PATIENT, **{name.replace("__", "."): value for name, value in changed.items()}}
         )
 
     def name(self, kind: str) -> str:
         """Name of the queue of traces, intake, accepted, rejected or dead."""
-        return self._names[f"queues.{kind}"]
+        return f"{self.name('traces')}.dead" if kind == "dead" else self._names[f"queues.{kind}"]
 
     def waiting(self, kind: str) -> int:
-        """Messages on a queue that nobody has in hand; 0 if there is no such queue."""
+        """Messages on a queue that are ready to be delivered; 0 if there is no such queue."""
         with self._connection.channel() as channel:
             try:
                 return int(channel.queue_declare(self.name(kind), passive=True).message_count)
@@ -133,20 +157,51 @@ class RabbitMQ:
                 return 0
 
     def delete(self, kind: str) -> int:
-        """Delete a queue; return how many messages went with it."""
         with self._connection.channel() as channel:
             return int(channel.queue_delete(self.name(kind)))
 
     def delete_exchange(self) -> None:
-        """Delete the exchange that submissions go by."""
         with self._connection.channel() as channel:
             channel.exchange_delete(self.name("traces"))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for queue in QUEUES:
+    def __exit__(self, *_: object) -> None:
+        for queue in (*QUEUES, "dead"):
             self.delete(queue)
         self.delete_exchange()
         self._connection.close()
+
+
+class Users:
+    """The documented users, under names of their own, in a virtual host; of Redis they have all permissions."""
+
+    def __init__(self, url: str, redis_url: str) -> None:
+        self.suffix = uuid.uuid4().hex
+        self._url, self._redis_url = url, redis_url
+
+    def url(self, user: str) -> str:
+        return f"amqp://{user}-{self.suffix}:secret@{self._url.rpartition('@')[2]}"
+
+    def settings(self, user: str) -> Settings:
+        return load_settings({"broker.url": self.url(user), "redis.url": self._redis_url})
+
+
+@contextmanager
+def documented_users(url: str, redis_url: str) -> Iterator[Users]:
+    """Make the users of the documents with their permissions; skip the test where that may not be done."""
+    virtual_host = url.rpartition("/")[2]
+    if not virtual_host.startswith("kp-test-"):
+        pytest.skip("nobody here may make users of RabbitMQ")
+    users = Users(url, redis_url)
+    rules = [shlex.split(line)[4:] for line in code_with("rabbitmqctl set_permissions").splitlines()]
+    named = [(f"{user}-{users.suffix}", permissions) for user, *permissions in rules]
+    try:
+        for name, permissions in named:
+            assert evaluated(f"rabbit_auth_backend_internal:add_user({_texts(name, 'secret', _ACTOR)}).") == "ok"
+            _permit(name, virtual_host, *permissions)
+        yield users
+    finally:
+        for name, _ in named:
+            evaluated(f"rabbit_auth_backend_internal:delete_user({_texts(name, _ACTOR)}).")

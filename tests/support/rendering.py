@@ -1,4 +1,4 @@
-"""What the files of ``deploy`` come to: Compose's with its variables filled in, Kubernetes' as kubectl renders them."""
+"""The files of ``deploy`` rendered: Compose's with its variables filled in, Kubernetes' as kubectl renders them."""
 
 import os
 import re
@@ -23,22 +23,21 @@ _VARIABLE: Final = re.compile(r"(?<!\$)\$\{(\w+):-([^}]*)\}")
 def compose(**variables: str) -> dict[str, Any]:
     """The Compose file with its variables filled in."""
     text = (DEPLOY / "compose.yaml").read_text("utf-8")
-    found: dict[str, Any] = yaml.safe_load(_VARIABLE.sub(lambda found: variables.get(found[1], found[2]), text))
-    return found
+    rendered: dict[str, Any] = yaml.safe_load(_VARIABLE.sub(lambda match: variables.get(match[1], match[2]), text))
+    return rendered
 
 
 def compose_secrets(folder: Path) -> Path:
-    """The folder of secrets that the script makes in ``folder``, from the users of Redis that lie beside it."""
+    """The folder of secrets that the script makes in ``folder``, from the users of Redis beside it."""
     for name in ("secrets.sh", "users.acl"):
         copy(DEPLOY / name, folder)
-    # The second time it leaves alone what is there.
+    # The second time it keeps the files there are.
     for _ in range(2):
         subprocess.run(["sh", folder / "secrets.sh"], check=True)
     return folder / "secrets"
 
 
 def kubernetes(overlay: str) -> list[dict[str, Any]]:
-    """The objects that an overlay comes to."""
     if not shutil.which("kubectl"):
         if os.environ.get("CI"):
             pytest.fail("kubectl must be there in CI, with kustomize 5; Debian's is too old")
@@ -51,6 +50,6 @@ def kubernetes(overlay: str) -> list[dict[str, Any]]:
 
 
 def unknown_settings(variables: Mapping[str, str]) -> Iterator[str]:
-    """Those of the variables called KP_… that are neither a setting nor say in which file one is."""
-    known = set(as_environment(Settings()))
-    yield from (name for name in variables if name.startswith("KP_") and name.removesuffix("_FILE") not in known)
+    """The variables called KP_… that name neither a setting nor the file of one."""
+    settings = set(as_environment(Settings()))
+    yield from (name for name in variables if name.startswith("KP_") and name.removesuffix("_FILE") not in settings)

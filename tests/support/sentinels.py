@@ -3,18 +3,16 @@
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import redis
-from kp_scorer.store.local_redis import redis_executable
+from kp_scorer.local.embedded import redis_executable
 
-from tests.support.ports import free_port
-from tests.support.processes import wait_until
+from tests.support.processes import free_port, wait_until
 from tests.support.servers import RedisServer
 
 PRIMARY: Final = "scorer"
-"""What they call the primary."""
+"""Their name of the primary."""
 
 _PASSWORD: Final = "of-the-sentinels"
 _COUNT: Final = 3
@@ -53,7 +51,7 @@ class Sentinels:
             *(f"port {port}", "bind 127.0.0.1", f'dir "{self._directory}"'),
             *(f"requirepass {_PASSWORD}", f"sentinel sentinel-pass {_PASSWORD}"),
             f"sentinel monitor {PRIMARY} 127.0.0.1 {self._primary.port} {_QUORUM}",
-            # As little patience as a test that kills needs.
+            # So that a failover begins soon.
             *(f"sentinel down-after-milliseconds {PRIMARY} 500", f"sentinel failover-timeout {PRIMARY} 3000"),
         ]
         file.write_text("\n".join(lines), "utf-8")
@@ -67,5 +65,5 @@ class Sentinels:
             self._start(port)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()

@@ -1,16 +1,25 @@
-"""A Redis server that a test may kill, starve and rob of its last second."""
+"""A Redis server that a test may kill, deprive of memory, and set back by a second."""
 
+import shutil
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import pytest
 import redis
-from kp_scorer.store.local_redis import redis_executable
+from kp_scorer.local.embedded import redis_executable
 
-from tests.support.ports import free_port
-from tests.support.processes import wait_until
+from tests.support.processes import free_port, wait_until
+
+
+def redis_servers() -> list[Any]:
+    """The servers of this machine to run a test on, as parameters: the embedded Redis 6.2, and what is on the PATH."""
+    on_path = {name: shutil.which(name) for name in ("redis-server", "valkey-server")}
+    return [
+        pytest.param(path, id=name, marks=() if path else pytest.mark.skip(f"there is no {name} on the PATH"))
+        for name, path in {"embedded": redis_executable(), **on_path}.items()
+    ]
 
 
 class RedisServer:
@@ -38,16 +47,15 @@ class RedisServer:
         with self._process.stdin as stdin:
             stdin.write("\n".join(configuration).encode())
         with self.connect() as client:
-            wait_until(lambda: self._answers(client), timeout_s=30)
+            wait_until(lambda: answers(client), timeout_s=30)
 
     def kill(self) -> None:
-        """Kill it without warning. What it wrote to its file stays; nothing else does."""
+        """Kill it without warning. Only what it wrote to its file stays."""
         assert self._process
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def file_bytes(self) -> int:
-        """Length of the append-only file now."""
         return self._file.stat().st_size
 
     def cut_file(self, length: int) -> None:
@@ -56,21 +64,19 @@ class RedisServer:
             file.truncate(length)
 
     def limit_memory(self, limit_bytes: int) -> None:
-        """Refuse whatever needs memory beyond this; 0 is no limit."""
         with self.connect() as client:
             client.config_set("maxmemory", limit_bytes)
 
     def follow(self, primary: "RedisServer") -> None:
-        """Become the other's replica, and wait until it has all that the other has."""
         with self.connect() as client:
             client.replicaof("127.0.0.1", str(primary.port))
             wait_until(lambda: client.info("replication").get("master_link_status") == "up", timeout_s=30)
 
     def replicated(self, replica: "RedisServer") -> None:
         """Wait until a replica has all that has been written here until now."""
-        with self.connect() as client, replica.connect() as other:
+        with self.connect() as client, replica.connect() as follower:
             written = int(client.info("replication")["master_repl_offset"])
-            wait_until(lambda: int(other.info("replication")["slave_repl_offset"]) >= written, timeout_s=10)
+            wait_until(lambda: int(follower.info("replication")["slave_repl_offset"]) >= written, timeout_s=10)
 
     def hand_over(self, replica: "RedisServer") -> None:
         """Make a replica the primary, and this server its replica, without the loss of a write."""
@@ -82,7 +88,7 @@ class RedisServer:
             old.execute_command("CLIENT", "UNPAUSE")
 
     def is_primary(self) -> bool:
-        """Whether it is nobody's replica. One that is becoming so has its clients leave."""
+        """Whether it is a primary. One that becomes a replica disconnects its clients."""
         try:
             with self.connect() as client:
                 return bool(client.info("replication")["role"] == "master")
@@ -92,18 +98,16 @@ class RedisServer:
     def used_bytes(self) -> int:
         """Memory that counts against the limit, about."""
         with self.connect() as client:
-            memory = client.info("memory")
-        return int(memory["used_memory"])
+            return int(client.info("memory")["used_memory"])
 
     def connect(self) -> redis.Redis:
-        """A connection that gives up soon."""
         return redis.Redis.from_url(self.url, socket_timeout=5, socket_connect_timeout=5)
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     @property
@@ -111,9 +115,10 @@ class RedisServer:
         # Redis 7 keeps a folder of them, numbered; without rewrites there is one increment that grows.
         return next(iter(sorted(self._directory.glob("appendonlydir/*.incr.aof"))), self._directory / "appendonly.aof")
 
-    @staticmethod
-    def _answers(client: redis.Redis) -> bool:
-        try:
-            return bool(client.ping())
-        except redis.RedisError:
-            return False
+
+def answers(client: redis.Redis) -> bool:
+    """Whether the server has loaded its data."""
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False

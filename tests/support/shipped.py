@@ -5,16 +5,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import redis
+from kp_scorer.ledger.connection import connect
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store.connection import connect
 
 from tests.support.documents import blocks, code_with
-from tests.support.ports import free_port
-from tests.support.processes import wait_until
+from tests.support.processes import free_port, wait_until
+from tests.support.servers import answers
 from tests.support.tls import Authority
+
+_AS_OF_7: Final = ("--maxmemory-clients", "256mb")
+"""What Redis 7.0 is started with, by the documents."""
 
 
 class Shipped:
@@ -36,20 +39,17 @@ class Shipped:
         self.process = self._start(executable)
 
     def url(self, user: str, host: str = "127.0.0.1") -> str:
-        """The URL by which a user connects."""
         credentials = f"{user}:{self.password(user)}"
         if self._authority is None:
             return f"redis://{credentials}@{host}:{self.port}/0"
         return f"rediss://{credentials}@localhost:{self.port}/0?{self.files()}"
 
     def password(self, user: str) -> str:
-        """The password of a user."""
-        found = re.search(rf"^user {user} on >(\w+) ", self.users(), re.MULTILINE)
-        assert found
-        return found[1]
+        match = re.search(rf"^user {user} on >(\w+) ", self.users(), re.MULTILINE)
+        assert match
+        return match[1]
 
     def users(self) -> str:
-        """What its file of users says."""
         return (self._directory / "users.acl").read_text("utf-8")
 
     def files(self) -> str:
@@ -59,17 +59,15 @@ class Shipped:
         return f"ssl_ca_certs={self._authority.certificate}&ssl_certfile={certificate}&ssl_keyfile={key}"
 
     def settings(self, user: str) -> Settings:
-        """Settings for this user."""
         return load_settings({"broker.url": self.url(user), "redis.url": self.url(user)})
 
     def connect(self, user: str) -> redis.Redis:
-        """A connection of this user."""
         return connect(self.settings(user).redis)
 
     def refused(self) -> list[str]:
-        """What Redis has refused since the last look: user and command, or key.
+        """What Redis has refused since the last call: user and command, or key.
 
-        But for CLIENT SETINFO, by which redis-py gives its name and version, and which Redis 7.0 could not be told to allow.
+        CLIENT SETINFO is left out: redis-py sends its name and version by it, and Redis 7.0 cannot allow it alone.
         """
         with self.connect("administrator") as admin:
             entries: Any = admin.acl_log()
@@ -79,7 +77,6 @@ class Shipped:
         ]
 
     def stop(self) -> None:
-        """End it."""
         self.process.terminate()
         self.process.wait()
 
@@ -87,7 +84,7 @@ class Shipped:
         commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
         program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{commands}'
         subprocess.run(["bash", "-euc", program], cwd=self._directory, check=True, timeout=60)
-        more = ("user administrator on", "user replica on")
+        more = ("user administrator on", "user consumer on", "user replica on")
         added = [block for block in blocks("deploy/OPERATIONS.md") if block.startswith(more)]
         assert len(added) == len(more)
         with (self._directory / "users.acl").open("a") as users:
@@ -96,11 +93,11 @@ class Shipped:
             (self._directory / "users.acl").write_text(self._users, "utf-8")
         with (self._directory / "redis.conf").open("a") as configuration:
             configuration.write(self._more)
-        arguments = ["redis.conf", *self._arguments()]
+        arguments = ["redis.conf", *self._arguments(), *_AS_OF_7 * (major_version(executable) >= 7)]
         with (self._directory / "redis.log").open("wb") as log:
             process = subprocess.Popen([executable, *arguments], cwd=self._directory, stdout=log)
         with self.connect("administrator") as client:
-            wait_until(lambda: process.poll() is not None or _answers(client), timeout_s=20)
+            wait_until(lambda: process.poll() is not None or answers(client), timeout_s=20)
         assert process.poll() is None, (self._directory / "redis.log").read_text("utf-8")
         return process
 
@@ -116,8 +113,9 @@ class Shipped:
         return ["--tls-port", str(self.port)]
 
 
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.RedisError:
-        return False
+def major_version(executable: str) -> int:
+    """The 7 of Redis 7.0.15; Valkey, which begins with Redis 7.2, has greater ones."""
+    text = subprocess.run([executable, "--version"], check=True, capture_output=True, text=True).stdout
+    match = re.search(r"\bv=(\d+)", text)
+    assert match, text
+    return int(match[1])

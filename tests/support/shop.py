@@ -1,7 +1,7 @@
-"""Somebody else's Celery app, which has decisions call a task of its own. Nothing of ours is in it.
+"""A producer's own Celery app, with a task that decisions call. It imports nothing of ours.
 
 ``SHOP_BROKER`` is the URL of its broker, ``SHOP_QUEUES`` names its queues, and ``SHOP_STORE`` is the Redis in whose list
-``shop:received`` it notes each call: id, mark and decision. On RabbitMQ one of its queues is a quorum queue.
+``shop:received`` it records each call: id, mark and decision. On RabbitMQ one of its queues is a quorum queue.
 """
 
 import json
@@ -26,5 +26,4 @@ app.conf.broker_connection_retry_on_startup = True
 
 @app.task(name="shop.decided", bind=True)  # type: ignore[untyped-decorator]  # celery ships no types
 def decided(self: Any, decision: dict[str, Any]) -> None:
-    """Note a decision."""
     STORE.rpush("shop:received", json.dumps([self.request.id, self.request.decided_at, decision]))

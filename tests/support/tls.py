@@ -1,13 +1,12 @@
-"""Certificates made for a test, and a listener that notes what it is told before it has proved who it is."""
+"""Certificates made for a test, and a listener that records what clients send before it has proved its identity."""
 
 import shutil
-import socket
+import socketserver
 import ssl
 import subprocess
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pytest
 
@@ -28,9 +27,9 @@ class Authority:
         self._openssl("req", "-x509", *_KEY, "-subj", "/CN=authority", "-keyout", self._key, "-out", self.certificate)
 
     def server(self, *names: str, days: int = 2, asks_clients: bool = False) -> ssl.SSLContext:
-        """What a server needs that proves to have these names (``DNS:localhost``); with ``days`` below 0, it has expired.
+        """The context of a server with these names (``DNS:localhost``); with ``days`` below 0, its certificate has expired.
 
-        One that asks clients takes none without a certificate of this authority.
+        With ``asks_clients`` it refuses clients without a certificate of this authority.
         """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(*self.pair("server", *names, days=days))
@@ -40,7 +39,6 @@ class Authority:
         return context
 
     def pair(self, owner: str, *names: str, days: int = 2) -> tuple[Path, Path]:
-        """Make a certificate and its key, in files named after their owner."""
         key, request, certificate = (self._directory / f"{owner}.{suffix}" for suffix in ("key", "csr", "pem"))
         subject = ("-subj", f"/CN={owner}", *(("-addext", f"subjectAltName={','.join(names)}") if names else ()))
         self._openssl("req", *_KEY, *subject, "-keyout", key, "-out", request)
@@ -53,31 +51,21 @@ class Authority:
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
-class Listener:
-    """Accepts connections on a port of its own, notes what comes, and hangs up after the first of it."""
+class Listener(socketserver.TCPServer):
+    """Accepts connections on a port of its own, records what arrives first, and closes them."""
 
     def __init__(self) -> None:
-        """Listen."""
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
-        self.port: int = self._socket.getsockname()[1]
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.port: int = self.server_address[1]
         self.heard: list[bytes] = []
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            with connection:
-                self.heard.append(connection.recv(65_536))
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        self.heard.append(request.recv(65_536))
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, name="listener", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # Closing alone would leave the thread in its accept.
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join(10)
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()

@@ -8,7 +8,6 @@ from typing import Any
 
 
 def sample_traces() -> list[dict[str, Any]]:
-    """The shipped samples, as they are."""
     text = resources.files("kp_scorer.samples").joinpath("traces.jsonl").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -35,5 +34,4 @@ def short_traces(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def new_id() -> str:
-    """An id that no other trace has."""
     return f"kp:trace:{uuid.uuid4()}"

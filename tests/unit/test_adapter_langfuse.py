@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.converting import GIVEN, converted, refused_fields, told
+from tests.support.converting import SUPPLIED, converted, refused_fields, steps_in, steps_of
 
 Json = dict[str, Any]
-UNDATED: Final = GIVEN._replace(created_at=None)
+UNDATED: Final = SUPPLIED._replace(created_at=None)
 
 
 def observation(kind: str, name: str, second: int, **more: object) -> Json:
@@ -52,16 +52,16 @@ TRACE: Final = {
     "tags": [],
     "metadata": {"release": "r7"},
 }
-WHOLE: Final = TRACE | {"observations": OBSERVATIONS, "scores": []}
+EXPORTED_TRACE: Final = TRACE | {"observations": OBSERVATIONS, "scores": []}
 STEPS: Final = [("tool_call", "berths", 'berths({"pier": "B"})'), ("observation", "B4, B9"), ("thought", FREE)]
 
 
 def test_trace_with_its_observations_is_a_trace() -> None:
-    (trace,) = converted("langfuse", WHOLE, given=UNDATED)
+    (trace,) = converted("langfuse", EXPORTED_TRACE, supplied=UNDATED)
     assert trace["id"] == "kp:trace:langfuse:tr-1"
     assert trace["metadata"]["created_at"] == "2026-02-03T08:00:00+00:00"
     assert trace["task"] == {"objective": "Which berths are free?"}
-    assert told(trace) == STEPS
+    assert steps_in(trace) == STEPS
     assert trace["steps"][0]["input"] == {"pier": "B"}
     assert trace["steps"][0]["latency_ms"] == 750
     assert trace["outcome"]["result_summary"] == FREE
@@ -72,15 +72,15 @@ def in_store(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def test_all_ways_of_export_tell_the_same() -> None:
+def test_all_forms_of_export_give_the_same_trace() -> None:
     texts = [each | {key: in_store(each[key]) for key in ("input", "output")} for each in OBSERVATIONS]
     rows = [
-        {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", key): value for key, value in each.items()} for each in texts
+        {re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", key): value for key, value in each.items()} for each in texts
     ]
     for sources in (
         [{"trace": TRACE, "observations": OBSERVATIONS, "scores": []}],
-        [[WHOLE]],
-        [{"data": [WHOLE], "meta": {"page": 1}}],
+        [[EXPORTED_TRACE]],
+        [{"data": [EXPORTED_TRACE], "meta": {"page": 1}}],
         [{"data": OBSERVATIONS, "meta": {"cursor": None}}],
         [OBSERVATIONS],
         OBSERVATIONS,
@@ -88,8 +88,8 @@ def test_all_ways_of_export_tell_the_same() -> None:
         texts,
         [row | {"start_time": row["start_time"].replace("T", " ").rstrip("Z")} for row in rows],
     ):
-        (trace,) = converted("langfuse", *sources, given=UNDATED)
-        assert (trace["task"]["objective"], told(trace)) == ("Which berths are free?", STEPS)
+        (trace,) = converted("langfuse", *sources, supplied=UNDATED)
+        assert (trace["task"]["objective"], steps_in(trace)) == ("Which berths are free?", STEPS)
         assert trace["id"] == "kp:trace:langfuse:tr-1"
         assert trace["metadata"]["created_at"].startswith("2026-02-03T08:00:00")
 
@@ -98,8 +98,7 @@ def test_span_that_a_model_called_by_its_name_is_a_tool() -> None:
     kinds = {"berths": "SPAN"}
     spans = [each | {"type": kinds.get(each["name"], each["type"])} for each in OBSERVATIONS]
     spans.append(observation("SPAN", "parse-answer", 7, input="x", output="y"))
-    (trace,) = converted("langfuse", spans)
-    assert told(trace) == STEPS
+    assert steps_of("langfuse", spans) == STEPS
 
 
 def test_error_and_event_are_observations() -> None:
@@ -107,12 +106,11 @@ def test_error_and_event_are_observations() -> None:
     again = CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"id": "call_2"}]}
     retry = observation("GENERATION", "plan", 5, input=[ASKED], output=again)
     event = observation("EVENT", "gauge", 6, input={"level": "high"}, endTime=None)
-    found = observation("RETRIEVER", "berths", 7, input={"pier": "B"}, output=["B4"])
-    (trace,) = converted(
+    retrieved = observation("RETRIEVER", "berths", 7, input={"pier": "B"}, output=["B4"])
+    assert steps_of(
         "langfuse",
-        [OBSERVATIONS[1], failed, retry, event, found, observation("GENERATION", "answer", 9, input="And?", output=FREE)],
-    )
-    assert told(trace) == [
+        [OBSERVATIONS[1], failed, retry, event, retrieved, observation("GENERATION", "answer", 9, input="And?", output=FREE)],
+    ) == [
         STEPS[0],
         ("observation", "pier B does not answer"),
         ("error_recovery", "berths", 'berths({"pier": "B"})'),
@@ -132,8 +130,11 @@ def depth(text: str, call_id: str = "call_0") -> Json:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def generations(*spoken: tuple[list[Json], object]) -> list[Json]:
-    return [observation("GENERATION", "plan", second, input=shown, output=made) for second, (shown, made) in enumerate(spoken)]
+def generations(*turns: tuple[list[Json], object]) -> list[Json]:
+    return [
+        observation("GENERATION", "plan", second, input=inputs, output=outputs)
+        for second, (inputs, outputs) in enumerate(turns)
+    ]
 
 
 SOUNDED: Final = [
@@ -147,7 +148,7 @@ HISTORY: Final = [ASKED, numbered(1), depth("3 m"), numbered(2), depth("5 m")]
 
 
 @pytest.mark.parametrize(
-    "spoken",
+    "turns",
     [
         [(HISTORY[:1], HISTORY[1]), (HISTORY[:3], HISTORY[3]), (HISTORY, FREE)],
         [(HISTORY[:3], None), (HISTORY, FREE)],
@@ -156,25 +157,23 @@ HISTORY: Final = [ASKED, numbered(1), depth("3 m"), numbered(2), depth("5 m")]
     ],
     ids=["each time whole", "answers unrecorded", "only the last", "without what came first"],
 )
-def test_ids_that_each_answer_counts_anew_are_several_calls(spoken: list[tuple[list[Json], object]]) -> None:
-    (trace,) = converted("langfuse", generations(*spoken))
-    assert told(trace) == SOUNDED
+def test_ids_that_each_answer_counts_anew_are_several_calls(turns: list[tuple[list[Json], object]]) -> None:
+    assert steps_of("langfuse", generations(*turns)) == SOUNDED
 
 
-def test_the_same_call_under_the_same_id_is_made_as_often_as_it_is_put_out() -> None:
+def test_repeated_calls_with_one_id_count_as_often_as_models_output_them() -> None:
     history = [ASKED, numbered(1), depth("3 m"), numbered(1), depth("2 m"), numbered(1), depth("1 m")]
-    spoken = [(history[:at], history[at]) for at in (1, 3, 5)]
+    turns = [(history[:at], history[at]) for at in (1, 3, 5)]
     for last in (history, [ASKED, *history[5:]]):
-        (trace,) = converted("langfuse", generations(*spoken, (last, FREE)))
-        assert told(trace) == [step for text in ("3 m", "2 m", "1 m") for step in (SOUNDED[0], ("observation", text))] + [
-            SOUNDED[4]
-        ]
+        assert steps_of("langfuse", generations(*turns, (last, FREE))) == [
+            step for text in ("3 m", "2 m", "1 m") for step in (SOUNDED[0], ("observation", text))
+        ] + [SOUNDED[4]]
 
 
 def test_agent_that_a_tool_asks_may_count_its_calls_as_the_asking_one_does() -> None:
     pilot: Json = CALLED | {"tool_calls": [{"id": "call_0", "function": {"name": "pilot", "arguments": "{}"}}]}
     question = {"role": "user", "content": "How deep is it?"}
-    (trace,) = converted(
+    assert steps_of(
         "langfuse",
         generations(
             ([ASKED], pilot),
@@ -182,8 +181,7 @@ def test_agent_that_a_tool_asks_may_count_its_calls_as_the_asking_one_does() -> 
             ([question, numbered(1), depth("3 m")], "Three metres."),
             ([ASKED, pilot, depth("Three metres, says the pilot.")], FREE),
         ),
-    )
-    assert told(trace) == [
+    ) == [
         ("tool_call", "pilot", "pilot({})"),
         ("observation", "How deep is it?"),
         *SOUNDED[:2],
@@ -194,18 +192,19 @@ def test_agent_that_a_tool_asks_may_count_its_calls_as_the_asking_one_does() -> 
 
 
 def test_call_whose_arguments_are_shown_in_other_words_is_one() -> None:
-    (trace,) = converted("langfuse", generations(([ASKED], numbered(1)), ([ASKED, numbered(9), depth("3 m")], FREE)))
-    assert told(trace) == [*SOUNDED[:2], SOUNDED[4]]
+    assert steps_of("langfuse", generations(([ASKED], numbered(1)), ([ASKED, numbered(9), depth("3 m")], FREE))) == [
+        *SOUNDED[:2],
+        SOUNDED[4],
+    ]
 
 
 def test_result_without_its_call_counts_once() -> None:
-    shown = [ASKED, depth("3 m")]
-    (trace,) = converted("langfuse", generations((shown, numbered(2)), ([*shown, *HISTORY[3:]], FREE)))
-    assert told(trace) == SOUNDED[1:]
+    inputs = [ASKED, depth("3 m")]
+    assert steps_of("langfuse", generations((inputs, numbered(2)), ([*inputs, *HISTORY[3:]], FREE))) == SOUNDED[1:]
 
 
 @pytest.mark.parametrize(
-    ("given", "asked"),
+    ("content", "asked"),
     [
         ({"role": "admin", "berth": "B4"}, '{"berth": "B4", "role": "admin"}'),
         ({"role": "user", "name": "Ann"}, '{"name": "Ann", "role": "user"}'),
@@ -215,13 +214,13 @@ def test_result_without_its_call_counts_once() -> None:
         (ASKED, "Which berths are free?"),
     ],
 )
-def test_what_a_span_is_given_is_a_message_only_if_it_is_one(given: object, asked: str) -> None:
-    (trace,) = converted("langfuse", [observation("SPAN", "book", 0, input=given, output=FREE)])
-    assert (trace["task"]["objective"], told(trace)) == (asked, [("thought", FREE)])
+def test_input_of_a_span_is_a_message_only_in_the_form_of_one(content: object, asked: str) -> None:
+    (trace,) = converted("langfuse", [observation("SPAN", "book", 0, input=content, output=FREE)])
+    assert (trace["task"]["objective"], steps_in(trace)) == (asked, [("thought", FREE)])
 
 
 @pytest.mark.parametrize(
-    ("gave", "said"),
+    ("content", "text"),
     [
         ({"content": {"berth": "B4"}}, '{"content": {"berth": "B4"}}'),
         ({"role": "admin", "content": "B4"}, '{"content": "B4", "role": "admin"}'),
@@ -230,30 +229,35 @@ def test_what_a_span_is_given_is_a_message_only_if_it_is_one(given: object, aske
         ({"content": [{"type": "text", "text": "B4"}]}, "B4"),
     ],
 )
-def test_what_a_span_gives_is_a_message_only_if_it_is_one(gave: object, said: str) -> None:
-    (trace,) = converted("langfuse", [observation("SPAN", "book", 0, input="Book one.", output=gave)])
-    assert told(trace) == [("thought", said)]
-    (whole,) = converted("langfuse", TRACE | {"output": gave})
-    assert told(whole) == [("thought", said)]
+def test_output_of_a_span_is_a_message_only_in_the_form_of_one(content: object, text: str) -> None:
+    assert steps_of("langfuse", [observation("SPAN", "book", 0, input="Book one.", output=content)]) == [("thought", text)]
+    assert steps_of("langfuse", TRACE | {"output": content}) == [("thought", text)]
 
 
-def test_object_that_a_model_answers_with_is_said_as_it_is() -> None:
-    (trace,) = converted("langfuse", generations(([ASKED], {"content": {"berth": "B4"}})))
-    assert told(trace) == [("thought", '{"content": {"berth": "B4"}}')]
+def test_messages_of_a_generation_may_have_parts() -> None:
+    asked = {"role": "user", "parts": [{"type": "text", "content": "Which berths are free?"}]}
+    answer = {"role": "assistant", "parts": [{"type": "reasoning", "content": "B."}, {"type": "text", "content": FREE}]}
+    (trace,) = converted("langfuse", generations(([asked], [answer])))
+    assert (trace["task"]["objective"], steps_in(trace)) == (ASKED["content"], [("thought", "B."), ("thought", FREE)])
+
+
+def test_object_in_an_answer_becomes_json() -> None:
+    assert steps_of("langfuse", generations(([ASKED], {"content": {"berth": "B4"}}))) == [
+        ("thought", '{"content": {"berth": "B4"}}')
+    ]
 
 
 def test_calls_without_a_content_are_a_message() -> None:
     calls = {"tool_calls": CALLED["tool_calls"]}
-    (trace,) = converted("langfuse", [*generations(([ASKED], calls)), *OBSERVATIONS[2:]])
-    assert told(trace) == STEPS
+    assert steps_of("langfuse", [*generations(([ASKED], calls)), *OBSERVATIONS[2:]]) == STEPS
 
 
-def test_trace_without_observations_is_what_went_in_and_came_out() -> None:
+def test_trace_without_observations_has_its_input_and_output() -> None:
     (trace,) = converted("langfuse", TRACE | {"input": {"messages": [ASKED]}, "output": {"content": FREE}})
-    assert (trace["task"]["objective"], told(trace)) == ("Which berths are free?", [("thought", FREE)])
+    assert (trace["task"]["objective"], steps_in(trace)) == ("Which berths are free?", [("thought", FREE)])
 
 
-def test_id_that_may_not_stand_in_a_trace_becomes_a_digest() -> None:
+def test_id_with_invalid_characters_becomes_a_digest() -> None:
     traces = converted("langfuse", *[TRACE | {"id": f"über {n}"} for n in (1, 2)], TRACE | {"id": "y" * 300})
     assert len({trace["id"] for trace in traces}) == 3
     assert all(re.fullmatch("kp:trace:langfuse:[0-9a-f]{32}", trace["id"]) for trace in traces)
@@ -279,9 +283,9 @@ def test_id_that_may_not_stand_in_a_trace_becomes_a_digest() -> None:
         (TRACE | {"input": None}, "$"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_place(source: object, field: str) -> None:
-    assert refused_fields("langfuse", WHOLE | {"id": "tr-2"}, source) == [(2, field)]
+def test_errors_name_the_place(source: object, field: str) -> None:
+    assert refused_fields("langfuse", EXPORTED_TRACE | {"id": "tr-2"}, source) == [(2, field)]
 
 
-def test_whether_it_succeeded_is_given() -> None:
-    assert refused_fields("langfuse", WHOLE, given=UNDATED._replace(success=None)) == [(1, "metadata.success")]
+def test_success_must_be_supplied() -> None:
+    assert refused_fields("langfuse", EXPORTED_TRACE, supplied=UNDATED._replace(success=None)) == [(1, "metadata.success")]

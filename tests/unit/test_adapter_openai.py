@@ -3,9 +3,9 @@
 from typing import Any, Final
 
 import pytest
-from kp_scorer.adapters import Given
+from kp_scorer.adapters import SuppliedFields
 
-from tests.support.converting import GIVEN, converted, refused_fields, told
+from tests.support.converting import SUPPLIED, converted, refused_fields, steps_in, steps_of
 
 Message = dict[str, Any]
 
@@ -14,16 +14,24 @@ def call(call_id: str, name: str, arguments: str) -> Message:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def user(content: object) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: object = None, *calls: Message) -> Message:
+    return {"role": "assistant", "content": content} | ({"tool_calls": list(calls)} if calls else {})
+
+
 def result(call_id: str, content: object) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 TIDES: Final = [
     {"role": "system", "content": "You know the harbours of the North Sea."},
-    {"role": "user", "content": "When is high water in Esbjerg tomorrow?"},
-    {"role": "assistant", "content": None, "tool_calls": [call("call_1", "tide_table", '{"port": "Esbjerg", "days": 1}')]},
+    user("When is high water in Esbjerg tomorrow?"),
+    assistant(None, call("call_1", "tide_table", '{"port": "Esbjerg", "days": 1}')),
     result("call_1", '{"high": ["04:12", "16:40"]}'),
-    {"role": "assistant", "content": "At 04:12 and at 16:40."},
+    assistant("At 04:12 and at 16:40."),
 ]
 
 
@@ -52,7 +60,7 @@ def test_chat_with_a_tool_call_is_a_trace() -> None:
 
 
 @pytest.mark.parametrize("source", [TIDES, [TIDES], [{"messages": TIDES}]], ids=["list", "list of lists", "list of objects"])
-def test_messages_may_stand_alone_or_in_a_list_of_conversations(source: object) -> None:
+def test_a_source_is_one_conversation_or_a_list_of_several(source: object) -> None:
     (trace,) = converted("openai", source)
     (same,) = converted("openai", {"messages": TIDES})
     assert trace["steps"] == same["steps"]
@@ -60,20 +68,16 @@ def test_messages_may_stand_alone_or_in_a_list_of_conversations(source: object) 
 
 def test_parallel_calls_come_before_their_results() -> None:
     calls = [call("call_a", "stock", '{"item": "rope"}'), call("call_b", "stock", '{"item": "sail"}')]
-    (trace,) = converted(
+    assert steps_of(
         "openai",
         [
-            {"role": "user", "content": "Are rope and sail there?"},
-            {"role": "assistant", "content": "I look for both.", "tool_calls": calls},
+            user("Are rope and sail there?"),
+            assistant("I look for both.", *calls),
             result("call_a", [{"type": "text", "text": "12"}, {"type": "text", "text": "in hall 3"}]),
             result("call_b", "0"),
-            {
-                "role": "assistant",
-                "content": [{"type": "text", "text": "Rope, yes."}, {"type": "refusal", "refusal": "Sail, no."}],
-            },
+            assistant([{"type": "text", "text": "Rope, yes."}, {"type": "refusal", "refusal": "Sail, no."}]),
         ],
-    )
-    assert told(trace) == [
+    ) == [
         ("thought", "I look for both."),
         ("tool_call", "stock", 'stock({"item": "rope"})'),
         ("tool_call", "stock", 'stock({"item": "sail"})'),
@@ -83,21 +87,24 @@ def test_parallel_calls_come_before_their_results() -> None:
     ]
 
 
-def test_calls_of_functions_as_they_were_at_first() -> None:
-    (trace,) = converted(
+def test_deprecated_calls_of_functions() -> None:
+    assert steps_of(
         "openai",
         [
-            {"role": "user", "content": "How deep is the lock?"},
+            user("How deep is the lock?"),
             {"role": "assistant", "content": None, "function_call": {"name": "depth", "arguments": '{"lock": 7}'}},
             {"role": "function", "name": "depth", "content": "4.5 m"},
-            {"role": "assistant", "content": "4.5 metres."},
+            assistant("4.5 metres."),
         ],
-    )
-    assert told(trace) == [("tool_call", "depth", 'depth({"lock": 7})'), ("observation", "4.5 m"), ("thought", "4.5 metres.")]
+    ) == [
+        ("tool_call", "depth", 'depth({"lock": 7})'),
+        ("observation", "4.5 m"),
+        ("thought", "4.5 metres."),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown", "taken"),
+    ("arguments", "arguments_text", "wrapped"),
     [
         ('{"a": 1}', '{"a": 1}', {"a": 1}),
         ("", "", {}),
@@ -105,24 +112,15 @@ def test_calls_of_functions_as_they_were_at_first() -> None:
         ('{"a": ', '{"a": ', {"arguments": '{"a": '}),
     ],
 )
-def test_arguments_that_are_no_object_are_kept(arguments: str, shown: str, taken: object) -> None:
-    (trace,) = converted(
-        "openai",
-        [
-            {"role": "user", "content": "go"},
-            {"role": "assistant", "tool_calls": [call("c", "f", arguments)]},
-            result("c", "done"),
-        ],
-    )
-    assert (trace["steps"][0]["content"], trace["steps"][0]["input"]) == (f"f({shown})", taken)
+def test_arguments_that_are_no_object_are_kept(arguments: str, arguments_text: str, wrapped: object) -> None:
+    (trace,) = converted("openai", [user("go"), assistant(None, call("c", "f", arguments)), result("c", "done")])
+    assert (trace["steps"][0]["content"], trace["steps"][0]["input"]) == (f"f({arguments_text})", wrapped)
     assert trace["outcome"]["result_summary"] == "done"
 
 
 def test_custom_tools_take_text() -> None:
     tool_call = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "uname -a"}}
-    (trace,) = converted(
-        "openai", [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": [tool_call]}, result("c", "Linux")]
-    )
+    (trace,) = converted("openai", [user("go"), assistant(None, tool_call), result("c", "Linux")])
     assert trace["steps"][0] | {"step_id": 0} == {
         "step_id": 0,
         "type": "tool_call",
@@ -132,22 +130,21 @@ def test_custom_tools_take_text() -> None:
     }
 
 
-def test_what_the_user_says_later_is_an_observation() -> None:
-    (trace,) = converted(
+def test_later_messages_of_the_user_are_observations() -> None:
+    assert steps_of(
         "openai",
         [
-            {"role": "user", "content": "Book a berth."},
-            {"role": "assistant", "content": "For which boat?"},
-            {"role": "user", "content": [{"type": "text", "text": "The cutter."}, {"type": "image_url", "image_url": {}}]},
-            {"role": "assistant", "content": "Berth 14."},
+            user("Book a berth."),
+            assistant("For which boat?"),
+            user([{"type": "text", "text": "The cutter."}, {"type": "image_url", "image_url": {}}]),
+            assistant("Berth 14."),
         ],
-    )
-    assert told(trace) == [("thought", "For which boat?"), ("observation", "The cutter."), ("thought", "Berth 14.")]
+    ) == [("thought", "For which boat?"), ("observation", "The cutter."), ("thought", "Berth 14.")]
 
 
-def test_answer_that_stands_beside_its_request_is_part_of_it() -> None:
+def test_answer_beside_its_request_is_part_of_the_conversation() -> None:
     answer = {"index": 0, "finish_reason": "stop", "message": TIDES[-1]}
-    another = {"index": 1, "message": {"role": "assistant", "content": "At noon."}}
+    another = {"index": 1, "message": assistant("At noon.")}
     (same,) = converted("openai", TIDES)
     for log in ({"choices": [answer]}, {"choices": [answer, another]}):
         (trace,) = converted("openai", {"model": "some-model", "messages": TIDES[:-1]} | log)
@@ -159,16 +156,15 @@ def test_answer_that_stands_beside_its_request_is_part_of_it() -> None:
 
 def test_screenshots_are_left_out() -> None:
     shot = {"type": "computer_screenshot", "image_url": "data:image/png;base64,iVBORw0KGgo="}
-    (trace,) = converted(
+    assert steps_of(
         "openai",
         [
-            {"role": "user", "content": "Open the chart."},
+            user("Open the chart."),
             {"type": "computer_call", "id": "cc_1", "call_id": "c", "action": {"type": "screenshot"}},
             {"type": "computer_call_output", "call_id": "c", "output": shot},
-            {"role": "assistant", "content": "It is open."},
+            assistant("It is open."),
         ],
-    )
-    assert told(trace) == [
+    ) == [
         ("tool_call", "computer", 'computer({"action": {"type": "screenshot"}})'),
         ("observation", ""),
         ("thought", "It is open."),
@@ -182,12 +178,12 @@ def test_images_that_built_in_tools_make_are_left_out() -> None:
     (trace,) = converted(
         "openai",
         [
-            {"role": "user", "content": "Draw the lock."},
+            user("Draw the lock."),
             {"type": "image_generation_call", "id": "ig_1", "size": "1024x1024", "result": image},
             {"type": "code_interpreter_call", "id": "ci_1", "code": "plot()", "outputs": [plot, logs]},
             {"type": "code_interpreter_call", "id": "ci_2", "code": "pass", "outputs": None},
             {"type": "local_shell_call", "id": "ls_1", "action": {"type": "exec"}, "result": "kept"},
-            {"role": "assistant", "content": "It is drawn."},
+            assistant("It is drawn."),
         ],
     )
     assert [step["input"] for step in trace["steps"][:-1]] == [
@@ -200,9 +196,9 @@ def test_images_that_built_in_tools_make_are_left_out() -> None:
 
 
 def test_object_that_a_tool_returns_is_kept_though_it_has_a_type() -> None:
-    called = {"role": "assistant", "tool_calls": [call("c", "berth", "{}")]}
+    called = assistant(None, call("c", "berth", "{}"))
     (trace,) = converted("openai", [TIDES[1], called, result("c", {"type": "berth", "number": 4})])
-    assert told(trace)[1] == ("observation", '{"number": 4, "type": "berth"}')
+    assert steps_in(trace)[1] == ("observation", '{"number": 4, "type": "berth"}')
 
 
 def test_request_and_response_of_the_responses_api() -> None:
@@ -233,11 +229,11 @@ def test_request_and_response_of_the_responses_api() -> None:
                 {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Not on Friday."}]},
             ],
         },
-        given=GIVEN._replace(created_at=None),
+        supplied=SUPPLIED._replace(created_at=None),
     )
     assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
     assert trace["task"]["objective"] == "Is the bridge open?"
-    assert told(trace) == [
+    assert steps_in(trace) == [
         ("thought", "I need the timetable."),
         ("tool_call", "bridge", 'bridge({"day": "Friday"})'),
         ("observation", "closed"),
@@ -284,10 +280,10 @@ def test_failed_mcp_call_is_an_error() -> None:
         ({"messages": [*TIDES[:2], {"role": "assistant", "content": "x" * 100_001}]}, "messages.2"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_place(source: object, field: str) -> None:
+def test_errors_name_the_place(source: object, field: str) -> None:
     assert refused_fields("openai", {"messages": TIDES}, source) == [(2, field)]
 
 
-def test_what_no_chat_says_must_be_given() -> None:
-    unsaid = Given(0.5, "code", "private", "private")
-    assert refused_fields("openai", TIDES, given=unsaid) == [(1, "metadata.created_at"), (1, "metadata.success")]
+def test_fields_that_no_chat_has_must_be_supplied() -> None:
+    unsaid = SuppliedFields(0.5, "code", "private", "private")
+    assert refused_fields("openai", TIDES, supplied=unsaid) == [(1, "metadata.created_at"), (1, "metadata.success")]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.converting import GIVEN, converted, refused_fields, told
+from tests.support.converting import SUPPLIED, converted, refused_fields, steps_in, steps_of
 
 Json = dict[str, Any]
 TRACE: Final = "5B8EFFF798038103D269B633813FC60C"
@@ -67,11 +67,11 @@ def message(role: str, *parts: Json) -> Json:
     return {"role": role, "parts": list(parts)}
 
 
-def chat(at_ms: int, until_ms: int, shown: Sequence[Json], made: Sequence[Json], **more: Any) -> Json:
+def chat(at_ms: int, until_ms: int, inputs: Sequence[Json], outputs: Sequence[Json], **more: Any) -> Json:
     attributes = {
         "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": json.dumps(shown),
-        "gen_ai.output.messages": json.dumps(made),
+        "gen_ai.input.messages": json.dumps(inputs),
+        "gen_ai.output.messages": json.dumps(outputs),
     }
     return span("chat some-model", at_ms, until_ms, attributes, **more)
 
@@ -101,20 +101,20 @@ TRIED_AGAIN: Final = [
     tool("get_wind", 11, 13, "call_1", status=FAILED),
     tool("get_wind", 14, 19, "call_1", attributes={"gen_ai.tool.call.result": "14 m/s"}),
 ]
-UNDATED: Final = GIVEN._replace(created_at=None)
+UNDATED: Final = SUPPLIED._replace(created_at=None)
 
 
 def test_calls_of_a_model_are_a_trace() -> None:
-    (trace,) = converted("otel", export(*WINDY), given=UNDATED)
+    (trace,) = converted("otel", export(*WINDY), supplied=UNDATED)
     assert trace["id"] == f"kp:trace:otel:{TRACE.lower()}"
     assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
     assert trace["task"] == {"objective": "How windy is it in Bergen?"}
-    assert told(trace) == STEPS
+    assert steps_in(trace) == STEPS
     assert trace["steps"][0]["input"] == {"town": "Bergen"}
     assert trace["outcome"]["result_summary"] == "It blows with 14 m/s."
 
 
-def test_span_of_a_tool_tells_how_long_it_took_and_nothing_twice() -> None:
+def test_span_of_a_tool_adds_its_latency_and_no_step() -> None:
     without_contents = tool("get_wind", 11, 19, "call_1")
     recorded = {"gen_ai.tool.call.arguments": {"town": "Bergen"}, "gen_ai.tool.call.result": "14 m/s"}
     for each in (
@@ -123,7 +123,7 @@ def test_span_of_a_tool_tells_how_long_it_took_and_nothing_twice() -> None:
         tool("get_wind", 11, 19, attributes=recorded),
     ):
         (trace,) = converted("otel", export(WINDY[0], each, WINDY[1]))
-        assert told(trace) == STEPS
+        assert steps_in(trace) == STEPS
         assert trace["steps"][0]["latency_ms"] == 8
 
 
@@ -133,20 +133,18 @@ def test_messages_may_be_structured() -> None:
         "gen_ai.input.messages": [ASKED, CALLED, RETURNED],
         "gen_ai.output.messages": [ANSWERED],
     }
-    (trace,) = converted("otel", export(span("chat", 0, 1, attributes)))
-    assert told(trace) == STEPS
+    assert steps_of("otel", export(span("chat", 0, 1, attributes))) == STEPS
 
 
 def test_thoughts_and_tools_of_the_provider() -> None:
-    made: list[Json] = [
+    outputs: list[Json] = [
         {"type": "reasoning", "content": "I search first."},
         {"type": "server_tool_call", "id": "s_1", "name": "web_search", "server_tool_call": {"query": "Bergen wind"}},
         {"type": "server_tool_call_response", "id": "s_1", "server_tool_call_response": {"hits": 3}},
         {"type": "uri", "modality": "image", "uri": "https://example.org/map.png"},
         text("Strong."),
     ]
-    (trace,) = converted("otel", export(chat(0, 1, [ASKED], [message("assistant", *made)])))
-    assert told(trace) == [
+    assert steps_of("otel", export(chat(0, 1, [ASKED], [message("assistant", *outputs)]))) == [
         ("thought", "I search first."),
         ("tool_call", "web_search", 'web_search({"query": "Bergen wind"})'),
         ("observation", '{"hits": 3}'),
@@ -161,13 +159,13 @@ def test_spans_may_come_in_any_order_and_on_any_line(order: list[int], cuts: lis
     spans = [spans[place] for place in order]
     lines = [export(*spans[: cuts[0]]), export(*spans[cuts[0] :])]
     (trace,) = converted("otel", *lines)
-    assert told(trace) == STEPS
+    assert steps_in(trace) == STEPS
     assert converted("otel", export(*spans))[0] == trace
 
 
 def test_each_trace_id_is_a_trace() -> None:
-    other = [each | {"traceId": "0af7651916cd43dd8448eb211c80319c"} for each in WINDY]
-    traces = converted("otel", export(WINDY[0], other[0]), export(WINDY[1], other[1]))
+    of_another_trace = [each | {"traceId": "0af7651916cd43dd8448eb211c80319c"} for each in WINDY]
+    traces = converted("otel", export(WINDY[0], of_another_trace[0]), export(WINDY[1], of_another_trace[1]))
     assert [trace["id"] for trace in traces] == [
         f"kp:trace:otel:{TRACE.lower()}",
         "kp:trace:otel:0af7651916cd43dd8448eb211c80319c",
@@ -195,7 +193,7 @@ def test_tool_that_failed_is_an_error_and_the_next_try_a_recovery() -> None:
             ],
         ),
     ):
-        (trace,) = converted(
+        assert steps_of(
             "otel",
             export(
                 WINDY[0],
@@ -204,13 +202,7 @@ def test_tool_that_failed_is_an_error_and_the_next_try_a_recovery() -> None:
                 tool("get_wind", 31, 39, "call_2", attributes={"gen_ai.tool.call.result": "14 m/s"}),
                 chat(40, 50, [ASKED, CALLED, again], [ANSWERED]),
             ),
-        )
-        assert told(trace) == [
-            STEPS[0],
-            ("observation", "timed out"),
-            ("error_recovery", "Once more."),
-            *STEPS,
-        ]
+        ) == [STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more."), *STEPS]
 
 
 def test_tool_that_is_tried_again_under_one_id_is_called_twice() -> None:
@@ -231,11 +223,10 @@ def test_tools_of_ids_that_each_answer_counts_anew_are_several() -> None:
         [chat(20, 30, second, [again]), tool("get_wind", 25, 35, "call_1", attributes=result | recorded)],
         [chat(20, 30, second, [again])],
     ):
-        (trace,) = converted(
+        assert steps_of(
             "otel",
             export(WINDY[0], tool("get_wind", 11, 19, "call_1"), *spans, chat(40, 50, [*second, again, gust], [ANSWERED])),
-        )
-        assert told(trace) == [
+        ) == [
             *STEPS[:2],
             ("tool_call", "get_wind", 'get_wind({"town": "Voss"})'),
             ("observation", "2 m/s"),
@@ -267,15 +258,14 @@ def test_call_after_a_tool_was_tried_again_under_its_id_is_new() -> None:
 def test_call_that_two_instrumentations_record_is_one() -> None:
     outer = [each | {"spanId": f"outer{number}"} for number, each in enumerate(WINDY)]
     inner = [each | {"parentSpanId": f"outer{number}"} for number, each in enumerate(WINDY)]
-    (trace,) = converted("otel", export(*outer, *inner))
-    assert told(trace) == STEPS
+    assert steps_of("otel", export(*outer, *inner)) == STEPS
 
 
 def test_conversation_before_the_run_is_part_of_it() -> None:
     earlier = [message("user", text("Good day.")), message("assistant", text("Good day."))]
     (trace,) = converted("otel", export(chat(0, 1, [*earlier, ASKED], [ANSWERED])))
     assert trace["task"]["objective"] == "Good day."
-    assert told(trace) == [("thought", "Good day."), ("observation", "How windy is it in Bergen?"), STEPS[2]]
+    assert steps_in(trace) == [("thought", "Good day."), ("observation", "How windy is it in Bergen?"), STEPS[2]]
 
 
 @pytest.mark.parametrize(("status", "success"), [({}, True), ({"code": 1}, True), (FAILED, False), (None, True)])
@@ -286,7 +276,7 @@ def test_run_whose_root_failed_did_not_succeed(status: Json | None, success: boo
     assert trace["metadata"]["success"] is success
 
 
-def test_of_several_roots_none_says_whether_the_run_succeeded() -> None:
+def test_several_roots_leave_success_to_the_caller() -> None:
     (trace,) = converted("otel", export(WINDY[0], tool("get_wind", 11, 19, "call_1", status=FAILED), WINDY[1]))
     assert trace["metadata"]["success"] is True
 
@@ -298,9 +288,9 @@ def flat(prefix: str, messages: Sequence[Json]) -> Json:
     return {f"{prefix}.{n}.message.{key}": value for n, each in enumerate(messages) for key, value in each.items()}
 
 
-def llm(at_ms: int, until_ms: int, shown: Sequence[Json], made: Sequence[Json], **more: Any) -> Json:
+def llm(at_ms: int, until_ms: int, inputs: Sequence[Json], outputs: Sequence[Json], **more: Any) -> Json:
     attributes = {"openinference.span.kind": "LLM", "llm.model_name": "some-model"}
-    attributes |= flat("llm.input_messages", shown) | flat("llm.output_messages", made)
+    attributes |= flat("llm.input_messages", inputs) | flat("llm.output_messages", outputs)
     return span("ChatCompletion", at_ms, until_ms, attributes, **more)
 
 
@@ -330,8 +320,8 @@ def multiply(at_ms: int, until_ms: int, **more: Any) -> Json:
     return span("multiply", at_ms, until_ms, attributes, **more)
 
 
-def without_ids(found: Json) -> Json:
-    return {key: value for key, value in found.items() if not key.endswith(("tool_call.id", "tool_call_id"))}
+def without_ids(attributes: Json) -> Json:
+    return {key: value for key, value in attributes.items() if not key.endswith(("tool_call.id", "tool_call_id"))}
 
 
 def test_openinference_spans_are_a_trace() -> None:
@@ -341,29 +331,27 @@ def test_openinference_spans_are_a_trace() -> None:
         export(root, llm(5, 10, [SUM], [MULTIPLY]), multiply(11, 15), llm(20, 30, [SUM, MULTIPLY, MULTIPLIED], [PRODUCT])),
     )
     assert trace["task"]["objective"] == "What is 17 times 31?"
-    assert told(trace) == ARITHMETIC
+    assert steps_in(trace) == ARITHMETIC
 
 
 def test_openinference_without_ids_of_calls_and_without_spans_of_tools() -> None:
     call, returned = without_ids(MULTIPLY), without_ids(MULTIPLIED)
-    (trace,) = converted("otel", export(llm(5, 10, [SUM], [call]), llm(20, 30, [SUM, call, returned], [PRODUCT])))
-    assert told(trace) == ARITHMETIC
-    (trace,) = converted(
-        "otel", export(llm(5, 10, [SUM], [call]), multiply(11, 15), llm(20, 30, [SUM, call, returned], [PRODUCT]))
+    assert steps_of("otel", export(llm(5, 10, [SUM], [call]), llm(20, 30, [SUM, call, returned], [PRODUCT]))) == ARITHMETIC
+    assert (
+        steps_of("otel", export(llm(5, 10, [SUM], [call]), multiply(11, 15), llm(20, 30, [SUM, call, returned], [PRODUCT])))
+        == ARITHMETIC
     )
-    assert told(trace) == ARITHMETIC
 
 
 def test_the_same_call_twice_stays_two() -> None:
     call, returned = without_ids(MULTIPLY), without_ids(MULTIPLIED)
-    shown = [SUM, call, returned, call, returned]
-    (trace,) = converted(
-        "otel", export(llm(0, 1, shown[:1], [call]), llm(2, 3, shown[:3], [call]), llm(4, 5, shown, [PRODUCT]))
-    )
-    assert told(trace) == [*ARITHMETIC[:2], *ARITHMETIC]
+    inputs = [SUM, call, returned, call, returned]
+    assert steps_of(
+        "otel", export(llm(0, 1, inputs[:1], [call]), llm(2, 3, inputs[:3], [call]), llm(4, 5, inputs, [PRODUCT]))
+    ) == [*ARITHMETIC[:2], *ARITHMETIC]
 
 
-def test_contents_in_parts_and_a_function_call_as_it_was_at_first() -> None:
+def test_contents_in_parts_and_a_deprecated_function_call() -> None:
     thinking = {
         "role": "assistant",
         "contents.0.message_content.type": "reasoning",
@@ -374,33 +362,39 @@ def test_contents_in_parts_and_a_function_call_as_it_was_at_first() -> None:
         "contents.1.tool_call.function.arguments": '{"a": 17, "b": 31}',
     }
     legacy = {"role": "assistant", "function_call_name": "multiply", "function_call_arguments_json": '{"a": 17, "b": 31}'}
-    (trace,) = converted("otel", export(llm(0, 1, [SUM], [thinking]), llm(2, 3, [SUM, thinking, MULTIPLIED], [PRODUCT])))
-    assert told(trace) == [("thought", "I multiply."), *ARITHMETIC]
-    (trace,) = converted(
-        "otel",
-        export(
-            llm(0, 1, [SUM], [legacy]),
-            llm(2, 3, [SUM, legacy, {"role": "function", "name": "multiply", "content": "527"}], [PRODUCT]),
-        ),
+    assert steps_of("otel", export(llm(0, 1, [SUM], [thinking]), llm(2, 3, [SUM, thinking, MULTIPLIED], [PRODUCT]))) == [
+        ("thought", "I multiply."),
+        *ARITHMETIC,
+    ]
+    assert (
+        steps_of(
+            "otel",
+            export(
+                llm(0, 1, [SUM], [legacy]),
+                llm(2, 3, [SUM, legacy, {"role": "function", "name": "multiply", "content": "527"}], [PRODUCT]),
+            ),
+        )
+        == ARITHMETIC
     )
-    assert told(trace) == ARITHMETIC
 
 
 def test_more_than_ten_messages_stay_in_their_order() -> None:
-    shown = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(13)]
-    (trace,) = converted("otel", export(llm(0, 1, shown, [PRODUCT])))
-    assert [content for _, content in told(trace)] == [f"{n}." for n in range(1, 13)] + ["It is 527."]
+    inputs = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(13)]
+    (trace,) = converted("otel", export(llm(0, 1, inputs, [PRODUCT])))
+    assert [content for _, content in steps_in(trace)] == [f"{n}." for n in range(1, 13)] + ["It is 527."]
 
 
-def test_spans_without_messages_tell_what_went_in_and_came_out() -> None:
+def test_spans_without_messages_supply_question_and_answer() -> None:
     root = span("query", 0, 10, {"openinference.span.kind": "CHAIN", "input.value": "Anybody there?", "output.value": "Yes."})
-    found = {"openinference.span.kind": "RETRIEVER", "input.value": "people", "output.value": '["one"]'}
+    retrieved = {"openinference.span.kind": "RETRIEVER", "input.value": "people", "output.value": '["one"]'}
     (trace,) = converted(
         "otel",
-        export(root, span("search", 1, 2, found), span("llm", 3, 4, {"openinference.span.kind": "LLM", "input.value": "{}"})),
+        export(
+            root, span("search", 1, 2, retrieved), span("llm", 3, 4, {"openinference.span.kind": "LLM", "input.value": "{}"})
+        ),
     )
     assert trace["task"]["objective"] == "Anybody there?"
-    assert told(trace) == [("tool_call", "search", "search(people)"), ("observation", '["one"]'), ("thought", "Yes.")]
+    assert steps_in(trace) == [("tool_call", "search", "search(people)"), ("observation", '["one"]'), ("thought", "Yes.")]
 
 
 PLACE: Final = "resourceSpans.0.scopeSpans.0.spans.0"
@@ -435,7 +429,7 @@ PLACE: Final = "resourceSpans.0.scopeSpans.0.spans.0"
         (export(chat(0, 1, [ASKED], [])), PLACE),
     ],
 )
-def test_what_is_wrong_is_named_by_its_place(source: object, field: str | None) -> None:
+def test_errors_name_the_place(source: object, field: str | None) -> None:
     good = export(*[each | {"traceId": "1" * 32} for each in WINDY])
     assert refused_fields("otel", good, source) == ([(2, field)] if field else [])
 

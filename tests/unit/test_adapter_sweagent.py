@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.converting import converted, refused_fields, told
+from tests.support.converting import converted, refused_fields, steps_in, steps_of
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ RUN: Final = {
 def test_trajectory_is_a_trace() -> None:
     (trace,) = converted("sweagent", RUN)
     assert trace["task"] == {"objective": "ISSUE: rounding() loses a cent."}
-    assert told(trace) == [
+    assert steps_in(trace) == [
         ("thought", "First I look around."),
         ("tool_call", "ls", "ls -F\n"),
         ("observation", "money.py  tests/"),
@@ -67,7 +67,7 @@ def test_functions_that_the_model_called_are_the_tools() -> None:
 
 
 @pytest.mark.parametrize("key", ["query", "messages"])
-def test_without_a_history_the_first_input_of_the_model_says_what_was_asked(key: str) -> None:
+def test_without_a_history_the_first_input_of_the_model_is_the_objective(key: str) -> None:
     steps = [TRAJECTORY[0] | {key: HISTORY}, *TRAJECTORY[1:]]
     (trace,) = converted("sweagent", {"trajectory": steps, "info": {}})
     assert trace["task"]["objective"] == "ISSUE: rounding() loses a cent."
@@ -75,8 +75,9 @@ def test_without_a_history_the_first_input_of_the_model_says_what_was_asked(key:
 
 
 def test_step_without_a_command_is_a_thought() -> None:
-    (trace,) = converted("sweagent", RUN | {"trajectory": [{"response": "I give up.", "action": "", "observation": None}]})
-    assert told(trace) == [("thought", "I give up.")]
+    assert steps_of("sweagent", RUN | {"trajectory": [{"response": "I stop.", "action": "", "observation": None}]}) == [
+        ("thought", "I stop.")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -94,5 +95,5 @@ def test_step_without_a_command_is_a_thought() -> None:
         ({"trajectory": [step("a", "cat big", "x" * 100_001)]}, "trajectory.0"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_place(change: Json, field: str) -> None:
+def test_errors_name_the_place(change: Json, field: str) -> None:
     assert refused_fields("sweagent", RUN | change, RUN) == [(1, field)]

@@ -1,33 +1,38 @@
 """What all adapters share: what counts as an error and as a recovery, ids, and that nothing but one error ever comes out."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kp_scorer import adapters
 from kp_scorer.adapters import FORMATS, MOST_DEPTH
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import is_trace_id
 
-from tests.support.converting import GIVEN, both, converted, refused_fields
+from tests.support.calls import calls_during
+from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields
 from tests.unit import test_adapter_langfuse, test_adapter_openai, test_adapter_otel, test_adapter_sweagent
 
 EXAMPLES: Final[dict[str, object]] = {
     "openai": {"messages": test_adapter_openai.TIDES},
     "otel": test_adapter_otel.export(*test_adapter_otel.WINDY),
     "sweagent": test_adapter_sweagent.RUN,
-    "langfuse": test_adapter_langfuse.WHOLE,
+    "langfuse": test_adapter_langfuse.EXPORTED_TRACE,
 }
 of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
 
 
-def chat(*said: str) -> list[dict[str, Any]]:
+def chat(*turns: str) -> list[dict[str, Any]]:
     """A conversation in few words: ``?`` asks, ``!`` says, ``>`` calls a tool, ``<`` is its result; ``!…>`` says and calls."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Do it."}]
-    for text in said:
+    for text in turns:
         if text.startswith("<"):
             messages.append({"role": "tool", "tool_call_id": "c", "content": text[1:]})
         elif text.startswith("?"):
@@ -38,8 +43,8 @@ def chat(*said: str) -> list[dict[str, Any]]:
     return messages
 
 
-def types(*said: str) -> list[str]:
-    (trace,) = converted("openai", chat(*said))
+def types(*turns: str) -> list[str]:
+    (trace,) = converted("openai", chat(*turns))
     return [step["type"] for step in trace["steps"]]
 
 
@@ -87,8 +92,8 @@ def test_other_results_are_no_errors(result: str) -> None:
 
 def test_only_the_first_step_of_a_turn_that_tries_again_is_a_recovery() -> None:
     assert types(">", "<Error: x", "!Again.>", "<ok")[2:] == ["error_recovery", "tool_call", "observation"]
-    assert types(">", "<Error: x", "!I give up.") == ["tool_call", "observation", "thought"]
-    assert types(">", "<Error: x", "!I give up.", "?Try.", ">", "<ok")[2:] == [
+    assert types(">", "<Error: x", "!I stop.") == ["tool_call", "observation", "thought"]
+    assert types(">", "<Error: x", "!I stop.", "?Try.", ">", "<ok")[2:] == [
         "thought",
         "observation",
         "tool_call",
@@ -113,9 +118,9 @@ def test_id_without_one_in_the_record_is_that_of_its_content() -> None:
 
 
 @of_each_format
-def test_over_a_limit_is_named_and_nothing_else_is_lost(name: str) -> None:
-    found, refused = both(name, ["x", EXAMPLES[name], InvalidTrace([Problem("$", "expected JSON")])])
-    assert len(found) == 1
+def test_a_refused_source_is_reported_and_the_others_are_converted(name: str) -> None:
+    traces, refused = converted_and_refused(name, ["x", EXAMPLES[name], InvalidTrace([Problem("$", "expected JSON")])])
+    assert len(traces) == 1
     assert [str(error).partition(":")[0] for error in refused] == ["line 1", "line 3"] or name in ("otel", "langfuse")
     assert {error.line for error in refused} == {1, 3}
 
@@ -131,7 +136,7 @@ def test_record_that_is_nested_too_deep_is_refused(name: str) -> None:
     deep: object = 1
     for _ in range(MOST_DEPTH + 1):
         deep = [deep]
-    _, refused = both(name, [deep, {"messages": deep}])
+    _, refused = converted_and_refused(name, [deep, {"messages": deep}])
     assert [error.problems[0].field for error in refused] == ["$", "$"]
     assert "nesting" in str(refused[0])
 
@@ -151,7 +156,9 @@ def spoilt(value: Any) -> Any:
 @of_each_format
 def test_errors_never_quote_the_record(name: str) -> None:
     spelt_otherwise = json.dumps(EXAMPLES[name]).replace("role", "rôle").replace("type", SECRET).replace("Time", SECRET)
-    _, refused = both(name, [spoilt(EXAMPLES[name]), json.loads(spelt_otherwise), SECRET, [SECRET], {SECRET: SECRET}])
+    _, refused = converted_and_refused(
+        name, [spoilt(EXAMPLES[name]), json.loads(spelt_otherwise), SECRET, [SECRET], {SECRET: SECRET}]
+    )
     assert len(refused) >= 3
     assert not any(SECRET in str(error) for error in refused)
 
@@ -171,33 +178,31 @@ JSON: Final = st.recursive(
 
 def paths(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Where every value in a value is."""
-    found = [path]
+    places = [path]
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            found += paths(inner, (*path, key))
-    return found
+            places += paths(inner, (*path, key))
+    return places
 
 
 def changed(value: Any, path: Sequence[str | int], put: object) -> Any:
     if not path:
         return put
-    key, *rest = path
+    key, *below = path
     copied: Any = dict(value) if isinstance(value, dict) else list(value)
-    copied[key] = changed(value[key], rest, put)
+    copied[key] = changed(value[key], below, put)
     return copied
 
 
 @of_each_format
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_whatever_a_record_is_it_becomes_a_valid_trace_or_one_error_that_names_the_place(
-    name: str, data: st.DataObject
-) -> None:
+def test_any_record_gives_a_valid_trace_or_an_error_that_names_the_place(name: str, data: st.DataObject) -> None:
     example = EXAMPLES[name]
     for _ in range(data.draw(st.integers(1, 3))):
         example = changed(example, data.draw(st.sampled_from(paths(example))), data.draw(JSON))
     # What is not caught in there fails this test, as does a trace that is not valid.
-    _, refused = both(name, [example], GIVEN._replace(success=data.draw(st.sampled_from([True, None]))))
+    _, refused = converted_and_refused(name, [example], SUPPLIED._replace(success=data.draw(st.sampled_from([True, None]))))
     for error in refused:
         assert error.line == 1
         assert all(problem.field and problem.expected for problem in error.problems)
@@ -206,5 +211,94 @@ def test_whatever_a_record_is_it_becomes_a_valid_trace_or_one_error_that_names_t
 @of_each_format
 @settings(max_examples=50, deadline=None)
 @given(value=JSON)
-def test_whatever_json_comes_in_makes_no_other_error(name: str, value: object) -> None:
-    both(name, [value, {"data": value}, {"messages": value}, {"trajectory": value}, {"resourceSpans": value}])
+def test_any_json_gives_traces_or_conversion_errors(name: str, value: object) -> None:
+    converted_and_refused(name, [value, {"data": value}, {"messages": value}, {"trajectory": value}, {"resourceSpans": value}])
+
+
+ODD: Final = (
+    *(math.nan, math.inf, -math.inf, 1e308, 10**18, 10**30, 10**400, -(10**400), -1, -1e-9, True),
+    *("NaN", "Infinity", "1e999", "9" * 18, "9" * 19, "9" * 30, "1" * 5_000, "-5", "\u0661\u0662", "\ud800"),
+    *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-01-01T00:00:00+23:59:59.999999", "2026-W01-1"),
+)
+"""Numbers and times that no calendar or no JSON has, or that are too large to compute with."""
+
+RESPONSE: Final = {"input": "Is it windy?", "output": [{"role": "assistant", "content": "Very."}], "created_at": 1_767_225_600}
+
+
+@pytest.mark.parametrize(("name", "example"), [*EXAMPLES.items(), ("openai", RESPONSE)])
+def test_odd_times_and_numbers_anywhere_give_a_valid_trace_or_an_error(name: str, example: object) -> None:
+    for path in paths(example):
+        for odd in ODD:
+            traces, refused = converted_and_refused(name, [changed(example, path, odd)])
+            assert traces or refused
+
+
+def otel_chat(turns: int) -> object:
+    """A chat with a tool, whose history each call of a model gets again."""
+    spans: list[dict[str, Any]] = []
+    history: list[dict[str, Any]] = []
+    for turn in range(turns):
+        history.append(test_adapter_otel.message("user", test_adapter_otel.text(f"Question {turn}")))
+        call = test_adapter_otel.CALL | {"id": f"call_{turn}"}
+        returned = {"type": "tool_call_response", "id": f"call_{turn}", "response": "14 m/s"}
+        for part in (call, test_adapter_otel.text(f"Answer {turn}")):
+            answer = test_adapter_otel.message("assistant", part)
+            spans.append(test_adapter_otel.chat(10 * len(spans), 10 * len(spans) + 5, history, [answer]))
+            history.append(answer)
+            if part is call:
+                history.append(test_adapter_otel.message("tool", returned))
+    return test_adapter_otel.export(*spans)
+
+
+def langfuse_chat(turns: int) -> object:
+    """A chat, whose history each call of a model gets again."""
+    observations: list[dict[str, Any]] = []
+    history: list[dict[str, Any]] = []
+    for turn in range(turns):
+        history.append({"role": "user", "content": f"Question {turn}"})
+        answer = {"role": "assistant", "content": f"Answer {turn}"}
+        start = f"2026-02-03T08:{turn // 60:02}:{turn % 60:02}Z"
+        observation = test_adapter_langfuse.observation("GENERATION", "answer", 0, input=[*history], output=answer)
+        observations.append(observation | {"startTime": start, "endTime": start})
+        history.append(answer)
+    return test_adapter_langfuse.TRACE | {"observations": observations}
+
+
+def otel_chain(spans: int) -> object:
+    """Tools within tools, all of one name."""
+    chained = [test_adapter_otel.tool("f", n, spans, attributes={"gen_ai.tool.call.result": "ok"}) for n in range(spans)]
+    for outer, inner in pairwise(chained):
+        inner["parentSpanId"] = outer["spanId"]
+    return test_adapter_otel.export(test_adapter_otel.WINDY[0], *chained)
+
+
+def otel_calls_of_one_id(turns: int) -> object:
+    """Answers that each call a tool under the id that all others use, too."""
+    answers = [test_adapter_otel.chat(n, n, [test_adapter_otel.ASKED], [test_adapter_otel.CALLED]) for n in range(turns)]
+    return test_adapter_otel.export(*answers, *(test_adapter_otel.tool("get_wind", turns, turns, "call_1") for _ in answers))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("otel", otel_chat), ("langfuse", langfuse_chat), ("otel", otel_chain), ("otel", otel_calls_of_one_id)],
+)
+def test_twice_as_long_a_run_takes_twice_the_steps(name: str, source: Callable[[int], object]) -> None:
+    half, twice = (calls_during(partial(converted_and_refused, name, [source(count)])) for count in (60, 120))
+    assert twice < 2.1 * half
+
+
+def test_chat_of_800_turns_is_a_trace_of_all_that_was_said() -> None:
+    (trace,) = converted("langfuse", langfuse_chat(800))
+    assert [step["content"] for step in trace["steps"]][-2:] == ["Question 799", "Answer 799"]
+    assert len(trace["steps"]) == 2 * 800 - 1
+
+
+def test_run_of_too_many_records_is_refused_and_others_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "_MOST_RECORDS", 10)
+    others = [test_adapter_otel.WINDY[1] | {"traceId": f"{n:032x}"} for n in range(2)]
+    sources = [test_adapter_otel.export(others[0]), otel_chat(6), test_adapter_otel.export(others[1])]
+    traces, refused = converted_and_refused("otel", sources)
+    assert len(traces) == 2
+    assert [str(error) for error in refused] == [
+        "line 2: resourceSpans.0.scopeSpans.0.spans.0: expected a run of at most 10 records"
+    ]

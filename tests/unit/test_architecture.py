@@ -22,7 +22,7 @@ def floors_of(*names: str) -> Floors:
 
 
 FLOORS: Final = floors_of(
-    "errors characters capacity",
+    "capacity characters errors files",
     "trace",
     "decision",
     "decoding",
@@ -30,12 +30,12 @@ FLOORS: Final = floors_of(
     "scoring",
     "novelty",
     "analysis",
-    "environment health spans urls",
+    "spans",
     "settings",
-    "logs",
+    "logs local",
     "report",
     "embedding",
-    "store",
+    "ledger",
     "broker",
     "decider",
     "offline client",
@@ -67,8 +67,8 @@ def upward(imports: Sequence[Import], floors: Floors) -> list[str]:
     return [
         str(each)
         for each in imports
-        if (own := room_of(each.importer)) and own != (other := room_of(each.imported))
-        if floor_of.get(other, top) >= floor_of.get(own, top)
+        if (own := room_of(each.importer)) and own != (imported_room := room_of(each.imported))
+        if floor_of.get(imported_room, top) >= floor_of.get(own, top)
     ]
 
 
@@ -142,7 +142,7 @@ def complaints(house: Path) -> list[str]:
     return [*homeless(house, HOUSE_FLOORS), *upward(imports, HOUSE_FLOORS), *circle(within)]
 
 
-def test_a_house_in_order_is_found_so(house: Path) -> None:
+def test_a_package_in_order_has_no_problems(house: Path) -> None:
     assert complaints(house) == []
     assert {(each.importer, each.imported) for each in imports_in(house)} == {
         ("house", "house.attic.lamp"),
@@ -163,7 +163,7 @@ def test_a_house_in_order_is_found_so(house: Path) -> None:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.attic import lamp",
     ],
 )
-def test_an_upward_import_is_found_wherever_it_stands(house: Path, statement: str) -> None:
+def test_an_upward_import_is_found_on_any_line(house: Path, statement: str) -> None:
     (house / "cellar.py").write_text(statement)
     line = statement.count("\n") + 1
     assert upward(imports_in(house), HOUSE_FLOORS) == [f"house/cellar.py:{line}: house.cellar imports house.attic.lamp"]
@@ -175,8 +175,8 @@ def test_importing_the_public_face_from_inside_is_upward(house: Path) -> None:
 
 
 def test_rooms_on_one_floor_may_not_import_each_other(house: Path) -> None:
-    found = upward(imports_in(house), floors_of("cellar", "hall attic"))
-    assert found == ["house/attic/lamp.py:2: house.attic.lamp imports house.hall"]
+    problems = upward(imports_in(house), floors_of("cellar", "hall attic"))
+    assert problems == ["house/attic/lamp.py:2: house.attic.lamp imports house.hall"]
 
 
 def test_a_circle_within_a_room_is_found(house: Path) -> None:

@@ -1,9 +1,10 @@
-"""The micro-batcher: what it puts together, and what it keeps apart when something fails."""
+"""The micro-batcher: which traces it batches, and which it retries alone after a failure. Numbers stand for traces."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Final, NamedTuple
+from contextlib import ExitStack
+from typing import Any, Final, NamedTuple
 
 import pytest
 from kp_scorer.errors import ServiceUnavailable
@@ -22,15 +23,15 @@ class Item(NamedTuple):
 
 
 class GatedWork:
-    """Doubles numbers, one batch at a time, each only once its gate is open; remembers the batches it was given.
+    """Doubles numbers, one batch at a time, each only once its gate is open; records its batches.
 
-    It does so in the first stage; the second hands over.
+    It does so in the first stage; the second returns the results.
     """
 
     def __init__(self, fail: Callable[[Sequence[int]], None] = lambda batch: None) -> None:
         self.batches: list[list[int]] = []
         self.is_at_work = threading.Lock()
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.gate = threading.Event()
         self._fail = fail
 
@@ -40,7 +41,7 @@ class GatedWork:
         self.batches.append(batch)
         assert self.is_at_work.acquire(blocking=False), "two batches were prepared at once"
         try:
-            self.begun.set()
+            self.started.set()
             assert self.gate.wait(PATIENCE_S)
             self._fail(batch)
             return [number * 2 for number in batch]
@@ -58,18 +59,19 @@ class Batcher:
     """A batcher whose results come as futures."""
 
     def __init__(self, work: GatedWork, max_batch: int) -> None:
-        self._batcher: MicroBatcher[Item, list[int], int] = MicroBatcher(work, self._hand_on, max_batch)
+        stages: Any = work
+        self._batcher: Any = MicroBatcher(stages, self._on_resolved, max_batch)
         self.stop = self._batcher.stop
-        self.handed_on: list[list[int | Exception]] = []
+        self.completed: list[list[int | Exception]] = []
 
     def submit(self, number: int) -> "Future[int]":
         item = Item(number, Future())
         self._batcher.submit(item)
         return item.future
 
-    def _hand_on(self, ended: Sequence[tuple[Item, int | Exception]]) -> None:
-        self.handed_on.append([result for _, result in ended])
-        for item, result in ended:
+    def _on_resolved(self, resolved: Sequence[tuple[Any, Any]]) -> None:
+        self.completed.append([result for _, result in resolved])
+        for item, result in resolved:
             if isinstance(result, Exception):
                 item.future.set_exception(result)
             else:
@@ -81,23 +83,21 @@ Start = Callable[[GatedWork, int], Batcher]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts batchers, and opens their gates and stops them in the end."""
-    started: list[tuple[GatedWork, Batcher]] = []
+    """Starts batchers, whose work must open its gate, and stops them in the end."""
+    with ExitStack() as started:
 
-    def begin(work: GatedWork, max_batch: int) -> Batcher:
-        started.append((work, Batcher(work, max_batch)))
-        return started[-1][1]
+        def start_batcher(work: GatedWork, max_batch: int) -> Batcher:
+            batcher = Batcher(work, max_batch)
+            started.callback(batcher.stop)
+            return batcher
 
-    yield begin
-    for work, batcher in started:
-        work.gate.set()
-        batcher.stop()
+        yield start_batcher
 
 
-def hand_over(batcher: Batcher, work: GatedWork, items: Sequence[int]) -> list["Future[int]"]:
+def submit_behind_first(batcher: Batcher, work: GatedWork, items: Sequence[int]) -> list["Future[int]"]:
     """Submit the first item, wait until it is being worked on, submit the others behind it, then let work go on."""
     first = batcher.submit(items[0])
-    assert work.begun.wait(PATIENCE_S)
+    assert work.started.wait(PATIENCE_S)
     futures = [first, *(batcher.submit(item) for item in items[1:])]
     work.gate.set()
     return futures
@@ -119,85 +119,52 @@ def poisoned_by(poison: int) -> Callable[[Sequence[int]], None]:
     return fail
 
 
-def test_results_come_to_their_items_in_order(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("max_batch", "items", "batches"),
+    [
+        pytest.param(8, [1], [[1]], id="the first is not kept waiting"),
+        pytest.param(8, [1, 2, 3, 4], [[1], [2, 3, 4]], id="all that wait become one batch"),
+        pytest.param(3, list(range(9)), [[0], [1, 2, 3], [4, 5, 6], [7, 8]], id="a batch is bounded, and the others follow"),
+        pytest.param(1, [1, 2, 3], [[1], [2], [3]], id="batches of one"),
+    ],
+)
+def test_what_waits_is_batched_in_order(start: Start, max_batch: int, items: list[int], batches: list[list[int]]) -> None:
     work = GatedWork()
-    assert results(hand_over(start(work, 4), work, range(10))) == [item * 2 for item in range(10)]
-
-
-def test_first_item_is_not_kept_waiting_for_others(start: Start) -> None:
-    work = GatedWork()
-    assert results(hand_over(start(work, 8), work, [1])) == [2]
-    assert work.batches == [[1]]
-
-
-def test_whatever_waits_becomes_one_batch(start: Start) -> None:
-    work = GatedWork()
-    results(hand_over(start(work, 8), work, [1, 2, 3, 4]))
-    assert work.batches == [[1], [2, 3, 4]]
-
-
-def test_a_batch_is_handed_on_together(start: Start) -> None:
-    work = GatedWork()
-    batcher = start(work, 8)
-    results(hand_over(batcher, work, [1, 2, 3, 4]))
-    assert batcher.handed_on == [[2], [4, 6, 8]]
-
-
-def test_batch_is_bounded_and_the_rest_follows_in_order(start: Start) -> None:
-    work = GatedWork()
-    results(hand_over(start(work, 3), work, range(9)))
-    assert work.batches == [[0], [1, 2, 3], [4, 5, 6], [7, 8]]
-
-
-def test_batches_of_one_are_possible(start: Start) -> None:
-    work = GatedWork()
-    results(hand_over(start(work, 1), work, [1, 2, 3]))
-    assert work.batches == [[1], [2], [3]]
-
-
-def test_submitting_does_not_wait_for_the_work(start: Start) -> None:
-    work = GatedWork()
-    batcher = start(work, 2)
-    futures = [batcher.submit(item) for item in range(6)]
-    assert not any(future.done() for future in futures)
-    work.gate.set()
-    assert results(futures) == [item * 2 for item in range(6)]
+    batcher = start(work, max_batch)
+    assert results(submit_behind_first(batcher, work, items)) == [item * 2 for item in items]
+    assert work.batches == batches
+    assert batcher.completed == [[item * 2 for item in batch] for batch in batches], "a batch's results come together"
 
 
 def test_poisonous_item_fails_alone(start: Start) -> None:
     work = GatedWork(poisoned_by(3))
-    futures = hand_over(start(work, 8), work, [1, 2, 3, 4])
+    futures = submit_behind_first(start(work, 8), work, [1, 2, 3, 4])
     assert failures(futures) == [None, None, "poisoned by 3", None]
     assert [results([future]) for future in (futures[0], futures[1], futures[3])] == [[2], [4], [8]]
     assert work.batches == [[1], [2, 3, 4], [2], [3], [4]]
 
 
-def test_item_that_fails_alone_is_not_tried_again(start: Start) -> None:
-    work = GatedWork(poisoned_by(1))
-    assert failures(hand_over(start(work, 8), work, [1])) == ["poisoned by 1"]
-    assert work.batches == [[1]]
-
-
-def test_work_goes_on_after_a_failure(start: Start) -> None:
+def test_item_that_fails_alone_is_not_retried_and_work_goes_on(start: Start) -> None:
     work = GatedWork(poisoned_by(1))
     batcher = start(work, 8)
-    assert failures(hand_over(batcher, work, [1])) == ["poisoned by 1"]
+    assert failures(submit_behind_first(batcher, work, [1])) == ["poisoned by 1"]
     assert results([batcher.submit(5)]) == [10]
+    assert work.batches == [[1], [5]]
 
 
-def test_outage_fails_a_batch_together_and_is_not_tried_again(start: Start) -> None:
+def test_outage_fails_a_batch_together_without_a_retry(start: Start) -> None:
     def fail(batch: Sequence[int]) -> None:
         if 2 in batch:
             raise ServiceUnavailable("the log does not answer")
 
     work = GatedWork(fail)
-    futures = hand_over(start(work, 3), work, [1, 2, 3, 4, 5])
+    futures = submit_behind_first(start(work, 3), work, [1, 2, 3, 4, 5])
     assert failures(futures) == [None, *["the log does not answer"] * 3, None]
     assert all(isinstance(future.exception(), ServiceUnavailable) for future in futures[1:4])
     assert work.batches == [[1], [2, 3, 4], [5]]
 
 
-def test_outage_while_items_are_tried_one_by_one_fails_only_those_it_meets(start: Start) -> None:
+def test_outage_while_items_are_retried_one_by_one_fails_only_those_it_affects(start: Start) -> None:
     def fail(batch: Sequence[int]) -> None:
         if len(batch) > 1:
             raise ValueError("poisoned")
@@ -205,42 +172,17 @@ def test_outage_while_items_are_tried_one_by_one_fails_only_those_it_meets(start
             raise ServiceUnavailable("out")
 
     work = GatedWork(fail)
-    assert failures(hand_over(start(work, 8), work, [1, 2, 3, 4])) == [None, None, "out", None]
+    assert failures(submit_behind_first(start(work, 8), work, [1, 2, 3, 4])) == [None, None, "out", None]
 
 
-@pytest.mark.parametrize("max_batch", [1, 2, 8])
-def test_stop_finishes_what_was_handed_over(max_batch: int) -> None:
+@pytest.mark.parametrize("count", [0, 7])
+def test_stop_finishes_submitted_items(count: int) -> None:
     work = GatedWork()
-    batcher = Batcher(work, max_batch)
-    futures = hand_over(batcher, work, range(7))
+    batcher = Batcher(work, 2)
+    futures = submit_behind_first(batcher, work, range(count)) if count else []
     batcher.stop()
-    assert all(future.done() for future in futures)
-    assert results(futures) == [item * 2 for item in range(7)]
-
-
-def test_stop_of_an_idle_batcher_ends_at_once_and_does_no_work() -> None:
-    work = GatedWork()
-    Batcher(work, 8).stop()
-    assert work.batches == []
-
-
-def test_many_threads_may_submit_at_once(start: Start) -> None:
-    work = GatedWork()
-    work.gate.set()
-    batcher = start(work, 5)
-    found: dict[int, int] = {}
-
-    def submit(number: int) -> None:
-        found[number] = batcher.submit(number).result(PATIENCE_S)
-
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(30)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert found == {number: number * 2 for number in range(30)}
-    assert sorted(item for batch in work.batches for item in batch) == list(range(30))
-    assert max(map(len, work.batches)) <= 5
+    assert [future.done() for future in futures] == [True] * count
+    assert results(futures) == [item * 2 for item in range(count)]
 
 
 class TwoStages(GatedWork):
@@ -252,24 +194,24 @@ class TwoStages(GatedWork):
         self.finished: list[list[int]] = []
         self.finishing = threading.Event()
         self.finish_gate = threading.Event()
-        self.in_hand_when_alone: list[int] = []
+        self.in_flight_when_alone: list[int] = []
         self._wants_alone = wants_alone
         self._fails_late = fails_late
-        self._in_hand = 0
+        self._in_flight = 0
 
     def prepare(self, items: Sequence[Item], *, alone: bool) -> list[int]:
         batch = [item.number for item in items]
         self.batches.append(batch)
         if alone:
-            self.in_hand_when_alone.append(self._in_hand)
-        self._in_hand += 1
+            self.in_flight_when_alone.append(self._in_flight)
+        self._in_flight += 1
         return [number if alone or number not in self._wants_alone else -1 for number in batch]
 
     def finish(self, work: list[int]) -> list[int | None]:
         self.finishing.set()
         assert self.finish_gate.wait(PATIENCE_S)
         self.finished.append(work)
-        self._in_hand -= 1
+        self._in_flight -= 1
         if self._fails_late in work:
             raise ValueError(f"poisoned by {self._fails_late}")
         return [None if item < 0 else item * 2 for item in work]
@@ -287,17 +229,17 @@ def test_the_next_batch_is_prepared_while_one_is_finished(start: Start) -> None:
     assert results(futures) == [2, 4, 6]
 
 
-def test_what_wants_to_be_alone_is_prepared_when_nothing_is_in_hand(start: Start) -> None:
+def test_an_item_to_be_retried_alone_is_prepared_when_nothing_is_in_flight(start: Start) -> None:
     work = TwoStages(wants_alone=[2, 5])
     batcher = start(work, 3)
     work.finish_gate.set()
     assert results([batcher.submit(item) for item in range(12)]) == [item * 2 for item in range(12)]
     assert [2] in work.batches
     assert [5] in work.batches
-    assert work.in_hand_when_alone == [0, 0]
+    assert work.in_flight_when_alone == [0, 0]
 
 
-def test_a_batch_that_fails_in_the_second_stage_is_tried_one_by_one(start: Start) -> None:
+def test_a_batch_that_fails_in_the_second_stage_is_retried_one_by_one(start: Start) -> None:
     work = TwoStages(fails_late=3)
     batcher = start(work, 4)
     first = batcher.submit(0)
@@ -307,7 +249,7 @@ def test_a_batch_that_fails_in_the_second_stage_is_tried_one_by_one(start: Start
     assert failures(futures) == [None, None, None, "poisoned by 3", None]
 
 
-def test_stop_waits_for_what_has_to_be_tried_alone() -> None:
+def test_stop_waits_for_items_to_be_retried_alone() -> None:
     work = TwoStages(wants_alone=[1, 2, 3])
     batcher = Batcher(work, 4)
     futures = [batcher.submit(item) for item in range(5)]

@@ -1,15 +1,13 @@
 """``kp-scorer convert``: what it reads, what it prints, what it asks for."""
 
-import gzip
 import io
 import json
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner, Result
 from kp_scorer.adapters import FORMATS
-from kp_scorer.cli.convert import convert
+from kp_scorer.cli.commands.convert import convert
 from kp_scorer.cli.input import read_json, read_traces
 from kp_scorer.errors import InvalidTrace
 
@@ -17,7 +15,7 @@ from tests.support.builders import LIMITS
 from tests.support.converting import converted
 from tests.support.documents import blocks
 
-SAID: Final = {
+OPTIONS: Final = {
     "--from": "openai",
     "--confidence": "0.75",
     "--domain": "customer_service",
@@ -25,13 +23,13 @@ SAID: Final = {
     "--privacy-level": "federated",
     "--created-at": "2026-01-31T12:00:00Z",
 }
-CHAT: Final = {"messages": [{"role": "user", "content": "Any mail?"}, {"role": "assistant", "content": "Two letters."}]}
+CHAT: Final = {"messages": [{"role": "user", "content": "Any mail?"}, {"role": "assistant", "content": "Two messages."}]}
 
 
 def run(content: bytes, *flags: str, file: str = "-", **changed: str | None) -> Result:
-    options = SAID | {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
-    said = [word for name, value in options.items() if value is not None for word in (name, value)]
-    return CliRunner().invoke(convert, [file, *said, *flags], input=content, prog_name="kp-scorer convert")
+    options = OPTIONS | {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
+    arguments = [word for name, value in options.items() if value is not None for word in (name, value)]
+    return CliRunner().invoke(convert, [file, *arguments, *flags], input=content, prog_name="kp-scorer convert")
 
 
 def rows(done: Result) -> list[dict[str, Any]]:
@@ -44,33 +42,23 @@ def json_lines(*sources: object) -> bytes:
 
 def parsed(content: bytes) -> list[tuple[int, object]]:
     """What is read, with None for what is no JSON."""
-    found = read_json(io.BytesIO(content), LIMITS)
-    return [(number, None if isinstance(value, InvalidTrace) else value) for number, value in found]
+    values = read_json(io.BytesIO(content), LIMITS)
+    return [(number, None if isinstance(value, InvalidTrace) else value) for number, value in values]
 
 
-def test_what_is_converted_can_be_read_as_traces() -> None:
+def test_converted_traces_can_be_read() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), "--failed")
     assert done.exit_code == 0, done.output
     assert done.stderr == "converted 2 of 2\n"
     (trace, _) = rows(done)
     assert trace["metadata"]["task_domain"] == "customer_service"
     assert trace["metadata"]["success"] is False
-    assert trace["outcome"] == {"result_summary": "Two letters.", "confidence": 0.75}
+    assert trace["outcome"] == {"result_summary": "Two messages.", "confidence": 0.75}
     lines = list(read_traces(io.BytesIO(done.stdout_bytes), LIMITS))
     assert [isinstance(line.trace, InvalidTrace) for line in lines] == [False, False]
 
 
-@pytest.mark.parametrize("name", ["chats.jsonl", "chats.json", "chats.jsonl.gz", "chats.json.gz"])
-def test_files_of_every_kind(tmp_path: Path, name: str) -> None:
-    content = json_lines(CHAT, CHAT) if "jsonl" in name else json.dumps([CHAT, CHAT], indent=1).encode()
-    file = tmp_path / name
-    file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    done = run(b"", "--success", file=str(file))
-    assert done.exit_code == 0, done.output
-    assert len(rows(done)) == 2
-
-
-def test_what_does_not_convert_is_named_and_the_rest_is_converted() -> None:
+def test_invalid_records_are_reported_and_the_rest_is_converted() -> None:
     mute = {"messages": [{"role": "user", "content": "Any mail?"}, {"role": "ghost"}]}
     done = run(b"{broken\n\n" + json_lines(mute, CHAT), "--success")
     assert done.exit_code == 1
@@ -86,19 +74,19 @@ def test_what_does_not_convert_is_named_and_the_rest_is_converted() -> None:
     assert done.stderr.endswith("converted 1 of 3\n")
 
 
-def test_nothing_to_convert_is_said() -> None:
+def test_empty_input_is_reported() -> None:
     done = run(b"\n")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing to convert in -\n")
 
 
 @pytest.mark.parametrize("option", ["confidence", "domain", "visibility", "privacy_level", "from"])
-def test_what_no_format_says_must_be_given(option: str) -> None:
+def test_options_that_no_format_supplies_are_required(option: str) -> None:
     done = run(json_lines(CHAT), "--success", file="-", **{option: None})
     assert done.exit_code == 2
     assert f"Missing option '--{option.replace('_', '-')}'" in done.stderr
 
 
-def test_what_a_record_does_not_say_is_named_with_its_option() -> None:
+def test_missing_facts_are_named_with_their_options() -> None:
     done = run(json_lines(CHAT), created_at=None)
     assert done.exit_code == 1
     assert [problem["field"] for problem in rows(done)[0]["problems"]] == ["metadata.created_at", "metadata.success"]
@@ -120,21 +108,21 @@ def test_what_a_record_does_not_say_is_named_with_its_option() -> None:
         ("from", "mlflow"),
     ],
 )
-def test_what_a_trace_may_not_have_is_refused_before_anything_is_read(option: str, value: str) -> None:
+def test_invalid_options_are_refused_before_reading(option: str, value: str) -> None:
     done = run(b"{broken\n", "--success", **{option: value})
     assert done.exit_code == 2
     assert f"--{option.replace('_', '-')}" in done.stderr
     assert done.stdout == ""
 
 
-def test_limits_are_those_of_the_settings() -> None:
+def test_limits_of_the_settings_apply() -> None:
     wordy = {"messages": [*CHAT["messages"], {"role": "assistant", "content": "word " * 20}]}
     done = run(json_lines(wordy, CHAT), "--success", "--set", "limits.field_chars=99")
     assert done.exit_code == 1
     assert [row.get("problems", [{}])[0].get("field") for row in rows(done)] == ["messages.2", None]
 
 
-def test_lines_may_be_lists_and_a_document_may_be_anything() -> None:
+def test_lines_may_be_lists_and_documents_any_json() -> None:
     assert parsed(b"[1]\n\n[2, 3]\n[\n") == [(1, [1]), (3, [2, 3]), (4, None)]
     assert parsed(b"[1,\n2]\n") == [(1, [1, 2])]
     assert parsed(b'{"a":\n1}') == [(1, {"a": 1})]
@@ -142,12 +130,12 @@ def test_lines_may_be_lists_and_a_document_may_be_anything() -> None:
     assert parsed(b"[1,\n2") == [(1, None)]
 
 
-def test_line_of_any_length_is_read() -> None:
+def test_long_line_is_read() -> None:
     long = "x" * (2 * LIMITS.message_bytes)
     assert parsed(json_lines({"a": 1}, long)) == [(1, {"a": 1}), (2, long)]
 
 
-def test_examples_of_the_document_are_what_it_says() -> None:
+def test_examples_of_the_document_convert_as_described() -> None:
     sources = [json.loads(block) for block in blocks("worker/CONVERT.md") if block.startswith("{")]
     chat, spans, trajectory, trace = (converted(name, each)[0] for name, each in zip(FORMATS, sources, strict=True))
     assert [step["type"] for step in chat["steps"]] == ["tool_call", "observation", "thought"]

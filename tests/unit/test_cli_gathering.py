@@ -11,7 +11,7 @@ from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.offline import score_traces
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.builders import Payload, minimal_payload
+from tests.support.builders import Payload, changed, minimal_payload
 
 PAYLOADS = [minimal_payload(trace_id=f"kp:trace:{number}") for number in range(5)]
 
@@ -22,23 +22,23 @@ def no_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def seen() -> list[Gathered]:
+def results() -> list[Gathered]:
     """What the command below was given."""
     return []
 
 
 @pytest.fixture
-def gather(seen: list[Gathered]) -> click.Command:
+def gather(results: list[Gathered]) -> click.Command:
     @click.command()
     @gathering_options
     def command(gathered: Gathered, settings: Settings) -> None:
-        seen.append(gathered)
+        results.append(gathered)
 
     return command
 
 
-def run(command: click.Command, *arguments: str, given: bytes | None = None) -> Result:
-    return CliRunner().invoke(command, arguments, input=given)
+def run(command: click.Command, *arguments: str, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(command, arguments, input=stdin)
 
 
 def lines(rows: list[Payload]) -> bytes:
@@ -49,42 +49,42 @@ def decided() -> list[Payload]:
     return [decision.model_dump(mode="json") for decision in score_traces(PAYLOADS, load_settings())]
 
 
-def test_traces_are_scored_and_kept(gather: click.Command, seen: list[Gathered], tmp_path: Path) -> None:
+def test_traces_are_scored(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_bytes(lines([*PAYLOADS[:3], {"not": "a trace"}, *PAYLOADS[3:], PAYLOADS[0]]))
-    assert run(gather, str(file)).exit_code == 0
-    (gathered,) = seen
+    assert run(gather, str(file)).exit_code == 1
+    (gathered,) = results
     ids = [payload["id"] for payload in PAYLOADS]
     assert [decision.trace_id for decision in gathered.decisions] == ids
-    assert list(gathered.traces) == ids
+    assert list(gathered.successes) == ids
     assert gathered.refused == 1
 
 
 @pytest.mark.parametrize("name", ["decisions.jsonl", "decisions.jsonl.gz", "-"])
-def test_decisions_are_read_each_once(gather: click.Command, seen: list[Gathered], tmp_path: Path, name: str) -> None:
+def test_each_decision_is_read_once(gather: click.Command, results: list[Gathered], tmp_path: Path, name: str) -> None:
     rows = decided()
     waited = [{"trace_id": row["trace_id"], "state": "decided", "decision": row} for row in rows]
-    given = lines([*rows, {"trace_id": "kp:trace:9", "state": "pending"}, *waited])
+    content = lines([*rows, {"trace_id": "kp:trace:9", "state": "pending"}, *waited])
     file = tmp_path / name
-    file.write_bytes(gzip.compress(given) if name.endswith("gz") else given)
-    result = run(gather, name, given=given) if name == "-" else run(gather, str(file))
-    assert result.exit_code == 0
-    (gathered,) = seen
+    file.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    result = run(gather, name, stdin=content) if name == "-" else run(gather, str(file))
+    assert result.exit_code == 1
+    (gathered,) = results
     assert [decision.model_dump(mode="json") for decision in gathered.decisions] == rows
-    assert not gathered.traces
+    assert not gathered.successes
     assert gathered.refused == 1
     assert "line 6: domain: Field required" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["some.jsonl", "--stored"]])
-def test_there_is_one_source(gather: click.Command, arguments: list[str]) -> None:
+def test_exactly_one_source_is_required(gather: click.Command, arguments: list[str]) -> None:
     result = run(gather, *arguments)
     assert result.exit_code == 2
     assert "either FILE" in result.stderr
 
 
 @pytest.mark.parametrize("rows", [PAYLOADS, None])
-def test_a_file_that_is_cut_off_is_refused(gather: click.Command, tmp_path: Path, rows: list[Payload] | None) -> None:
+def test_truncated_gzip_file_is_refused(gather: click.Command, tmp_path: Path, rows: list[Payload] | None) -> None:
     file = tmp_path / "cut.jsonl.gz"
     file.write_bytes(gzip.compress(lines(rows or decided()))[:200])
     result = run(gather, str(file))
@@ -92,10 +92,38 @@ def test_a_file_that_is_cut_off_is_refused(gather: click.Command, tmp_path: Path
     assert "it cannot be read" in result.stderr
 
 
-def test_of_two_decisions_on_a_trace_the_later_one_counts(gather: click.Command, seen: list[Gathered], tmp_path: Path) -> None:
+def test_later_decision_on_a_trace_counts(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
     first = decided()[0]
     again = first | {"decided_at": "2999-01-01T00:00:00.000+00:00", "outcome": "review"}
     file = tmp_path / "decisions.jsonl"
     file.write_bytes(lines([again, first, again]))
     run(gather, str(file))
-    assert [decision.outcome for decision in seen[0].decisions] == ["review"]
+    assert [decision.outcome for decision in results[0].decisions] == ["review"]
+
+
+def test_a_namespace_chooses_among_decisions(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
+    ids = ["kp:trace:1", "kp:trace:team-a:1", "kp:trace:team-b:1", "kp:trace:team-a:2"]
+    file = tmp_path / "traces.jsonl"
+    file.write_bytes(lines([minimal_payload(trace_id=trace_id) for trace_id in ids]))
+    for chosen in (["team-a"], ["team-a", "team-b"]):
+        options = [part for name in chosen for part in ("--namespace", name)]
+        assert run(gather, str(file), *options).exit_code == 0
+        expected = [trace_id for trace_id in ids if any(f":{name}:" in trace_id for name in chosen)]
+        assert [decision.trace_id for decision in results[-1].decisions] == expected
+    result = run(gather, str(file), "--namespace", "team-c")
+    assert result.exit_code == 1
+    assert "with --namespace 'team-c'" in str(result.exception)
+    assert run(gather, str(file), "--namespace", "").exit_code == 0
+    assert [decision.trace_id for decision in results[-1].decisions] == ["kp:trace:1"]
+
+
+def test_an_agent_chooses_among_decisions(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
+    payloads = [changed(payload, "metadata.agent_id", f"agent {number % 2}") for number, payload in enumerate(PAYLOADS)]
+    file = tmp_path / "traces.jsonl"
+    file.write_bytes(lines(payloads))
+    assert run(gather, str(file), "--agent", "agent 1").exit_code == 0
+    assert [decision.trace_id for decision in results[-1].decisions] == ["kp:trace:1", "kp:trace:3"]
+    assert run(gather, str(file), "--agent", "").exit_code == 1
+    file.write_bytes(lines([*payloads, minimal_payload(trace_id="kp:trace:nobody")]))
+    assert run(gather, str(file), "--agent", "").exit_code == 0
+    assert [decision.trace_id for decision in results[-1].decisions] == ["kp:trace:nobody"]

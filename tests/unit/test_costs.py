@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.message import Message
-from kp_scorer.broker.task_body import PACKED_BY
-from kp_scorer.broker.task_message import TASK_NAME, task_in
+from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
 from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace, least_bytes
 from kp_scorer.errors import InvalidTrace
 
@@ -69,7 +68,7 @@ def test_any_json_is_a_trace_or_refused(value: object, place: str) -> None:
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]))
 @example("\b/\x01\x1f\u20ac\ud800\U0001f600\\u0041 \t", True, None)
-def test_least_bytes_are_no_more_than_what_is_said_takes(value: object, ascii_alone: bool, indent: int | None) -> None:
+def test_least_bytes_are_no_more_than_the_smallest_encoding(value: object, ascii_alone: bool, indent: int | None) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_alone, indent=indent).encode("utf-8", "surrogatepass").replace(b"/", b"\\/")
     shortest = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     least = least_bytes(raw, LIMITS.values)
@@ -116,52 +115,51 @@ def test_worst_of_a_megabyte_takes_little_memory_and_few_errors(place: str, item
 
 @pytest.mark.parametrize("place", ["steps", "metadata.validated_by", "knowledge_graph_delta.entities"])
 @pytest.mark.parametrize("item", ["{}", "0"])
-def test_of_a_list_of_bad_items_only_the_first_is_told(place: str, item: str) -> None:
+def test_only_the_first_bad_item_of_a_list_is_reported(place: str, item: str) -> None:
     fields = [problem.field for problem in refused(filled(place, item, 1_900)).problems]
     assert fields
     assert all(field.startswith(f"{place}.0") for field in fields)
 
 
-def test_of_what_is_over_a_limit_only_ten_are_told() -> None:
+def test_only_ten_values_over_a_limit_are_reported() -> None:
     error = refused(filled("metadata.validated_by", '"\\ud800"', 1_900))
     assert [problem.field for problem in error.problems] == [f"metadata.validated_by.{number}" for number in range(10)]
 
 
-def test_too_many_steps_are_not_looked_at() -> None:
+def test_steps_beyond_the_limit_are_not_checked() -> None:
     assert str(refused(filled("steps", "0", LIMITS.steps + 1))) == "steps: expected at most 2000 steps, got 2001"
 
 
 def test_body_of_a_message_is_bounded_as_its_trace_is() -> None:
     callbacks = '{"callbacks": null, "errbacks": null, "chain": null, "chord": null}'
     for trace in sample_traces():
-        task_in(message(f"[[{json.dumps(trace)}],{{}},{callbacks}]".encode()), LIMITS)
+        arguments_in(message(f"[[{json.dumps(trace)}],{{}},{callbacks}]".encode()), LIMITS)
     largest = filled("steps.0.input", "0", LIMITS.values - 60)
     decode_json(largest, LIMITS)
-    task_in(message(b"[[%s],{},%s]" % (largest, callbacks.encode())), LIMITS)
+    arguments_in(message(b"[[%s],{},%s]" % (largest, callbacks.encode())), LIMITS)
     with pytest.raises(InvalidTrace, match="expected at most 20100 values"):
-        task_in(message(b"[[%s],{},null]" % filled("steps.0.input", "0", LIMITS.values + 100)), LIMITS)
+        arguments_in(message(b"[[%s],{},null]" % filled("steps.0.input", "0", LIMITS.values + 100)), LIMITS)
 
 
 def test_a_trace_may_be_written_with_every_escape_and_much_white_space() -> None:
     payload = maximal_payload() | {"unknown": ["\u00e9" * 90_000] * 5}
     raw = json.dumps([[payload], {}, None], indent=8).encode() + b" " * MEGABYTE
     assert len(raw) > 3 * LIMITS.message_bytes
-    task_in(message(raw), LIMITS)
+    arguments_in(message(raw), LIMITS)
 
 
 @pytest.mark.parametrize("name", FILLERS)
-def test_a_packed_body_that_says_too_much_is_not_parsed(name: str) -> None:
+def test_a_packed_body_that_unpacks_beyond_the_limit_is_not_parsed(name: str) -> None:
     packed = zlib.compress(dict(oversized_bodies(LIMITS))[f"body of {name}"])
     assert len(packed) < 20_000
     tracemalloc.start()
     try:
         with pytest.raises(InvalidTrace, match="expected at most"):
-            task_in(message(packed, {PACKED_BY: "gzip"}), LIMITS)
+            arguments_in(message(packed, {PACKED_BY: "gzip"}), LIMITS)
         assert tracemalloc.get_traced_memory()[1] < 3 * 4 * MEGABYTE
     finally:
         tracemalloc.stop()
 
 
 def message(body: bytes, headers: dict[str, str] | None = None) -> Message:
-    """A message to the task, as kombu has it."""
     return Message(body=body, content_type="application/json", headers={"task": TASK_NAME, **(headers or {})}, delivery_info={})

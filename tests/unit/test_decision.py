@@ -1,23 +1,22 @@
-"""Decisions of other versions: those that are kept since before an upgrade, and those of who has been upgraded first."""
+"""Decisions as others have written them, as flat rows, as tables of pandas and polars; and what an audit makes of one."""
 
 import json
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, get_args, get_type_hints
 
+import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
-from kp_scorer.decision import Decision
+from kp_scorer import Decision, Row, rows, score_traces
+from kp_scorer.novelty import Window
+from kp_scorer.novelty.audit import DecidedTrace, Report, audit
+from kp_scorer.novelty.log import Entry, Place
+from kp_scorer.settings import Settings, load_settings
 from pydantic import ValidationError
 
-BY_0_1_0: Final = """
-{"schema_version":1,"trace_id":"kp:trace:full","domain":"law","taken_for":"legal","outcome":"review","score":0.61,"threshold":0.72,
-"threshold_source":"submission","review":0.53,
-"dimensions":{"complexity":0.11,"novelty":0.12,"tool_diversity":0.13,"outcome_confidence":0.14},"profile":"justice",
-"weights":{"complexity":0.21,"novelty":0.22,"tool_diversity":0.23,"outcome_confidence":0.34},"composite":0.62,
-"overrides":[{"name":"recovered_from_errors","score":0.61},{"name":"single_tool","score":0.61}],
-"novelty":{"source":"embedding","nearest":{"trace_id":"kp:trace:near","similarity":0.88},"duplicate_of":"kp:trace:first",
-"embedder":"MiniLM","space":"0123456789abcdef","entry":"1767225600000-7"},
-"timings":{"look_up_ms":1.5,"embed_ms":2.5,"place_ms":3.5,"batch_size":9},"decided_at":"2026-03-04T05:06:07.890+02:00"}
-"""
-"""A decision with everything in it, as version 0.1.0 has written it to ledgers and queues."""
+from tests.support.builders import COMPLETE_DECISION, decision_on
+from tests.support.traces import sample_traces
 
 
 def later(value: Any) -> Any:
@@ -27,16 +26,116 @@ def later(value: Any) -> Any:
     return [later(part) for part in value] if isinstance(value, list) else value
 
 
-def test_decision_of_the_first_version_is_read_with_all_that_it_says() -> None:
-    read = Decision.model_validate_json(BY_0_1_0).model_dump(mode="json")
-    known = json.loads(BY_0_1_0)
-    assert {name: read[name] for name in known} == known
+def test_complete_decision_is_read_with_all_its_fields() -> None:
+    read = Decision.model_validate_json(COMPLETE_DECISION).model_dump(mode="json")
+    written = json.loads(COMPLETE_DECISION)
+    assert {name: read[name] for name in written} == written
 
 
-def test_fields_that_a_later_version_adds_are_ignored_wherever_they_are() -> None:
-    assert Decision.model_validate(later(json.loads(BY_0_1_0))) == Decision.model_validate_json(BY_0_1_0)
+def test_unknown_fields_are_ignored_wherever_they_are() -> None:
+    assert Decision.model_validate(later(json.loads(COMPLETE_DECISION))) == Decision.model_validate_json(COMPLETE_DECISION)
 
 
-def test_decision_of_another_schema_is_refused_and_not_misread() -> None:
+def test_a_decision_of_another_schema_is_refused() -> None:
     with pytest.raises(ValidationError, match="schema_version"):
-        Decision.model_validate(json.loads(BY_0_1_0) | {"schema_version": 2})
+        Decision.model_validate(json.loads(COMPLETE_DECISION) | {"schema_version": 2})
+
+
+WITHOUT_EMBEDDER: Final[Settings] = load_settings({"embedding.embedder": "none"})
+PLAIN: Final = Decision.model_validate_json(decision_on("kp:trace:plain"))
+FULL: Final = Decision.model_validate_json(COMPLETE_DECISION)
+
+
+def test_row_has_every_value_of_a_decision_by_its_name() -> None:
+    before = FULL.model_dump()
+    _, row = rows(iter([PLAIN, FULL]))
+    dumped = FULL.model_dump(exclude={"schema_version", "overrides", "decided_at"})
+    nested = {name: value for part in ("novelty", "timings") for name, value in dumped.pop(part).items()}
+    del dumped["dimensions"], dumped["weights"]
+    nearest = nested.pop("nearest")
+    assert nested.pop("source") == row.novelty_source
+    assert dumped | nested | {"nearest_id": nearest["trace_id"], "similarity": nearest["similarity"]} == {
+        name: value for name, value in row._asdict().items() if name in {*dumped, *nested, "nearest_id", "similarity"}
+    }
+    assert (row.single_thought, row.recovered_from_errors, row.single_tool) == (False, True, True)
+    assert row.decided_at == datetime(2026, 3, 4, 3, 6, 7, 890_000, tzinfo=UTC)
+    assert row.decided_at.tzinfo is UTC
+    assert FULL.model_dump() == before
+    for name, value in FULL.dimensions.model_dump().items():
+        assert getattr(row, name) == value
+        assert getattr(row, f"{name}_weight") == getattr(FULL.weights, name)
+
+
+def test_every_row_is_of_the_same_types() -> None:
+    hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Row).items()}
+    table = rows([FULL, PLAIN, *score_traces(sample_traces(), WITHOUT_EMBEDDER)])
+    assert len(table) == 2 + len(sample_traces())
+    for row in table:
+        assert {name for name, value in row._asdict().items() if type(value) not in hints[name]} == set()
+
+
+# More rows without a value, at first, than polars looks at by itself to tell a column's type.
+MANY: Final = [*[PLAIN] * 150, FULL]
+
+
+def test_pandas_reads_rows_unchanged() -> None:
+    table = pd.DataFrame(rows(MANY))
+    assert list(table.columns) == list(Row._fields)
+    assert len(table) == len(MANY)
+    assert (table["score"].dtype, table["single_tool"].dtype, table["batch_size"].dtype) == ("float64", "bool", "int64")
+    assert str(table["decided_at"].dtype).startswith("datetime64[")
+    assert str(table["decided_at"].dtype).endswith(", UTC]")
+    assert table["review"].isna().sum() == 150
+    assert table["nearest_id"].iloc[-1] == "kp:trace:near"
+
+
+def test_polars_reads_rows_unchanged() -> None:
+    table = pl.DataFrame(rows(MANY))
+    assert table.columns == list(Row._fields)
+    assert table.height == len(MANY)
+    assert {table.schema[name] for name in ("trace_id", "outcome", "nearest_id", "duplicate_of")} == {pl.String()}
+    assert {table.schema[name] for name in ("score", "review", "similarity", "embed_ms")} == {pl.Float64()}
+    assert (table.schema["single_tool"], table.schema["batch_size"]) == (pl.Boolean(), pl.Int64())
+    assert isinstance(table.schema["decided_at"], pl.Datetime)
+    assert table["decided_at"][-1] == datetime(2026, 3, 4, 3, 6, 7, 890_000)
+    assert table["nearest_id"].null_count() == 150
+
+
+def test_columns_have_their_types_also_where_no_row_has_a_value() -> None:
+    assert pl.DataFrame(rows([PLAIN])).schema == pl.DataFrame(rows([FULL])).schema
+
+
+def test_row_with_an_invalid_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="isoformat"):
+        rows([PLAIN.model_copy(update={"decided_at": "yesterday"})])
+
+
+ENTRY = Entry(Place.parse("1000-1"), "kp:trace:1", b"a" * 16, np.eye(1, 8, dtype=np.float32)[0])
+
+
+def audited(novelty: float, digest: bytes, entry: str = "1000-1") -> Report:
+    """An audit of a log with one entry, which is as new as can be."""
+    made = Decision.model_validate_json(decision_on(ENTRY.trace_id))
+    decision = made.model_copy(
+        update={
+            "novelty": made.novelty.model_copy(update={"entry": entry}),
+            "dimensions": made.dimensions.model_copy(update={"novelty": novelty}),
+        }
+    )
+    return audit([ENTRY], lambda ids: [DecidedTrace(decision, digest)], Window(10, 60_000, 0, 0), lambda done, total: None)
+
+
+@pytest.mark.parametrize(("novelty", "is_of_other_content"), [(0.5, False), (0.123, False), (0.5, True)])
+def test_a_decision_rests_on_an_entry_of_its_own_content(novelty: float, is_of_other_content: bool) -> None:
+    report = audited(novelty, b"b" * 16 if is_of_other_content else ENTRY.digest)
+    agrees = novelty == 0.5 and not is_of_other_content
+    assert (report.entries, report.agreeing, report.undecided) == (1, int(agrees), 0)
+    assert [
+        (difference.trace_id, difference.entry, difference.decided, difference.recomputed, difference.is_of_other_content)
+        for difference in report.differences
+    ] == ([] if agrees else [(ENTRY.trace_id, "1000-1", novelty, 0.5, is_of_other_content)])
+
+
+def test_a_decision_that_rests_on_another_entry_is_not_compared_with_this_one() -> None:
+    assert (report := audited(0.5, b"b" * 16, "1000-2")).undecided == 1
+    assert report.differences == []

@@ -1,14 +1,16 @@
-"""What a decision is taken apart into, and with what it would have passed, against the scoring itself."""
-
-import math
+"""The terms of a decision, and the sentences of `kp-scorer explain`, against the scoring itself."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.analysis.explanation import DIMENSIONS, Explanation, explain, origin, said, with_dimension
-from kp_scorer.decision import Dimensions
+from kp_scorer.analysis.explanation import terms_of, was_capped, with_dimension, without_overrides
+from kp_scorer.cli.commands.explain import dead_words, decided_words, pending_words
+from kp_scorer.decision import Decision, Dimensions, Nearest, Novelty
+from kp_scorer.errors import REASONS
+from kp_scorer.ledger import DeadLetter, Record
 from kp_scorer.scoring import PROFILES, Policy
 from kp_scorer.trace import ReasoningTrace
+from rich.cells import cell_len
 
 from tests.support.builders import decided, make_trace, step, steps, traces
 
@@ -23,17 +25,17 @@ POLICIES = st.builds(
 )
 
 
-def least(explanation: Explanation) -> dict[str, float | None]:
-    return {term.dimension: term.least for term in explanation.terms}
+def least(decision: Decision) -> dict[str, float | None]:
+    return {term.dimension: term.least for term in terms_of(decision)}
 
 
 @given(traces(), POLICIES)
-def test_what_would_pass_is_just_enough(trace: ReasoningTrace, policy: Policy) -> None:
+def test_least_value_is_just_enough_to_pass(trace: ReasoningTrace, policy: Policy) -> None:
     decision = decided(trace, policy)
-    for term in explain(decision).terms:
-        most = with_dimension(decision, term.dimension, 1.0)
+    for term in terms_of(decision):
+        assert (term.least is not None and term.least <= term.value) == (decision.outcome == "accepted")
         if term.least is None:
-            assert most.score < decision.threshold
+            assert with_dimension(decision, term.dimension, 1.0).score < decision.threshold
             continue
         enough = with_dimension(decision, term.dimension, term.least)
         assert enough.outcome == "accepted"
@@ -43,42 +45,22 @@ def test_what_would_pass_is_just_enough(trace: ReasoningTrace, policy: Policy) -
 
 
 @given(traces(), POLICIES)
-def test_what_passes_already_would_pass_with_no_more_than_it_has(trace: ReasoningTrace, policy: Policy) -> None:
+def test_capped_step_term_is_recognised(trace: ReasoningTrace, policy: Policy) -> None:
     decision = decided(trace, policy)
-    explanation = explain(decision)
-    for term in explanation.terms:
-        assert (term.least is not None and term.least <= term.value) == (decision.outcome == "accepted")
-    assert (explanation.margin >= 0) == (decision.outcome == "accepted")
-
-
-@given(traces(), POLICIES)
-def test_products_make_the_composite(trace: ReasoningTrace, policy: Policy) -> None:
-    explanation = explain(decided(trace, policy))
-    assert [term.dimension for term in explanation.terms] == list(DIMENSIONS)
-    assert math.isclose(
-        min(1.0, sum(term.product for term in explanation.terms)), explanation.decision.composite, abs_tol=1e-12
+    assert was_capped(trace, decision) == (
+        policy.cap_step_term and len(trace.steps) > 20 and decision.dimensions != decided(trace).dimensions
     )
 
 
-@given(traces(), POLICIES)
-def test_terms_of_the_trace_lead_to_its_dimensions(trace: ReasoningTrace, policy: Policy) -> None:
-    decision = decided(trace, policy)
-    found = origin(trace, decision)
-    parts = decision.dimensions
-    assert found.is_of_this
-    assert found.is_capped == (policy.cap_step_term and len(trace.steps) > 20 and found.complexity.complexity < 1)
-    assert found.complexity.complexity == parts.complexity
-    assert min(1.0, len(found.tools) / found.steps * 3) == parts.tool_diversity
-    assert found.confidence * found.success_factor == parts.outcome_confidence
+def test_trace_of_other_content_is_recognised() -> None:
+    assert was_capped(make_trace(steps=steps(*ALL_TYPES)), decided(make_trace())) is None
 
 
-def test_a_rejected_trace_by_hand() -> None:
+def test_least_values_of_a_rejected_trace_by_hand() -> None:
     # Complexity 0.27, novelty 0.5 without an embedder, no tools, confidence 0.3 after a failure: 0.3175.
-    trace = make_trace(success=False)
-    found = explain(decided(trace, Policy(threshold=0.4)))
-    assert found.decision.score == pytest.approx(0.3175)
-    assert found.margin == pytest.approx(-0.0825)
-    assert least(found) == {
+    decision = decided(make_trace(success=False), Policy(threshold=0.4))
+    assert decision.score == pytest.approx(0.3175)
+    assert least(decision) == {
         "complexity": pytest.approx(0.27 + 0.0825 / 0.25),
         "novelty": pytest.approx(0.5 + 0.0825 / 0.35),
         "tool_diversity": pytest.approx(0.0825 / 0.15),
@@ -87,35 +69,128 @@ def test_a_rejected_trace_by_hand() -> None:
 
 
 def test_no_dimension_lifts_a_single_thought() -> None:
-    found = explain(decided(make_trace(steps=steps("thought"))))
-    assert set(least(found).values()) == {None}
-    (without,) = found.without
-    assert (without.override, without.passes) == ("single_thought", False)
-    assert without.score == found.decision.composite
+    decision = decided(make_trace(steps=steps("thought")))
+    assert set(least(decision).values()) == {None}
+    ((override, without),) = without_overrides(decision)
+    assert (override, without.score, without.outcome) == ("single_thought", decision.composite, "rejected")
 
 
-def test_without_its_penalty_a_trace_may_pass() -> None:
+def test_trace_that_passes_without_its_penalty_is_recognised() -> None:
     used = [step(kind, "sql") for kind in ALL_TYPES]
-    found = explain(decided(make_trace(steps=used), Policy(threshold=0.7)))
+    decision = decided(make_trace(steps=used), Policy(threshold=0.7))
     # 0.21 + 0.175 + 0.1125 + 0.25, of which a single tool takes a tenth.
-    assert found.decision.score == pytest.approx(0.6475)
-    (without,) = found.without
-    assert (without.override, without.passes) == ("single_tool", True)
+    assert decision.score == pytest.approx(0.6475)
+    ((override, without),) = without_overrides(decision)
+    assert (override, without.outcome) == ("single_tool", "accepted")
     assert without.score == pytest.approx(0.7475)
 
 
-def test_a_trace_of_other_content_is_not_taken_for_the_decided_one() -> None:
-    decision = decided(make_trace())
-    assert not origin(make_trace(steps=steps(*ALL_TYPES)), decision).is_of_this
+NEAREST = "kp:trace:" + "a" * 36
 
 
-def test_what_a_trace_says_is_shortened_on_one_line() -> None:
-    content = [
-        step("thought", content="then"),
-        step("tool_call", content="first\n\tof  all"),
-        step("observation", content="no"),
+def words(
+    trace: ReasoningTrace, policy: Policy | None = None, *, has_trace: bool = True, novelty: Novelty | None = None
+) -> list[str]:
+    decision = decided(trace, policy)
+    if novelty:
+        decision = decision.model_copy(update={"novelty": novelty})
+    return list(decided_words(decision, {each: trace for each in (trace.id, NEAREST) if has_trace}))
+
+
+@given(traces(), st.floats(0, 1), st.booleans(), st.sampled_from(["count 猫 and 犬 " * 30, "逆順" * 200, "short"]))
+def test_sentences_fit_80_columns(trace: ReasoningTrace, threshold: float, has_trace: bool, objective: str) -> None:
+    trace = trace.model_copy(update={"task": trace.task.model_copy(update={"objective": objective})})
+    nearest = Novelty(source="embedding", nearest=Nearest(trace_id=NEAREST, similarity=0.5))
+    lines = words(trace, Policy(threshold=threshold, review=threshold / 2), has_trace=has_trace, novelty=nearest)
+    assert max(map(cell_len, lines)) <= 80
+
+
+def test_arithmetic_of_a_rejected_trace() -> None:
+    assert words(make_trace(success=False, domain="travel"), Policy(threshold=0.6)) == [
+        "kp:trace:minimal: rejected with 0.3175",
+        "That is 0.2825 short of the 0.6000 that it needs, the threshold of all domains.",
+        "Its domain, travel, is weighed by the profile default.",
+        "",
+        "  complexity          0.2700 x 0.2500 = 0.0675",
+        "      2 of 4 types of steps 0.2500 + 0 recoveries 0.0000 + 2 steps 0.0200",
+        "  novelty             0.5000 x 0.3500 = 0.1750",
+        "      there was no embedder, so every trace has this: install",
+        "      kp-scorer[embedding]",
+        "  tool diversity      0.0000 x 0.1500 = 0.0000",
+        "      3 x 0 tools / 2 steps",
+        "  outcome confidence  0.3000 x 0.2500 = 0.0750",
+        "      confidence 1.0000 x 0.3, as it failed",
+        "  composite, their sum                  0.3175",
+        "  score                                 0.3175",
+        "",
+        "To pass, all else as it is, it would need one of these:",
+        "  complexity          not even 1 is enough",
+        "  novelty             not even 1 is enough",
+        "  tool diversity      not even 1 is enough",
+        "  outcome confidence  not even 1 is enough",
+        "",
+        "This trace",
+        "  asked  count the open invoices",
+        "  did    nothing",
     ]
-    found = said(make_trace(objective="o" * 1_000, steps=content))
-    assert found.did == "first of all then"
-    assert len(found.asked) == 240
-    assert found.asked.endswith("o…")
+
+
+def test_limit_of_a_failure_is_shown() -> None:
+    assert "  outcome confidence  0.6300 or more, but such a trace has 0.3 at most" in words(
+        make_trace(success=False), Policy(threshold=0.4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("threshold", "how_far"),
+    [(0.4925, "0 above the 0.4925"), (0.4, "0.0925 above the 0.4000"), (0.49251, "1e-05 short of the 0.4925")],
+)
+def test_distance_to_the_threshold_is_shown(threshold: float, how_far: str) -> None:
+    _, second, *_ = words(make_trace(), Policy(threshold=threshold))
+    assert second.startswith(f"That is {how_far} that it needs, ")
+
+
+def test_fired_override_is_shown_with_the_score_after_it() -> None:
+    text = "\n".join(words(make_trace(steps=steps("thought"))))
+    assert "  a single thought (score 0.1)          0.1000\n  score                                 0.1000" in text
+    assert "  without a single thought (score 0.1): 0.4587, it would not pass either" in text
+
+
+def test_missing_trace_is_asked_for() -> None:
+    nearest = Novelty(source="embedding", nearest=Nearest(trace_id="kp:trace:other", similarity=0.5), duplicate_of=None)
+    text = "\n".join(words(make_trace(), has_trace=False, novelty=nearest))
+    assert "The nearest earlier trace: kp:trace:other, similarity 0.5000\n" in text
+    assert text.count("--traces FILE") == 2
+
+
+def test_quotes_are_shortened_to_one_line() -> None:
+    content = [step("thought", content="then"), step("tool_call", content="first\n\tof  all")]
+    text = "\n".join(words(make_trace(objective="o" * 1_000, steps=content)))
+    assert "  did    first of all then" in text
+    assert text.count("o" * 60) == 3
+    assert "o…\n" in text
+
+
+def test_dead_trace_is_shown_with_its_newest_dead_letter_and_a_remedy() -> None:
+    dead_letters = [DeadLetter(letter_id * 32, "lost", "sent 3 times", "kp:trace:1", 0, 0, 0, 1, 10) for letter_id in "ab"]
+    assert list(dead_words("kp:trace:1", "lost", "sent 3 times", dead_letters)) == [
+        "kp:trace:1: dead, lost: sent 3 times",
+        "No worker ever received it, however often it was sent. Once the queue works,",
+        "replay it.",
+        "Its submission is a dead letter, last dead-lettered at 1970-01-01 00:00:00 UTC:",
+        f"  kp-scorer dead-letter show {'b' * 32}",
+        f"  kp-scorer dead-letter replay {'b' * 32}",
+        "There are 1 more with its id; `kp-scorer dead-letter list` shows them.",
+    ]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_reason_has_a_remedy(reason: str) -> None:
+    assert len(list(dead_words("kp:trace:1", reason, "why", []))) >= 2
+
+
+def test_pending_trace_is_shown_with_its_history() -> None:
+    text = "\n".join(pending_words("kp:trace:1", Record("pending", b"", since_ms=1_000, resends=1, attempts=2)))
+    assert text.startswith("kp:trace:1: pending since 1970-01-01 00:00:01 UTC\n")
+    assert "sent again, 1 time." in text
+    assert "in flight, 2 times." in text

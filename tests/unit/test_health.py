@@ -1,198 +1,231 @@
-"""What a probe makes of what a worker noted, and of what is left of one that has ended."""
+"""A worker's HTTP port: what it answers, the metrics that it shows, and what `kp-scorer health` and `top` read of them."""
 
 import json
+import math
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from kp_scorer.cli.health import health
-from kp_scorer.health import (
-    Stall,
-    State,
-    directory_of,
-    find,
-    make_private,
-    read,
-    remove,
-    sweep,
-    why_not_live,
-    why_not_ready,
-    write,
-)
+from kp_scorer.broker.backlog import Backlog
+from kp_scorer.broker.wire import SENT_MS, queued_s
+from kp_scorer.cli.commands.health import health
+from kp_scorer.decision import Decision
+from kp_scorer.errors import REASONS, SettingsError
+from kp_scorer.ledger import Timing
+from kp_scorer.process.http import http_server
+from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
+from kp_scorer.process.watchdog import VitalThread, Watchdog
+from kp_scorer.settings import MetricsSettings
+from prometheus_client import generate_latest
+from structlog.testing import capture_logs
 
-MOVES = (Stall("consumer", 1.0, 120.0), Stall("batcher", 0.0, 120.0))
-
-
-LONG_THERE = 1
-"""The id of a process that was there before these tests."""
+from tests.support.builders import decision_on
+from tests.support.processes import free_port, wait_until
+from tests.support.prometheus import Samples, exposition, samples_of
 
 
-def state_of(pid: int = 0, **changed: object) -> State:
-    return State(pid or os.getpid(), time.monotonic(), MOVES, ())._replace(**changed)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def ended_pid() -> int:
-    """The id of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+@contextmanager
+def served(settings: MetricsSettings, live: Sequence[str] = (), ready: Sequence[str] = ()) -> Iterator[str]:
+    """A port that answers with these reasons; its URL."""
+    with http_server(settings, Metrics(()).registry, lambda: live, lambda: ready):
+        yield f"http://127.0.0.1:{settings.port}"
 
 
 @pytest.fixture
-def younger() -> Iterator[int]:
-    """The id of a process that has just begun."""
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
-        yield process.pid
+def settings() -> MetricsSettings:
+    return MetricsSettings(port=free_port())
 
 
-def test_one_that_moves_and_lacks_nothing_is_live_and_ready() -> None:
-    assert list(why_not_live(state_of())) == []
-    assert list(why_not_ready(state_of())) == []
-
-
-def test_one_that_waits_for_redis_is_live_and_not_ready() -> None:
-    waiting = state_of(not_ready=("redis: it does not answer",))
-    assert list(why_not_live(waiting)) == []
-    assert list(why_not_ready(waiting)) == ["redis: it does not answer"]
-
-
-def test_one_of_which_a_part_stands_still_is_neither_and_the_part_is_named() -> None:
-    stalled = state_of(stalls=(*MOVES, Stall("message", 500.0, 420.0)))
-    (reason,) = why_not_live(stalled)
-    assert reason.startswith("message: it has stood still for 500 s")
-    assert list(why_not_ready(stalled)) == [reason]
-
-
-def test_what_is_old_says_nothing_of_one_that_runs() -> None:
-    (reason,) = why_not_live(state_of(LONG_THERE, written_s=time.monotonic() - 11))
-    assert f"process {LONG_THERE} has noted nothing for 11 s" in reason
-
-
-def test_one_that_has_ended_is_told_from_one_that_stands_still(ended_pid: int) -> None:
-    assert list(why_not_live(state_of(ended_pid))) == [f"process {ended_pid} has ended"]
-
-
-def test_one_that_was_killed_has_ended_although_its_parent_has_not_noticed(younger: int) -> None:
-    os.kill(younger, signal.SIGKILL)
-    os.waitid(os.P_PID, younger, os.WEXITED | os.WNOWAIT)
-    assert list(why_not_live(state_of(younger))) == [f"process {younger} has ended"]
-
-
-def test_one_whose_id_another_process_has_got_since_has_ended(younger: int) -> None:
-    ended = [f"process {younger} has ended"]
-    assert list(why_not_live(state_of(younger, written_s=time.monotonic() - 60))) == ended
-    # Written before the machine was started.
-    assert list(why_not_live(state_of(LONG_THERE, written_s=time.monotonic() + 60))) == [f"process {LONG_THERE} has ended"]
-    assert list(why_not_live(state_of(younger))) == []
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    noted = state_of(not_ready=("it was told to stop",))
-    write(tmp_path, noted)
-    assert find(tmp_path) == find(tmp_path, os.getpid()) == [noted]
-    remove(tmp_path, os.getpid())
-    assert find(tmp_path) == find(tmp_path, os.getpid()) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_one_that_runs_is_found_among_those_that_have_ended(tmp_path: Path, ended_pid: int) -> None:
-    ended = state_of(ended_pid)
-    write(tmp_path, ended)
-    assert find(tmp_path) == [ended]
-    write(tmp_path, state_of())
-    assert [state.pid for state in find(tmp_path)] == [os.getpid()]
-    assert find(tmp_path, ended_pid) == [ended]
-    sweep(tmp_path)
-    assert find(tmp_path, ended_pid) == []
-    assert [state.pid for state in find(tmp_path)] == [os.getpid()]
+def asked(*arguments: str, **variables: Any) -> tuple[int, dict[str, Any]]:
+    """The exit code and the answer of `kp-scorer health`."""
+    done = CliRunner().invoke(health, list(arguments), env={name: str(value) for name, value in variables.items()})
+    return done.exit_code, json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "null", '{"pid": 1}', '{"pid": 1, "written_s": [], "stalls": [], "not_ready": []}']
+    ("live", "ready", "expected_live", "expected_ready"),
+    [
+        ([], [], [], []),
+        ([], ["redis: it does not answer"], [], ["redis: it does not answer"]),
+        (["consumer: stalled"], ["broker: gone"], ["consumer: stalled"], ["consumer: stalled"]),
+    ],
 )
-def test_what_is_no_state_is_none(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "worker-1.json"
-    path.write_text(text)
-    assert read(path) is None
-    assert find(tmp_path) == []
+def test_health_reports_what_the_worker_answers(
+    settings: MetricsSettings, live: list[str], ready: list[str], expected_live: list[str], expected_ready: list[str]
+) -> None:
+    with served(settings, live, ready):
+        answer = {"live": not expected_live, "pid": os.getpid(), "reasons": expected_live}
+        assert asked(KP_METRICS_PORT=settings.port) == (int(bool(expected_live)), answer)
+        answer = {"ready": not expected_ready, "pid": os.getpid(), "reasons": expected_ready}
+        assert asked("--ready", "--port", str(settings.port)) == (int(bool(expected_ready)), answer)
 
 
-def test_the_directory_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    directory = directory_of("")
-    assert directory == tmp_path / f"kp-scorer-{os.geteuid()}"
-    make_private(directory)
-    assert directory.stat().st_mode & 0o777 == 0o700
-    directory.chmod(0o777)
-    with pytest.raises(PermissionError):
-        make_private(directory)
-    directory.rmdir()
-    directory.symlink_to(tmp_path)
-    with pytest.raises(PermissionError):
-        make_private(directory)
+def test_health_finds_the_port_in_a_file(settings: MetricsSettings, tmp_path: Path) -> None:
+    config = tmp_path / "kp-scorer.toml"
+    config.write_text(f'[metrics]\nport = {settings.port}\nhost = "0.0.0.0"\n')
+    with served(settings):
+        assert asked("--config", str(config))[0] == 0
+        assert asked(KP_CONFIG=config)[0] == 0
+        assert asked(KP_CONFIG=config, KP_METRICS_PORT=free_port())[0] == 1
 
 
-def test_the_command_imports_nothing_that_takes_long() -> None:
-    code = "import sys, kp_scorer.cli.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"numpy", "celery", "kombu", "redis", "pydantic", "rich", "openvino", "structlog"} & set(found)
+def test_health_without_a_worker_fails_with_the_reason(settings: MetricsSettings) -> None:
+    reason = f"no worker answers on port {settings.port}: Connection refused"
+    assert asked(KP_METRICS_PORT=settings.port) == (1, {"live": False, "pid": None, "reasons": [reason]})
 
 
-def test_the_file_of_a_process_whose_id_another_one_has_is_passed_over(tmp_path: Path, younger: int) -> None:
-    ours = state_of()
-    for state in (ours, state_of(younger, written_s=time.monotonic() - 60)):
-        write(tmp_path, state)
-    assert find(tmp_path) == [ours]
-    sweep(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f"worker-{os.getpid()}.json"]
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 200 OK\r\n\r\n[]", b"SSH-2.0\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n\xff"])
+def test_health_accepts_only_the_answer_of_a_worker(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def reply() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(1_000)
+                connection.sendall(answer)
+
+        Thread(target=reply).start()
+        assert asked(KP_METRICS_PORT=port)[1]["reasons"] == [f"what answers on port {port} is no worker"]
 
 
-def test_one_that_stands_still_is_found_among_those_that_move(tmp_path: Path) -> None:
-    states = [state_of(), state_of(LONG_THERE, written_s=time.monotonic() - 11)]
-    for state in states:
-        write(tmp_path, state)
-    sweep(tmp_path)
-    assert sorted(find(tmp_path)) == sorted(states)
+@pytest.mark.parametrize("port", ["0", "many", "65536"])
+def test_health_needs_a_port(port: str) -> None:
+    done = CliRunner().invoke(health, [], env={"KP_METRICS_PORT": port})
+    assert (done.exit_code, "metrics.port" in done.stderr) == (2, True)
 
 
-def test_the_command_says_of_each_worker_how_it_is_and_fails_if_one_stands_still(tmp_path: Path, younger: int) -> None:
-    def asked(*options: str) -> tuple[int, dict[int, bool]]:
-        done = CliRunner().invoke(health, ["live", *options], env={"KP_HEALTH_DIRECTORY": str(tmp_path)})
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
-        return done.exit_code, {row["pid"]: row["live"] for row in rows}
-
-    write(tmp_path, state_of())
-    assert asked() == (0, {os.getpid(): True})
-    write(tmp_path, state_of(younger))
-    assert asked() == (0, {os.getpid(): True, younger: True})
-    write(tmp_path, state_of(younger, stalls=(Stall("batcher", 121.0, 120.0),)))
-    assert asked() == (1, {os.getpid(): True, younger: False})
-    assert asked("--pid", str(os.getpid())) == (0, {os.getpid(): True})
-    assert asked("--pid", str(younger)) == (1, {younger: False})
+def test_only_get_of_a_known_path_is_answered(settings: MetricsSettings) -> None:
+    with served(settings) as url:
+        with pytest.raises(OSError, match="404"):
+            exposition(f"{url}/")
+        with socket.create_connection(("127.0.0.1", settings.port)) as posting:
+            posting.sendall(b"POST /livez HTTP/1.0\r\n\r\n")
+            assert posting.recv(100).split()[1] == b"501"
+        assert "process_cpu_seconds_total" in samples_of(exposition(f"{url}/metrics"))
+    with pytest.raises(OSError, match="refused"):
+        exposition(f"{url}/metrics")
 
 
-def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "worker-1.json")
-    (tmp_path / "worker-2.json").symlink_to("/dev/zero")
-    (tmp_path / "worker-3.json").write_text('{"pid": 1e999, "written_s": 0, "stalls": [], "not_ready": []}', "utf-8")
-    (tmp_path / "worker-4.json").write_text("[" * 60_000, "utf-8")
-    assert find(tmp_path) == []
+def test_a_port_in_use_is_logged_and_the_worker_does_without(settings: MetricsSettings) -> None:
+    with served(settings), capture_logs() as logs, served(settings, ["another"]):
+        assert asked(KP_METRICS_PORT=settings.port)[0] == 0, "the first answers"
+    assert [(line["event"], line["port"]) for line in logs] == [("port_in_use", settings.port)]
 
 
-def test_nothing_is_believed_that_others_may_have_written(tmp_path: Path) -> None:
-    write(tmp_path, State(os.getpid(), time.monotonic(), (), ()))
-    tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError):
-        find(tmp_path)
+def test_a_host_that_is_not_of_this_machine_is_refused(settings: MetricsSettings) -> None:
+    elsewhere = settings.model_copy(update={"host": "192.0.2.1"})
+    with pytest.raises(SettingsError, match=r"metrics\.host"), served(elsewhere):
+        pass
 
 
-def test_without_a_directory_for_temporary_files_there_is_a_name_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", "/nowhere")
-    assert directory_of("") == Path(f"/nowhere/kp-scorer-{os.geteuid()}")
+def test_port_0_serves_nothing() -> None:
+    with served(MetricsSettings(port=0)), capture_logs() as logs:
+        pass
+    assert logs == []
+
+
+def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watchdog, "_run", lambda _: None)
+    watchdog = Watchdog(when_well=lambda: None)
+    watchdog.watch("consumer", lambda: 119.0, 120.0)
+    assert watchdog.why_not_live() == []
+    watchdog.watch("consumer", lambda: 121.0, 120.0)
+    dead = VitalThread(lambda: 1 / 0, "finisher")  # type: ignore[arg-type]
+    dead.start()
+    watchdog.watch_threads([dead])
+    wait_until(lambda: dead.has_died)
+    assert watchdog.why_not_live() == ["finisher: the thread has died", "consumer: stalled for 121 of 120 s"]
+
+
+BACKLOG = Backlog({"traces": 0}, {"decisions.accepted": 3, "decisions.rejected": 5}, ("decisions.rejected",), 2, 7.5, 0.5)
+
+
+def decided(domain: str, **changed: Any) -> Decision:
+    return Decision.model_validate_json(decision_on("kp:trace:1")).model_copy(update={"domain": domain, **changed})
+
+
+def samples_from(metrics: Metrics) -> Samples:
+    return samples_of(generate_latest(metrics.registry).decode())
+
+
+def three_published() -> Metrics:
+    """Metrics of an accepted decision of a known domain and two rejected ones of another."""
+    metrics = Metrics({"code"})
+    accepted, rejected = decided("code", outcome="accepted", score=0.8), decided("kp:trace:x\n", outcome="rejected", score=0.2)
+    metrics.count_published(accepted, queued_s=2.0, in_flight_s=0.1)
+    metrics.count_published(rejected, queued_s=None, in_flight_s=0.1)
+    metrics.count_published(rejected, queued_s=0.0, in_flight_s=0.2)
+    return metrics
+
+
+def test_decisions_are_counted_by_outcome_and_by_the_domains_that_settings_name() -> None:
+    samples = samples_from(three_published())
+    assert samples['kp_scorer_decisions_total{domain="code",outcome="accepted"}'] == 1
+    assert samples[f'kp_scorer_decisions_total{{domain="{UNNAMED_DOMAIN}",outcome="rejected"}}'] == 2
+    assert samples['kp_scorer_decisions_total{domain="code",outcome="review"}'] == 0
+    assert not any("kp:trace" in name for name in samples)
+    assert (samples["kp_scorer_score_count"], samples['kp_scorer_score_bucket{le="0.2"}']) == (3, 2)
+    assert (samples["kp_scorer_queue_wait_seconds_count"], samples["kp_scorer_queue_wait_seconds_sum"]) == (2, 2.0)
+    assert samples["kp_scorer_processing_seconds_sum"] == pytest.approx(0.4)
+
+
+def test_a_report_has_the_figures_since_the_start() -> None:
+    metrics = three_published()
+    for deliveries in (1, 1, 3):
+        metrics.count_delivery(deliveries)
+    metrics.count_dead_letter("conflict")
+    metrics.in_flight.set(4)
+    metrics.window_entries.set(5)
+    report = metrics.report("scorer-1@host", "words python", ["it is starting"])
+    assert (report.node, report.embedder, report.not_ready) == ("scorer-1@host", "words python", ("it is starting",))
+    assert report.decisions == {"accepted": {"code": 1}, "rejected": {UNNAMED_DOMAIN: 2}}
+    assert (report.in_hand, report.window_entries, report.dead_letters, report.redeliveries, report.resends) == (4, 5, 1, 1, 0)
+    assert (report.queued, report.embedded) == (Timing(count=2, seconds=2.0), Timing())
+    assert report.held.count == 3
+    assert report.held.seconds == pytest.approx(0.4)
+
+
+def test_counters_begin_at_0_and_have_no_series_of_their_creation() -> None:
+    metrics = Metrics(())
+    metrics.count_dead_letter("conflict")
+    samples = samples_from(metrics)
+    dead_letters = {reason: samples[f'kp_scorer_dead_letters_total{{reason="{reason}"}}'] for reason in REASONS}
+    assert dead_letters == {reason: float(reason == "conflict") for reason in REASONS}
+    assert [name for name in samples if "_created" in name] == []
+
+
+def test_the_backlog_is_shown_as_it_was_last_read() -> None:
+    metrics = Metrics(())
+    metrics.set_backlog(BACKLOG)
+    metrics.set_embedder({"embedder": "words", "engine": "python", "space": "words-1"})
+    samples = samples_from(metrics)
+    assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (2, 7.5)
+    assert samples['kp_scorer_queue_messages{kind="decisions",queue="decisions.rejected"}'] == 5
+    full = {name: samples[f'kp_scorer_results_full{{queue="{name}"}}'] for name in BACKLOG.decisions}
+    assert full == {"decisions.accepted": 0, "decisions.rejected": 1}
+    (info,) = (name for name in samples if name.startswith("kp_scorer_info{"))
+    assert 'engine="python"' in info
+
+
+def test_a_backlog_that_was_not_read_yet_is_not_shown_as_0() -> None:
+    metrics = Metrics(())
+    unread = ("kp_scorer_pending", "kp_scorer_oldest_pending_seconds", "kp_scorer_redis_memory_used_ratio")
+    assert all(math.isnan(samples_from(metrics)[name]) for name in unread)
+    metrics.set_backlog(BACKLOG._replace(redis_used=None))
+    assert math.isnan(samples_from(metrics)["kp_scorer_redis_memory_used_ratio"]), "Redis does not report it"
+    assert samples_from(metrics)["kp_scorer_pending"] == 2
+
+
+@pytest.mark.parametrize(
+    ("sent_ms", "queued"),
+    [(98_500, 1.5), (101_000, 0.0), (None, None), ("98500", None), (-1, None), (2**70, None), (98.5, None), ([], None)],
+)
+def test_queue_wait_is_computed_from_the_sending_time_if_that_is_valid(sent_ms: Any, queued: float | None) -> None:
+    assert queued_s(SimpleNamespace(headers={} if sent_ms is None else {SENT_MS: sent_ms}), 100.0) == queued

@@ -24,7 +24,10 @@ FOREIGN: Final = {
 }
 """Kinds of others, whose schemas no package brings, and the fields of theirs that we use."""
 
-of_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+@pytest.fixture(params=OVERLAYS)
+def overlay(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @cache
@@ -37,17 +40,16 @@ def objects(overlay: str) -> Mapping[str, dict[str, Any]]:
 
 
 def pod(overlay: str) -> dict[str, Any]:
-    found: dict[str, Any] = objects(overlay)["Deployment"]["spec"]["template"]["spec"]
-    return found
+    spec: dict[str, Any] = objects(overlay)["Deployment"]["spec"]["template"]["spec"]
+    return spec
 
 
 def worker(overlay: str) -> dict[str, Any]:
-    (found,) = pod(overlay)["containers"]
-    return dict(found)
+    (container,) = pod(overlay)["containers"]
+    return dict(container)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@of_each_overlay
 def test_kubernetes_knows_every_field(overlay: str, version: str) -> None:
     own = [each for kind, each in objects(overlay).items() if kind not in FOREIGN]
     assert len(own) == 5
@@ -55,20 +57,17 @@ def test_kubernetes_knows_every_field(overlay: str, version: str) -> None:
         kubernetes_validate.validate(each, version, strict=True)
 
 
-@of_each_overlay
-def test_of_what_others_define_only_known_fields_are_used(overlay: str) -> None:
+def test_custom_resources_use_only_fields_of_their_definitions(overlay: str) -> None:
     assert {kind: set(objects(overlay)[kind]["spec"]) for kind in FOREIGN} == {
         kind: set(fields.split()) for kind, fields in FOREIGN.items()
     }
 
 
-@of_each_overlay
 def test_the_image_is_this_version(overlay: str) -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert worker(overlay)["image"] == f"kp-scorer:{version}"
 
 
-@of_each_overlay
 def test_the_settings_exist_and_load(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {each["name"]: each["value"] for each in worker(overlay)["env"]} | objects(overlay)["ConfigMap"]["data"]
     assert list(unknown_settings(variables)) == []
@@ -79,7 +78,6 @@ def test_the_settings_exist_and_load(overlay: str, monkeypatch: pytest.MonkeyPat
     assert load_settings().log.format == "json"
 
 
-@of_each_overlay
 def test_secrets_are_referred_to_and_lie_where_the_settings_look_for_them(overlay: str) -> None:
     assert "Secret" not in objects(overlay)
     (mounted,) = (each["mountPath"] for each in worker(overlay)["volumeMounts"] if each["name"] == "urls")
@@ -87,8 +85,7 @@ def test_secrets_are_referred_to_and_lie_where_the_settings_look_for_them(overla
     assert sorted(files) == [f"{mounted}/broker-url", f"{mounted}/redis-url"]
 
 
-@of_each_overlay
-def test_a_pod_may_no_more_than_it_must(overlay: str) -> None:
+def test_a_pod_has_no_privileges(overlay: str) -> None:
     assert pod(overlay)["enableServiceLinks"] is False
     assert pod(overlay)["automountServiceAccountToken"] is False
     assert pod(overlay)["securityContext"]["runAsNonRoot"] is True
@@ -102,25 +99,22 @@ def test_a_pod_may_no_more_than_it_must(overlay: str) -> None:
     assert {kind for volume in pod(overlay)["volumes"] for kind in volume} == {"name", "emptyDir", "secret"}
 
 
-@of_each_overlay
-def test_a_pod_is_asked_how_it_is(overlay: str) -> None:
-    asked = {name: worker(overlay)[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness", "readiness")}
-    live = ["kp-scorer", "health", "live"]
-    assert asked == {"startup": live, "liveness": live, "readiness": ["kp-scorer", "health", "ready"]}
+def test_a_pod_has_probes(overlay: str) -> None:
+    (port,) = worker(overlay)["ports"]
+    asked = {name: worker(overlay)[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    paths = {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
+    assert asked == {name: {"path": path, "port": port["name"]} for name, path in paths.items()}
 
 
-@of_each_overlay
 def test_a_worker_has_its_time_to_stop_and_some_seconds_more(overlay: str) -> None:
     assert pod(overlay)["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
 
 
-@of_each_overlay
-def test_a_worker_has_a_thread_for_each_core_that_it_is_promised(overlay: str) -> None:
+def test_the_cores_that_a_worker_requests_are_its_limit(overlay: str) -> None:
     resources = worker(overlay)["resources"]
     assert resources["limits"]["cpu"] == resources["requests"]["cpu"]
 
 
-@of_each_overlay
 def test_everything_is_about_these_pods(overlay: str) -> None:
     each = objects(overlay)
     labels = each["Deployment"]["spec"]["template"]["metadata"]["labels"]
@@ -132,14 +126,12 @@ def test_everything_is_about_these_pods(overlay: str) -> None:
     assert each["ScaledObject"]["spec"]["scaleTargetRef"] == {"name": each["Deployment"]["metadata"]["name"]}
 
 
-@of_each_overlay
-def test_there_is_always_a_worker_and_nobody_else_says_how_many(overlay: str) -> None:
+def test_there_is_always_a_worker_and_only_the_scaler_sets_the_replicas(overlay: str) -> None:
     assert objects(overlay)["ScaledObject"]["spec"]["minReplicaCount"] == 1
     assert "replicas" not in objects(overlay)["Deployment"]["spec"]
 
 
-@of_each_overlay
-def test_it_is_scaled_by_the_queue_of_traces_with_a_secret_of_its_own(overlay: str) -> None:
+def test_workers_scale_by_the_queue_of_traces_with_a_separate_secret(overlay: str) -> None:
     (trigger,) = objects(overlay)["ScaledObject"]["spec"]["triggers"]
     assert trigger["type"] == overlay
     assert Settings().queues.traces in trigger["metadata"].values()
@@ -149,13 +141,11 @@ def test_it_is_scaled_by_the_queue_of_traces_with_a_secret_of_its_own(overlay: s
     assert {each["name"] for each in authentication["spec"]["secretTargetRef"]} == {"kp-scorer-scaler"}
 
 
-@of_each_overlay
 def test_the_ways_out_are_those_of_the_servers(overlay: str) -> None:
     ports = {port["port"] for rule in objects(overlay)["NetworkPolicy"]["spec"]["egress"] for port in rule["ports"]}
     assert ports == {53, 6379} | ({5672} if overlay == "rabbitmq" else set())
 
 
-@of_each_overlay
 def test_metrics_have_one_port(overlay: str) -> None:
     (port,) = worker(overlay)["ports"]
     (of_service,) = objects(overlay)["Service"]["spec"]["ports"]

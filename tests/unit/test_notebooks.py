@@ -17,7 +17,7 @@ def cell(source: str, *outputs: Cell) -> Cell:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_shows_what_its_code_shows(path: Path, tmp_path: Path) -> None:
+def test_stored_outputs_of_a_notebook_are_those_of_its_code(path: Path, tmp_path: Path) -> None:
     notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))
     cells = code_cells(notebook)
     assert len(cells) >= 5
@@ -39,11 +39,11 @@ def test_thresholds_are_chosen_whatever_domains_there_are(others: str, tmp_path:
     shown_by([*cells[:scored], cell(renamed), *cells[scored:], cell(checked)], tmp_path)
 
 
-def test_cells_share_their_names_and_show_what_they_print_and_their_last_expression(tmp_path: Path) -> None:
+def test_cells_share_variables_and_output_prints_and_their_last_expression(tmp_path: Path) -> None:
     cells = [cell("number = 6"), cell("print('a')\nprint('b')\nnumber * 7"), cell("None"), cell("if number:\n    number")]
-    shown = shown_by(cells, tmp_path)
-    assert [len(outputs) for outputs in shown] == [0, 2, 0, 0]
-    stream, result = shown[1]
+    outputs_by_cell = shown_by(cells, tmp_path)
+    assert [len(outputs) for outputs in outputs_by_cell] == [0, 2, 0, 0]
+    stream, result = outputs_by_cell[1]
     assert stream["text"] == ["a\n", "b\n"]
     assert result["data"] == {"text/plain": ["42"]}
 

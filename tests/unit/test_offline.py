@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kp_scorer import offline
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.errors import EmbedderSick, InvalidTrace, TraceConflict
+from kp_scorer.errors import EmbedderUnhealthy, InvalidTrace, TraceConflict
 from kp_scorer.offline import decide_offline, offline_decider, score_traces
 from kp_scorer.settings import Settings, load_settings
 
@@ -21,15 +21,15 @@ WORDS = ("invoice", "ledger", "parcel")
 
 
 class PoisonedEmbedder(WordEmbedder):
-    """Cannot embed a text that says so, nor anything with it; embeds nothing at all once it is sick."""
+    """Cannot embed a text that says so, nor anything with it; embeds nothing at all while ``unhealthy``."""
 
-    sick = False
+    unhealthy = False
 
     def __init__(self, *_: object) -> None:
         super().__init__()
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        if self.sick or any("poison" in text for text in texts):
+        if self.unhealthy or any("poison" in text for text in texts):
             raise ArithmeticError("poison")
         return super().embed(texts)
 
@@ -43,21 +43,21 @@ def batches_of(size: int) -> Settings:
     return load_settings({"worker.batch_size": size})
 
 
-def told(decisions: Iterator[Decision]) -> list[object]:
+def outcomes(decisions: Iterator[Decision]) -> list[object]:
     """What each decision says, and the error that came in the end, if one did."""
-    found: list[object] = []
+    rows: list[object] = []
     try:
         for decision in decisions:
-            said = decision.model_dump(exclude={"timings", "decided_at"})
-            said["novelty"].pop("entry")
-            found.append(said)
+            row = decision.model_dump(exclude={"timings", "decided_at"})
+            row["novelty"].pop("entry")
+            rows.append(row)
     except (InvalidTrace, TraceConflict, ArithmeticError, KeyError) as error:
-        found.append(repr(error))
-    return found
+        rows.append(repr(error))
+    return rows
 
 
 def payloads() -> st.SearchStrategy[list[Any]]:
-    """Traces of few ids and few words, so that ids come again with the same content and with other; and what is no trace."""
+    """Traces of few ids and few words, so that ids repeat with the same and with other content; and invalid traces."""
     words = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join)
     trace = st.builds(
         lambda number, objective: minimal_payload(trace_id=f"kp:trace:{number}", objective=objective), st.integers(0, 5), words
@@ -68,48 +68,51 @@ def payloads() -> st.SearchStrategy[list[Any]]:
 
 @settings(deadline=None)
 @given(payloads(), st.integers(2, 8))
-def test_in_batches_each_trace_gets_what_it_gets_by_itself(traces: list[Any], size: int) -> None:
-    assert told(score_traces(traces, batches_of(size))) == told(score_traces(traces, batches_of(1)))
+def test_batches_decide_each_trace_as_it_is_decided_alone(traces: list[Any], size: int) -> None:
+    assert outcomes(score_traces(traces, batches_of(size))) == outcomes(score_traces(traces, batches_of(1)))
 
 
-def test_no_more_than_a_batch_is_taken_ahead() -> None:
-    taken = 0
+def test_at_most_one_batch_is_read_ahead() -> None:
+    read = 0
 
     def source() -> Iterator[dict[str, Any]]:
-        nonlocal taken
+        nonlocal read
         for trace in short_traces(20, seed=1):
-            taken += 1
+            read += 1
             yield trace
 
-    ahead = [taken - number for number, _ in enumerate(score_traces(source(), batches_of(8)))]
+    ahead = [read - number for number, _ in enumerate(score_traces(source(), batches_of(8)))]
     assert ahead == [8, 7, 6, 5, 4, 3, 2, 1] * 2 + [4, 3, 2, 1]
 
 
-def test_an_error_of_the_source_comes_after_what_it_gave() -> None:
+def test_error_of_the_source_follows_the_decisions_on_earlier_traces() -> None:
     traces = short_traces(5, seed=2)
 
     def source() -> Iterator[dict[str, Any]]:
         yield from traces
         raise KeyError("the source")
 
-    assert told(score_traces(source(), batches_of(3))) == [*told(score_traces(traces, batches_of(1))), "KeyError('the source')"]
+    assert outcomes(score_traces(source(), batches_of(3))) == [
+        *outcomes(score_traces(traces, batches_of(1))),
+        "KeyError('the source')",
+    ]
 
 
 def test_nothing_to_score_gives_nothing() -> None:
     assert list(score_traces([], batches_of(3))) == []
 
 
-def test_a_text_that_cannot_be_embedded_takes_none_before_it_along() -> None:
+def test_text_that_cannot_be_embedded_fails_no_trace_before_it() -> None:
     traces = [make_trace(trace_id=f"kp:trace:{number}", objective=f"{WORDS[number % 3]} {number}") for number in range(4)]
     poison = make_trace(trace_id="kp:trace:poison", objective="poison")
     decided = decide_offline(offline_decider(batches_of(8)), [*traces[:2], poison, *traces[2:]])
-    assert [found.trace_id for _, found in zip(range(2), decided, strict=False)] == ["kp:trace:0", "kp:trace:1"]
+    assert [decision.trace_id for _, decision in zip(range(2), decided, strict=False)] == ["kp:trace:0", "kp:trace:1"]
     with pytest.raises(ArithmeticError):
         next(decided)
 
 
-def test_a_sick_embedder_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unhealthy_embedder_ends_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     decider = offline_decider(batches_of(8))
-    monkeypatch.setattr(PoisonedEmbedder, "sick", True)
-    with pytest.raises(EmbedderSick):
+    monkeypatch.setattr(PoisonedEmbedder, "unhealthy", True)
+    with pytest.raises(EmbedderUnhealthy):
         next(decide_offline(decider, [make_trace(trace_id="kp:trace:0"), make_trace(trace_id="kp:trace:1")]))

@@ -1,4 +1,4 @@
-"""A message may be the trace itself, with no envelope and no call around it; what is neither that nor a call is none."""
+"""A message is a call of the task, or the trace itself, with no envelope and no call around it; anything else is refused."""
 
 import json
 import zlib
@@ -6,10 +6,8 @@ from typing import Any, Final
 
 import pytest
 from kombu.message import Message
-from kp_scorer.broker.redis_transport.envelope import Opened, opened
-from kp_scorer.broker.task_body import PACKED_BY
-from kp_scorer.broker.task_message import TASK_NAME, TaskMessage, only_argument, task_in
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, ListItem, arguments_in, only_argument, open_item, submission_in
+from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, maximal_payload, minimal_payload
@@ -18,38 +16,36 @@ from tests.support.costly import filled
 TRACE: Final = maximal_payload()
 
 
-def task(body: Any, headers: dict[str, Any] | None = None, limits: Limits = LIMITS) -> TaskMessage:
-    """What goes on of a message with this body, which is JSON unless it is bytes."""
+def message(body: Any, headers: dict[str, Any] | None = None, **properties: Any) -> Message:
+    """A kombu message with this body, which is JSON unless it is bytes."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return task_in(Message(body=raw, content_type="application/json", headers=headers or {}, delivery_info={}), limits)
+    return Message(
+        body=raw, content_type="application/json", headers=headers or {}, delivery_info={}, properties=dict(properties)
+    )
 
 
-def submission(message: TaskMessage) -> Any:
-    return only_argument(message.payload["args"], message.payload["kwargs"])
+def submission(body: Any, headers: dict[str, Any] | None = None) -> Any:
+    return only_argument(*arguments_in(message(body, headers), LIMITS))
 
 
 @pytest.mark.parametrize("payload", [TRACE, minimal_payload()])
-def test_a_trace_is_a_submission_that_is_called_by_its_own_id(payload: dict[str, Any]) -> None:
-    message = task(payload)
-    assert submission(message) == payload
-    assert message.headers["id"] == payload["id"]
-    assert decode_trace(submission(message), LIMITS)
+def test_a_trace_is_a_submission(payload: dict[str, Any]) -> None:
+    assert submission(payload) == payload
+    assert decode_trace(submission(payload), LIMITS)
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "fields",
     [{"args": 1}, {"kwargs": {}, "args": [[], {}]}, {"body": "", "properties": {}}, {"headers": {"task": "other"}}],
 )
-def test_a_trace_may_have_any_fields_beside_its_own(beside: dict[str, Any]) -> None:
-    assert submission(task(TRACE | beside)) == TRACE | beside
+def test_a_trace_may_have_fields_beside_its_own(fields: dict[str, Any]) -> None:
+    assert submission(TRACE | fields) == TRACE | fields
 
 
 @pytest.mark.parametrize("body", [{}, {"trace": TRACE}, {"id": "no id"}, TRACE | {"task": "count"}, {"task": TRACE["task"]}])
 def test_an_object_that_calls_no_task_is_a_submission_with_its_own_errors(body: dict[str, Any]) -> None:
-    message = task(body)
-    assert message.headers["id"]
     with pytest.raises(InvalidTrace, match=r"id|task"):
-        decode_trace(submission(message), LIMITS)
+        decode_trace(submission(body), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +67,14 @@ def test_an_object_that_calls_no_task_is_a_submission_with_its_own_errors(body: 
         (b"x" * 5_000_000, {}),
     ],
 )
-def test_what_names_another_task_or_is_no_object_is_no_submission(body: Any, headers: dict[str, Any]) -> None:
+def test_a_call_of_another_task_or_a_body_that_is_no_object_is_no_submission(body: Any, headers: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        task(body, headers)
+        submission(body, headers)
 
 
-def test_a_call_of_the_task_stays_one() -> None:
-    assert submission(task({"task": TASK_NAME, "id": "1", "args": [TRACE], "kwargs": {}})) == TRACE
-    assert task([[TRACE], {}, None], {"task": TASK_NAME, "id": "1"}).headers["id"] == "1"
+def test_a_call_of_the_task_has_a_submission_by_either_protocol() -> None:
+    assert submission({"task": TASK_NAME, "id": "1", "args": [TRACE], "kwargs": {}}) == TRACE
+    assert submission([[TRACE], {}, None], {"task": TASK_NAME, "id": "1"}) == TRACE
 
 
 @pytest.mark.parametrize(
@@ -93,14 +89,14 @@ def test_a_call_of_the_task_stays_one() -> None:
 def test_a_plain_body_is_bounded_before_it_is_parsed(body: bytes, expected: str) -> None:
     packed = {PACKED_BY: "gzip"} if body[:1] == b"x" else {}
     with pytest.raises(InvalidTrace, match=expected):
-        task(body, packed)
+        submission(body, packed)
     with pytest.raises(ValueError, match=f"task: expected {TASK_NAME}"):
-        task(body, {"task": "other", **packed})
+        submission(body, {"task": "other", **packed})
 
 
-def test_what_has_only_its_type_in_common_with_json_is_no_submission() -> None:
+def test_a_content_type_other_than_json_is_no_submission() -> None:
     with pytest.raises(ValueError, match="content type"):
-        task_in(Message(body=b"{}", content_type="text/plain", headers={}, delivery_info={}), LIMITS)
+        arguments_in(Message(body=b"{}", content_type="text/plain", headers={}, delivery_info={}), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -114,16 +110,36 @@ def test_what_has_only_its_type_in_common_with_json_is_no_submission() -> None:
     ],
 )
 def test_an_object_that_is_no_envelope_is_a_body(item: str) -> None:
-    assert opened(item.encode()) == Opened("application/json", {}, item.encode())
+    assert open_item(item.encode())[:3] == ("application/json", {}, item.encode())
 
 
 def test_an_envelope_is_opened() -> None:
     headers = {"task": TASK_NAME}
     item = {"body": "7", "content-type": "text/plain", "headers": headers, "properties": {}}
-    assert opened(json.dumps(item).encode()) == Opened("text/plain", headers, b"7")
+    assert open_item(json.dumps(item).encode()) == ListItem("text/plain", headers, b"7")
 
 
 @pytest.mark.parametrize("item", [b"7", b"[]", b"not JSON", b'{"body": 1, "properties": {}}', b"\xff"])
-def test_what_is_neither_is_told(item: bytes) -> None:
+def test_an_item_that_is_neither_envelope_nor_object_is_refused(item: bytes) -> None:
     with pytest.raises((AttributeError, TypeError, ValueError)):
-        opened(item)
+        open_item(item)
+
+
+@pytest.mark.parametrize("delivered", ["in an envelope", "plain on a list", "poison"])
+def test_a_body_is_parsed_once_and_not_held(delivered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    loads = json.loads
+
+    def watched(text: str) -> Any:
+        texts.append(text)
+        return loads(text)
+
+    monkeypatch.setattr("kp_scorer.broker.wire.json.loads", watched)
+    body = json.dumps(TRACE).encode()
+    received = message(body, **(open_item(body).parsed if delivered == "plain on a list" else {}))
+    if delivered == "poison":
+        assert submission_in(received, LIMITS) == body
+    else:
+        assert only_argument(*arguments_in(received, LIMITS)) == TRACE
+        assert received.properties == {}
+    assert texts == [body.decode()]

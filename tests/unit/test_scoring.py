@@ -4,11 +4,11 @@ import math
 from typing import Final
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.decision import Dimensions
 from kp_scorer.decoding import decode_trace
-from kp_scorer.scoring import PROFILES, Policy, check_weights, decide_again, dimensions, fingerprint, novelty_of, score
+from kp_scorer.scoring import PROFILES, Policy, check_weights, decide_again, dimensions, novelty_of, score
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import LIMITS, changed, decided, make_trace, minimal_payload, step, steps, traces
@@ -59,10 +59,6 @@ def test_capped_step_term_stops_growing_at_twenty_steps(count: int, expected: fl
     assert complexity(*["thought"] * count, cap_step_term=True) == near(expected)
 
 
-def test_step_term_grows_beyond_twenty_steps_by_default() -> None:
-    assert complexity(*["thought"] * 21) == near(0.335)
-
-
 def test_policy_decides_whether_the_step_term_is_capped() -> None:
     trace = make_trace(steps=steps(*["thought"] * 40))
     assert score(trace, 0.5, Policy()).dimensions.complexity == near(0.525)
@@ -107,7 +103,7 @@ def test_failure_leaves_three_tenths_of_the_confidence(confidence: float, succes
 @pytest.mark.parametrize(
     ("similarity", "novelty"), [(None, 0.5), (1.0, 0.0), (0.75, 0.25), (0.0, 1.0), (-0.5, 1.0), (1.0 + 1e-7, 0.0)]
 )
-def test_novelty_is_what_similarity_leaves_and_a_half_where_nothing_is_known(similarity: float | None, novelty: float) -> None:
+def test_novelty_is_one_minus_similarity_or_a_half_without_one(similarity: float | None, novelty: float) -> None:
     assert novelty_of(similarity) == novelty
 
 
@@ -135,14 +131,14 @@ def test_each_profile_weighs_the_dimensions_its_own_way(domain: str, profile: st
 
 
 @pytest.mark.parametrize(
-    "domain", ["toString", "constructor", "__proto__", "__class__", "Finance", " finance", "code-review", "get", "日本語"]
+    "domain", ["toString", "constructor", "__proto__", "__class__", "Finance", "finance-2", "code-review", "get", "日本語"]
 )
 def test_domain_that_is_no_profile_exactly_gets_the_default(domain: str) -> None:
     assert score(make_trace(domain=domain), 0.5, POLICY).profile == "default"
     assert score(make_trace(domain=domain), 0.5, POLICY).value == score(make_trace(), 0.5, POLICY).value
 
 
-def test_profile_of_ones_own_weighs_its_domain() -> None:
+def test_configured_profile_weighs_its_domain() -> None:
     scored = score(make_trace(domain="travel"), 0.5, Policy(profiles={**PROFILES, "travel": OWN_WEIGHTS}))
     # Complexity 0.27, novelty 0.5, no tools, confidence 1.
     assert scored.value == near(0.027 + 0.1 + 0.4)
@@ -160,12 +156,12 @@ def test_weights_that_do_not_sum_to_one_are_refused(complexity_weight: float) ->
         check_weights(OWN_WEIGHTS.model_copy(update={"complexity": complexity_weight}))
 
 
-def test_weights_that_sum_to_one_but_for_rounding_are_taken() -> None:
+def test_weights_that_sum_to_one_but_for_rounding_are_valid() -> None:
     thirds = Dimensions(complexity=0.1, novelty=0.2, tool_diversity=0.7, outcome_confidence=1e-17)
     assert check_weights(thirds) == thirds
 
 
-def test_single_thought_scores_a_tenth_whatever_else_it_has() -> None:
+def test_single_thought_scores_a_tenth_with_any_other_values() -> None:
     assert fired(make_trace(steps=steps("thought")), novelty=1.0) == [("single_thought", 0.1)]
     assert fired(make_trace(steps=steps("thought"), confidence=0.0, success=False), 0.0) == [("single_thought", 0.1)]
 
@@ -215,15 +211,6 @@ def test_penalty_comes_after_the_single_thought() -> None:
     assert fired(make_trace(steps=[step("thought", "sql")])) == [("single_thought", 0.1), ("single_tool", 0.0)]
 
 
-def test_penalty_comes_after_the_reward() -> None:
-    used = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
-    scored = score(make_trace(steps=[*used, *steps(*["thought"] * 3)]), 1.0, POLICY)
-    assert scored.composite == near(0.25 * 0.89 + 0.35 + 0.15 / 3 + 0.25)
-    names, values = zip(*((override.name, override.score) for override in scored.overrides), strict=True)
-    assert names == ("recovered_from_errors", "single_tool")
-    assert values == (near(0.9725), near(0.8725))
-
-
 def test_reward_and_penalty_apply_in_turn_so_that_the_cap_counts() -> None:
     used = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
     weights = Dimensions(complexity=0.0, novelty=1.0, tool_diversity=0.0, outcome_confidence=0.0)
@@ -240,25 +227,22 @@ def test_perfect_trace_scores_one_even_where_the_weights_round_up() -> None:
     assert (scored.composite, scored.value) == (1.0, 1.0)
 
 
-def test_threshold_is_the_domains_own_where_it_has_one() -> None:
+def test_threshold_is_the_domains_own_or_the_default_of_three_quarters() -> None:
+    assert Policy().bounds("finance") == (0.75, "default", None)
     policy = Policy(threshold=0.6, thresholds={"code": 0.4})
     assert policy.bounds("code") == (0.4, "domain", None)
     assert policy.bounds("Code") == (0.6, "default", None)
     assert policy.bounds("constructor") == (0.6, "default", None)
 
 
-def test_threshold_is_three_quarters_unless_chosen() -> None:
-    assert Policy().bounds("finance") == (0.75, "default", None)
-
-
-def test_a_submission_chooses_its_threshold_where_it_may() -> None:
+def test_submitted_threshold_applies_only_if_the_policy_allows_it() -> None:
     assert Policy().bounds("code", 0.2) == (0.75, "default", None)
-    assert Policy(obeys_submissions=True).bounds("code", 0.2) == (0.2, "submission", None)
-    assert Policy(thresholds={"code": 0.4}, obeys_submissions=True).bounds("code") == (0.4, "domain", None)
+    assert Policy(submitted_thresholds=True).bounds("code", 0.2) == (0.2, "submission", None)
+    assert Policy(thresholds={"code": 0.4}, submitted_thresholds=True).bounds("code") == (0.4, "domain", None)
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.one_of(st.none(), st.floats(0, 1)), st.one_of(st.none(), st.floats(0, 1)))
-def test_what_is_reviewed_lies_between_what_is_rejected_and_what_is_accepted(
+def test_review_lies_between_rejected_and_accepted(
     value: float, threshold: float, review: float | None, of_domain: float | None
 ) -> None:
     reviews = {} if of_domain is None else {"code": of_domain}
@@ -295,28 +279,6 @@ def test_reported_parts_lead_to_the_score(trace: ReasoningTrace, novelty: float)
     assert scored.value == value
 
 
-@given(traces(), st.floats(0, 1), st.floats(0, 1))
-def test_newer_trace_scores_higher_by_its_weight(trace: ReasoningTrace, one: float, other: float) -> None:
-    low, high = (score(trace, novelty, POLICY) for novelty in sorted((one, other)))
-    assert low.value <= high.value
-    assume(low.value > 0.0 and high.value < 1.0 and not any(rule.name == "single_thought" for rule in low.overrides))
-    # A bound that one override reaches, and the next one leaves again, takes something off the difference.
-    assume(all(0.0 < rule.score < 1.0 for rule in (*low.overrides, *high.overrides)))
-    assert high.value - low.value == near(abs(one - other) * low.weights.novelty)
-
-
-@given(st.lists(st.sampled_from(ALL_TYPES), min_size=2, max_size=9), st.booleans(), st.floats(0, 1), st.floats(0, 1))
-def test_more_confident_trace_never_scores_lower(types: list[str], success: bool, one: float, other: float) -> None:
-    low, high = (
-        score(make_trace(steps=steps(*types), success=success, confidence=confidence), 0.5, POLICY)
-        for confidence in sorted((one, other))
-    )
-    assert low.value <= high.value
-    assume(high.value < 1.0)
-    factor = (1.0 if success else 0.3) * low.weights.outcome_confidence
-    assert high.value - low.value == near(abs(one - other) * factor)
-
-
 POLICIES: Final = st.builds(
     Policy,
     profiles=st.just(PROFILES) | st.just({**PROFILES, "code": OWN_WEIGHTS}),
@@ -324,7 +286,7 @@ POLICIES: Final = st.builds(
     thresholds=st.dictionaries(st.sampled_from(["code", "finance"]), st.floats(0, 1)),
     review=st.none() | st.floats(0, 1),
     aliases=st.dictionaries(st.sampled_from(["travel", "finance"]), st.sampled_from(["code", "medical"])),
-    obeys_submissions=st.booleans(),
+    submitted_thresholds=st.booleans(),
 )
 
 
@@ -335,52 +297,33 @@ def test_deciding_again_is_deciding_by_the_other_policy(trace: ReasoningTrace, b
     assert decide_again(first, after) == again.model_copy(update={"timings": first.timings, "decided_at": first.decided_at})
 
 
-def test_a_threshold_that_was_asked_for_stays_where_it_is_obeyed() -> None:
+def test_deciding_again_keeps_a_submitted_threshold_that_applied() -> None:
     asking = decode_trace(changed(minimal_payload(), "metadata.quality_threshold", 0.2), LIMITS)
-    obeyed = decided(asking, Policy(obeys_submissions=True))
-    assert decide_again(obeyed, Policy(threshold=0.9, obeys_submissions=True)).threshold == 0.2
+    obeyed = decided(asking, Policy(submitted_thresholds=True))
+    assert decide_again(obeyed, Policy(threshold=0.9, submitted_thresholds=True)).threshold == 0.2
     assert decide_again(obeyed, Policy(threshold=0.9)).threshold == 0.9
 
 
-def test_a_domain_is_weighed_and_bounded_as_what_it_is_taken_for() -> None:
+def test_alias_gets_the_profile_and_bounds_of_its_domain() -> None:
     policy = Policy(thresholds={"finance": 0.4}, reviews={"finance": 0.3}, aliases={"Finance": "finance"})
-    taken, own, other = (decided(make_trace(domain=domain), policy) for domain in ("Finance", "finance", "financial"))
-    assert (taken.domain, taken.taken_for, taken.profile) == ("Finance", "finance", "finance")
-    assert (taken.threshold, taken.threshold_source, taken.review) == (0.4, "domain", 0.3)
+    alias, own, unrelated = (decided(make_trace(domain=domain), policy) for domain in ("Finance", "finance", "financial"))
+    assert (alias.domain, alias.taken_for, alias.profile) == ("Finance", "finance", "finance")
+    assert (alias.threshold, alias.threshold_source, alias.review) == (0.4, "domain", 0.3)
     differs = {"trace_id", "domain", "taken_for", "timings", "decided_at"}
-    assert taken.model_dump(exclude=differs) == own.model_dump(exclude=differs)
-    assert (own.taken_for, other.taken_for, other.profile, other.threshold) == (None, None, "default", 0.75)
+    assert alias.model_dump(exclude=differs) == own.model_dump(exclude=differs)
+    assert (own.taken_for, unrelated.taken_for, unrelated.profile, unrelated.threshold) == (None, None, "default", 0.75)
 
 
-def test_what_a_domain_was_taken_for_is_the_other_policys_to_say() -> None:
+def test_deciding_again_resolves_aliases_by_the_other_policy() -> None:
     trace = make_trace(domain="Finance")
     before, after = Policy(aliases={"Finance": "finance"}), Policy(aliases={"Finance": "code"})
     assert decide_again(decided(trace, before), after).taken_for == "code"
     assert decide_again(decided(trace, before), Policy()).taken_for is None
 
 
-def test_a_domain_is_known_by_whatever_names_it() -> None:
+def test_a_domain_is_known_if_any_setting_names_it() -> None:
     policy = Policy(thresholds={"qa": 0.5}, reviews={"web": 0.5}, aliases={"Finance": "finance"})
-    assert [name for name in ("default", "code", "qa", "web", "Finance", "finanse", "QA") if not policy.knows(name)] == [
+    assert [name for name in ("default", "code", "qa", "web", "Finance", "finanse", "QA") if not policy.mentions(name)] == [
         "finanse",
         "QA",
     ]
-
-
-def test_fingerprints_tell_policies_apart_and_nothing_else() -> None:
-    policies = [
-        Policy(),
-        Policy(threshold=0.7),
-        Policy(thresholds={"code": 0.7}),
-        Policy(review=0.7),
-        Policy(reviews={"code": 0.7}),
-        Policy(aliases={"coding": "code"}),
-        Policy(profiles={**PROFILES, "code": OWN_WEIGHTS}),
-        Policy(obeys_submissions=True),
-        Policy(cap_step_term=True),
-    ]
-    pairs = {fingerprint(live, shadow) for live in policies for shadow in policies}
-    assert len(pairs) == len(policies) ** 2
-    assert all(len(found) == 8 for found in pairs)
-    in_another_order = dict(reversed(list(PROFILES.items())))
-    assert fingerprint(Policy(profiles=in_another_order)) == fingerprint(Policy())

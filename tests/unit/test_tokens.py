@@ -1,16 +1,25 @@
 """Cutting a text before it is tokenised never changes an id; the installed model's own tokenizer, and one of another kind."""
 
 import json
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kp_scorer.embedding import MAX_TOKENS
+from kp_scorer.embedding import MAX_TOKENS, units
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.tokens import Tokens
 from kp_scorer.errors import SettingsError
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
+
+from tests.support.calls import calls_during
+from tests.support.costly import COSTLY_TEXTS
+
+Description = dict[str, Any]
 
 NASTY = (
     st.sampled_from(["word", "Straße", "İstanbul", "naïve", "e\u0301", "\u0301", "\u0345", "ΟΔΟΣ", "한국어", "ไทย", "हिन्दी"])
@@ -40,72 +49,194 @@ def reference(tokenizer_file: Path) -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(scope="module", params=[1, 7, 100])
-def in_pieces(tokenizer_file: Path, request: pytest.FixtureRequest) -> Tokens:
-    return Tokens(tokenizer_file, piece_chars=request.param)
+@contextmanager
+def in_pieces(chars: int) -> Iterator[None]:
+    """Texts are read and tokenised in pieces of so many characters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "_PIECE_CHARS", chars)
+        patch.setattr(units, "_AT_ONCE", chars)
+        yield
 
 
+@pytest.fixture(scope="module")
+def ours(tokenizer_file: Path) -> Tokens:
+    return Tokens(tokenizer_file)
+
+
+@pytest.mark.parametrize("chars", [1, 7, 100])
 @given(texts=st.lists(TEXTS, max_size=4))
 @example(texts=[" " * 5_000 + "word", "", "x" * 5_000, "中" * 1_500])
-def test_pieces_give_the_ids_of_the_whole_text(in_pieces: Tokens, reference: Tokenizer, texts: list[str]) -> None:
-    assert in_pieces.of(texts) == [reference.encode(text).ids[:MAX_TOKENS] for text in texts]
+def test_pieces_give_the_ids_of_the_whole_text(ours: Tokens, reference: Tokenizer, chars: int, texts: list[str]) -> None:
+    with in_pieces(chars):
+        rows = ours.of(texts)
+    assert rows == [reference.encode(text).ids[:MAX_TOKENS] for text in texts]
+
+
+@settings(max_examples=40)
+@given(parts=st.lists(st.tuples(NASTY | st.characters(), st.sampled_from([1, 2, 99, 100, 101, 20_000])), max_size=12))
+@example(parts=[("\u0301", 20_000), ("[SEP]", 600)])
+@example(parts=[("x", 4_090), ("[MASK]", 2), ("x", 8_180), ("\x00", 99), ("\u2603", 1)])
+def test_runs_of_any_length_give_the_ids_of_the_whole_text(
+    ours: Tokens, reference: Tokenizer, parts: list[tuple[str, int]]
+) -> None:
+    text = "".join(part * times for part, times in parts)[:40_000]
+    complete = reference.encode(text).ids
+    assert ours.of([text]) == [complete[:MAX_TOKENS]]
+    (both_ends,) = ours.of([text], 96, keep_end=True)
+    assert both_ends == (complete if len(complete) <= 96 else complete[:48] + complete[-48:])
+
+
+@pytest.mark.slow
+def test_every_character_is_treated_as_the_tokenizer_does(ours: Tokens, reference: Tokenizer) -> None:
+    for start in range(0, 0x110000, 256):
+        if not 0xD800 <= start < 0xE000:
+            text = "".join(f"o{char}o {char}. " for char in map(chr, range(start, start + 256)))
+            assert ours.of([text], len(text) * 4) == [reference.encode(text).ids], hex(start)
+
+
+class Counting:
+    """A tokenizer that counts the characters that it is given."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.chars = 0
+
+    def encode(self, text: str) -> Encoding:
+        self.chars += len(text)
+        return self._tokenizer.encode(text)
+
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
+        self.chars += sum(map(len, texts))
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+
+def chars_tokenised(tokens: Tokens, text: str, most: int, keep_end: bool) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "_tokenizer", counting := Counting(tokens._tokenizer))
+        tokens.of([text], most, keep_end=keep_end)
+    return counting.chars
+
+
+@pytest.mark.parametrize("keep_end", [False, True])
+@pytest.mark.parametrize("text", COSTLY_TEXTS.values(), ids=COSTLY_TEXTS)
+def test_the_most_costly_texts_take_few_steps_and_little_memory(ours: Tokens, text: str, keep_end: bool) -> None:
+    # The longest token has 18 characters.
+    assert chars_tokenised(ours, text, MAX_TOKENS, keep_end) < 20 * MAX_TOKENS
+    assert calls_during(lambda: ours.of([text], MAX_TOKENS, keep_end=keep_end)) < 20 * MAX_TOKENS
+    tracemalloc.start()
+    ours.of([text], MAX_TOKENS, keep_end=keep_end)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 10_000_000
+
+
+def test_characters_that_a_process_meets_first_cost_no_more_than_others(tokenizer_file: Path) -> None:
+    tokens = Tokens(tokenizer_file)
+    text = "".join(map(chr, (*range(0xA0, 0xD800), *range(0xF900, 0x30000))))
+    first, again = (calls_during(lambda: tokens.of([text], 256, keep_end=True)) for _ in range(2))
+    assert first == again
 
 
 @given(text=TEXTS, times=st.integers(20, 400))
-def test_long_texts_are_cut_where_the_reference_cuts(tokenizer_file: Path, reference: Tokenizer, text: str, times: int) -> None:
+def test_long_texts_are_cut_where_the_reference_cuts(ours: Tokens, reference: Tokenizer, text: str, times: int) -> None:
     long = f"{text} " * times
-    assert Tokens(tokenizer_file).of([long]) == [reference.encode(long).ids[:MAX_TOKENS]]
+    assert ours.of([long]) == [reference.encode(long).ids[:MAX_TOKENS]]
 
 
 @pytest.mark.parametrize("words", [509, 510, 511, 512])
-def test_a_text_that_is_too_long_loses_its_closing_token(tokenizer_file: Path, words: int) -> None:
-    (ids,) = Tokens(tokenizer_file).of(["tree " * words])
+def test_a_text_that_is_too_long_loses_its_closing_token(tokenizer_file: Path, ours: Tokens, words: int) -> None:
+    (ids,) = ours.of(["tree " * words])
     assert len(ids) == min(words + 2, MAX_TOKENS)
     assert (ids[-1] == ids_of_separator(tokenizer_file)) == (words <= 510)
 
 
-def test_text_behind_the_last_token_that_counts_is_not_tokenised(tokenizer_file: Path) -> None:
+def test_text_behind_the_last_token_that_counts_is_not_tokenised(ours: Tokens) -> None:
     # It could not be: a lone surrogate is no text to the tokenizer.
-    (ids,) = Tokens(tokenizer_file).of(["tree " * 2_000 + "\ud800"])
+    (ids,) = ours.of(["tree " * 2_000 + "\ud800"])
     assert len(ids) == MAX_TOKENS
     with pytest.raises(TypeError):
-        Tokens(tokenizer_file).of(["tree \ud800"])
+        ours.of(["tree \ud800"])
 
 
-@pytest.mark.parametrize(
-    "change", ["no BERT normalizer", "no word pieces", "an added token with a space", "one token in front"]
+def without_bert_normalizer(description: Description) -> None:
+    description["normalizer"] = {"type": "Lowercase"}
+
+
+def without_word_pieces(description: Description) -> None:
+    description["model"] = {"type": "WordLevel", "vocab": description["model"]["vocab"], "unk_token": "[UNK]"}
+
+
+def with_added_space(description: Description) -> None:
+    description["added_tokens"].append(description["added_tokens"][0] | {"id": 7592, "content": "hello world"})
+
+
+def with_one_special_token(description: Description) -> None:
+    description["post_processor"]["single"] = description["post_processor"]["single"][:2]
+
+
+def without_ideographs_apart(description: Description) -> None:
+    description["normalizer"]["handle_chinese_chars"] = False
+
+
+def with_letter_that_continues_no_word(description: Description) -> None:
+    description["model"]["vocab"]["\u2603"] = len(description["model"]["vocab"])
+
+
+@pytest.fixture(
+    params=[
+        without_bert_normalizer,
+        without_word_pieces,
+        with_added_space,
+        with_one_special_token,
+        without_ideographs_apart,
+        with_letter_that_continues_no_word,
+    ]
 )
-def test_a_tokenizer_that_cannot_be_cut_is_given_whole_texts(tokenizer_file: Path, tmp_path: Path, change: str) -> None:
+def another(request: pytest.FixtureRequest, tokenizer_file: Path, tmp_path: Path) -> Path:
+    """The file of a tokenizer that is not quite BERT's."""
     description = json.loads(tokenizer_file.read_text("utf-8"))
-    if change == "no BERT normalizer":
-        description["normalizer"] = {"type": "Lowercase"}
-    elif change == "no word pieces":
-        description["model"] = {"type": "WordLevel", "vocab": description["model"]["vocab"], "unk_token": "[UNK]"}
-    elif change == "an added token with a space":
-        description["added_tokens"].append(description["added_tokens"][0] | {"id": 7592, "content": "hello world"})
-    else:
-        description["post_processor"]["single"] = description["post_processor"]["single"][:2]
+    request.param(description)
     changed = tmp_path / "tokenizer.json"
     changed.write_text(json.dumps(description), "utf-8")
-    whole = Tokenizer.from_file(str(changed))
+    return changed
+
+
+def test_another_tokenizer_is_given_the_whole_of_usual_texts(another: Path) -> None:
+    whole = Tokenizer.from_file(str(another))
     whole.no_truncation()
     whole.no_padding()
-    text = "hello world and\nÉcole " * 300
-    assert Tokens(changed, piece_chars=8).of([text, ""]) == [whole.encode(text).ids[:MAX_TOKENS], whole.encode("").ids]
+    text = "hello world and\n\u00c9cole " * 300
+    tokens = Tokens(another)
+    assert tokens.of([text, ""]) == [whole.encode(text).ids[:MAX_TOKENS], whole.encode("").ids]
+    (both_ends,), inner = tokens.of([text], 96, keep_end=True), whole.encode(text, add_special_tokens=False).ids
+    half = (96 - len(whole.encode("").ids)) // 2
+    assert [each for each in both_ends if each not in whole.encode("").ids] == inner[:half] + inner[-half:]
 
 
+@pytest.mark.parametrize("text", [COSTLY_TEXTS["words of 99 letters"], COSTLY_TEXTS["spaces"], COSTLY_TEXTS["one word"]])
+def test_another_tokenizer_is_given_a_bounded_part_of_any_text(another: Path, text: str) -> None:
+    tokens = Tokens(another)
+    for most, keep_end in ((MAX_TOKENS, False), (256, True), (96, True)):
+        assert chars_tokenised(tokens, text, most, keep_end) <= 16 * most + 1
+
+
+@pytest.mark.parametrize("chars", [1, 7, 100])
 @given(texts=st.lists(TEXTS, max_size=4), most=st.sampled_from([8, 20, 96]))
 @example(texts=[" " * 5_000 + "word", "", "x" * 5_000, "中" * 1_500, "tree " * 18, "tree " * 19], most=20)
-def test_both_ends_are_those_of_the_whole_text(in_pieces: Tokens, reference: Tokenizer, texts: list[str], most: int) -> None:
-    for text, ids in zip(texts, in_pieces.of(texts, most, keep_end=True), strict=True):
-        opening, *said, closing = reference.encode(text).ids
+def test_both_ends_are_those_of_the_whole_text(
+    ours: Tokens, reference: Tokenizer, chars: int, texts: list[str], most: int
+) -> None:
+    with in_pieces(chars):
+        rows = ours.of(texts, most, keep_end=True)
+    for text, ids in zip(texts, rows, strict=True):
+        opening, *inner, closing = reference.encode(text).ids
         half = (most - 2) // 2
-        assert ids == [opening, *(said if len(said) <= 2 * half else said[:half] + said[-half:]), closing]
+        assert ids == [opening, *(inner if len(inner) <= 2 * half else inner[:half] + inner[-half:]), closing]
 
 
-def test_what_lies_between_both_ends_is_not_tokenised(tokenizer_file: Path) -> None:
+def test_what_lies_between_both_ends_is_not_tokenised(ours: Tokens) -> None:
     text = "tree " * 2_000 + "\ud800 " + "leaf " * 2_000
-    (ids,) = Tokens(tokenizer_file).of([text], 96, keep_end=True)
+    (ids,) = ours.of([text], 96, keep_end=True)
     assert len(ids) == 96
 
 
@@ -117,9 +248,9 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def ids_of_separator(tokenizer_file: Path) -> int:
-    found = Tokenizer.from_file(str(tokenizer_file)).token_to_id("[SEP]")
-    assert found is not None
-    return found
+    separator = Tokenizer.from_file(str(tokenizer_file)).token_to_id("[SEP]")
+    assert separator is not None
+    return separator
 
 
 def test_a_tokenizer_without_special_tokens_ends_too(tokenizer_file: Path, tmp_path: Path) -> None:

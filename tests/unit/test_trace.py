@@ -73,14 +73,14 @@ def with_object_at(path: str, text: str) -> Payload:
     return changed(maximal_payload(), path, {text: text})
 
 
-def test_minimal_trace_is_taken() -> None:
+def test_minimal_trace_is_valid() -> None:
     trace = decode_trace(minimal_payload(), LIMITS)
     assert trace.metadata.quality_score is None
     assert trace.steps[0].content is None
     assert trace.metadata.validated_by == ()
 
 
-def test_maximal_trace_is_taken_whole() -> None:
+def test_maximal_trace_keeps_every_field() -> None:
     trace = decode_trace(maximal_payload(), LIMITS)
     assert trace.model_dump(mode="json", exclude_unset=True) == maximal_payload()
 
@@ -124,12 +124,8 @@ def test_wrong_value_is_refused_with_its_path_alone(paths: list[str], wrong: lis
 
 
 @pytest.mark.parametrize("path", REQUIRED)
-def test_missing_field_is_refused_with_its_path(path: str) -> None:
+def test_missing_or_null_required_field_is_refused_with_its_path(path: str) -> None:
     assert refused_fields(without(maximal_payload(), path)) == [path]
-
-
-@pytest.mark.parametrize("path", REQUIRED)
-def test_null_is_no_value_for_a_required_field(path: str) -> None:
     assert refused_fields(changed(maximal_payload(), path, None)) == [path]
 
 
@@ -150,7 +146,7 @@ def test_null_is_no_value_for_a_required_field(path: str) -> None:
         ("knowledge_graph_delta", {}),
     ],
 )
-def test_unusual_value_is_taken(path: str, value: object) -> None:
+def test_unusual_value_is_valid(path: str, value: object) -> None:
     decode_trace(changed(maximal_payload(), path, value), LIMITS)
 
 
@@ -160,7 +156,7 @@ def test_free_form_value_is_refused_by_the_path_of_its_field(path: str, value: o
     assert refused_fields(changed(maximal_payload(), path, {"key": value})) == [path]
 
 
-def test_every_problem_is_told_but_only_three_are_shown() -> None:
+def test_error_has_every_problem_and_shows_three() -> None:
     error = refusal(lambda: decode_trace({}, LIMITS))
     assert [problem.field for problem in error.problems] == ["@context", "@type", "id", "metadata", "task", "steps", "outcome"]
     assert str(error).startswith("@context: Field required; ")
@@ -168,7 +164,7 @@ def test_every_problem_is_told_but_only_three_are_shown() -> None:
 
 
 @pytest.mark.parametrize("payload", [None, [], "text", 1, True, [minimal_payload()]])
-def test_what_is_no_object_is_refused_as_a_whole(payload: object) -> None:
+def test_payload_that_is_no_object_is_refused_at_its_root(payload: object) -> None:
     assert refused_fields(payload) == ["$"]
 
 
@@ -199,7 +195,7 @@ def test_limit_on_bytes_is_inclusive_and_counts_utf8(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "expected"),
     [
         (b'{"id": "\xff"}', "expected UTF-8; byte 8 is not"),
         (b"", "expected JSON"),
@@ -213,10 +209,10 @@ def test_limit_on_bytes_is_inclusive_and_counts_utf8(text: str) -> None:
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_bytes_that_are_no_json_object_are_refused_with_the_place(raw: bytes, told: str) -> None:
+def test_bytes_that_are_no_json_object_are_refused_with_the_place(raw: bytes, expected: str) -> None:
     (problem,) = refusal(lambda: decode_json(raw, LIMITS)).problems
     assert problem.field == "$"
-    assert told in problem.expected
+    assert expected in problem.expected
 
 
 def test_parsed_json_nested_beyond_recursion_is_refused() -> None:
@@ -251,8 +247,8 @@ MARKERS: Final = st.text("QZXJ0123456789", min_size=12, max_size=20)
 @given(text=MARKERS)
 def test_refusal_never_repeats_content(case: str, text: str) -> None:
     error = refusal(lambda: decode_trace(INVALID_AROUND[case](text), LIMITS))
-    told = [str(error), repr(error), repr(error.problems), *traceback.format_exception(error)]
-    assert not any(text in part for part in told)
+    texts = [str(error), repr(error), repr(error.problems), *traceback.format_exception(error)]
+    assert not any(text in part for part in texts)
 
 
 @given(MARKERS, st.sampled_from(["{}", '"{}', '{{"{}"', '{{"{}": {}}}', "[1, {}", '{{"a": "{}\\q"}}', "{}\udcff"]))
@@ -262,7 +258,7 @@ def test_refusal_of_bytes_never_repeats_them(text: str, around: str) -> None:
 
 
 @pytest.mark.parametrize("unknown", [1.5, "größer", {"a": [None, True]}, "\ud800 is half of a character, ü is one"])
-def test_what_is_sent_says_all_that_was_given(unknown: object) -> None:
+def test_bytes_for_sending_keep_every_field(unknown: object) -> None:
     payload = maximal_payload() | {"unknown": unknown}
     trace, raw = decode_for_sending(payload, LIMITS)
     assert json.loads(raw.decode()) == payload

@@ -1,15 +1,31 @@
-"""What a trace says: its digest, the text that is embedded, and that neither can change."""
+"""What a trace says: its digest, the text that is embedded, what may be its id and its domain; and the samples."""
 
+import json
 import random
-from typing import Any, Final
+import string
+import sys
+import unicodedata
+from collections import Counter
+from contextlib import suppress
+from importlib import resources
+from typing import Any, Final, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from kp_scorer.decoding import decode_trace
+from kp_scorer.broker.wire import checked_id
+from kp_scorer.characters import check_name
+from kp_scorer.client import Client
+from kp_scorer.decision import Override
+from kp_scorer.decoding import decode_json, decode_trace
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.scoring import Policy, score
+from kp_scorer.settings import load_settings
+from kp_scorer.trace import DOMAIN_BYTES, TRACE_ID_PREFIX, ReasoningTrace
 from pydantic import ValidationError
 
 from tests.support.builders import (
+    BUILT_IN_DOMAINS,
     LIMITS,
     Payload,
     changed,
@@ -82,12 +98,12 @@ def test_digest_does_not_depend_on_the_order_of_keys(shuffle: random.Random) -> 
         ("metadata.unknown", {"ignored": True}),
     ],
 )
-def test_digest_does_not_depend_on_what_says_nothing(path: str, value: object) -> None:
+def test_digest_ignores_ids_times_and_unknown_fields(path: str, value: object) -> None:
     assert digest(changed(maximal_payload(), path, value)) == digest(maximal_payload())
 
 
 @pytest.mark.parametrize("path", ["steps.1.content", "source_skill", "metadata.agent_id", "knowledge_graph_delta"])
-def test_missing_field_says_the_same_as_null(path: str) -> None:
+def test_digest_treats_a_missing_field_as_null(path: str) -> None:
     payload = maximal_payload()
     missing = without(payload, path)
     assert digest(missing) == digest(changed(payload, path, None))
@@ -95,33 +111,33 @@ def test_missing_field_says_the_same_as_null(path: str) -> None:
 
 
 @given(st.data(), st.sampled_from(SAYING))
-def test_digest_depends_on_everything_that_says_something(data: st.DataObject, path: str) -> None:
+def test_digest_depends_on_every_field_with_content(data: st.DataObject, path: str) -> None:
     payload = maximal_payload()
     value: Any = payload
     for key in keys_of(path):
         value = value[key]
     if path in CHOICES:
-        other = data.draw(st.sampled_from(CHOICES[path]))
+        second = data.draw(st.sampled_from(CHOICES[path]))
     elif isinstance(value, str):
-        other = value + data.draw(st.text("abc é\n", min_size=1, max_size=3))
+        second = value + data.draw(st.text("abc é\n", min_size=1, max_size=3))
     else:
-        other = data.draw(st.sampled_from(["else", 3, [1], {}]))
-    assert digest(changed(payload, path, other)) != digest(payload)
+        second = data.draw(st.sampled_from(["else", 3, [1], {}]))
+    assert digest(changed(payload, path, second)) != digest(payload)
 
 
 def test_digest_depends_on_the_order_of_steps() -> None:
-    one, other = (minimal_payload(steps=steps(*types)) for types in (["thought", "tool_call"], ["tool_call", "thought"]))
-    assert digest(one) != digest(other)
+    first, second = (minimal_payload(steps=steps(*types)) for types in (["thought", "tool_call"], ["tool_call", "thought"]))
+    assert digest(first) != digest(second)
 
 
-def test_digest_tells_empty_content_from_none() -> None:
+def test_digest_distinguishes_empty_content_from_none() -> None:
     assert digest(minimal_payload(steps=[step("thought", content="")])) != digest(minimal_payload(steps=[step("thought")]))
 
 
 def test_embedded_text_is_the_objective_and_every_content_single_spaced() -> None:
     silent = step("tool_call", "sql", input={"query": "x"}, output_summary="a row")
-    said = [step("thought", content="one"), silent, step("observation", content="two  three ")]
-    assert make_trace(objective="do it", steps=said).embedding_text == "do it one  two  three "
+    contents = [step("thought", content="one"), silent, step("observation", content="two  three ")]
+    assert make_trace(objective="do it", steps=contents).embedding_text == "do it one  two  three "
 
 
 def test_embedded_text_of_a_trace_without_content_ends_in_a_space_a_step() -> None:
@@ -134,8 +150,8 @@ def test_embedded_text_holds_all_contents_in_order(contents: list[str | None]) -
     assert trace.embedding_text == "go" + "".join(f" {content or ''}" for content in contents)
 
 
-def test_what_was_done_is_calls_then_thoughts_and_recoveries_each_in_order() -> None:
-    said = [
+def test_did_is_calls_then_thoughts_and_recoveries_each_in_order() -> None:
+    contents = [
         step("thought", content="think"),
         step("observation", content="see"),
         step("tool_call", "sql", content="select"),
@@ -143,13 +159,13 @@ def test_what_was_done_is_calls_then_thoughts_and_recoveries_each_in_order() -> 
         step("tool_call", "sql", content=""),
         step("tool_call", "sql", content="count"),
     ]
-    assert make_trace(steps=said).did == "select count think again"
+    assert make_trace(steps=contents).did == "select count think again"
 
 
 @pytest.mark.parametrize("calls", [[], [step("tool_call", "sql", content="  ")]])
-def test_where_nothing_is_said_to_be_done_all_contents_stand_for_it(calls: list[Any]) -> None:
-    seen = [step("observation", content="one"), step("observation"), step("observation", content="two")]
-    assert make_trace(steps=[*calls, *seen]).did == " ".join([*("  " for _ in calls), "one", "two"])
+def test_did_is_all_contents_if_calls_and_thoughts_are_blank(calls: list[Any]) -> None:
+    observations = [step("observation", content="one"), step("observation"), step("observation", content="two")]
+    assert make_trace(steps=[*calls, *observations]).did == " ".join([*("  " for _ in calls), "one", "two"])
 
 
 @pytest.mark.parametrize("path", ["id", "metadata.success", "task.objective", "outcome.confidence", "steps"])
@@ -169,7 +185,7 @@ def test_steps_of_a_trace_cannot_be_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "by_0_1_0"),
+    ("payload", "golden"),
     [
         (minimal_payload(), "5a65a37e784d676051a4727af51d255b"),
         (maximal_payload(), "69dadeffaaa2542cc9fb2645ac232157"),
@@ -199,6 +215,168 @@ def test_steps_of_a_trace_cannot_be_replaced() -> None:
     ],
     ids=["minimal", "maximal", "other scripts", "numbers", "empty texts"],
 )
-def test_digest_stays_what_it_is_from_version_to_version(payload: Payload, by_0_1_0: str) -> None:
+def test_digests_never_change(payload: Payload, golden: str) -> None:
     # Where this fails, workers of two versions on one queue take each other's traces for conflicts.
-    assert digest(payload).hex() == by_0_1_0
+    assert digest(payload).hex() == golden
+
+
+LONGEST: Final = 191
+PRINTABLE: Final = string.ascii_letters + string.digits + string.punctuation
+NO_IDS: Final = {
+    "nothing but the prefix": "",
+    "a space": "a b",
+    "a line break at the end": "a\n",
+    "NUL": "a\0",
+    "DEL": "a\x7f",
+    "an escape": "a\x1b[2J",
+    "a character beyond ASCII": "é",
+    "a digit beyond ASCII": "\u0661",
+    "a surrogate": "\ud800",
+    "too long": "x" * (LONGEST + 1),
+}
+
+ENDINGS: Final = st.one_of(
+    st.text(PRINTABLE, max_size=20),
+    st.text(st.characters(), max_size=20),
+    st.text(PRINTABLE + " \n\x7fé", max_size=20),
+    st.integers(LONGEST - 2, LONGEST + 2).map("x".__mul__),
+)
+VALUES: Final = st.one_of(
+    ENDINGS.map(TRACE_ID_PREFIX.__add__),
+    st.sampled_from(["", "KP:TRACE:", " kp:trace:", "kp:trace", "\nkp:trace:"]).flatmap(
+        lambda start: ENDINGS.map(start.__add__)
+    ),
+    st.none() | st.booleans() | st.integers() | st.lists(st.text(max_size=3), max_size=2),
+)
+
+
+def is_taken(value: object) -> bool:
+    try:
+        decode_trace(minimal_payload() | {"id": value}, LIMITS)
+    except InvalidTrace:
+        return False
+    return True
+
+
+@given(VALUES)
+@example(f"{TRACE_ID_PREFIX}a\n")
+@example(TRACE_ID_PREFIX + "x" * LONGEST)
+@example(TRACE_ID_PREFIX + "x" * (LONGEST + 1))
+def test_messages_accept_the_same_ids_as_traces(value: object) -> None:
+    expected = value if is_taken(value) else ""
+    assert checked_id(value) == expected
+    if isinstance(value, str):
+        ending = value.removeprefix(TRACE_ID_PREFIX)
+        is_id = ending != value and 1 <= len(ending) <= LONGEST and set(ending) <= set(PRINTABLE)
+        assert bool(expected) == is_id
+
+
+@pytest.mark.parametrize("ending", NO_IDS.values(), ids=NO_IDS.keys())
+def test_no_other_id_leaves_the_client(ending: str) -> None:
+    url = "redis://127.0.0.1:1/0"
+    with (
+        Client(load_settings({"broker.url": url, "redis.url": url})) as client,
+        pytest.raises(InvalidTrace, match=r"^id: ") as caught,
+    ):
+        client.submit(minimal_payload(trace_id=TRACE_ID_PREFIX + ending))
+    assert ending == "" or ending not in str(caught.value), "it is content"
+
+
+def test_escaped_ids_in_json_are_checked_unescaped() -> None:
+    raw = json.dumps(minimal_payload(trace_id="kp:trace:\x7f")).encode()
+    with pytest.raises(InvalidTrace, match=r"^id: "):
+        decode_json(raw, LIMITS)
+
+
+ACTING: Final = "\0\t\n\r\x1b\x7f\x85\x9b\u2028\u2029\u200f\u061c\u202e\u2066"
+
+
+INVISIBLE: Final = {
+    "soft hyphen": "\u00ad",
+    "joiner of graphemes": "\u034f",
+    "Hangul filler": "\u3164",
+    "Khmer vowel that shows nothing": "\u17b4",
+    "Mongolian selector": "\u180b",
+    "zero width space": "\u200b",
+    "zero width joiner": "\u200d",
+    "word joiner": "\u2060",
+    "reserved among ignored ones": "\u2065",
+    "selector of a variant": "\ufe0f",
+    "byte order mark": "\ufeff",
+    "annotation": "\ufff9",
+    "Arabic number sign": "\u0600",
+    "shorthand": "\U0001bca0",
+    "musical": "\U0001d173",
+    "tag": "\U000e0066",
+    "supplementary selector": "\U000e0100",
+    "reserved among tags": "\U000e0fff",
+}
+SPACES: Final = ("\u00a0", "\u1680", "\u2007", "\u200a", "\u202f", "\u205f", "\u2800", "\u3000")
+NOT_COMPOSED: Final = ("cafe\u0301", "\u212bngstrom", "a\u0327\u0301\u0323", "\u1100\u1161")
+
+
+@pytest.mark.parametrize(
+    "domain",
+    [
+        "x" * DOMAIN_BYTES,
+        "\u00e9" * (DOMAIN_BYTES // 2),
+        "\u65e5\u672c\u8a9e",
+        "a b/c-d_e",
+        "\u0939\u093f\u0928\u094d\u0926\u0940",
+        "\U0001f6d2",
+        "\u0441ode",
+        " code ",
+    ],
+    ids=ascii,
+)
+def test_domain_may_be_of_any_script_within_its_bytes(domain: str) -> None:
+    assert decode_trace(minimal_payload(domain=domain), LIMITS).metadata.task_domain == domain
+
+
+@pytest.mark.parametrize(
+    ("domain", "expected"),
+    [
+        ("", "1 to 200 bytes of UTF-8"),
+        ("x" * (DOMAIN_BYTES + 1), "1 to 200 bytes of UTF-8"),
+        ("\u00e9" * (DOMAIN_BYTES // 2 + 1), "1 to 200 bytes of UTF-8"),
+        *((f"fin{odd}ance", "no control, format or other invisible characters") for odd in (*ACTING, *INVISIBLE.values())),
+        *((f"my{odd}bank", "no spaces but U+0020") for odd in SPACES),
+        *((odd, "Unicode's normal form C") for odd in NOT_COMPOSED),
+    ],
+    ids=ascii,
+)
+def test_domain_that_looks_like_another_or_harms_a_log_or_terminal_is_refused(domain: str, expected: str) -> None:
+    with pytest.raises(InvalidTrace) as caught:
+        decode_trace(minimal_payload(domain=domain), LIMITS)
+    assert caught.value.problems == (("metadata.task_domain", f"expected {expected}"),)
+
+
+def test_every_format_character_is_refused_in_a_domain() -> None:
+    accepted = []
+    for character in (chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) == "Cf"):
+        with suppress(ValueError):
+            accepted.append(check_name(f"a{character}b"))
+    assert accepted == []
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[ReasoningTrace]:
+    raw = resources.files("kp_scorer.samples").joinpath("traces.jsonl").read_bytes()
+    return [decode_json(line, LIMITS) for line in raw.splitlines()]
+
+
+def test_samples_cover_all_domains_outcomes_and_overrides(samples: list[ReasoningTrace]) -> None:
+    assert len({trace.id for trace in samples}) == len(samples) >= 40
+    domains = {trace.metadata.task_domain for trace in samples}
+    assert domains > set(BUILT_IN_DOMAINS)
+    assert domains - {*BUILT_IN_DOMAINS, "default"}
+    assert {trace.metadata.success for trace in samples} == {True, False}
+    scores = [score(trace, 0.9, Policy()) for trace in samples]
+    assert {each.value >= Policy().threshold for each in scores} == {True, False}
+    assert {override.name for each in scores for override in each.overrides} == set(get_args(Override))
+
+
+def test_some_samples_repeat_another_word_for_word(samples: list[ReasoningTrace]) -> None:
+    times = Counter(trace.digest() for trace in samples)
+    assert max(times.values()) > 1
+    assert len(times) > len(samples) / 2

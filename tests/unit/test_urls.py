@@ -1,4 +1,7 @@
-"""The URLs of servers: what they say, what is refused, and that no output ever holds a password."""
+"""The URLs of servers, and files that hold them: how they are read, what is refused, and that no output holds a password."""
+
+from pathlib import Path
+from typing import Final
 
 import pytest
 from click.testing import CliRunner
@@ -8,10 +11,10 @@ from hypothesis import strategies as st
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.cli.main import commands
 from kp_scorer.errors import ScorerError, SettingsError
-from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store.connection import connect
-from kp_scorer.store.endpoints import with_endpoints
-from kp_scorer.urls import BROKER_SCHEMES, REDIS_SCHEMES, parse_url
+from kp_scorer.ledger.connection import connect
+from kp_scorer.local.endpoints import with_endpoints
+from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, parse_url
 
 SCHEMES = (*BROKER_SCHEMES, *REDIS_SCHEMES)
 SECRET = "Hunter2Hunter2"
@@ -82,13 +85,13 @@ def test_a_url_is_read_in_one_way(url: str, expected: str) -> None:
         "redis://one?primary=name",
     ],
 )
-def test_what_can_be_read_in_two_ways_is_refused(url: str) -> None:
+def test_ambiguous_urls_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_url(url, SCHEMES)
 
 
-def test_sentinels_are_told_from_the_server_that_they_watch() -> None:
-    url = "rediss+sentinel://me:pa%23ss@one,[::1]:2,/3?primary=name&sentinel_user=you&sentinel_password=a%26b%40"
+def test_sentinels_have_options_apart_from_those_of_their_server() -> None:
+    url = "rediss+sentinel://me:pa%23ss@one,[::1]:2,localhost/3?primary=name&sentinel_user=you&sentinel_password=a%26b%40"
     server = parse_url(url, SCHEMES)
     assert server.sentinels == ([("one", 26_379), ("[::1]", 2), ("localhost", 26_379)], "name", "you", "a&b@")
     settings = load_settings({"broker.url": url, "redis.url": url})
@@ -98,10 +101,10 @@ def test_sentinels_are_told_from_the_server_that_they_watch() -> None:
         assert [(host["host"], host["port"]) for host in of_results["hosts"]] == listening
         for options in (of_results, client.connection_pool.connection_kwargs):
             assert {"db": 3, "username": "me", "password": "pa#ss", "ssl_check_hostname": True}.items() <= options.items()
-        for told in (app.conf.broker_transport_options, app.conf.result_backend_transport_options):
-            assert (told["sentinels"], told["master_name"]) == (listening, "name")
+        for transport_options in (app.conf.broker_transport_options, app.conf.result_backend_transport_options):
+            assert (transport_options["sentinels"], transport_options["master_name"]) == (listening, "name")
             expected = {"username": "you", "password": "a&b@", "ssl": True, "ssl_check_hostname": True}
-            assert expected.items() <= told["sentinel_kwargs"].items()
+            assert expected.items() <= transport_options["sentinel_kwargs"].items()
 
 
 def test_a_socket_serves_the_store_and_its_results_but_no_broker() -> None:
@@ -175,7 +178,7 @@ def test_no_output_holds_a_password(tmp_path_factory: pytest.TempPathFactory, ur
 
 @given(URLS, st.sampled_from(["broker.url", "redis.url"]))
 @hypothesis_settings(max_examples=200)
-def test_what_is_connected_to_is_told_without_the_password(url: str, name: str) -> None:
+def test_connections_are_described_without_the_password(url: str, name: str) -> None:
     try:
         settings = with_endpoints(load_settings({"broker.url": "amqp://other", "redis.url": "redis://other", name: url}))
     except ScorerError:
@@ -183,8 +186,8 @@ def test_what_is_connected_to_is_told_without_the_password(url: str, name: str) 
     # What stands before the colon is a user, whose name may be seen.
     assume(SECRET not in settings.broker.server().user + settings.redis.server().user)
     with make_celery(settings) as app:
-        shown = [repr(settings), app.connection_for_read().as_uri(), repr(app.connection_for_write()), app.backend.as_uri()]
-    assert [text for text in shown if SECRET in text] == []
+        texts = [repr(settings), app.connection_for_read().as_uri(), repr(app.connection_for_write()), app.backend.as_uri()]
+    assert [text for text in texts if SECRET in text] == []
 
 
 def chain(error: BaseException | None) -> list[type[BaseException]]:
@@ -198,3 +201,100 @@ def chain(error: BaseException | None) -> list[type[BaseException]]:
 
 def test_settings_of_a_url_are_printed_without_it() -> None:
     assert SECRET not in repr(Settings.model_validate({"redis": {"url": f"redis://:{SECRET}@host"}}))
+
+
+URL: Final = f"redis://user:{SECRET}@host:6380/2"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "url"
+    path.write_text(f"{URL}\n", "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("section", ["broker", "redis"])
+def test_a_file_is_read_without_the_end_of_its_line(
+    section: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "url"
+    path.write_text(URL + end, "utf-8", newline="")
+    monkeypatch.setenv(f"KP_{section.upper()}_URL_FILE", str(path))
+    assert load_settings() == load_settings({f"{section}.url": URL})
+
+
+def test_a_secret_in_a_file_counts_as_its_variable_does(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "scorer.toml"
+    config.write_text("broker.url = 'redis://elsewhere'", "utf-8")
+    monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
+    assert load_settings(config=config).broker.url == URL
+    assert load_settings({"broker.url": "redis://flag"}, config).broker.url == "redis://flag"
+
+
+def test_an_empty_variable_gives_no_secret(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_BROKER_URL", "")
+    monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
+    assert load_settings().broker.url == URL
+
+
+def test_a_secret_in_a_file_reaches_another_process_as_a_variable(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
+    settings = load_settings()
+    monkeypatch.delenv("KP_BROKER_URL_FILE")
+    for name, value in as_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings
+
+
+def test_a_secret_given_twice_is_refused_by_both_names(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_REDIS_URL", URL)
+    monkeypatch.setenv("KP_REDIS_URL_FILE", str(secret))
+    assert error_text() == "KP_REDIS_URL, KP_REDIS_URL_FILE: expected one of them, not both"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is empty"),
+        (b"\n", "is empty"),
+        (SECRET.encode() + b"\xff", "cannot be read: expected UTF-8"),
+        (SECRET.encode() * 10_000, "cannot be read: expected at most 65536 bytes"),
+    ],
+)
+def test_a_file_without_a_secret_is_refused_by_its_variable(
+    content: bytes | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / SECRET
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setenv("KP_BROKER_URL_FILE", str(path))
+    assert error_text() == f"KP_BROKER_URL_FILE: the file that it names {reason}"
+
+
+@pytest.mark.parametrize("name", ["KP_BROKER_URLS_FILE", "KP_BROKER_FILE", "KP_BROKER_TIMEOUT_S_FILE", "KP_BROKER_URL_FILES"])
+def test_a_variable_for_no_secret_is_refused(name: str, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, str(secret))
+    assert error_text().startswith(f"{name.removeprefix('KP_').lower().replace('_', '.', 1)}: no setting has this name")
+
+
+def test_a_secret_that_is_no_url_is_not_quoted(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret.write_text(f"redis://{SECRET}@host\nredis://{SECRET}@host\n", "utf-8")
+    monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
+    assert SECRET not in error_text()
+
+
+def test_a_command_reports_a_wrong_secret_file_and_up_refuses_a_secret(secret: Path) -> None:
+    missing = CliRunner().invoke(commands, ["stats"], env={"KP_BROKER_URL_FILE": "/nowhere"})
+    assert isinstance(missing.exception, SettingsError)
+    result = CliRunner().invoke(commands, ["up"], env={"KP_BROKER_URL_FILE": str(secret)})
+    assert isinstance(result.exception, SettingsError)
+    assert "`up` brings its own Redis" in str(result.exception)
+
+
+def error_text() -> str:
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert SECRET not in str(refused.value)
+    return str(refused.value)

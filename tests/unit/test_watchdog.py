@@ -1,8 +1,11 @@
-"""A process that stands still is ended, and one that moves on is not."""
+"""What runs beside the consumer: the watchdog, which ends a stalled process alone, and periodic tasks."""
 
 import subprocess
 import sys
+import threading
 
+import pytest
+from kp_scorer.process.periodic import PeriodicTasks
 from kp_scorer.process.watchdog import EXIT_CODE, StallTimer
 
 from tests.support.processes import wait_until
@@ -10,29 +13,25 @@ from tests.support.processes import wait_until
 STALLED = """
 import time
 from kp_scorer.process.watchdog import StallTimer, Watchdog
-watchdog, moving, still = Watchdog(lambda: None), StallTimer(), StallTimer()
+watchdog, moving, stalled = Watchdog(lambda: None), StallTimer(), StallTimer()
 watchdog.watch("moving", moving.elapsed_s, 1.5)
 {watch}
-still.start()
+stalled.start()
 for _ in range(60):
     moving.start()
     time.sleep(0.05)
 """
 
 
-def run(watch: str) -> "subprocess.CompletedProcess[str]":
-    return run_code(STALLED.format(watch=watch))
-
-
-def run_code(code: str) -> "subprocess.CompletedProcess[str]":
+def run(code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_what_stands_still_ends_the_process_and_says_what_it_was() -> None:
-    done = run('watchdog.watch("still", still.elapsed_s, 0.2)')
+def test_a_stalled_part_ends_the_process_and_is_logged() -> None:
+    done = run(STALLED.format(watch='watchdog.watch("stage", stalled.elapsed_s, 0.2)'))
     assert done.returncode == EXIT_CODE
     assert "worker_stalled" in done.stdout + done.stderr
-    assert "still" in done.stdout + done.stderr
+    assert "stage" in done.stdout + done.stderr
 
 
 DYING = """
@@ -54,26 +53,47 @@ time.sleep(1.5)
 """
 
 
-def test_a_vital_thread_that_dies_ends_the_process_and_says_which_it_was_but_not_what_its_error_said() -> None:
-    done = run_code(DYING.format(target="die"))
+def test_a_vital_thread_that_dies_ends_the_process_and_is_logged_without_its_error_message() -> None:
+    done = run(DYING.format(target="die"))
     assert done.returncode == EXIT_CODE
     assert "the thread" in done.stdout
     assert "Panic" in done.stdout
     assert "of what the trace says" not in done.stdout + done.stderr
 
 
-def test_a_vital_thread_may_return() -> None:
-    assert run_code(DYING.format(target="os.getpid")).returncode == 0
+@pytest.mark.parametrize("code", [DYING.format(target="os.getpid"), STALLED.format(watch="")])
+def test_a_thread_that_returns_and_a_part_that_makes_progress_do_not_end_the_process(code: str) -> None:
+    assert run(code).returncode == 0
 
 
-def test_what_moves_on_may_go_on_for_ever() -> None:
-    assert run("").returncode == 0
-
-
-def test_a_stall_timer_that_does_not_run_stands_at_nothing() -> None:
+def test_a_stall_timer_that_does_not_run_is_at_0() -> None:
     timer = StallTimer()
     assert timer.elapsed_s() == 0.0
     timer.start()
     wait_until(timer.elapsed_s, timeout_s=5)
     timer.stop()
     assert timer.elapsed_s() == 0.0
+
+
+def test_a_task_that_waits_for_its_server_keeps_no_other_from_ending() -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        asked.set()
+        answered.wait(60)
+
+    tasks = PeriodicTasks()
+    before = tasks.start("before", lambda: None, 0.001)
+    waiting = tasks.start("waiting", ask, 0.001)
+    after = tasks.start("after", lambda: None, 0.001)
+    assert asked.wait(60)
+    ending = threading.Thread(target=tasks.__exit__)
+    ending.start()
+    try:
+        wait_until(lambda: not before.is_alive() and not after.is_alive())
+        assert waiting.is_alive()
+        assert ending.is_alive()
+    finally:
+        answered.set()
+    ending.join(60)
+    assert not waiting.is_alive()

@@ -22,23 +22,26 @@ cheap: Celery, the Redis client and the embedding engines are imported when a na
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kp_scorer.analysis.rows import Row, rows
-    from kp_scorer.client import AsyncClient, Client, Status
+    from kp_scorer.client import AsyncClient, Client, Status, Submitted, Trace
     from kp_scorer.decision import Decision
     from kp_scorer.errors import (
         DecisionTimeout,
         InvalidTrace,
+        Problem,
+        Reason,
         ScorerError,
         ServiceUnavailable,
         SettingsError,
         TraceConflict,
         TraceDead,
     )
+    from kp_scorer.ledger.store import stored_decisions
     from kp_scorer.offline import score_traces
-    from kp_scorer.store.stored import stored_decisions
+    from kp_scorer.settings import Settings, load_settings
     from kp_scorer.trace import ReasoningTrace
 
 __all__ = [
@@ -47,38 +50,44 @@ __all__ = [
     "Decision",
     "DecisionTimeout",
     "InvalidTrace",
+    "Problem",
+    "Reason",
     "ReasoningTrace",
     "Row",
     "ScorerError",
     "ServiceUnavailable",
+    "Settings",
     "SettingsError",
     "Status",
+    "Submitted",
+    "Trace",
     "TraceConflict",
     "TraceDead",
+    "load_settings",
     "rows",
     "score_traces",
     "stored_decisions",
 ]
 
-_MODULES = {
-    "AsyncClient": "client",
-    "Client": "client",
-    "Decision": "decision",
-    "ReasoningTrace": "trace",
-    "Row": "analysis.rows",
-    "Status": "client",
-    "rows": "analysis.rows",
-    "score_traces": "offline",
-    "stored_decisions": "store.stored",
+_MODULES: Final = {
+    "analysis.rows": {"Row", "rows"},
+    "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace"},
+    "decision": {"Decision"},
+    "offline": {"score_traces"},
+    "settings": {"Settings", "load_settings"},
+    "ledger.store": {"stored_decisions"},
+    "trace": {"ReasoningTrace"},
 }
+"""Where each name is defined; the others are in ``errors``."""
 
 
 def __getattr__(name: str) -> Any:
     """Import the object of this name on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
-    return found
+    module = next((module for module, names in _MODULES.items() if name in names), "errors")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

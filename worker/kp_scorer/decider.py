@@ -5,72 +5,68 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kp_scorer.decision import Decision, Nearest, Novelty, Timings
 from kp_scorer.embedding import CheckedEmbedder, Embedder, Vector
 from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placed, Window
-from kp_scorer.scoring import Policy, decide_again, fingerprint, novelty_of, score
-from kp_scorer.store import Committed, Death, Identity, Ledger, Record, Refusal, Standing, Tally, Verdict
+from kp_scorer.ledger import Identity, Ledger, Record, Tally, Verdict
+from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
+from kp_scorer.scoring import Policy, novelty_of, score
 from kp_scorer.trace import ReasoningTrace
 
-Settled = Decision | TraceConflict | TraceDead | TraceHeld
-"""What becomes of a trace: a decision, why there will be none, or that another worker is deciding it."""
+_NAME_CHARS: Final = 200
+
+Resolved = Decision | TraceConflict | TraceDead | TraceHeld
+"""How a trace is resolved: a decision, why there will be none, or that another worker is deciding it."""
 
 
 class NoveltyMeter:
-    """The embedder and the cache its vectors go to; there is never one without the other."""
+    """The embedder and the cache its vectors go to, by the log of its space; there is never one without the other."""
 
     def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window) -> None:
-        """Compare by the vectors that ``embedder`` gives, in the log of its space."""
         self.embedder = embedder
         self.cache = NoveltyCache(log, window, embedder.dimensions)
         self._checked = CheckedEmbedder(embedder)
 
     def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[Vector]:
-        """Embed traces, in order; a text that comes several times is embedded once. ``alone`` is one of a batch that failed.
+        """Embed traces, in order, and equal texts once; ``alone`` is a trace of a batch that failed.
 
         Raises:
-            EmbedderSick: the embedder fails whatever it is given. Any other error is the fault of the traces.
+            EmbedderUnhealthy: the embedder fails whatever it is given. Any other error is the fault of the traces.
         """
         rows: dict[str, int] = {}
         order = [rows.setdefault(self.embedder.recipe.text(trace), len(rows)) for trace in traces]
-        vectors = self._checked.embed(list(rows), again=alone)
+        vectors = self._checked.embed(list(rows), retry=alone)
         return [vectors[row] for row in order]
 
     def place(self, candidates: Sequence[Candidate]) -> list[Novelty | None]:
-        """Place candidates in the log and say how new each is; None if its id was taken by another digest.
+        """Place candidates in the log, which is idempotent, and compute how new each is; None if another digest has its id."""
+        return [self._novelty(placement) if placement else None for placement in self.cache.place(candidates)]
 
-        Raises:
-            ServiceUnavailable: the log cannot be reached; placing again is safe.
-        """
-        return [self._explain(placed) if placed else None for placed in self.cache.place(candidates)]
-
-    def _explain(self, placed: Placed) -> Novelty:
-        nearest = placed.nearest
+    def _novelty(self, placement: Placement) -> Novelty:
+        nearest = placement.nearest
         return Novelty(
             source="embedding" if nearest else "empty_cache",
             nearest=Nearest(trace_id=nearest.trace_id, similarity=nearest.similarity) if nearest else None,
             duplicate_of=nearest.trace_id if nearest and nearest.is_duplicate else None,
             embedder=self.embedder.name,
             space=self.embedder.space,
-            entry=str(placed.place),
+            entry=str(placement.place),
         )
 
 
 @dataclass(slots=True)
 class Case:
-    """A trace on its way to what becomes of it."""
+    """A trace in flight, until it is resolved."""
 
     trace: ReasoningTrace
     identity: Identity
-    is_begun: bool = False
+    is_claimed: bool = False
     """Whether this batch decides it."""
     vector: Vector | None = None
-    """Of its text, once embedded; stays None without an embedder."""
-    settled: Settled | None = None
-    """What became of it; None for one that is to be prepared again, alone."""
+    resolved: Resolved | None = None
+    """None for a trace that is to be prepared again, alone."""
 
 
 class Prepared(NamedTuple):
@@ -81,9 +77,9 @@ class Prepared(NamedTuple):
     embed_ms: float
 
     @property
-    def begun(self) -> list[Case]:
-        """Those that this batch decides."""
-        return [case for case in self.cases if case.is_begun]
+    def claimed(self) -> list[Case]:
+        """The traces that this batch decides."""
+        return [case for case in self.cases if case.is_claimed]
 
 
 class Decider:
@@ -93,169 +89,160 @@ class Decider:
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        policy: Policy,
-        novelty: NoveltyMeter | None,
-        max_attempts: int,
-        shadow: Policy | None = None,
+        self, ledger: Ledger, policy: Policy, novelty: NoveltyMeter | None, max_attempts: int, *, names_nearest: bool = True
     ) -> None:
         """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
 
-        A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. What ``shadow``
-        would have made of a decision is counted along with it.
+        A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. Decisions name
+        the nearest earlier trace if ``names_nearest``.
         """
         self._ledger = ledger
         self._policy = policy
         self._novelty = novelty
         self._max_attempts = max_attempts
-        self._shadow = shadow
-        # Of both: neither may change while they are compared.
-        self._comparison = fingerprint(policy, shadow) if shadow else ""
+        self._names_nearest = names_nearest
 
-    def decide(self, traces: Sequence[ReasoningTrace]) -> list[Settled]:
-        """Decide the traces, in order. Deciding again is safe: a decided trace keeps its decision.
+    @property
+    def tokens_embedded(self) -> int:
+        """How many tokens were embedded so far; 0 for ever where none are counted."""
+        return self._novelty.embedder.tokens_embedded if self._novelty else 0
 
-        Returns:
-            For each trace the decision that stands; or the conflict if its id was taken by another digest; or that it is dead,
-            because it is so in the ledger or because of too many attempts.
+    def decide(self, traces: Sequence[ReasoningTrace]) -> list[Resolved]:
+        """Decide the traces, in order. Deciding again is idempotent: a decided trace keeps its decision.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
-            EmbedderSick: the embedder fails whatever it is given; nothing was lost, decide in another process.
+            EmbedderUnhealthy: the embedder fails whatever it is given; nothing was lost, decide in another process.
         """
-        settled = self.finish(self.prepare(traces))
+        results = self.finish(self.prepare(traces))
         for index, trace in enumerate(traces):
-            while settled[index] is None:
-                (settled[index],) = self.finish(self.prepare([trace], alone=True))
-        return [one for one in settled if one is not None]
+            while results[index] is None:
+                (results[index],) = self.finish(self.prepare([trace], alone=True))
+        return [resolved for resolved in results if resolved is not None]
 
     def prepare(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> Prepared:
         """Look traces up and embed those that are new: the first stage of deciding them.
 
-        A trace whose worker has ended before is left out, unless it is prepared ``alone``: if it is what ended the worker, it
-        takes no other trace along.
-
-        Raises:
-            ServiceUnavailable: Redis cannot be reached; nothing was lost.
-            EmbedderSick: the embedder fails whatever it is given; nothing was lost.
+        A trace whose worker has ended before is left out, unless it is prepared ``alone``: if it is what ended the worker, no
+        other trace fails with it. Raises the errors of :meth:`decide`.
         """
         cases = [Case(trace, Identity(trace.id, trace.digest())) for trace in traces]
-        timer = _LapTimer()
-        records = self._ledger.begin([case.identity for case in cases], alone=alone)
-        look_up_ms = timer.lap_ms()
+        started = time.perf_counter()
+        records = self._ledger.acquire([case.identity for case in cases], alone=alone)
+        look_up_ms, started = _ms_since(started), time.perf_counter()
         for case, record in zip(cases, records, strict=True):
-            case.settled = self._known(case.identity, record)
-            case.is_begun = case.settled is None and (alone or not record.attempts)
-        begun = [case for case in cases if case.is_begun]
-        if begun and self._novelty:
-            with self._releasing(begun):
-                vectors = self._novelty.embed([case.trace for case in begun], alone=alone)
-            for case, vector in zip(begun, vectors, strict=True):
+            case.resolved = self._by_record(case.identity, record)
+            case.is_claimed = case.resolved is None and (alone or not record.attempts)
+        claimed = [case for case in cases if case.is_claimed]
+        if claimed and self._novelty:
+            with self._releasing(claimed):
+                vectors = self._novelty.embed([case.trace for case in claimed], alone=alone)
+            for case, vector in zip(claimed, vectors, strict=True):
                 case.vector = vector
-        return Prepared(cases, look_up_ms, embed_ms=timer.lap_ms())
+        return Prepared(cases, look_up_ms, embed_ms=_ms_since(started))
 
-    def finish(self, prepared: Prepared) -> list[Settled | None]:
-        """Place, judge and commit what was prepared: the second stage. None for a trace that was left out.
-
-        Raises:
-            ServiceUnavailable: Redis cannot be reached; nothing was lost.
-        """
-        if begun := prepared.begun:
-            with self._releasing(begun):
-                self._decide(begun, prepared)
-        return [case.settled for case in prepared.cases]
+    def finish(self, prepared: Prepared) -> list[Resolved | None]:
+        """Place, judge and commit what was prepared: the second stage. None for a trace that was left out."""
+        if claimed := prepared.claimed:
+            with self._releasing(claimed):
+                self._decide(claimed, prepared)
+        return [case.resolved for case in prepared.cases]
 
     def refresh(self) -> None:
-        """Bring the mirror up to date while there is nothing to decide.
-
-        Raises:
-            ServiceUnavailable: Redis cannot be reached.
-        """
+        """Bring the mirror up to date while there is nothing to decide."""
         if self._novelty:
             self._novelty.cache.catch_up()
 
     @contextmanager
-    def _releasing(self, begun: Sequence[Case]) -> Iterator[None]:
-        """Hold traces no longer if deciding them ends in an error: this worker lives and may not meet them again."""
+    def _releasing(self, claimed: Sequence[Case]) -> Iterator[None]:
+        """Release traces if deciding them ends in an error: this worker lives and may not receive them again."""
         try:
             yield
         except Exception:
-            # If this cannot be noted, another worker waits until the lease is over.
+            # If this fails, another worker waits until the lease expires.
             with suppress(ServiceUnavailable):
-                self._ledger.release([case.trace.id for case in begun])
+                self._ledger.release([case.trace.id for case in claimed])
             raise
 
-    def _known(self, identity: Identity, record: Record) -> Settled | None:
-        """What a trace's record settles; None if it is to be decided."""
-        if record.digest != identity.digest:
-            return TraceConflict(identity.trace_id)
+    def _by_record(self, identity: Identity, record: Record) -> Resolved | None:
+        """How a trace's record resolves it; None if it is to be decided."""
+        # First, as a damaged record may have any digest.
         if record.reason is not None:
             return TraceDead(identity.trace_id, record.reason, record.detail)
+        if record.digest != identity.digest:
+            return TraceConflict(identity.trace_id)
         if record.decision:
-            return Decision.model_validate_json(record.decision)
+            return record.decision
         if record.is_held:
             return TraceHeld(identity.trace_id)
         if record.attempts >= self._max_attempts:
             return TraceDead(identity.trace_id, "poison", f"{record.attempts} attempts to decide it came to no end")
         return None
 
-    def _decide(self, begun: Sequence[Case], prepared: Prepared) -> None:
-        timer = _LapTimer()
-        novelties = self._place(begun)
+    def _decide(self, claimed: Sequence[Case], prepared: Prepared) -> None:
+        started = time.perf_counter()
+        novelties: Sequence[Novelty | None] = [Novelty(source="no_embedder")] * len(claimed)
+        if self._novelty:
+            candidates = [Candidate(*case.identity, case.vector) for case in claimed if case.vector is not None]
+            novelties = self._novelty.place(candidates)
         timings = Timings(
-            look_up_ms=prepared.look_up_ms, embed_ms=prepared.embed_ms, place_ms=timer.lap_ms(), batch_size=len(begun)
+            look_up_ms=prepared.look_up_ms, embed_ms=prepared.embed_ms, place_ms=_ms_since(started), batch_size=len(claimed)
         )
         judged: list[tuple[Case, Decision]] = []
-        for case, novelty in zip(begun, novelties, strict=True):
+        for case, novelty in zip(claimed, novelties, strict=True):
             if novelty is None:
-                case.settled = TraceConflict(case.trace.id)
+                case.resolved = TraceConflict(case.trace.id)
             else:
                 judged.append((case, self._judge(case.trace, novelty, timings)))
         self._commit(judged)
 
-    def _place(self, begun: Sequence[Case]) -> Sequence[Novelty | None]:
-        if self._novelty is None:
-            return [Novelty(source="no_embedder") for _ in begun]
-        return self._novelty.place([Candidate(*case.identity, case.vector) for case in begun if case.vector is not None])
-
     def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:
         verdicts = [
-            Verdict(*case.identity, decision.model_dump_json().encode(), decision.novelty.entry or "", self._tally(decision))
+            Verdict(
+                *case.identity,
+                decision.model_dump_json().encode(),
+                decision.novelty.entry or "",
+                Tally(
+                    decision.domain,
+                    self._policy.mentions(decision.domain),
+                    " ".join(guard.name for guard in decision.guards if guard.fired),
+                ),
+            )
             for case, decision in judged
         ]
-        for (case, own), committed in zip(judged, self._ledger.commit(verdicts, self._comparison), strict=True):
-            case.settled = self._ended(case.trace.id, own, committed)
-
-    def _tally(self, decision: Decision) -> Tally:
-        is_known = self._policy.knows(decision.domain)
-        if self._shadow is None:
-            return Tally(decision.domain, is_known)
-        again = decide_again(decision, self._shadow)
-        return Tally(decision.domain, is_known, f"{decision.outcome}>{again.outcome}")
-
-    @staticmethod
-    def _ended(trace_id: str, own: Decision, committed: Committed) -> Settled | None:
-        """What a commit settles; None if the trace is to be decided again."""
-        match committed:
-            case Standing(decision, is_own):
-                return own if is_own else Decision.model_validate_json(decision)
-            case Death(reason, detail):
-                return TraceDead(trace_id, reason, detail)
-            case Refusal.CONFLICT:
-                return TraceConflict(trace_id)
-            case Refusal.AGAIN:
-                return None
+        for (case, own), committed in zip(judged, self._ledger.commit(verdicts), strict=True):
+            match committed.outcome:
+                case "stored":
+                    case.resolved = own
+                case "stands":
+                    case.resolved = committed.decision
+                case "dead" if committed.reason is not None:
+                    case.resolved = TraceDead(case.trace.id, committed.reason, committed.detail)
+                case "conflict":
+                    case.resolved = TraceConflict(case.trace.id)
+                case _:
+                    # Decided again.
+                    case.resolved = None
 
     def _judge(self, trace: ReasoningTrace, novelty: Novelty, timings: Timings) -> Decision:
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)
         domain = trace.metadata.task_domain
         bounds = self._policy.bounds(domain, trace.metadata.quality_threshold)
+        guards = (
+            *self._policy.guard_confidence(trace.outcome.confidence),
+            *self._policy.guard_novelty(
+                domain, scored.dimensions.novelty, novelty.source, is_copy=novelty.duplicate_of is not None
+            ),
+        )
         return Decision(
             trace_id=trace.id,
             domain=domain,
+            agent_id=_short(trace.metadata.agent_id),
+            framework=_short(trace.metadata.framework),
+            visibility=trace.metadata.visibility,
+            privacy_level=trace.metadata.privacy_level,
             taken_for=self._policy.aliases.get(domain),
-            outcome=bounds.outcome(scored.value),
+            outcome=bounds.outcome(scored.value, guards),
             score=scored.value,
             threshold=bounds.threshold,
             threshold_source=bounds.source,
@@ -265,17 +252,17 @@ class Decider:
             weights=scored.weights,
             composite=scored.composite,
             overrides=scored.overrides,
-            novelty=novelty,
+            guards=guards,
+            novelty=novelty if self._names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
 
-class _LapTimer:
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
+def _short(name: str | None) -> str | None:
+    """A name that a decision can carry: unread decisions and records are bounded by number."""
+    return name if name is not None and len(name) <= _NAME_CHARS else None
 
-    def lap_ms(self) -> float:
-        now = time.perf_counter()
-        lap, self._since = now - self._since, now
-        return round(lap * 1_000, 3)
+
+def _ms_since(started: float) -> float:
+    return round((time.perf_counter() - started) * 1_000, 3)

@@ -1,10 +1,11 @@
-"""The ``Decision`` message: what the scorer says about a trace, with every part that led to it."""
+"""The ``Decision`` message: the outcome of a trace, with every part that led to it."""
 
+from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from kp_scorer.trace import Fraction
+from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 
 SCHEMA_VERSION: Literal[1] = 1
 """Stays as long as versions only add fields that may be missing; readers of this one refuse any other."""
@@ -13,6 +14,13 @@ Outcome = Literal["accepted", "review", "rejected"]
 ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
+GuardName = Literal["max_confidence", "min_novelty", "copies"]
+
+
+def _checked_time(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("expected a time with its zone")
+    return text
 
 
 class _Part(BaseModel):
@@ -37,6 +45,21 @@ class FiredOverride(_Part):
     score: Fraction
 
 
+class Guard(_Part):
+    """A guard that the operator sets against traces made for their score."""
+
+    name: GuardName
+    bound: Fraction | None = None
+    """The largest confidence that counts, or the least novelty; ``copies`` has none."""
+    fired: bool
+    """Whether it lowered the confidence or rejected the trace."""
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the trace is rejected because of it, whatever its score."""
+        return self.fired and self.name != "max_confidence"
+
+
 class Nearest(_Part):
     """The most similar earlier trace within the window, and the cosine similarity to it (-1..1)."""
 
@@ -49,13 +72,14 @@ class Novelty(_Part):
 
     source: NoveltySource
     nearest: Nearest | None = None
+    """None in an empty window, without an embedder, and where ``results.nearest`` is off."""
     duplicate_of: str | None = None
-    """Id of the earliest trace in the window with the same content."""
+    """Id of the earliest trace in the window with the same content; None as for the nearest."""
     embedder: str | None = None
     """Name of the model that embedded the trace."""
     space: str | None = None
     """Fingerprint of what makes vectors comparable; the name of the novelty log begins with it."""
-    entry: str | None = None
+    entry: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")] | None = None
     """Place in the novelty log: ``<Redis time in ms>-<number, from 1>``."""
 
 
@@ -75,8 +99,14 @@ class Decision(_Part):
     trace_id: str
     domain: str
     """As it was submitted."""
+    agent_id: str | None = None
+    """As the trace has it, as the next three; None also where it has more than 200 characters."""
+    framework: str | None = None
+    visibility: Visibility | None = None
+    """How the trace may be shared; None only in decisions of earlier versions. The same holds for ``privacy_level``."""
+    privacy_level: PrivacyLevel | None = None
     taken_for: str | None = None
-    """The domain whose profile and bounds count in place of its own, by one of the operator's aliases."""
+    """The domain whose profile and bounds apply instead, by one of the operator's aliases."""
     outcome: Outcome
     score: Fraction
     threshold: Fraction
@@ -91,15 +121,22 @@ class Decision(_Part):
     composite: Fraction
     """The weighted sum before any override."""
     overrides: tuple[FiredOverride, ...] = ()
+    guards: Annotated[tuple[Guard, ...], Field(exclude_if=lambda guards: not guards)] = ()
+    """Those that apply, whether they fired or not. Left out of the message if there are none."""
     novelty: Novelty
     timings: Timings
-    decided_at: str
+    decided_at: Annotated[str, AfterValidator(_checked_time)]
     """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""
 
     @property
-    def mark(self) -> str:
-        """What tells copies of this decision from another one on the same trace, made after that was forgotten.
+    def is_guarded(self) -> bool:
+        """Whether a guard rejects the trace, whatever its score."""
+        return any(guard.rejects for guard in self.guards)
 
-        It is the time of the decision: a decision never changes, so all copies have the same one, and no later one has it.
+    @property
+    def mark(self) -> str:
+        """Distinguishes copies of this decision from a later decision on the same trace, made after this one was forgotten.
+
+        It is the time of the decision, which all copies share and no later decision has.
         """
         return self.decided_at

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Final
 
@@ -41,21 +42,19 @@ class Limits(BaseModel):
 
 
 _MOST_PROBLEMS: Final = 10
-"""Of those over a limit: nobody reads more, and there may be as many as there are values."""
+"""Of values over a limit: there may be as many as there are values."""
 _MOST_DIGITS: Final = 1_000
 """Of one number: converting it from and to text takes quadratic time."""
-_HUGE_NUMBER: Final = Problem("$", f"expected numbers of at most {_MOST_DIGITS} digits")
+_HUGE_NUMBER: Final = f"expected numbers of at most {_MOST_DIGITS} digits"
 _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
+_JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
+"""For messages of pydantic that name types of Python."""
 _STRING: Final = re.compile(rb'"[^"]*"')
 
 
 def decode_json(raw: bytes, limits: Limits) -> ReasoningTrace:
-    """Decode one trace from UTF-8 JSON.
-
-    Raises:
-        InvalidTrace: not UTF-8, not JSON, not a trace, or over a limit.
-    """
+    """Decode one trace from UTF-8 JSON; raises InvalidTrace."""
     return _checked(parse_json(raw, limits), limits)
 
 
@@ -65,49 +64,37 @@ def parse_json(raw: bytes, limits: Limits) -> object:
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise InvalidTrace([Problem("$", f"expected UTF-8; byte {error.start} is not")]) from None
+        raise _invalid(f"expected UTF-8; byte {error.start} is not") from None
     except json.JSONDecodeError as error:
-        raise InvalidTrace([Problem("$", f"expected JSON; {error.msg} at line {error.lineno} column {error.colno}")]) from None
+        raise _invalid(f"expected JSON; {error.msg} at line {error.lineno} column {error.colno}") from None
     except RecursionError:
-        raise InvalidTrace([Problem("$", f"expected nesting of at most {limits.depth}")]) from None
+        raise _invalid(f"expected nesting of at most {limits.depth}") from None
     except ValueError:
-        raise InvalidTrace([_HUGE_NUMBER]) from None
+        raise _invalid(_HUGE_NUMBER) from None
 
 
 def parse_strict_json(raw: bytes, limits: Limits) -> object:
-    """Parse UTF-8 JSON, of any length, that can be printed again and that every other program can read too.
-
-    Raises:
-        InvalidTrace: not so: it has a number that is not finite or half of a character, is nested deeper than
-            ``limits.depth``, or has more values than ``limits.values``.
-    """
+    """Parse UTF-8 JSON of any length that every other program can read too: finite numbers, whole characters, limited depth."""
     of_any_length = limits.model_copy(update={"message_bytes": len(raw), "field_chars": len(raw)})
     parsed = parse_json(raw, of_any_length)
     if expected := _expected_within(parsed, 1, of_any_length):
-        raise InvalidTrace([Problem("$", expected)])
+        raise _invalid(expected)
     return parsed
 
 
 def check_values(raw: bytes, most: int) -> None:
-    """Look whether JSON, unparsed, is cheap to parse: each value of it takes memory and time, however few its bytes are.
-
-    Raises:
-        InvalidTrace: it has more than ``most`` values, or a number of too many digits.
-    """
+    """Check that JSON, unparsed, has at most so many values, each of which takes memory and time, and no endless number."""
     # Texts may hold commas, brackets and digits too, but most submissions have few enough even so.
     if _too_many(raw, most) is None:
         return
-    if problem := _too_many(_without_texts(raw, most), most):
-        raise InvalidTrace([problem])
+    if expected := _too_many(_without_texts(raw, most), most):
+        raise _invalid(expected)
 
 
 def least_bytes(raw: bytes, most_values: int) -> int:
-    """The fewest bytes in which what JSON says, unparsed, could be written: without white space between values and escapes.
+    """The fewest bytes that the content of JSON, unparsed, could be written in: without escapes and white space between values.
 
-    Once parsed, a text may take four bytes of memory for each of these.
-
-    Raises:
-        InvalidTrace: it has more texts than ``most_values`` values can have.
+    Once parsed, a text may take four bytes of memory for each. Raises InvalidTrace for more texts than the values can have.
     """
     escapes = raw.replace(b"\\\\", b"")
     # Those of six bytes: a control character still takes two without, others one at least.
@@ -119,29 +106,21 @@ def least_bytes(raw: bytes, most_values: int) -> int:
 
 def _without_texts(raw: bytes, most_values: int) -> bytes:
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # No value has more than two texts, itself and its name. Taking texts out costs time and memory for each of them.
+    # No value has more than two texts, itself and its name. Removing texts costs time and memory for each of them.
     if unescaped.count(b'"') > 4 * most_values:
-        raise InvalidTrace([_too_many_values(most_values)])
+        raise _invalid(f"expected at most {most_values} values")
     return _STRING.sub(b"", unescaped)
 
 
-def _too_many(json_bytes: bytes, most: int) -> Problem | None:
+def _too_many(json_bytes: bytes, most: int) -> str | None:
     # Each comma has a value after it, each bracket counts for its first item, and there is the outermost.
     if 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most:
-        return _too_many_values(most)
+        return f"expected at most {most} values"
     return _HUGE_NUMBER if _TOO_MANY_DIGITS in json_bytes.translate(_DIGITS_ALIKE) else None
 
 
-def _too_many_values(most: int) -> Problem:
-    return Problem("$", f"expected at most {most} values")
-
-
 def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
-    """Check parsed JSON and freeze it as a trace.
-
-    Raises:
-        InvalidTrace: not a trace, or over a limit; names the offending fields, of a list only the first item.
-    """
+    """Check parsed JSON and freeze it as a trace; raises InvalidTrace that names the fields, of a list only the first item."""
     return decode_for_sending(payload, limits)[0]
 
 
@@ -149,14 +128,14 @@ def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace,
     """Check parsed JSON, as :func:`decode_trace` does; return it as a trace and as UTF-8 JSON, unknown fields and all."""
     raw = b""
     if isinstance(payload, dict):
-        raw = _on_the_wire(payload, limits)
+        raw = _as_bytes(payload, limits)
         _check_size(raw, limits)
     return _checked(payload, limits), raw
 
 
 def _checked(payload: object, limits: Limits) -> ReasoningTrace:
     if not isinstance(payload, dict):
-        raise InvalidTrace([Problem("$", "expected a JSON object that is a ReasoningTrace")])
+        raise _invalid("expected a JSON object that is a ReasoningTrace")
     steps = payload.get("steps")
     if isinstance(steps, list | tuple) and len(steps) > limits.steps:
         raise InvalidTrace([Problem("steps", f"expected at most {limits.steps} steps, got {len(steps)}")])
@@ -170,43 +149,39 @@ def _checked(payload: object, limits: Limits) -> ReasoningTrace:
 
 
 def _problems(error: ValidationError) -> list[Problem]:
-    found = [
-        Problem(".".join(map(str, item["loc"])) or "$", _SAID_FOR_JSON.get(item["type"], item["msg"]))
+    problems = [
+        Problem(".".join(map(str, item["loc"])) or "$", _JSON_WORDS.get(item["type"], item["msg"]))
         for item in error.errors(include_url=False, include_context=False, include_input=False)
     ]
     # pydantic counts only valid items, so a list whose only item is invalid seems too short as well.
-    inner = {problem.field.partition(".")[0] for problem in found if "." in problem.field}
-    return [problem for problem in found if problem.field != "steps" or "steps" not in inner]
+    inner = {problem.field.partition(".")[0] for problem in problems if "." in problem.field}
+    return [problem for problem in problems if problem.field != "steps" or "steps" not in inner]
 
 
-_SAID_FOR_JSON: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
-
-
-def _on_the_wire(payload: dict[str, Any], limits: Limits) -> bytes:
+def _as_bytes(payload: dict[str, Any], limits: Limits) -> bytes:
+    # A list that contains itself counts as nested too deep.
+    dumps = partial(json.dumps, payload, separators=(",", ":"), check_circular=False)
     try:
-        return _compact(payload, ensure_ascii=False).encode()
+        return dumps(ensure_ascii=False).encode()
     except UnicodeEncodeError:
         # Half a character, which JSON has by its number alone; in a field that is read it is an error of its own.
-        return _compact(payload, ensure_ascii=True).encode()
+        return dumps().encode()
     except RecursionError:
-        raise InvalidTrace([Problem("$", f"expected nesting of at most {limits.depth}")]) from None
+        raise _invalid(f"expected nesting of at most {limits.depth}") from None
     except TypeError:
-        raise InvalidTrace(
-            [Problem("$", "expected only what JSON has: objects, arrays, strings, numbers, booleans, null")]
-        ) from None
+        raise _invalid("expected only what JSON has: objects, arrays, strings, numbers, booleans, null") from None
     except ValueError:
-        raise InvalidTrace([_HUGE_NUMBER]) from None
-
-
-def _compact(payload: dict[str, Any], *, ensure_ascii: bool) -> str:
-    # A list that contains itself counts as nested too deep.
-    return json.dumps(payload, ensure_ascii=ensure_ascii, separators=(",", ":"), check_circular=False)
+        raise _invalid(_HUGE_NUMBER) from None
 
 
 def _check_size(raw: bytes, limits: Limits) -> None:
     if len(raw) > limits.message_bytes:
-        raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes, got {len(raw)}")])
+        raise _invalid(f"expected at most {limits.message_bytes} bytes, got {len(raw)}")
     check_values(raw, limits.values)
+
+
+def _invalid(expected: str) -> InvalidTrace:
+    return InvalidTrace([Problem("$", expected)])
 
 
 def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
@@ -216,7 +191,7 @@ def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
     while parts:
         path, depth, part = parts.pop()
         for name, value in enumerate(part) if isinstance(part, tuple) else part.__dict__.items():
-            # Most values: worth to be looked at here, as this takes longer than everything that pydantic does.
+            # Most values end here: this loop takes longer than everything that pydantic does.
             if value is None or (isinstance(value, str) and len(value) <= most_chars and value.isascii()):
                 continue
             if isinstance(value, BaseModel | tuple):
@@ -227,7 +202,7 @@ def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
 
 
 def _expected_within(value: object, depth: int, limits: Limits) -> str | None:
-    """What was expected of a text, a number or a free-form value, or of the first thing in it that is otherwise."""
+    """What was expected of a text, a number or a free-form value, or of the first part of it that differs; None if valid."""
     # Level by level, not by recursion: free-form values may be nested deeper than Python can recurse.
     level = [value]
     while level:

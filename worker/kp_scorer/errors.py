@@ -1,24 +1,27 @@
 """Every error this package raises on purpose, one class for each thing a caller does next.
 
     ScorerError
-    ├── SettingsError            fix the setting, start again
-    ├── InvalidTrace             fix the trace; a worker dead-letters it
-    ├── NotConverted             fix the source in the other format, or give the option that says what it lacks
+    ├── SettingsError            correct the setting, start again
+    ├── InvalidTrace             correct the trace; a worker dead-letters it
+    ├── NotConverted             correct the source in the other format, or pass the option for what it lacks
     ├── TraceConflict            use another id; a worker dead-letters it
     ├── TraceDead                look at the dead letter; no decision will come
     ├── DecisionTimeout          wait again, if the trace is known
     ├── OutputFailed             give the command a stdout that it can write to
+    ├── ModelUnconverted         let the first worker convert the model
+    ├── EngineUnavailable        try the next engine; none is left: SettingsError, or no embedder
     └── ServiceUnavailable       try again later; nothing was lost
+        ├── NoQueue              start the worker that declares the queue
         ├── TraceHeld            another worker is deciding it; look again in a moment
-        └── EmbedderSick         give back all that is in hand and end; another process will do better
+        └── EmbedderUnhealthy    requeue all that is in flight and exit; another process can embed
 
-No message ever holds trace content: only field paths, ids, names of settings, and what was expected.
+No message holds trace content: only field paths, ids, names of settings, and what was expected.
 """
 
 from collections.abc import Sequence
 from typing import ClassVar, Final, Literal, NamedTuple, get_args
 
-Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost"]
+Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost", "damaged"]
 """Why a submission is a dead letter."""
 
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
@@ -51,22 +54,22 @@ class InvalidTrace(ScorerError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__(_shown(self.problems))
+        super().__init__(_summary(self.problems))
 
 
 class NotConverted(ScorerError):
-    """What a source in another format says does not make a valid trace."""
+    """A record in another format does not make a valid trace."""
 
     def __init__(self, line: int, problems: Sequence[Problem]) -> None:
         self.line = line
         self.problems = tuple(problems)
-        super().__init__(f"line {line}: {_shown(self.problems)}")
+        super().__init__(f"line {line}: {_summary(self.problems)}")
 
 
-def _shown(problems: Sequence[Problem]) -> str:
-    shown = "; ".join(f"{problem.field}: {problem.expected}" for problem in problems[:3])
+def _summary(problems: Sequence[Problem]) -> str:
+    summary = "; ".join(f"{problem.field}: {problem.expected}" for problem in problems[:3])
     more = len(problems) - 3
-    return shown + (f"; and {more} more" if more > 0 else "")
+    return summary + (f"; and {more} more" if more > 0 else "")
 
 
 class TraceConflict(ScorerError):
@@ -88,29 +91,37 @@ class TraceDead(ScorerError):
 
 
 class DecisionTimeout(ScorerError):
-    """No decision came within the time given; the trace is still pending, or unknown."""
+    """No decision came within the time given; the trace is pending or unknown."""
 
     def __init__(self, trace_id: str, timeout_s: float, *, is_known: bool) -> None:
         self.trace_id = trace_id
         self.is_known = is_known
-        what = "still pending" if is_known else "unknown: never submitted, forgotten, or not taken by a worker yet"
-        super().__init__(f"no decision on {trace_id} within {timeout_s:g} s; it is {what}")
+        state = "still pending" if is_known else "unknown: never submitted, forgotten, or not received by a worker yet"
+        super().__init__(f"no decision on {trace_id} within {timeout_s:g} s; it is {state}")
 
 
 class OutputFailed(ScorerError):
-    """Standard output cannot be written: nobody reads it any more, or its disk is full."""
+    """Standard output cannot be written: its reader is gone, or the disk is full."""
 
     exit_code = 2
 
 
 class ModelUnconverted(ScorerError):
-    """The embedder's model would have to be converted first, which was not wanted."""
+    """The embedder's model is not converted yet, and the caller does not want to convert it."""
+
+
+class EngineUnavailable(ScorerError):
+    """An engine cannot run here; the message says why."""
 
 
 class ServiceUnavailable(ScorerError):
     """Redis or the broker cannot be reached, refuses, or does not answer in time."""
 
     exit_code = 3
+
+
+class NoQueue(ServiceUnavailable):
+    """RabbitMQ has no such queue, and it is not for us to declare it."""
 
 
 class TraceHeld(ServiceUnavailable):
@@ -121,7 +132,7 @@ class TraceHeld(ServiceUnavailable):
         super().__init__("ledger: another worker is deciding this trace")
 
 
-class EmbedderSick(ServiceUnavailable):
-    """The embedder of this process fails whatever it is given."""
+class EmbedderUnhealthy(ServiceUnavailable):
+    """The embedder of this process fails on every text."""
 
     exit_code = 4

@@ -13,12 +13,10 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.settings import LogSettings
 
-# These repeat for every message what our own line says, or print task results.
-_CHATTY: Final = ("celery.worker.strategy", "kombu", "amqp", "sentence_transformers", "transformers")
-# This one does so with a traceback where a task gives its message back on purpose, which our own line says.
-_ALARMED: Final = "celery.app.trace"
-# This logger's lines on messages that it cannot take include the body, or headers with a printed copy of the arguments.
-_TELLS_CONTENT: Final = "celery.worker.consumer.consumer"
+# These log every step of connections and models.
+_CHATTY: Final = ("kombu", "amqp", "sentence_transformers", "transformers")
+# This logger quotes the body or headers of messages that it rejects, and with them the arguments (celery 5.7.0).
+_QUOTES_CONTENT: Final = "celery.worker.consumer.consumer"
 
 
 def configure_logs(settings: LogSettings) -> None:
@@ -56,11 +54,10 @@ def configure_logs(settings: LogSettings) -> None:
     root.setLevel(settings.level.upper())
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger(_ALARMED).setLevel(logging.ERROR)
 
 
 def raised_at(error: BaseException) -> str:
-    """Function, file and line that raised an error: what a log may say of one whose words may quote a trace."""
+    """Function, file and line that raised an error, for logs of errors whose message may quote a trace."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.name} in {frame.filename}:{frame.lineno}"
 
@@ -70,7 +67,7 @@ def _as_line(event: EventDict, **options: Any) -> str:
 
 
 def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Leave nothing in an event that a terminal would act on. What is no text is shown by its repr, which escapes by itself."""
+    """Escape the texts of an event. Other values are shown by their repr, which escapes by itself."""
     texts = {name: escaped(value) for name, value in event.items() if isinstance(value, str)}
     if "exception" in event:
         texts["exception"] = escaped_lines(event["exception"])
@@ -78,10 +75,10 @@ def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def _without_content(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    if event.get("logger") == _TELLS_CONTENT:
+    if event.get("logger") == _QUOTES_CONTENT:
         # The text before the first argument: "Received unregistered task of type".
         template = str(event["_record"].msg).partition("%")[0]
-        # The one that begins with an argument says that the connection is lost.
+        # The template that begins with an argument reports a lost connection.
         event["event"] = template.partition("\n")[0].rstrip(" :") or "connection_lost"
         event.pop("exc_info", None)
     return event

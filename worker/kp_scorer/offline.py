@@ -1,29 +1,24 @@
 """Scoring in this process alone: no Redis, no broker, and an empty cache to start with."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
-from kp_scorer.decider import Decider, NoveltyMeter, Settled
+from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store import MemoryLedger
 from kp_scorer.trace import ReasoningTrace
 
 
 def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings | None = None) -> Iterator[Decision]:
     """Score traces one after the other, each compared with those before it, and yield their decisions.
 
-    ``worker.batch_size`` of them are taken at a time, 32 unless set otherwise, before the first of their decisions is yielded:
-    embedding them together is faster. Where decisions must not wait for traces that are yet to come, set it to 1.
-
-    Args:
-        traces: ReasoningTraces, or their parsed JSON.
-        settings: how to score; by default what the environment and the configuration file say.
+    They are read in batches of ``worker.batch_size``, because embedding them together is faster. Where a decision must not wait
+    for later traces, set it to 1. Settings are by default those of the environment and the configuration file.
 
     Raises:
         InvalidTrace: a trace is not a ReasoningTrace, or over a limit.
@@ -32,24 +27,18 @@ def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings:
     """
     settings = settings or load_settings()
     decider = offline_decider(settings)
-    taken = iter(traces)
-    while True:
-        batch, error = _take(taken, settings)
-        for settled in decide_offline(decider, batch):
-            if not isinstance(settled, Decision):
-                raise settled
-            yield settled
-        if error:
-            raise error
-        if not batch:
-            return
+    for batch in _batches(traces, settings):
+        for resolved in decide_offline(decider, batch):
+            if not isinstance(resolved, Decision):
+                raise resolved
+            yield resolved
 
 
-def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterator[Settled]:
-    """Decide a batch, in order, as if it were decided one by one: what cannot be decided takes none before it along.
+def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterator[Resolved]:
+    """Decide a batch, in order, as if it were decided one by one: a trace that cannot be decided fails none before it.
 
     Raises:
-        EmbedderSick: the embedder fails whatever it is given. Any other error is the fault of the trace whose turn it is.
+        EmbedderUnhealthy: the embedder fails whatever it is given. Any other error is the fault of the trace whose turn it is.
     """
     try:
         together = decider.decide(batch)
@@ -70,22 +59,21 @@ def offline_decider(settings: Settings) -> Decider:
         SettingsError: an embedder is required and cannot be loaded.
     """
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)
-    novelty = None
-    if embedder is not None:
-        window = settings.novelty.window()
-        novelty = NoveltyMeter(embedder, MemoryLog(window), window)
+    window = settings.novelty.window()
+    novelty = NoveltyMeter(embedder, MemoryLog(window), window) if embedder else None
     return Decider(MemoryLedger(), settings.scoring.policy(), novelty, settings.worker.max_attempts)
 
 
-def _take(
-    traces: Iterator[Mapping[str, Any] | ReasoningTrace], settings: Settings
-) -> tuple[list[ReasoningTrace], Exception | None]:
-    """Take a batch; return too what is to be raised after it, be it of a trace or of whoever gives them."""
+def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings) -> Iterator[list[ReasoningTrace]]:
+    """Checked traces; an error, of a trace or of the iterable, is raised after the traces before it."""
     batch: list[ReasoningTrace] = []
     try:
-        for trace in islice(traces, settings.worker.batch_size):
-            checked = trace if isinstance(trace, ReasoningTrace) else decode_trace(trace, settings.limits)
-            batch.append(checked)
-    except Exception as error:
-        return batch, error
-    return batch, None
+        for trace in traces:
+            batch.append(trace if isinstance(trace, ReasoningTrace) else decode_trace(trace, settings.limits))
+            if len(batch) == settings.worker.batch_size:
+                yield batch
+                batch = []
+    except Exception:
+        yield batch
+        raise
+    yield batch

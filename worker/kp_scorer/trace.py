@@ -1,4 +1,4 @@
-"""The ``ReasoningTrace`` message: what a producer submits, as a frozen model."""
+"""The ``ReasoningTrace`` message, which producers submit, as a frozen model."""
 
 import hashlib
 import json
@@ -9,19 +9,20 @@ from typing import Annotated, Any, Final, Literal, TypeGuard, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from kp_scorer.characters import acts
+from kp_scorer.characters import check_name
 
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
-"""The prefix and 1 to 191 printable ASCII characters, none of them a space."""
-
 DOMAIN_BYTES: Final = 200
 """How long a domain may be, in bytes of UTF-8: it goes to log lines, where anybody may put anything."""
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
-"""A number in 0..1, both included."""
+_DIGEST_VERSION: Final = b"kp-digest-1"
+"""Names the rules by which digests are made. Under another name every redelivery across an upgrade would be a conflict."""
 
+Fraction = Annotated[float, Field(ge=0, le=1)]
 StepType = Literal["thought", "tool_call", "observation", "error_recovery"]
+Visibility = Literal["private", "org", "network"]
+PrivacyLevel = Literal["aggregated", "federated", "private"]
 STEP_TYPES: Final[tuple[StepType, ...]] = get_args(StepType)
 
 
@@ -38,6 +39,12 @@ def namespaced(trace_id: str, namespace: str) -> str:
     return start + trace_id.removeprefix(TRACE_ID_PREFIX)
 
 
+def namespace_of(trace_id: str) -> str:
+    """The namespace in an id, which its producer chose; empty if there is none."""
+    namespace, colon, _ = trace_id.removeprefix(TRACE_ID_PREFIX).partition(":")
+    return namespace if colon else ""
+
+
 def _iso_datetime(text: str) -> str:
     try:
         datetime.fromisoformat(text)
@@ -49,20 +56,13 @@ def _iso_datetime(text: str) -> str:
 
 
 def _domain(text: str) -> str:
-    # A domain names a profile and stands in log lines and tables, so it must be short and do nothing to a terminal.
+    # A domain names a profile and stands in labels, log lines and tables, so it must be short and look like no other.
     if not text or len(text.encode("utf-8", "surrogatepass")) > DOMAIN_BYTES:
         raise PydanticCustomError("domain", f"expected 1 to {DOMAIN_BYTES} bytes of UTF-8")
-    if acts(text):
-        raise PydanticCustomError("domain", "expected no control, line separating or bidirectional characters")
-    return text
-
-
-_DIGEST_VERSION: Final = b"kp-digest-1"
-"""Names the rules by which digests are made, so that those of other rules are never equal by chance.
-
-As long as the name stays, so does the digest of every trace. Under another name every redelivery across an upgrade would be a
-conflict, unless workers took the digests by the old rules and by the new ones for the same.
-"""
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise PydanticCustomError("domain", str(error)) from None
 
 
 class _Part(BaseModel):
@@ -73,16 +73,14 @@ class _Part(BaseModel):
     )
 
 
-NonEmpty = Annotated[str, Field(min_length=1)]
 IsoDatetime = Annotated[str, AfterValidator(_iso_datetime)]
 _DOMAIN_SCHEMA: Final = {
     "type": "string",
     "minLength": 1,
     "maxLength": DOMAIN_BYTES,
-    "description": f"At most {DOMAIN_BYTES} bytes of UTF-8, without control, line-separating or bidirectional characters.",
+    "description": f"At most {DOMAIN_BYTES} bytes of UTF-8 in NFC, nothing invisible, no space but U+0020.",
 }
 Domain = Annotated[str, AfterValidator(_domain), WithJsonSchema(_DOMAIN_SCHEMA)]
-FreeObject = dict[str, Any]
 # A JSON array arrives as a list; strict mode alone would take only tuples. The items stay strict. After the first bad item the
 # others are not looked at: collecting what is wrong with each of 100,000 takes seconds and hundreds of megabytes.
 _AsTuple = Field(strict=False)
@@ -91,7 +89,7 @@ _AsTuple = Field(strict=False)
 class Metadata(_Part):
     """Where a trace comes from and how it may be shared. ``quality_score`` is accepted and never read.
 
-    ``quality_threshold`` is the score from which whoever submits it wants it accepted, where the settings allow that.
+    ``quality_threshold`` is the score from which its submitter wants it accepted, where the settings allow that.
     """
 
     created_at: IsoDatetime
@@ -99,8 +97,8 @@ class Metadata(_Part):
     success: bool
     quality_score: Fraction | None = None
     quality_threshold: Fraction | None = None
-    visibility: Literal["private", "org", "network"]
-    privacy_level: Literal["aggregated", "federated", "private"]
+    visibility: Visibility
+    privacy_level: PrivacyLevel
     agent_id: str | None = None
     framework: str | None = None
     validated_by: Annotated[tuple[str, ...], _AsTuple, FailFast()] = ()
@@ -109,7 +107,7 @@ class Metadata(_Part):
 class Task(_Part):
     """What the agent was asked to do."""
 
-    objective: NonEmpty
+    objective: Annotated[str, Field(min_length=1)]
     input_schema: Any = None
 
 
@@ -127,7 +125,7 @@ class Step(_Part):
     type: StepType
     content: str | None = None
     tool: Tool | None = None
-    input: FreeObject | None = None
+    input: dict[str, Any] | None = None
     output_summary: str | None = None
     latency_ms: Annotated[float, Field(ge=0)] | None = None
 
@@ -180,22 +178,21 @@ class ReasoningTrace(_Part):
 
     @property
     def did(self) -> str:
-        """What was done: the contents of the tool calls, then those of the thoughts and recoveries, joined by spaces.
+        """What was done: the contents of the tool calls, then of the thoughts and recoveries; if blank, of all steps.
 
-        If that is blank, the contents of all steps. Contents that are missing leave no trace.
+        Joined by spaces; missing contents are left out.
         """
         calls = [step.content for step in self.steps if step.type == "tool_call" and step.content]
         thoughts = [step.content for step in self.steps if step.type in ("thought", "error_recovery") and step.content]
-        done = " ".join(calls + thoughts)
-        return done if done.strip() else " ".join(step.content for step in self.steps if step.content)
+        text = " ".join(calls + thoughts)
+        return text if text.strip() else " ".join(step.content for step in self.steps if step.content)
 
     def digest(self) -> bytes:
-        """BLAKE2b of the content, 16 bytes: everything but the id, ``created_at`` and what is said of its quality.
+        """BLAKE2b of the content, 16 bytes: everything but the id, ``created_at`` and the fields about its quality.
 
-        Equal digests mean equal content; the order of JSON keys does not matter. Fields that are missing do not count, so
-        that a field that a later version adds changes the digest of none but the traces that use it.
+        Missing fields do not count, so a field that a later version adds changes the digest of only the traces that use it.
         """
-        unsaid: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score", "quality_threshold"}}
-        content = self.model_dump(mode="json", exclude=unsaid, exclude_defaults=True)
+        excluded: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score", "quality_threshold"}}
+        content = self.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.blake2b(canonical.encode(), digest_size=16, person=_DIGEST_VERSION).digest()

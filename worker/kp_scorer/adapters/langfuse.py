@@ -10,165 +10,130 @@ https://cloud.langfuse.com/generated/api/openapi.yml for the API, and
 https://langfuse.com/docs/api-and-data-platform/features/blob-storage-export-fields for the rows, which are in snake case.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, Literal
 
-from kp_scorer.adapters.building import Run, trace_id
-from kp_scorer.adapters.chat import is_message, is_message_for_sure, pieces_of, pieces_of_message
-from kp_scorer.adapters.pieces import Asked, Called, Piece, Returned, Said, spoken, text_in
-from kp_scorer.adapters.source import Node
-from kp_scorer.adapters.timeline import Kind, Span, Told, in_order
-from kp_scorer.errors import NotConverted
+from kp_scorer.adapters.building import Run, moment, trace_id
+from kp_scorer.adapters.messages import Piece, Transcript, is_message, is_message_for_sure, pieces_of, text_in, utterance
+from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 
-_KINDS: Final[dict[str, Kind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
+_KINDS: Final[dict[str, SpanKind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class _Trace(NamedTuple):
-    """What the input says of one trace."""
-
-    nodes: list[Node]
-    """The trace itself, which exports of observations lack, as often as it comes up."""
-    observations: list[Node]
-
-
-def runs(sources: Iterable[Node]) -> Iterator[Run | NotConverted]:
-    """One run for each trace id, in the order in which they first appear; before them, what belongs to none."""
-    traces: dict[str, _Trace] = {}
-    for source in sources:
-        for item in _items(source):
-            try:
-                _gather(item, traces)
-            except NotConverted as error:
-                yield error
-    for own, trace in traces.items():
-        try:
-            yield _run(own, trace)
-        except NotConverted as error:
-            yield error
-
-
-def _items(source: Node) -> list[Node]:
+def records(source: Node) -> list[Node]:
     """The traces and observations in a source, a page or a list."""
     is_page = isinstance(source.value, dict) and isinstance(source.value.get("data"), list)
     page = source.at("data") if is_page else source
     return page.items() if isinstance(page.value, list) else [page]
 
 
-def _gather(item: Node, traces: dict[str, _Trace]) -> None:
-    """Put a trace, or an observation, where what has its trace id is."""
-    if item.at("observations").value is None and item.at("type").value is not None:
-        own = item.first("traceId", "trace_id").required_text()
-        traces.setdefault(own, _Trace([], [])).observations.append(item)
-        return
-    node = item if item.at("trace").value is None else item.at("trace")
-    if node.at("id").value is None:
-        raise node.refusal("expected a trace, which has an id, or an observation, which has a type")
-    own = node.at("id").required_text()
-    observations = item.at("observations").items()
-    trace = traces.setdefault(own, _Trace([], []))
-    trace.nodes.append(node)
-    trace.observations.extend(observations)
+def run_id(record: Node) -> str:
+    """The id of the trace to which a trace or an observation belongs."""
+    if _is_observation(record):
+        return record.first("traceId", "trace_id").required_text()
+    trace = _trace(record)
+    if trace.at("id").value is None:
+        raise trace.refusal("expected a trace, which has an id, or an observation, which has a type")
+    return trace.at("id").required_text()
 
 
-def _run(own: str, trace: _Trace) -> Run:
-    outputs = [_made(node, "model") for node in trace.observations if _type(node) == "GENERATION"]
-    called = {piece.name for pieces in outputs for piece in pieces if isinstance(piece, Called)}
-    spans = [_span(node, called) for node in trace.observations]
-    origin = (trace.nodes or trace.observations)[0]
-    # What the whole was given and gave is told as by a span around the others.
-    spans += [Span(node, "", "", 0, 0, Told("other", "", _shown(node, "other"), _made(node, "other"))) for node in trace.nodes]
-    times = [node.at("timestamp") for node in trace.nodes] + [_start(node) for node in trace.observations]
-    created = min((time for node in times if node.value is not None and (time := _time(node))), default=None)
+def run(own: str, items: Sequence[Node]) -> Run:
+    """The run that all of one trace id is."""
+    traces = [_trace(item) for item in items if not _is_observation(item)]
+    observations = [each for item in items for each in ([item] if _is_observation(item) else item.at("observations").items())]
+    transcript = _transcript()
+    spans = [_span(node, _KINDS.get(_type(node), "other"), transcript) for node in observations]
+    # A span with the name of a tool that a model called is that tool.
+    tools = {piece.name for span in spans if span.kind == "model" for piece in span.outputs if piece.kind == "call"}
+    spans = [
+        _span(span.node, "tool", transcript) if span.kind == "other" and span.node.at("name").text() in tools else span
+        for span in spans
+    ]
+    times_us = [_microseconds(node.at("timestamp")) for node in traces if node.at("timestamp").value is not None]
+    times_us += [span.started_ns // 1_000 for span in spans]
+    # The input and the output of the trace are those of a span around the others.
+    spans += [Span(node, "", "", 0, 0, "other", "", *_both(node, _transcript(), is_model=False)) for node in traces]
+    origin = (traces or observations)[0]
     return Run(
         origin,
-        trace_id("langfuse", own, [node.value for node in (*trace.nodes, *trace.observations)]),
+        trace_id("langfuse", own, [node.value for node in (*traces, *observations)]),
         in_order(spans),
-        created_at=created.isoformat() if created else None,
+        created_at=moment(origin, min(times_us)) if times_us else None,
     )
 
 
-def _span(node: Node, called: Container[str]) -> Span:
-    """An observation as a span; ``called`` are the tools that models called: a span of such a name is that tool."""
-    name = node.at("name").text()
-    kind = _KINDS.get(_type(node), "tool" if name in called else "other")
-    started = _microseconds(_start(node))
-    end = node.first("endTime", "end_time")
-    ended = None if end.value is None else _microseconds(end)
-    latency_ms = None if ended is None else max(0, ended - started) / 1_000
+def _is_observation(record: Node) -> bool:
+    return record.at("observations").value is None and record.at("type").value is not None
+
+
+def _trace(record: Node) -> Node:
+    return record if record.at("trace").value is None else record.at("trace")
+
+
+def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
+    name, end = node.at("name"), node.first("endTime", "end_time")
+    if kind in ("model", "other"):
+        inputs, outputs = _both(node, transcript if kind == "model" else _transcript(), is_model=kind == "model")
+    else:
+        is_error = node.at("level").text() == "ERROR"
+        text = text_in(node.at("output").value) or node.first("statusMessage", "status_message").text()
+        is_tool = kind == "tool"
+        inputs = [Piece(node, "call", name=name.required_text(), arguments=node.at("input").value)] if is_tool else []
+        text = text if is_tool else text or text_in(node.at("input").value)
+        outputs = [Piece(node, "result", text, is_error=is_error)] if text or (is_tool and is_error) else []
     return Span(
         node,
         span_id=node.at("id").text(),
         parent_id=node.first("parentObservationId", "parent_observation_id").text(),
-        started=started,
-        ended=started if ended is None else ended,
-        told=_told(node, kind, name, latency_ms),
+        started_ns=_microseconds(node.first("startTime", "start_time")) * 1_000,
+        ended_ns=None if end.value is None else _microseconds(end) * 1_000,
+        kind=kind,
+        name=name.text() if kind == "tool" else "",
+        inputs=inputs,
+        outputs=outputs,
     )
 
 
-def _told(node: Node, kind: Kind, name: str, latency_ms: float | None) -> Told:
-    if kind in ("model", "other"):
-        return Told(kind, "", _shown(node, kind), _made(node, kind))
-    is_error = node.at("level").text() == "ERROR"
-    output = text_in(node.at("output").value) or node.first("statusMessage", "status_message").text()
-    if kind == "event":
-        text = output or text_in(node.at("input").value)
-        return Told(kind, name, [], [Returned(node, text, is_error=is_error)] if text else [])
-    call = Called(node, node.at("name").required_text(), node.at("input").value, latency_ms=latency_ms)
-    return Told(kind, name, [call], [Returned(node, output, is_error=is_error)] if output or is_error else [])
+def _transcript() -> Transcript:
+    return Transcript(lambda message: pieces_of([message]))
 
 
-def _shown(node: Node, kind: Kind) -> list[Piece]:
-    """What the input says: chat messages, alone or under ``messages``; anything else is asked as it is."""
-    given = node.at("input").parsed()
-    if isinstance(given.value, dict) and _are_messages(given.value.get("messages"), kind):
-        given = given.at("messages")
-    if _are_messages(given.value, kind):
-        return list(pieces_of(given.items()))
-    if _is_message(given.value, kind):
-        return list(pieces_of_message(given))
-    return list(spoken(Asked, given, text_in(node.at("input").value)))
+def _both(node: Node, transcript: Transcript, *, is_model: bool) -> tuple[list[Piece], list[Piece]]:
+    inputs = _pieces(node, "input", "user", transcript, is_model=is_model)
+    return inputs, _pieces(node, "output", "agent", _transcript(), is_model=is_model)
 
 
-def _made(node: Node, kind: Kind) -> list[Piece]:
-    """What the output says: a chat message, with or without its role, or several; anything else is said as it is."""
-    gave = node.at("output").parsed()
-    if _are_messages(gave.value, kind):
-        return list(pieces_of(gave.items()))
-    if isinstance(gave.value, dict):
-        message = gave._replace(value={"role": "assistant"} | gave.value)
-        if _is_message(gave.value, kind) or is_message_for_sure(message.value):
-            return list(pieces_of_message(message))
-    return list(spoken(Said, gave, text_in(node.at("output").value)))
+def _pieces(node: Node, key: str, kind: Literal["user", "agent"], transcript: Transcript, *, is_model: bool) -> list[Piece]:
+    """The pieces in an input or output: chat messages, alone or in a list, or under ``messages``; otherwise one text.
 
-
-def _are_messages(value: object, kind: Kind) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_message(item, kind) for item in value)
-
-
-def _is_message(value: object, kind: Kind) -> bool:
-    """Whether a value is a message: what a model has is meant as one, if it has a role; others may have anything."""
-    return is_message(value) if kind == "model" else is_message_for_sure(value)
+    Messages of a model are known by a role; what other spans have may be anything. An output may lack its role.
+    """
+    is_known = is_message if is_model else is_message_for_sure
+    content = node.at(key).parsed()
+    inner = content.at("messages") if key == "input" and isinstance(content.value, dict) else content
+    for messages in (inner, content):
+        if isinstance(messages.value, list) and messages.value:
+            new = messages.value[transcript.read_before(messages) :]
+            if all(map(is_known, new)):
+                return transcript.pieces(messages)
+    if isinstance(content.value, dict):
+        message = content._replace(value={"role": "assistant"} | content.value) if kind == "agent" else content
+        if is_known(content.value) or is_message_for_sure(message.value):
+            return list(pieces_of([message]))
+    return utterance(content, kind, text_in(node.at(key).value))
 
 
 def _type(node: Node) -> str:
     return node.at("type").required_text().upper()
 
 
-def _start(node: Node) -> Node:
-    return node.first("startTime", "start_time")
-
-
-def _time(node: Node) -> datetime:
+def _microseconds(node: Node) -> int:
     """A time as ISO 8601, or with a space between date and time; without a zone it is in UTC."""
     try:
-        found = datetime.fromisoformat(node.required_text())
+        time = datetime.fromisoformat(node.required_text())
     except ValueError:
         raise node.refusal("expected an ISO 8601 date and time") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _microseconds(node: Node) -> int:
-    return (_time(node) - _EPOCH) // _MICROSECOND
+    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)

@@ -11,59 +11,197 @@ that https://opentelemetry.io/docs/specs/otel/trace/api/#set-status describes: i
 succeed. A status of Ok says less, as many set it wherever nothing was raised.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
 
-from kp_scorer.adapters import genai, openinference
 from kp_scorer.adapters.building import Run, moment, trace_id
-from kp_scorer.adapters.otlp import attributes_of, ended, is_failed, nanoseconds, spans_in
-from kp_scorer.adapters.source import Node
-from kp_scorer.adapters.timeline import Span, in_order
-from kp_scorer.errors import NotConverted
+from kp_scorer.adapters.messages import Piece, Transcript, pieces_of_message, text_in, utterance
+from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.timeline import Span, SpanKind, in_order
+
+_MOST_DIGITS: Final = 19
+"""Of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere."""
+_ERROR: Final = (2, "STATUS_CODE_ERROR")
+_OPERATIONS: Final[dict[str, SpanKind]] = {
+    # Messages without an operation are those of a model.
+    "": "model",
+    "chat": "model",
+    "generate_content": "model",
+    "text_completion": "model",
+    "execute_tool": "tool",
+}
+_SPAN_KINDS: Final[dict[str, SpanKind]] = {"LLM": "model", "TOOL": "tool", "RETRIEVER": "tool"}
+_GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")
+"""A span with one of these attributes follows the GenAI conventions."""
 
 
-def runs(sources: Iterable[Node]) -> Iterator[Run | NotConverted]:
-    """One run for each trace id, in the order in which they first appear; before them, what belongs to none."""
-    traces: dict[str, list[Node]] = {}
-    for source in sources:
-        try:
-            spans = list(spans_in(source))
-        except NotConverted as error:
-            yield error
-            continue
-        for span in spans:
-            try:
-                traces.setdefault(span.at("traceId").required_text().lower(), []).append(span)
-            except NotConverted as error:
-                yield error
-    for own, nodes in traces.items():
-        try:
-            yield _run(own, nodes)
-        except NotConverted as error:
-            yield error
+def records(source: Node) -> list[Node]:
+    """The spans of an export, or of a list of them."""
+    spans: list[Node] = []
+    for export in source.items() if isinstance(source.value, list) else [source]:
+        resources = export.at("resourceSpans")
+        if resources.value is None:
+            raise resources.refusal("expected the list that an export of spans has")
+        scopes = (scope for resource in resources.items() for scope in resource.at("scopeSpans").items())
+        spans += (span for scope in scopes for span in scope.at("spans").items())
+    return spans
 
 
-def _run(own: str, nodes: Sequence[Node]) -> Run:
-    spans = [_span(node) for node in nodes]
-    first = min(spans, key=lambda span: span.started)
+def run_id(span: Node) -> str:
+    """The id of the trace to which a span belongs."""
+    return span.at("traceId").required_text().lower()
+
+
+def run(own: str, nodes: Sequence[Node]) -> Run:
+    """The run that the spans of one trace id are."""
+    transcript = Transcript(pieces_of_message)
+    spans = [_span(node, transcript) for node in nodes]
+    first = min(spans, key=lambda span: span.started_ns)
     roots = [span for span in spans if not span.parent_id]
     return Run(
         first.node,
         trace_id("otel", own, [node.value for node in nodes]),
         in_order(spans),
-        created_at=moment(first.node, first.started // 1_000),
-        # Of several, none stands for the whole.
-        success=False if len(roots) == 1 and is_failed(roots[0].node) else None,
+        created_at=moment(first.node, first.started_ns // 1_000),
+        # Of several roots, none describes the run.
+        success=False if len(roots) == 1 and _is_failed(roots[0].node) else None,
     )
 
 
-def _span(node: Node) -> Span:
-    attributes = attributes_of(node)
-    convention = genai if genai.is_told(attributes) else openinference
+def _span(node: Node, transcript: Transcript) -> Span:
+    attributes = _attributes_of(node)
+    is_genai = any(key in attributes.value for key in _GENAI)
+    kinds, key = (_OPERATIONS, _GENAI[0]) if is_genai else (_SPAN_KINDS, "openinference.span.kind")
+    kind = kinds.get(attributes.at(key).text(), "other")
+    name = ""
+    if kind == "tool":
+        named = attributes.first("gen_ai.tool.name", "tool.name")
+        name = named.text() or (named if is_genai else node.at("name")).required_text()
+        call_id = attributes.first("gen_ai.tool.call.id", "tool.id").text()
+        arguments = attributes.first("gen_ai.tool.call.arguments", "input.value").value
+        inputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)]
+        outputs = _results_of(node, attributes)
+    else:
+        inputs = _pieces(attributes, "input", "user", kind, transcript)
+        outputs = _pieces(attributes, "output", "agent", kind, Transcript(pieces_of_message))
+    end = node.at("endTimeUnixNano")
     return Span(
         node,
         span_id=node.at("spanId").text(),
         parent_id=node.at("parentSpanId").text(),
-        started=nanoseconds(node.at("startTimeUnixNano")),
-        ended=ended(node),
-        told=convention.told(node, attributes),
+        started_ns=_nanoseconds(node.at("startTimeUnixNano")),
+        ended_ns=None if end.value is None else _nanoseconds(end),
+        kind=kind,
+        name=name,
+        inputs=inputs,
+        outputs=outputs,
     )
+
+
+def _pieces(
+    attributes: Node, direction: str, kind: Literal["user", "agent"], span_kind: SpanKind, transcript: Transcript
+) -> list[Piece]:
+    """The pieces in an input or output: messages; without any, its value as one, if a model's is not an entire request."""
+    # Messages may be structured, or JSON in a text.
+    structured = transcript.pieces(attributes.at(f"gen_ai.{direction}.messages").parsed())
+    flat = [piece for message in _messages(attributes, direction) for piece in pieces_of_message(message)]
+    if pieces := [*structured, *flat]:
+        return pieces
+    value = attributes.at(f"{direction}.value")
+    is_request = span_kind == "model" and not isinstance(value.parsed().value, str)
+    return [] if is_request else utterance(value, kind, text_in(value.value))
+
+
+def _messages(attributes: Node, direction: str) -> Iterator[Node]:
+    """OpenInference's messages as chat messages; their attributes are paths: ``llm.input_messages.0.message.role``."""
+    key = f"llm.{direction}_messages"
+    for number, message in _items(attributes.value, key):
+        calls, contents = _items(message, "message.tool_calls"), _items(message, "message.contents")
+        # The calls may stand among the contents too.
+        calls = calls or [(number, item) for number, item in contents if any(path.startswith("tool_call.") for path in item)]
+        texts = [{name: item.get(f"message_content.{name}") for name in ("type", "text")} for _, item in contents]
+        chat_message = {
+            "role": message.get("message.role"),
+            "content": message.get("message.content", [each for each in texts if each["text"] is not None]),
+            "tool_call_id": message.get("message.tool_call_id"),
+            "name": message.get("message.name"),
+            "tool_calls": [_tool_call(item) for _, item in calls],
+        }
+        if name := message.get("message.function_call_name"):
+            arguments = message.get("message.function_call_arguments_json")
+            chat_message["function_call"] = {"name": name, "arguments": arguments}
+        yield Node(attributes.line, f"{attributes.path}.{key}.{number}.message", chat_message)
+
+
+def _tool_call(item: dict[str, Any]) -> dict[str, Any]:
+    function = {name: item.get(f"tool_call.function.{name}") for name in ("name", "arguments")}
+    return {"id": item.get("tool_call.id"), "function": function}
+
+
+def _items(attributes: dict[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:
+    """The items of a list, with their numbers, in their order: each its attributes, by the rest of their paths."""
+    items: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    for path, value in attributes.items():
+        number, _, rest = path.removeprefix(f"{key}.").partition(".")
+        if path.startswith(f"{key}.") and number.isascii() and number.isdigit() and len(number) < 10:
+            items[int(number)][rest] = value
+    return sorted(items.items(), key=lambda item: item[0])
+
+
+def _attributes_of(holder: Node) -> Node:
+    """The attributes of a span, or of an event; raises NotConverted for what is no key with a value."""
+    pairs = holder.at("attributes")
+    return pairs._replace(value={pair.at("key").required_text(): _any_value(pair.at("value")) for pair in pairs.items()})
+
+
+def _results_of(span: Node, attributes: Node) -> list[Piece]:
+    """The result of a tool's span, or its error; nothing if contents were not recorded."""
+    has_failed = _is_failed(span) or attributes.at("error.type").value is not None
+    text = text_in(attributes.first("gen_ai.tool.call.result", "output.value").value)
+    text = text or (_failure_of(span) if has_failed else "")
+    return [Piece(span, "result", text, is_error=has_failed)] if text or has_failed else []
+
+
+def _is_failed(span: Node) -> bool:
+    """Whether the status of a span is that it contains an error."""
+    status = span.at("status")
+    return status.value is not None and status.at("code").value in _ERROR
+
+
+def _failure_of(span: Node) -> str:
+    """The error of a failed span: the message of its status, or that of the exception that it recorded."""
+    message = span.at("status").value and span.at("status", "message").text()
+    for event in span.at("events").items():
+        if not message and event.at("name").value == "exception":
+            message = _attributes_of(event).at("exception.message").text()
+    return message or ""
+
+
+def _any_value(node: Node) -> Any:
+    """The JSON that a value stands for: one of seven kinds, each under a name of its own; none of them is null."""
+    kind = next(iter(node.object()), None) if node.value is not None else None
+    match kind:
+        case None:
+            return None
+        case "stringValue" | "boolValue" | "doubleValue" | "bytesValue":
+            return node.at(kind).value
+        case "intValue":
+            return int(_digits(node.at(kind), "an integer of 64 bits", sign="-"))
+        case "arrayValue":
+            return [_any_value(item) for item in node.at(kind, "values").items()]
+        case "kvlistValue":
+            return {pair.at("key").text(): _any_value(pair.at("value")) for pair in node.at(kind, "values").items()}
+    raise node.refusal("expected a value with its kind: stringValue, intValue and the like")
+
+
+def _nanoseconds(node: Node) -> int:
+    return int(_digits(node, "nanoseconds since 1970"))
+
+
+def _digits(node: Node, what: str, sign: str = "") -> str:
+    text = str(node.value) if isinstance(node.value, str | int) else ""
+    digits = text.removeprefix(sign)
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+        raise node.refusal(f"expected {what}")
+    return text

@@ -7,26 +7,21 @@ Specification: https://swe-agent.com/latest/usage/trajectories/, and the types i
 https://github.com/SWE-agent/SWE-agent/blob/main/sweagent/types.py.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from kp_scorer.adapters.building import Run, trace_id
-from kp_scorer.adapters.chat import pieces_of_message
-from kp_scorer.adapters.pieces import Asked, Called, Piece, Returned, Said, content_text, spoken
-from kp_scorer.adapters.source import Node
-from kp_scorer.errors import NotConverted
+from kp_scorer.adapters.messages import Piece, pieces_of_message, utterance
+from kp_scorer.adapters.node import Node
 
 
-def runs(sources: Iterable[Node]) -> Iterator[Run | NotConverted]:
-    """One run for each trajectory, in the order of the input."""
-    for source in sources:
-        for trajectory in source.items() if isinstance(source.value, list) else [source]:
-            try:
-                yield _run(trajectory)
-            except NotConverted as error:
-                yield error
+def records(source: Node) -> list[Node]:
+    """The trajectories in a source: itself, or the items of a list."""
+    return source.items() if isinstance(source.value, list) else [source]
 
 
-def _run(trajectory: Node) -> Run:
+def run(_own: str, trajectories: Sequence[Node]) -> Run:
+    """The run that a trajectory is."""
+    (trajectory,) = trajectories
     steps = trajectory.at("trajectory")
     if steps.value is None:
         raise steps.refusal("expected the list of steps")
@@ -35,47 +30,37 @@ def _run(trajectory: Node) -> Run:
         # The first input of the model; before version 1.1 it was called otherwise.
         history = steps.items()[0].first("query", "messages").items()
     calls = _calls(history)
-    pieces = [*_asked(history), *(piece for step in steps.items() for piece in _step(step, calls))]
+    pieces = [*_objective(history), *(piece for step in steps.items() for piece in _step(step, calls))]
     info = trajectory.at("info")
     answer = None if info.value is None else info.at("submission")
-    return Run(trajectory, trace_id("sweagent", None, trajectory.value), pieces, framework="SWE-agent", answer=answer)
+    return Run(trajectory, trace_id("sweagent", "", trajectory.value), pieces, framework="SWE-agent", answer=answer)
 
 
-def _asked(history: Iterable[Node]) -> Iterator[Piece]:
+def _objective(history: Iterable[Node]) -> list[Piece]:
     """The first message of the user; demonstrations come before it."""
-    for message in history:
-        if message.at("role").text() == "user" and not message.at("is_demo").value:
-            yield from spoken(Asked, message, content_text(message.at("content")))
-            return
+    asked = (each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value)
+    return [piece for message in list(asked)[:1] for piece in pieces_of_message(message)]
 
 
-def _calls(history: Iterable[Node]) -> dict[str, Called]:
+def _calls(history: Iterable[Node]) -> dict[str, Piece]:
     """The calls of functions that the model wrote, by the command that each was rendered to, which steps have alone."""
-    found: dict[str, Called] = {}
+    by_command: dict[str, Piece] = {}
     for message in history:
         action = message.at("action").value
         if isinstance(action, str) and message.at("tool_calls").items():
-            calls = [piece for piece in pieces_of_message(message) if isinstance(piece, Called)]
+            calls = [piece for piece in pieces_of_message(message) if piece.kind == "call"]
             # Several are rendered to no command: SWE-agent asks again.
             if len(calls) == 1:
-                found[action] = calls[0]
-    return found
+                by_command[action] = calls[0]
+    return by_command
 
 
-def _step(step: Node, calls: dict[str, Called]) -> Iterator[Piece]:
-    thought = step.first("thought", "response")
-    yield from spoken(Said, step, thought.text())
-    action = step.at("action").text()
+def _step(step: Node, calls: dict[str, Piece]) -> Iterator[Piece]:
+    yield from utterance(step, "agent", step.first("thought", "response").text())
+    action, observation = step.at("action").text(), step.at("observation").text()
     if words := action.split():
         seconds = step.at("execution_time").number()
-        latency_ms = None if seconds is None else seconds * 1_000
-        call = calls.get(action)
-        yield Called(
-            step,
-            call.name if call else words[0],
-            call.arguments if call else {"command": action},
-            latency_ms=latency_ms,
-            text=action,
-        )
-    if words or step.at("observation").text():
-        yield Returned(step, step.at("observation").text())
+        call = calls.get(action) or Piece(step, "call", name=words[0], arguments={"command": action})
+        yield call._replace(node=step, text=action, call_id="", latency_ms=None if seconds is None else seconds * 1_000)
+    if words or observation:
+        yield Piece(step, "result", observation)

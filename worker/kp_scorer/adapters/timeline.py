@@ -1,279 +1,300 @@
-"""A run that is told as spans: what each call of a model was shown and put out, and what each tool did, brought to one order.
+"""A run recorded as spans: the inputs and outputs of each call of a model and of each tool, brought to one order.
 
-Each call of a model is shown the whole conversation again, and what a tool returned is told by its own span and by the next
-call's input. So a piece counts where it comes up first.
+Each call of a model gets the entire conversation again, and the result of a tool is in its own span and in the next call's
+input. So a piece counts where it comes up first. Some servers number the calls of each answer anew, so an id may stand for
+several calls; a call without an id is known by its name and arguments, which may come up several times as well.
 
-Some servers number the calls of each answer anew, so an id may stand for several calls: each is known by its id and a number.
+Everything here takes time in proportion to what the spans hold, whatever they hold.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from kp_scorer.adapters.pieces import Asked, Called, Piece, Returned, Said, call_input
-from kp_scorer.adapters.source import Node, as_json
+from kp_scorer.adapters.messages import Piece, call_input
+from kp_scorer.adapters.node import Node, as_json
 
-Kind = Literal["model", "tool", "event", "other"]
-
-
-class Told(NamedTuple):
-    """What a span tells."""
-
-    kind: Kind
-    name: str
-    """Of the tool; empty for a model."""
-    shown: Sequence[Piece]
-    """Of a model, what it was shown; of a tool, its call; of another span, what it was given."""
-    made: Sequence[Piece]
-    """Of a model, what it put out; of a tool, its result; of another span, what it gave."""
+SpanKind = Literal["model", "tool", "event", "other"]
 
 
 class Span(NamedTuple):
-    """One span, or observation, of a run. Times are integers of one unit."""
+    """One span, or observation, of a run. Times are nanoseconds since 1970."""
 
     node: Node
     span_id: str
     parent_id: str
-    started: int
-    ended: int
-    told: Told
+    started_ns: int
+    ended_ns: int | None
+    kind: SpanKind
+    name: str
+    """Of the tool; empty for a model."""
+    inputs: Sequence[Piece]
+    """Of a tool, its call; of a model, the conversation so far; of another span, its input."""
+    outputs: Sequence[Piece]
+    """Of a tool, its result; of a model, its answer; of another span, its output."""
 
 
 def in_order(spans: Sequence[Span]) -> list[Piece]:
     """What happened, in the order of time.
 
-    A call of a model within another, or of a tool within one of that name, is the same call told twice. Spans of other kinds
-    only tell what was asked, if no model was shown a user's message, and what was answered, if no model said anything.
+    A call of a model within another, or of a tool within one of that name, is the same call recorded twice. Spans of other
+    kinds only supply the question, if no model got a user's message, and the answer, if no model gave any.
     """
-    by_id = {span.span_id: span for span in spans if span.span_id}
+    repeated = _repeated(spans)
     moments = [
         # Where times are equal, what began first comes first.
-        ((time, span.started, number, is_end), span)
+        (time_ns, span.started_ns, number, is_end)
         for number, span in enumerate(spans)
-        if span.told.kind != "other" and not _is_told_twice(span, by_id)
-        for is_end, time in ((False, span.started), (True, max(span.started, span.ended)))
+        if span.kind != "other" and number not in repeated
+        for is_end, time_ns in ((False, span.started_ns), (True, max(span.started_ns, span.ended_ns or 0)))
     ]
     run = _Conversation()
-    for (_, _, number, is_end), span in sorted(moments, key=lambda moment: moment[0]):
-        run.add(number, span, is_end=is_end)
-    around = sorted((span for span in spans if span.told.kind == "other"), key=lambda span: span.started)
-    asked = _first_of(Asked, (span.told.shown for span in around))
-    said = _first_of(Said, (span.told.made for span in around))
-    return [
-        *(asked if not any(isinstance(piece, Asked) for piece in run.pieces) else []),
-        *run.pieces,
-        *(said if not any(isinstance(piece, Said) for piece in run.pieces) else []),
-    ]
+    for _, _, number, is_end in sorted(moments):
+        run.add(number, spans[number], is_end=is_end)
+    kinds = {piece.kind for piece in run.pieces}
+    around = sorted((span for span in spans if span.kind == "other"), key=lambda span: span.started_ns)
+    questions = (piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds)
+    answers = (piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds)
+    return [*list(questions)[:1], *run.pieces, *list(answers)[:1]]
 
 
-def _is_told_twice(span: Span, by_id: Mapping[str, Span]) -> bool:
-    seen = {span.span_id}
-    parent = by_id.get(span.parent_id)
-    while parent and parent.span_id not in seen:
-        is_alike = parent.told.kind == span.told.kind and parent.told.name == span.told.name
-        if is_alike and (parent.told.shown or parent.told.made):
-            return True
-        seen.add(parent.span_id)
-        parent = by_id.get(parent.parent_id)
-    return False
+def _repeated(spans: Sequence[Span]) -> set[int]:
+    """The numbers of the spans around which another span holds the same call."""
+    numbers = {span.span_id: number for number, span in enumerate(spans) if span.span_id}
+    within: defaultdict[int | None, list[int]] = defaultdict(list)
+    for number, span in enumerate(spans):
+        within[numbers.get(span.parent_id)].append(number)
+    repeated: set[int] = set()
+    around: Counter[tuple[SpanKind, str]] = Counter()
+    # Not by recursion, as spans may be nested deeper than that goes.
+    waiting = [(number, True) for number in within[None]]
+    while waiting:
+        number, is_entered = waiting.pop()
+        span = spans[number]
+        call, has_content = (span.kind, span.name), bool(span.inputs or span.outputs)
+        if not is_entered:
+            around[call] -= has_content
+            continue
+        if around[call]:
+            repeated.add(number)
+        around[call] += has_content
+        waiting += [(number, False), *((inner, True) for inner in within[number])]
+    return repeated
 
 
-def _first_of(kind: type[Piece], told: Iterable[Iterable[Piece]]) -> list[Piece]:
-    return [piece for pieces in told for piece in pieces if isinstance(piece, kind)][:1]
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call in a conversation."""
+
+    place: int
+    """Among the pieces."""
+    name: str
+    by_tool_alone: bool = False
+    """Whether only a tool has recorded it, no model."""
+    has_begun: bool = False
+    """Whether a tool has begun it."""
+    is_answered: bool = False
+
+
+class _Queues:
+    """Calls by each of several keys, in their order, as long as they are open."""
+
+    def __init__(self, is_open: Callable[[_Call], bool]) -> None:
+        """``is_open`` never becomes true again for a call."""
+        self._is_open = is_open
+        self._by_key: defaultdict[tuple[str, ...], deque[_Call]] = defaultdict(deque)
+
+    def add(self, call: _Call, *keys: tuple[str, ...]) -> None:
+        for key in keys:
+            self._by_key[key].append(call)
+
+    def first(self, *key: str) -> _Call | None:
+        calls = self._by_key[key]
+        while calls and not self._is_open(calls[0]):
+            calls.popleft()
+        return calls[0] if calls else None
+
+
+class _History:
+    """A list of messages that a model got, as far as it was looked at."""
+
+    def __init__(self) -> None:
+        self.pieces: Sequence[Piece] = []
+        self.texts: Counter[tuple[str, str]] = Counter()
+        self.ids: set[str] = set()
+        """Of its calls."""
+        self.calls: set[_Call] = set()
+        """Those of the conversation that its calls are."""
+        self.answered: set[_Call] = set()
+        self.open = _Queues(lambda call: call not in self.answered)
 
 
 class _Conversation:
-    """What is known of a run so far, and the pieces that told it."""
+    """The pieces of a run so far, and which of its calls have begun and ended."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self._told: Counter[tuple[type, str]] = Counter()
-        self._calls: dict[str, int] = {}
-        """Where each call is among the pieces, by its key: its id and a number, or one made for a call that has no id."""
-        self._of_id: defaultdict[str, list[str]] = defaultdict(list)
-        """The keys of the calls with an id, by that, in their order."""
-        self._alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        """The same, by the id and the call itself."""
-        self._same: Counter[str] = Counter()
-        self._waiting: dict[str, Called] = {}
-        """The calls that no tool has begun or answered yet."""
-        self._untold: set[str] = set()
-        """The calls of which only a tool has told, no model."""
-        self._returned: set[str] = set()
-        self._key_of_span: dict[int, str] = {}
+        self._texts: Counter[tuple[str, str]] = Counter()
+        """How often each text is among the pieces."""
+        self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)
+        """All calls by their id, and by their id and what they say, in their order."""
+        self._unanswered = _Queues(lambda call: not call.is_answered)
+        self._waiting = _Queues(lambda call: not (call.has_begun or call.is_answered))
+        self._of_span: dict[int, _Call] = {}
+        self._history = _History()
+        self._has_several = False
+        """Whether an id stands for several calls, so that only an entire list says which of them it has."""
 
     def add(self, number: int, span: Span, *, is_end: bool) -> None:
         """Go on to the beginning or the end of a span."""
-        if span.told.kind == "event":
-            self.pieces += span.told.made if is_end else []
-        elif span.told.kind == "tool":
-            if is_end:
-                self._end_tool(number, span)
+        match span.kind, is_end:
+            case "event", True:
+                self.pieces += span.outputs
+            case "model", True:
+                self._add_answer(span.outputs)
+            case "model", False:
+                self._add_history(span.inputs)
+            case "tool", True:
+                for piece in span.outputs:
+                    self._add_result(self._of_span[number], piece)
+            case "tool", False:
+                (piece,) = span.inputs
+                self._of_span[number] = self._begin_tool(piece, span)
+
+    def _add_history(self, pieces: Sequence[Piece]) -> None:
+        """Add what is new in a conversation so far; all earlier pieces are in it again, as often as they came up."""
+        new, matches = self._new_in(pieces)
+        history, matched = self._history, iter(matches)
+        history.pieces = pieces
+        history.calls.update(filter(None, matches))
+        for piece in new:
+            if piece.kind == "call":
+                call = next(matched) or self._new(piece)
+                history.ids.add(_id(piece))
+                history.open.add(call, ("id", piece.call_id), ("name", piece.name), ("any",))
+            elif piece.kind == "result" and (call_before := history.open.first(*_key(piece))):
+                history.answered.add(call_before)
+                self._add_result(call_before, piece)
+            elif piece.kind == "result" and self._calls.get((piece.call_id,)):
+                # A list may lack its beginning, and with it the call. Otherwise the call has a result already.
+                cut_off = self._unanswered.first("id", piece.call_id)
+                if cut_off and piece.call_id not in history.ids and cut_off not in history.calls:
+                    self._add_result(cut_off, piece)
             else:
-                self._begin_tool(number, span)
-        elif is_end:
-            self._put_out(span.told.made)
-        else:
-            self._show(span.told.shown)
+                text = piece.kind, piece.text.strip()
+                history.texts[text] += 1
+                if history.texts[text] > self._texts[text]:
+                    self._add_text(piece)
 
-    def _show(self, pieces: Sequence[Piece]) -> None:
-        """A conversation so far: all that was known before is in it again, as often as it was said."""
-        told: Counter[tuple[type, str]] = Counter()
-        same: Counter[str] = Counter()
-        known = self._known_of([piece for piece in pieces if isinstance(piece, Called) and piece.call_id])
-        found = iter(known)
-        last: dict[str, str] = {}
-        waiting: dict[str, Called] = {}
-        for piece in pieces:
-            if isinstance(piece, Called):
-                key = (next(found) or self._new(piece)) if piece.call_id else _made_key(piece, same)
-                waiting[key] = piece
-                last[piece.call_id] = key
-                self._call(piece, key)
-            elif isinstance(piece, Returned) and (answered := _first_waiting(waiting, piece)):
-                waiting.pop(answered)
-                self._return(piece, answered)
-            elif isinstance(piece, Returned) and piece.call_id:
-                self._return(piece, last.get(piece.call_id) or self._first_open(piece.call_id, besides=known))
-            else:
-                key_of_text = type(piece), piece.text.strip()
-                told[key_of_text] += 1
-                if told[key_of_text] > self._told[key_of_text]:
-                    self._told[key_of_text] += 1
-                    self.pieces.append(piece)
-        self._same |= same
+    def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[_Call | None]]:
+        """The pieces that the list before lacks, and for each call among them the one that it is; else all pieces and calls."""
+        before = len(self._history.pieces)
+        if not self._has_several and pieces[:before] == self._history.pieces:
+            new = pieces[before:]
+            calls = [piece for piece in new if piece.kind == "call"]
+            ids = list(map(_id, calls))
+            if len(set(ids)) == len(ids) and self._history.ids.isdisjoint(ids):
+                return new, self._matches(calls)
+        self._history = _History()
+        return pieces, self._matches([piece for piece in pieces if piece.kind == "call"])
 
-    def _known_of(self, calls: Sequence[Called]) -> list[str | None]:
-        """For each call with an id in a list of messages the one that is known already; None if it is new.
+    def _matches(self, calls: Sequence[Piece]) -> list[_Call | None]:
+        """For each call in a list of messages the one that it is, if that came up already.
 
-        A list may lack what came first, so its calls are the last of those that are known. One is the same if nothing but its
-        arguments differs, which may be recorded in other words, unless its id comes up more often than it is known.
+        A list may lack its beginning, so its calls are the last ones. A call is the same if only its arguments differ, which
+        may be recorded in other words, unless its id comes up more often than it did before.
         """
-        often = Counter(call.call_id for call in calls)
-        # Only where an id is not one call's alone is there anything to compare.
-        written = [_with_id(call) if max(often[call.call_id], len(self._of_id[call.call_id])) > 1 else None for call in calls]
-        alike = {call: iter(self._alike[call][-count:]) for call, count in Counter(filter(None, written)).items()}
-        of_id = {own: iter(self._of_id[own][-count:]) for own, count in often.items()}
-        known = []
-        for call, key in zip(calls, written, strict=True):
-            at_its_place = next(of_id[call.call_id], None)
-            # A tool that was tried again is known by more calls than the model made.
-            self._untold.discard(at_its_place or "")
-            found = next(alike[key], None) if key else None
-            known.append(found or (at_its_place if at_its_place and self._is_named(at_its_place, call.name) else None))
-        return known
+        ids = Counter(map(_id, calls))
+        # Arguments are compared only where an id stands for several calls.
+        several = {own for own, count in ids.items() if max(count, len(self._calls[own,])) > 1}
+        keys = Counter((_id(call), _words(call)) for call in calls if _id(call) in several)
+        last = {own: iter(self._calls[own,][-count:]) for own, count in ids.items()}
+        alike = {key: iter(self._calls[key][-count:]) for key, count in keys.items()}
+        matches = []
+        for call in calls:
+            own = _id(call)
+            at_its_place = next(last[own], None)
+            if at_its_place:
+                # A tool that was tried again has more calls than the model made.
+                at_its_place.by_tool_alone = False
+            same = next(alike[own, _words(call)], None) if own in several else None
+            matches.append(same or (at_its_place if at_its_place and at_its_place.name == call.name else None))
+        return matches
 
-    def _put_out(self, pieces: Iterable[Piece]) -> None:
-        """What a model says now: all of it is new, but for a call whose tool has begun already, or that is still open."""
+    def _add_answer(self, pieces: Sequence[Piece]) -> None:
+        """Add an answer of a model: all of it is new, but for a call whose tool has begun already, or that is still open."""
         for piece in pieces:
-            if isinstance(piece, Called):
-                key = (self._still_open(piece) or self._new(piece)) if piece.call_id else _made_key(piece, self._same)
-                self._untold.discard(key)
-                self._call(piece, key)
-            elif isinstance(piece, Returned) and piece.call_id:
-                self._return(piece, self._first_open(piece.call_id))
+            if piece.kind == "call":
+                call = self._still_open(piece) or self._new(piece)
+                call.by_tool_alone = False
+            elif piece.kind == "result" and self._calls.get((piece.call_id,)):
+                if unanswered := self._unanswered.first("id", piece.call_id):
+                    self._add_result(unanswered, piece)
             else:
-                self._told[type(piece), piece.text.strip()] += 1
-                self.pieces.append(piece)
+                self._add_text(piece)
 
-    def _still_open(self, call: Called) -> str | None:
-        """The call that a model puts out, if it is known: begun by its tool before, or put out before and not answered."""
-        for key in self._of_id[call.call_id][-1:]:
-            if key in self._untold and self._is_named(key, call.name):
-                return key
-        return next((key for key in self._alike[_with_id(call)][-1:] if key not in self._returned), None)
+    def _still_open(self, piece: Piece) -> _Call | None:
+        """The call in an answer, if it came up already: its tool began before, or it has no result yet."""
+        if not piece.call_id:
+            return None
+        for call in self._calls[piece.call_id,][-1:]:
+            if call.by_tool_alone and call.name == piece.name:
+                return call
+        alike = self._calls[piece.call_id, _words(piece)][-1:]
+        return next((call for call in alike if not call.is_answered), None)
 
-    def _begin_tool(self, number: int, span: Span) -> None:
-        for piece in span.told.shown:
-            assert isinstance(piece, Called)
-            key = self._call_of_id(piece) if piece.call_id else self._call_that(piece)
-            if key is None and piece.call_id:
-                # Not called by a model, or not yet; or called once, and tried once more.
-                key = self._new(piece)
-                self._untold.add(key)
-            key = key or _made_key(piece, self._same)
-            if key in self._calls:
-                known = self.pieces[self._calls[key]]
-                assert isinstance(known, Called)
-                self.pieces[self._calls[key]] = known._replace(latency_ms=piece.latency_ms)
-            self._call(piece, key)
-            self._waiting.pop(key, None)
-            self._key_of_span[number] = key
+    def _begin_tool(self, piece: Piece, span: Span) -> _Call:
+        """The call that a tool answers: one with its id, otherwise one of its name, and of its arguments if there is one."""
+        if piece.call_id:
+            call = (
+                self._waiting.first("id", piece.call_id, piece.name)
+                or self._unanswered.first("id", piece.call_id, piece.name)
+                or self._waiting.first("id", piece.call_id)
+            )
+        else:
+            call = self._waiting.first("words", _words(piece)) or self._waiting.first("name", piece.name)
+        if not call:
+            # Not called by a model, or not yet; or called once, and tried once more.
+            call = self._new(piece)
+            call.by_tool_alone = True
+        if span.ended_ns is not None:
+            latency_ms = max(0, span.ended_ns - span.started_ns) / 1_000_000
+            self.pieces[call.place] = self.pieces[call.place]._replace(latency_ms=latency_ms)
+        call.has_begun = True
+        return call
 
-    def _end_tool(self, number: int, span: Span) -> None:
-        for piece in span.told.made:
-            assert isinstance(piece, Returned)
-            self._return(piece, self._key_of_span[number])
+    def _new(self, piece: Piece) -> _Call:
+        call, own, words = _Call(len(self.pieces), piece.name), _id(piece), _words(piece)
+        self.pieces.append(piece)
+        self._calls[own,].append(call)
+        self._has_several = self._has_several or len(self._calls[own,]) > 1
+        self._calls[own, words].append(call)
+        by_id = ("id", piece.call_id), ("id", piece.call_id, piece.name)
+        self._unanswered.add(call, *by_id)
+        self._waiting.add(call, *by_id, ("name", piece.name), ("words", words))
+        return call
 
-    def _call_of_id(self, tool: Called) -> str | None:
-        """The call that a tool with an id answers: open, of this name if there is one, and not begun if there is."""
-        fits = {
-            key: (self._is_named(key, tool.name), key in self._waiting)
-            for key in self._of_id[tool.call_id]
-            if key not in self._returned
-        }
-        return max((key for key, fit in fits.items() if any(fit)), key=fits.__getitem__, default=None)
-
-    def _call_that(self, tool: Called) -> str | None:
-        """The call that a tool without an id answers: of this name, not begun yet, and of these arguments if there is one."""
-        found = [key for key, call in self._waiting.items() if call.name == tool.name]
-        alike = (one for one in found if call_input(self._waiting[one].arguments) == call_input(tool.arguments))
-        return next(alike, found[0] if found else None)
-
-    def _first_open(self, call_id: str, besides: Collection[str | None] = ()) -> str:
-        """The first call of an id, but for some, that has no result yet; the last if all have one."""
-        keys = [key for key in self._of_id[call_id] if key not in besides]
-        if not keys:
-            # A result without its call: as that has a key too, it counts once.
-            return self._new_key(call_id)
-        return next((key for key in keys if key not in self._returned), keys[-1])
-
-    def _is_named(self, key: str, name: str) -> bool:
-        known = self.pieces[self._calls[key]] if key in self._calls else None
-        # Of a result without its call no name is known.
-        return not isinstance(known, Called) or known.name == name
-
-    def _new(self, call: Called) -> str:
-        """The key of one more call of an id."""
-        key = self._new_key(call.call_id)
-        self._alike[_with_id(call)].append(key)
-        return key
-
-    def _new_key(self, call_id: str) -> str:
-        keys = self._of_id[call_id]
-        keys.append(f"{call_id}#{len(keys) + 1}")
-        return keys[-1]
-
-    def _call(self, piece: Called, key: str) -> None:
-        if key not in self._calls:
-            self._calls[key] = len(self.pieces)
-            self._waiting[key] = piece
+    def _add_result(self, call: _Call, piece: Piece) -> None:
+        if not call.is_answered:
+            call.is_answered = True
             self.pieces.append(piece)
 
-    def _return(self, piece: Returned, key: str) -> None:
-        self._waiting.pop(key, None)
-        if key not in self._returned:
-            self._returned.add(key)
-            self.pieces.append(piece)
+    def _add_text(self, piece: Piece) -> None:
+        self._texts[piece.kind, piece.text.strip()] += 1
+        self.pieces.append(piece)
 
 
-def _with_id(call: Called) -> tuple[str, str]:
-    return call.call_id, _written(call)
-
-
-def _written(call: Called) -> str:
-    return f"{call.name}({as_json(call_input(call.arguments))})"
-
-
-def _made_key(call: Called, same: Counter[str]) -> str:
-    """A key for a call that has no id: which of the calls with this name and these arguments it is."""
-    written = _written(call)
-    same[written] += 1
-    return f"{written}#{same[written]}"
-
-
-def _first_waiting(waiting: Mapping[str, Called], result: Returned) -> str | None:
-    """The first call in a list of messages that has no result in it yet and fits a result: by its id, otherwise by its name."""
+def _key(result: Piece) -> tuple[str, ...]:
+    """By what the call of a result is found in a list of messages: by its id, otherwise by its name."""
     if result.call_id:
-        return next((key for key, call in waiting.items() if call.call_id == result.call_id), None)
-    return next((key for key, call in waiting.items() if result.name in ("", call.name)), None)
+        return "id", result.call_id
+    return ("name", result.name) if result.name else ("any",)
+
+
+def _id(call: Piece) -> str:
+    return call.call_id or _words(call)
+
+
+def _words(call: Piece) -> str:
+    return f"{call.name}({as_json(call_input(call))})"

@@ -1,136 +1,299 @@
-"""Thresholds by domain for a target, and how they do on traces that had no part in choosing them."""
+"""Thresholds by domain for a target, with intervals."""
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from kp_scorer.analysis.suggestion import Share, Suggestion, counted_share, suggest
-from kp_scorer.analysis.target import Target
-from kp_scorer.analysis.threshold import BAD, GOOD, UNLABELLED, Sample, threshold_for
 from kp_scorer.decision import Decision
 
-HELD_BACK: Final = 0.3
-"""The share of each domain's traces that is held back."""
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Integers = np.ndarray[Any, np.dtype[np.integer]]
 
-_SEED: Final = 2
+BAD: Final = 0
+GOOD: Final = 1
+UNLABELLED: Final = 2
+"""The labels of traces."""
+_LABELS: Final = 3
 
-Lack = Literal["too_few", "out_of_reach"]
-"""Why there is no suggestion: too few traces, or no threshold has the precision."""
+Z: Final = 1.96
+"""19 of 20 cases lie within so many standard deviations."""
+
+_WIDEST: Final = 0.1
+_WIDEST_PRECISION: Final = 0.15
+"""An interval wider than this, either way, is worth nothing. A precision is of the accepted traces alone."""
+_FEWEST: Final = 10
+"""The fewest traces on one side of a threshold that show where it lies."""
+_FEWEST_ACCEPTED: Final = 20
+_STEPS: Final = 10_000
+_COARSE: Final = 10
+"""So many steps are one of three decimals."""
+_SAME: Final = 1e-9
+"""Scores that differ by less are equal: they were summed in another order."""
+_ROUNDING: Final = 1e-12
+_RESAMPLE_SEED: Final = 1
+_RESAMPLES: Final = 1_000
+_PERCENTILES: Final = (2.5, 97.5)
 
 
-class HeldBack(NamedTuple):
-    """What a threshold chosen without them did to traces."""
+class Target(NamedTuple):
+    """A share, between 0 and 1, and what it is a share of."""
 
-    traces: int
-    accepted: Share | None
-    """None where none were held back."""
+    of: Literal["accept", "precision"]
+    """``accept``: of the traces, those that are accepted. ``precision``: of the accepted traces, those that are good."""
+    share: float
+
+    @property
+    def percents(self) -> str:
+        """The share as people write it."""
+        return f"{100 * self.share:.6g}%"
+
+    def traces_for(self, either_way: float) -> int:
+        """How many traces it takes to come within ``either_way`` of the share in 19 of 20 cases."""
+        return math.ceil(self.share * (1 - self.share) * (Z / either_way) ** 2)
+
+    @property
+    def least_traces(self) -> int:
+        """The fewest traces, for a precision those with labels, that allow a suggestion."""
+        return max(self.traces_for(_WIDEST), math.ceil(_FEWEST / min(self.share, 1 - self.share) - _SAME))
+
+    @property
+    def least_accepted(self) -> int:
+        """The fewest accepted traces with labels that have a precision."""
+        return max(self.traces_for(_WIDEST_PRECISION), _FEWEST_ACCEPTED)
+
+
+class Sample(NamedTuple):
+    """Scores, 0..1, or -inf of what a guard rejects, and the labels of their traces, both of shape (traces,)."""
+
+    scores: Floats
+    labels: Integers
+
+    def part(self, chosen: Any) -> "Sample":
+        """The traces at these positions, or where this is true."""
+        return Sample(self.scores[chosen], self.labels[chosen])
+
+    def relevant(self, target: Target) -> "Sample":
+        """The traces that a target is about."""
+        return self if target.of == "accept" else self.part(self.labels != UNLABELLED)
+
+    def is_too_small(self, target: Target) -> bool:
+        """Whether so few traces allow no suggestion."""
+        return len(self.relevant(target).scores) < target.least_traces
+
+
+class Share(NamedTuple):
+    """A share, 0..1, and the interval of 19 of 20 cases around it."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Suggestion(NamedTuple):
+    """A threshold, and its expected effect on traces of the same kind."""
+
+    threshold: float
+    low: float
+    """19 of 20 samples of as many traces lead to a threshold between this and ``high``."""
+    high: float
+    accepted: Share
     precision: Share | None
     """None where no accepted trace has a label."""
 
 
 class Cohort(NamedTuple):
-    """Traces that get one threshold, all of a domain or several domains together."""
+    """Traces that get one threshold: those of a domain, or of several domains together."""
 
     traces: int
-    labelled: int
-    """How many of them have a label."""
-    suggestion: Suggestion | None
-    """Made of all of them."""
-    lack: Lack | None
-    """Why there is none; None if there is one."""
-    held_back: HeldBack | None
-    """None if there is no suggestion, or without those held back there would be none."""
+    suggestion: Suggestion | None = None
+    lack: Literal["too_few", "out_of_reach"] | None = None
+    """Why there is no suggestion: too few traces, or no threshold has the precision or, as guards reject some, the share."""
 
 
 class Calibration(NamedTuple):
-    """What is suggested."""
+    """Suggested thresholds."""
 
     domains: Mapping[str, Cohort]
     """Every domain, in the order of their names."""
-    rest: Cohort
-    """Of the domains with too few traces that keep none, or of all if these are still too few: for these and all others."""
-    rest_is_all: bool
-
-
-class _Split(NamedTuple):
-    sample: Sample
-    fitting: Sample
-    held_back: Sample
+    other_domains: Cohort
+    """For all other domains: of those with too few traces that keep no threshold, or of all if these are still too few."""
+    other_domains_are_all: bool
 
 
 def samples_of(decisions: Iterable[Decision], labels: Mapping[str, bool], aliases: Mapping[str, str]) -> dict[str, Sample]:
-    """The scores of decisions by the domain whose threshold they would be held against, with labels by trace id.
+    """The scores of decisions by the domain whose threshold applies to them, with labels by trace id.
 
-    What domains were taken for when they were decided counts only where ``aliases`` say nothing else.
+    The alias that a decision was made by applies only where ``aliases`` has no other.
     """
-    found: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    pairs: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     for decision in decisions:
-        good = labels.get(decision.trace_id)
-        then = decision.taken_for or decision.domain
-        found[aliases.get(decision.domain) or aliases.get(then, then)].append(
-            (decision.score, UNLABELLED if good is None else GOOD if good else BAD)
-        )
-    return {
-        domain: Sample(np.array([score for score, _ in pairs]), np.array([label for _, label in pairs]))
-        for domain, pairs in found.items()
-    }
+        is_good = labels.get(decision.trace_id)
+        decided_as = decision.taken_for or decision.domain
+        domain = aliases.get(decision.domain) or aliases.get(decided_as, decided_as)
+        score = -math.inf if decision.is_guarded else decision.score
+        pairs[domain].append((score, UNLABELLED if is_good is None else GOOD if is_good else BAD))
+    return {domain: Sample(*map(np.array, zip(*of_domain, strict=True))) for domain, of_domain in pairs.items()}
 
 
-def calibrate(samples: Mapping[str, Sample], target: Target, kept: Collection[str] = ()) -> Calibration:
+def calibrate(samples: Mapping[str, Sample], target: Target, with_own_threshold: Collection[str] = ()) -> Calibration:
     """Suggest a threshold for each domain with enough traces, and one for the rest; there is at least one domain.
 
-    Domains in ``kept`` keep a threshold of their own if they have too few traces, and so have no part in that of the rest.
-
-    The split into what is held back and the rest depends on nothing but the number of a domain's traces.
+    Domains in ``with_own_threshold`` keep their threshold if they have too few traces; these traces then have no part in the
+    threshold of the other domains.
     """
-    splits = {domain: _split(sample) for domain, sample in sorted(samples.items())}
-    few = [split for domain, split in splits.items() if domain not in kept and _is_too_few(split.sample, target)]
-    rest = _joined(few)
-    rest_is_all = rest is None or _is_too_few(rest.sample, target)
-    if rest is None or rest_is_all:
-        rest = _joined(splits.values())
-        assert rest is not None
-    return Calibration({domain: _cohort(split, target) for domain, split in splits.items()}, _cohort(rest, target), rest_is_all)
-
-
-def _split(sample: Sample) -> _Split:
-    order = np.random.default_rng(_SEED).permutation(len(sample.scores))
-    held, kept = np.split(order, [round(HELD_BACK * len(order))])
-    return _Split(sample, sample.part(kept), sample.part(held))
-
-
-def _joined(splits: Iterable[_Split]) -> _Split | None:
-    """Several domains as one; None if there are none."""
-    columns = list(zip(*splits, strict=True))
-    if not columns:
-        return None
-    return _Split(*(Sample(*(np.concatenate(part) for part in zip(*column, strict=True))) for column in columns))
-
-
-def _is_too_few(sample: Sample, target: Target) -> bool:
-    counting = sample if target.of == "accept" else sample.labelled
-    return len(counting.scores) < target.least_traces
-
-
-def _cohort(split: _Split, target: Target) -> Cohort:
-    too_few = _is_too_few(split.sample, target)
-    suggestion = None if too_few else suggest(split.sample, target)
-    return Cohort(
-        traces=len(split.sample.scores),
-        labelled=len(split.sample.labelled.scores),
-        suggestion=suggestion,
-        lack=None if suggestion else "too_few" if too_few else "out_of_reach",
-        held_back=_held_back(split, target) if suggestion else None,
+    samples = dict(sorted(samples.items()))
+    few = [sample for domain, sample in samples.items() if domain not in with_own_threshold and sample.is_too_small(target)]
+    are_all = not few or _joined(few).is_too_small(target)
+    return Calibration(
+        {domain: _cohort(sample, target) for domain, sample in samples.items()},
+        _cohort(_joined(samples.values() if are_all else few), target),
+        are_all,
     )
 
 
-def _held_back(split: _Split, target: Target) -> HeldBack | None:
-    threshold = threshold_for(split.fitting, target)
-    if threshold is None:
+def _joined(samples: Iterable[Sample]) -> Sample:
+    return Sample(*map(np.concatenate, zip(*samples, strict=True)))
+
+
+def _cohort(sample: Sample, target: Target) -> Cohort:
+    cohort = Cohort(len(sample.scores))
+    if sample.is_too_small(target):
+        return cohort._replace(lack="too_few")
+    if suggestion := suggest(sample, target):
+        return cohort._replace(suggestion=suggestion)
+    return cohort._replace(lack="out_of_reach")
+
+
+def suggest(sample: Sample, target: Target) -> Suggestion | None:
+    """Suggest a threshold for a sample that has enough traces; None if there is none that reaches the target.
+
+    The intervals come from choosing anew in 1,000 resamples: how a choice differs between its own resample and the sample is
+    how the suggestion differs between the sample and unseen traces. The same sample gets the same intervals.
+    """
+    thresholds, traces = _tally(sample, target)
+    accepted = _above(traces)
+    index, is_reached = _choose(accepted, target)
+    if not is_reached:
         return None
-    accepted = split.held_back.part(split.held_back.scores >= threshold)
-    good, bad = (int((accepted.labels == label).sum()) for label in (GOOD, BAD))
-    of = len(split.held_back.scores)
-    return HeldBack(of, counted_share(len(accepted.scores), of), counted_share(good, good + bad))
+    chosen, shares, precisions = _resampled(traces, accepted, target)
+    low, high = np.percentile(thresholds[chosen], _PERCENTILES)
+    bad, good, _ = map(int, accepted[index])
+    counted = counted_share(good, good + bad)
+    if counted:
+        # Where all are good, so are those of every resample, which would make it certain.
+        resampled = _around(counted.value, precisions)
+        counted = Share(counted.value, min(resampled.low, counted.low), max(resampled.high, counted.high))
+    share = _around(float(_accepted_share(accepted)[index]), shares)
+    return Suggestion(float(thresholds[index]), float(low), float(high), share, counted)
+
+
+def counted_share(part: int, total: int) -> Share | None:
+    """A share that was counted, with Wilson's interval; None of nothing."""
+    if not total:
+        return None
+    share, extra = part / total, Z**2 / total
+    middle, width = share + extra / 2, Z * math.sqrt(share * (1 - share) / total + extra / (4 * total))
+    # Of none or of all, one end is the share itself, but for the last bits.
+    return Share(
+        share, min(max((middle - width) / (1 + extra), 0.0), share), max(min((middle + width) / (1 + extra), 1.0), share)
+    )
+
+
+def _around(value: float, off: Floats) -> Share:
+    low, high = np.nanpercentile(off, _PERCENTILES)
+    return Share(value, max(value + float(low), 0.0), min(value + float(high), 1.0))
+
+
+def _resampled(traces: Integers, accepted: Integers, target: Target) -> tuple[Integers, Floats, Floats]:
+    """Choose in resamples; return the choices, and how much more share and precision each has in the sample than there."""
+    flat, rng = traces.reshape(-1), np.random.default_rng(_RESAMPLE_SEED)
+    filled = np.flatnonzero(flat)
+    drawn, total = np.zeros_like(flat), flat.sum()
+    share, precision = _accepted_share(accepted), _precision(accepted)
+    rounds = []
+    for _ in range(_RESAMPLES):
+        drawn[filled] = rng.multinomial(total, flat[filled] / total)
+        resampled = _above(drawn.reshape(traces.shape))
+        index, _ = _choose(resampled, target)
+        more = (share[index] - _accepted_share(resampled)[index], precision[index] - _precision(resampled)[index])
+        rounds.append((index, *more))
+    chosen, shares, precisions = map(np.array, zip(*rounds, strict=True))
+    return chosen, shares, precisions
+
+
+def cuts(scores: Floats) -> Floats:
+    """The thresholds that separate scores (0..1), ascending from 0, of shape (cuts,).
+
+    Each accepts fewer than the one before, and at least the highest score. Between two scores more than one step apart there is
+    exactly one, in the middle, so that the last bits of another engine stay on the same side. Scores with no step between them
+    are always accepted together.
+    """
+    ordered, grid = np.sort(scores), np.arange(_STEPS + 1) / _STEPS
+    rejected = np.searchsorted(ordered, grid - _SAME)
+    hits_none = rejected == np.searchsorted(ordered, grid + _SAME)
+    steps = np.flatnonzero(hits_none & (rejected > 0) & (rejected < len(scores)))
+    _, first, count = np.unique(rejected[steps], return_index=True, return_counts=True)
+    low, high = steps[first], steps[first + count - 1]
+    middle = (low + high) // 2
+    coarse = (middle + _COARSE // 2) // _COARSE * _COARSE
+    return np.concatenate([[0.0], np.where((low <= coarse) & (coarse <= high), coarse, middle) / _STEPS])
+
+
+def _tally(sample: Sample, target: Target) -> tuple[Floats, Integers]:
+    """The thresholds that separate the traces that a target is about, there being some, and all traces between two.
+
+    Returns:
+        The thresholds, ascending, -inf first, which is below all that may be chosen, then from 0, of shape (cuts,); and the
+        traces from each to the next, by label, of shape (cuts, 3).
+    """
+    scores = sample.relevant(target).scores
+    thresholds = np.concatenate([[-np.inf], cuts(scores[scores >= 0])])
+    places = (np.searchsorted(thresholds, sample.scores, "right") - 1) * _LABELS + sample.labels
+    return thresholds, np.bincount(places, minlength=thresholds.size * _LABELS).reshape(-1, _LABELS)
+
+
+def _above(traces: Integers) -> Integers:
+    """How many traces each threshold accepts, from those between two, of shape (cuts, 3) as these."""
+    return np.cumsum(traces[::-1], 0)[::-1]
+
+
+def _accepted_share(accepted: Integers) -> Floats:
+    """The share of traces that each threshold accepts, of shape (cuts,)."""
+    count = accepted.sum(-1)
+    return np.asarray(count / count[0])
+
+
+def _precision(accepted: Integers) -> Floats:
+    """The share of good traces among the accepted ones with labels, NaN if there are none, of shape (cuts,)."""
+    labelled = accepted[:, GOOD] + accepted[:, BAD]
+    share: Floats = np.divide(accepted[:, GOOD], labelled, out=np.full(labelled.shape, np.nan), where=labelled > 0)
+    return share
+
+
+def _choose(accepted: Integers, target: Target) -> tuple[int, bool]:
+    """Choose a threshold for a sample, from what each accepts, of shape (cuts, 3).
+
+    For a share of accepted traces it is the nearest one, of two the higher. For a precision it is the lowest that reaches it
+    and accepts ``target.least_accepted`` traces with labels; where none does, the one with the highest.
+
+    Returns:
+        The position of the threshold, never the first, and whether it reaches the target.
+    """
+    shares, precisions = _accepted_share(accepted)[1:], _precision(accepted)[1:]
+    accepted = accepted[1:]
+    if target.of == "accept":
+        counts, is_reached = accepted.sum(-1), bool(shares[0] >= target.share)
+        off = np.abs(shares - target.share)
+        index = np.flatnonzero(off <= off.min() + _ROUNDING)[-1]
+    else:
+        counts = accepted[:, GOOD] + accepted[:, BAD]
+        precisions = np.where(counts >= target.least_accepted, precisions, -1.0)
+        reaching = precisions >= target.share - _ROUNDING
+        is_reached = bool(reaching.any())
+        index = (reaching if is_reached else precisions).argmax()
+    # The middle one of those that accept as many: a resample has nothing between them.
+    same = np.flatnonzero(counts == counts[index])
+    return int(same[0] + same[-1]) // 2 + 1, is_reached

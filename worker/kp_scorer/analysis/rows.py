@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Override
 
 
 class Row(NamedTuple):
@@ -12,6 +12,12 @@ class Row(NamedTuple):
 
     trace_id: str
     domain: str
+    agent_id: str | None
+    framework: str | None
+    visibility: str | None
+    """``private``, ``org`` or ``network``; None in decisions of earlier versions, as the next."""
+    privacy_level: str | None
+    """``aggregated``, ``federated`` or ``private``."""
     taken_for: str | None
     """The domain whose profile and bounds counted, where the trace's own is an alias for it."""
     outcome: str
@@ -38,6 +44,8 @@ class Row(NamedTuple):
     """Whether this override fired, as the next two."""
     recovered_from_errors: bool
     single_tool: bool
+    is_guarded: bool
+    """Whether a guard rejected the trace, whatever its score."""
     novelty_source: str
     """``embedding``, ``empty_cache`` or ``no_embedder``."""
     nearest_id: str | None
@@ -59,52 +67,27 @@ class Row(NamedTuple):
 
 
 def rows(decisions: Iterable[Decision]) -> list[Row]:
-    """Flatten decisions into rows, in order, as ``pandas.DataFrame`` and ``polars.DataFrame`` take them.
-
-    Raises:
-        ValueError: a decision's ``decided_at`` is no ISO 8601 date and time.
-    """
+    """Flatten decisions into rows, in order, for ``pandas.DataFrame`` and ``polars.DataFrame``."""
     return [_row(decision) for decision in decisions]
 
 
 def _row(decision: Decision) -> Row:
-    parts, weights, novelty, timings = decision.dimensions, decision.weights, decision.novelty, decision.timings
+    novelty, nearest = decision.novelty, decision.novelty.nearest
     fired = {override.name for override in decision.overrides}
-    return Row(
-        trace_id=decision.trace_id,
-        domain=decision.domain,
-        taken_for=decision.taken_for,
-        outcome=decision.outcome,
-        score=decision.score,
-        composite=decision.composite,
-        threshold=decision.threshold,
-        threshold_source=decision.threshold_source,
-        review=decision.review,
-        complexity=parts.complexity,
-        novelty=parts.novelty,
-        tool_diversity=parts.tool_diversity,
-        outcome_confidence=parts.outcome_confidence,
-        profile=decision.profile,
-        complexity_weight=weights.complexity,
-        novelty_weight=weights.novelty,
-        tool_diversity_weight=weights.tool_diversity,
-        outcome_confidence_weight=weights.outcome_confidence,
-        single_thought="single_thought" in fired,
-        recovered_from_errors="recovered_from_errors" in fired,
-        single_tool="single_tool" in fired,
-        novelty_source=novelty.source,
-        nearest_id=novelty.nearest.trace_id if novelty.nearest else None,
-        similarity=novelty.nearest.similarity if novelty.nearest else None,
-        duplicate_of=novelty.duplicate_of,
-        embedder=novelty.embedder,
-        space=novelty.space,
-        entry=novelty.entry,
-        look_up_ms=timings.look_up_ms,
-        embed_ms=timings.embed_ms,
-        place_ms=timings.place_ms,
-        batch_size=timings.batch_size,
-        decided_at=_in_utc(decision.decided_at),
-    )
+    fields = {
+        **dict(decision),
+        **dict(decision.dimensions),
+        **{f"{name}_weight": weight for name, weight in decision.weights},
+        **{name: name in fired for name in get_args(Override)},
+        **dict(novelty),
+        **dict(decision.timings),
+        "is_guarded": decision.is_guarded,
+        "novelty_source": novelty.source,
+        "nearest_id": nearest.trace_id if nearest else None,
+        "similarity": nearest.similarity if nearest else None,
+        "decided_at": _in_utc(decision.decided_at),
+    }
+    return Row(**{name: fields[name] for name in Row._fields})
 
 
 def _in_utc(text: str) -> datetime:

@@ -1,45 +1,71 @@
-"""What waits: on the queues of submissions, on those of decisions, and in the ledger; and how full that makes Redis."""
+"""The backlog: submissions and decisions on queues, pending submissions in the ledger, and how full Redis is.
+
+What looks at it raises ServiceUnavailable if the broker or Redis cannot be reached, and SettingsError if RabbitMQ has a queue
+of this name with other arguments.
+"""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from celery import Celery
+from kombu import Producer, Queue
 
-from kp_scorer.broker.publishing import waiting
-from kp_scorer.broker.queues import submission_queues
-from kp_scorer.broker.results import unread
+from kp_scorer.broker.publishing import with_producer
+from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
+from kp_scorer.broker.redis_transport.queue import keys_of
+from kp_scorer.errors import NoQueue
+from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
 
 
 class Backlog(NamedTuple):
-    """How much waited when it was looked at."""
+    """How many messages and submissions wait, at one moment."""
 
     submissions: Mapping[str, int]
-    """Messages on the queue of traces and on the intake queue, by name; none that a worker has in hand counts."""
+    """Messages on the queue of traces and on the intake queue, by name; those in flight do not count."""
     decisions: Mapping[str, int]
     """Unread decisions, by queue or stream."""
     full: tuple[str, ...]
-    """Which of those take no more."""
+    """Those that accept no more decisions."""
     pending: int
-    """Submissions that the ledger knows of and that have not ended."""
+    """Submissions in the ledger that have not ended."""
     oldest_pending_s: float
-    """How long ago the one of these was sent that was sent first; 0 where there is none."""
+    """The age of the oldest of these; 0 if there is none."""
     redis_used: float | None
-    """Of the memory that Redis may take, the share that is taken; 0 where it may take all, None where it does not say."""
+    """The used share of the memory that Redis may use; 0 if it has no limit, None if it does not report one."""
+
+
+def waiting(app: Celery, queue: Queue) -> int:
+    """How many messages wait in a queue, not counting those in flight; raises NoQueue if it is another app's and missing."""
+
+    def count(producer: Producer) -> int:
+        return int(queue(producer.channel).queue_declare(passive=queue.no_declare).message_count)
+
+    return with_producer(app, queue.name, count, if_missing=[queue] if queue.no_declare else ())
+
+
+def count_oversized(app: Celery, queue: Queue) -> int:
+    """How many messages of a queue on Redis, too large for a worker, are kept in the list beside it."""
+    return with_producer(app, queue.name, lambda producer: int(producer.channel.client.llen(keys_of(queue.name).oversized)))
+
+
+def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
+    """Count the unread decisions on each queue, and each stream in ``store``, that they are published to, and that exists."""
+    counts = {}
+    for queue in results_queues(settings, settings.outcomes).values():
+        with suppress(NoQueue):
+            counts[queue.name] = waiting(app, queue)
+    streams = set(results_streams(settings, settings.outcomes).values())
+    return counts | {name: store.decision_stream(name).count_unread() for name in sorted(streams)}
 
 
 def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
-    """Look at what waits, in a round trip for each queue.
-
-    Raises:
-        SettingsError: RabbitMQ has a queue of this name with other arguments.
-        ServiceUnavailable: the broker or Redis cannot be reached.
-    """
+    """Measure the backlog, in a round trip for each queue."""
     traces, _, intake = submission_queues(settings)
     decisions = unread(app, settings, store)
     return Backlog(
-        submissions={queue.name: waiting(app, queue) for queue in (traces, intake) if queue is not None},
+        submissions={queue.name: waiting(app, queue) for queue in filter(None, [traces, intake])},
         decisions=decisions,
         full=tuple(name for name, count in decisions.items() if settings.queues.is_full(count)),
         pending=store.ledger.counts().pending,

@@ -10,11 +10,11 @@ import structlog
 from celery import Celery
 from celery.loaders.app import AppLoader
 
-from kp_scorer.broker.queues import results_queues, submission_queues
-from kp_scorer.broker.rabbitmq_frames import frame_handler
-from kp_scorer.broker.task_body import largest_body_bytes, largest_message_bytes
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.rabbitmq import frame_handler
+from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
+from kp_scorer.ledger.connection import sentinel_options, tls_options
 from kp_scorer.settings import BrokerSettings, Settings
-from kp_scorer.store.connection import sentinel_options, tls_options
 
 # Only Linux has this option.
 _TCP_USER_TIMEOUT: Final = [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else []
@@ -50,31 +50,32 @@ def make_celery(settings: Settings) -> Celery:
     return _App(settings)
 
 
-@cache
-def warn_of_celery_variables() -> None:
-    """Name the variables in the environment that would count for another Celery app, and do not here; once a process."""
-    if found := celery_variables():
-        log.warning("celery_variables_ignored", variables=found, instead="our own settings count")
-
-
-def remove_celery_variables() -> None:
-    """Name them, and hide them from Celery's command, which takes them for its options: one has it purge the queue."""
-    warn_of_celery_variables()
-    for name in celery_variables():
-        del os.environ[name]
-
-
 def celery_variables() -> list[str]:
     """The names of variables that would count for another Celery app, and do not here."""
     return sorted(name for name, value in os.environ.items() if name.startswith("CELERY_") and value)
 
 
+@cache
+def warn_of_celery_variables() -> None:
+    """Log the names of these variables, once a process."""
+    if variables := celery_variables():
+        log.warning("celery_variables_ignored", variables=variables, instead="our own settings count")
+
+
+def remove_celery_variables() -> None:
+    """Log their names, and hide them from Celery's command, which takes them for its options: one has it purge the queue."""
+    warn_of_celery_variables()
+    for name in celery_variables():
+        del os.environ[name]
+
+
 def _configuration(settings: Settings) -> dict[str, Any]:
     broker, redis = settings.broker, settings.redis
+    transport = "SentinelTransport" if broker.server().sentinels else "Transport"
     return {
         "broker_url": broker.server().without_parameters(),
         "broker_use_ssl": _broker_tls(broker),
-        "broker_transport": _transport(broker),
+        "broker_transport": f"kp_scorer.broker.redis_transport:{transport}" if broker.is_redis else None,
         # Try again when Redis answers with an error, as when it is full; Celery's default is to exit.
         "broker_channel_error_retry": True,
         "broker_transport_options": _transport_options(settings),
@@ -95,7 +96,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "redis_backend_use_ssl": tls_options(redis.server()),
         "result_backend_transport_options": {
             "visibility_timeout": broker.visibility_timeout_s,
-            # By default a message stays in hand for 20 attempts at storing its result, each two minutes long at worst.
+            # By default a message stays in flight for 20 attempts at storing its result, each two minutes long at worst.
             "retry_policy": {"max_retries": 1},
             **sentinel_options(redis.server(), redis.timeout_s),
         },
@@ -104,21 +105,22 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "task_ignore_result": True,
         "result_expires": 3600,
         "visibility_timeout": broker.visibility_timeout_s,
-        # A message is acknowledged only when decided and published, or dead-lettered; given back when the process dies.
+        # A message is acknowledged only when decided and published, or dead-lettered; requeued when the process dies.
         "task_acks_late": True,
         "worker_prefetch_multiplier": 1,
         "worker_pool": "threads",
-        "worker_concurrency": settings.worker.concurrency,
-        # What was in hand when a connection is lost is decided all the same, and comes again.
+        # What Celery has in flight. RabbitMQ counts messages alone, however large each is.
+        "worker_concurrency": settings.worker.concurrency if broker.is_redis else _most_messages(settings),
+        "worker_enable_remote_control": settings.worker.remote_control,
+        # What is in flight when a connection is lost is decided all the same, and redelivered.
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "enable_utc": True,
     }
 
 
-def _transport(broker: BrokerSettings) -> str | None:
-    if not broker.is_redis:
-        return None
-    return f"kp_scorer.broker.redis_transport:{'SentinelTransport' if broker.server().sentinels else 'Transport'}"
+def _most_messages(settings: Settings) -> int:
+    """How many messages of the largest size a worker may have in flight."""
+    return max(1, min(settings.worker.concurrency, settings.worker.in_flight_bytes // largest_body_bytes(settings.limits)))
 
 
 def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:
@@ -133,8 +135,8 @@ def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:
 def _result_backend(settings: Settings) -> str:
     server = settings.redis.server()
     if server.sentinels:
-        each = (server._replace(host=host, port=port) for host, port in server.sentinels.addresses)
-        return ";".join(f"sentinel://{one.authority()}/{one.database}" for one in each)
+        sentinels = (server._replace(host=host, port=port) for host, port in server.sentinels.addresses)
+        return ";".join(f"sentinel://{sentinel.authority()}/{sentinel.database}" for sentinel in sentinels)
     if server.scheme != "unix":
         return server.without_parameters()
     return f"redis+socket://{server.authority()}{server.path}?virtual_host={server.database}"
@@ -152,8 +154,8 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
             # Without these, declaring a queue or opening a channel on a dead connection waits for ever.
             "read_timeout": broker.timeout_s,
             "write_timeout": broker.timeout_s,
-            # By default py-amqp drops a connection if data is not received within a second, and each message in hand counts as
-            # delivered once more.
+            # By default amqp 5.4.2 drops a connection if data is not received within a second. Each message in flight
+            # then counts as delivered once more.
             "socket_settings": {option: int(broker.timeout_s * 1_000) for option in _TCP_USER_TIMEOUT},
         }
     return {
@@ -166,9 +168,8 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         "socket_keepalive": True,
         # A worker drops a connection whose reply is this many seconds overdue.
         "health_check_interval": max(1, int(5 * broker.timeout_s)),
-        # Seconds between sweeps, which renew the messages in hand and give back those of dead workers.
+        # Seconds between sweeps, which renew the messages in flight and requeue those of dead workers.
         "unacked_restore_interval": 1,
         "largest_bytes": largest_message_bytes(settings.limits),
-        # Of what is published, only submissions are refused while Redis is full: a decision frees more than it takes.
-        "always_take": [queue.name for queue in results_queues(settings).values()],
+        "in_flight_bytes": settings.worker.in_flight_bytes,
     }

@@ -1,28 +1,30 @@
 """The queues, and how they differ between Redis and RabbitMQ."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from kombu import Exchange, Queue
 
 from kp_scorer.decision import Outcome
 from kp_scorer.settings import Settings
 
+_UNLIMITED: Final = 1_000_000_000
+"""Deliveries of a message. RabbitMQ 4.0 would drop it after 20, and older versions refuse -1 (rabbitmq-server#12250)."""
+
 
 class SubmissionQueues(NamedTuple):
-    """The queues that must exist before a trace is submitted or taken."""
+    """The queues that must exist before a trace is submitted or consumed."""
 
     traces: Queue
     """The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name."""
     dead: Queue | None
     """Where RabbitMQ puts messages delivered too often; None on Redis, where the workers count deliveries."""
-
     intake: Queue | None
     """From where workers move messages to ``traces``, for producers that declare the queue they send to; None on Redis."""
 
     @property
     def in_order(self) -> list[Queue]:
-        """The queues that a submission needs, ``dead`` first: RabbitMQ would drop what it moves to one that is not declared."""
+        """The queues that a submission needs, ``dead`` first: RabbitMQ drops messages that it moves to an undeclared queue."""
         return [self.traces] if self.dead is None else [self.dead, self.traces]
 
 
@@ -32,51 +34,43 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
     if settings.broker.is_redis:
         return SubmissionQueues(_queue(queues.traces), None, None)
     arguments = {
-        # RabbitMQ counts how often a message has come back, which is one less than its deliveries.
+        # RabbitMQ counts how often a message was requeued, which is one less than its deliveries.
         "x-delivery-limit": settings.broker.delivery_limit - 1,
         "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": queues.dead,
+        "x-dead-letter-routing-key": queues.dead_name,
         # By default RabbitMQ drops a message that the dead-letter queue does not accept at once.
         "x-dead-letter-strategy": "at-least-once",
     }
-    # Its own exchange, because whoever may write to the default one can send to any queue.
+    # Its own exchange: a user with permission to write to the default one can send to any queue.
     traces = _quorum_queue(queues.traces, arguments, exchange=queues.traces)
-    # Without arguments, as every client declares a durable queue by default: RabbitMQ refuses who declares it otherwise.
-    return SubmissionQueues(traces, _quorum_queue(queues.dead), _queue(queues.intake_name))
+    # Without arguments, as clients declare a durable queue by default: RabbitMQ refuses a client that declares it otherwise.
+    return SubmissionQueues(traces, _quorum_queue(queues.dead_name), _queue(queues.intake_name))
 
 
 def results_queue(settings: Settings, outcome: Outcome) -> Queue:
     """The queue of decisions with this outcome.
 
-    On RabbitMQ one of ours holds at most ``queues.results_limit``, unless that is 0. One by which tasks of another app are
-    called is that app's to declare, as no one else knows its arguments.
+    On RabbitMQ, a queue of our own holds at most ``queues.results_limit``, unless that is 0, and then refuses more or drops the
+    oldest by itself. A queue that carries calls of another app's task is declared by that app alone, which knows its arguments.
     """
-    queues = settings.queues
-    name = settings.queues.name(outcome)
-    if settings.broker.is_redis:
-        return _queue(name)
-    if settings.via(outcome) == "task":
-        return _queue(name, declare=False)
-    return _quorum_queue(name, {"x-max-length": queues.results_limit} if queues.results_limit else {})
+    queues, name, is_task = settings.queues, settings.queues.name(outcome), settings.results.via(outcome) == "task"
+    if settings.broker.is_redis or is_task:
+        return _queue(name, declare=settings.broker.is_redis)
+    if not queues.results_limit:
+        return _quorum_queue(name)
+    overflow = "drop-head" if queues.when_full(outcome) == "drop_oldest" else "reject-publish"
+    return _quorum_queue(name, {"x-max-length": queues.results_limit, "x-overflow": overflow})
 
 
 def results_queues(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[Outcome, Queue]:
     """The queue of each outcome whose decisions go to one, as messages or as calls of a task; some may have the same name."""
-    by_queue = [outcome for outcome in outcomes if settings.via(outcome) in ("queue", "task")]
+    by_queue = [outcome for outcome in outcomes if settings.results.via(outcome) in ("queue", "task")]
     return {outcome: results_queue(settings, outcome) for outcome in by_queue}
 
 
 def results_streams(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[Outcome, str]:
     """The name of the stream of each outcome whose decisions go to one; some may be the same."""
-    return {outcome: settings.queues.name(outcome) for outcome in outcomes if settings.via(outcome) == "stream"}
-
-
-def shadow_queue(settings: Settings) -> Queue:
-    """The queue of the shadow's decisions; on RabbitMQ one where the oldest make room by themselves."""
-    queues = settings.queues
-    if settings.broker.is_redis:
-        return _queue(queues.shadow)
-    return _quorum_queue(queues.shadow, {"x-max-length": queues.results_limit, "x-overflow": "drop-head"})
+    return {outcome: settings.queues.name(outcome) for outcome in outcomes if settings.results.via(outcome) == "stream"}
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:
@@ -85,4 +79,5 @@ def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "
 
 
 def _quorum_queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "") -> Queue:
-    return _queue(name, {"x-queue-type": "quorum", "x-overflow": "reject-publish", **(arguments or {})}, exchange)
+    defaults = {"x-queue-type": "quorum", "x-overflow": "reject-publish", "x-delivery-limit": _UNLIMITED}
+    return _queue(name, {**defaults, **(arguments or {})}, exchange)

@@ -1,55 +1,68 @@
-"""The results queues and streams: publish decisions to them, and take decisions off queues."""
+"""Decisions as messages: published to queues, streams and tasks, within their limits, and received from queues.
 
-from collections.abc import Iterator, Mapping, Sequence
+What publishes or receives raises ServiceUnavailable if the broker or Redis cannot be reached, and SettingsError if RabbitMQ has
+a queue of this name with other arguments.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, get_args
 
+import structlog
 from celery import Celery
-from kombu import Queue
+from kombu import Producer, Queue
 
-from kp_scorer.broker.outbox import Outbox, StreamOutbox
-from kp_scorer.broker.publishing import NoQueue, declare_queues, destination_of, unavailable_if_broker_fails, waiting
+from kp_scorer.broker.backlog import waiting
+from kp_scorer.broker.publishing import (
+    Outgoing,
+    declare_queues,
+    destination_of,
+    publish_all,
+    unavailable_if_broker_fails,
+    with_producer,
+)
 from kp_scorer.broker.queues import results_queue, results_queues, results_streams
-from kp_scorer.broker.shadow_outbox import ShadowOutbox
-from kp_scorer.broker.task_body import raw_body
+from kp_scorer.broker.wire import raw_body, task_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
-from kp_scorer.settings import Settings
-from kp_scorer.spans import NO_CONTEXT, Context, Destination
-from kp_scorer.store import DeadLetters, Publication, Store
+from kp_scorer.ledger import DeadLetters, DecisionStream, Drops, Publication, Published, Store
+from kp_scorer.settings import QueueSettings, Settings
+from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 
+_MARK: Final = "decided_at"
+"""The header that holds a decision's mark."""
+
+_LOG_EVERY_S: Final = 1.0
 _LIMITS: Final = Limits()
 """No decision comes near them, whatever those of traces are set to."""
+
+log = structlog.get_logger("kp_scorer.broker.results")
 
 
 class Publisher:
     """Publishes decisions. Safe to share between threads."""
 
     def __init__(self, app: Celery, settings: Settings, store: Store) -> None:
-        """Publish through the app's connection pool, and to streams in ``store``, where what had to make room is counted."""
+        """Publish through the app's connection pool, and to streams in ``store``, which counts dropped decisions."""
         queues, streams = results_queues(settings), results_streams(settings)
         # One outbox for each queue or stream, because several outcomes may go to the same one. One for review also where no
         # trace goes there any more: a decision may have been made before, and not been published.
-        of_queues = {queue.name: Outbox(app, queue, settings, outcome, store.drops) for outcome, queue in queues.items()}
+        of_queues = {queue.name: _QueueOutbox(app, queue, settings, outcome, store.drops) for outcome, queue in queues.items()}
         of_streams = {
-            name: StreamOutbox(store.decision_stream(name), settings.queues, outcome) for outcome, name in streams.items()
+            name: _StreamOutbox(store.decision_stream(name), settings.queues, outcome) for outcome, name in streams.items()
         }
-        self._outboxes: dict[Outcome, Outbox | StreamOutbox] = {
+        self._outboxes: dict[Outcome, _Outbox] = {
             **{outcome: of_queues[queue.name] for outcome, queue in queues.items()},
             **{outcome: of_streams[name] for outcome, name in streams.items()},
         }
-        self.destinations: Mapping[Outcome, Destination] = {
-            **{outcome: destination_of(app, queue.name) for outcome, queue in queues.items()},
-            **{outcome: Destination("redis", name) for outcome, name in streams.items()},
-        }
-        """Where decisions of an outcome go, if anywhere, as spans call it."""
-        policy = settings.shadow.policy() if settings.shadow.is_published else None
-        self.shadow = ShadowOutbox(app, settings, policy) if policy else None
-        """What the shadow makes of decisions that are published waits here, if it goes anywhere, until it is published too."""
+        self.destinations = {outcome: outbox.destination for outcome, outbox in self._outboxes.items()}
+        """The queue or stream of each outcome, as spans name it; outcomes that are not published are missing."""
 
     def publish(self, decision: Decision, context: Context = NO_CONTEXT) -> None:
-        """Put a decision on its outcome's queue, as :meth:`publish_all` does, or raise what that returns."""
+        """Put a decision on its outcome's queue, as :meth:`publish_all` does, or raise the error that that returns."""
         (error,) = self.publish_all([Publication(decision, context)])
         if error is not None:
             raise error
@@ -58,14 +71,12 @@ class Publisher:
         """Put decisions where those of their outcome go, all of a queue or a stream in one round trip.
 
         On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
-        header :data:`~kp_scorer.broker.outbox.MARK` is the decision's mark. On a stream each is an entry with fields for both.
-        So are those of its context, if it has one.
-        Returns once the broker, or Redis, has them. Decisions of an outcome that is not published are done with at once.
+        header ``decided_at`` is the decision's mark. On a stream each is an entry with fields for both. So are those of its
+        context, if it has one. Decisions of an outcome that is not published succeed at once.
 
         Returns:
-            For each decision None, or why it is not published: ServiceUnavailable if the broker or Redis cannot be reached, or
-            the queue is full of unread decisions; SettingsError if RabbitMQ has a queue of this name with other arguments.
-            Publish those again, which is safe, because consumers know a copy by its trace id and mark.
+            For each decision None once the broker, or Redis, has it; or why it is not published, as that its queue is full of
+            unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
         """
         errors: list[ScorerError | None] = [None] * len(publications)
         for outbox in set(self._outboxes.values()):
@@ -74,87 +85,139 @@ class Publisher:
             ]
             if not places:
                 continue
+            failure: ScorerError = ServiceUnavailable(f"results: the {outbox.name} is full of unread decisions")
             try:
-                taken = outbox.put_all([publications[place] for place in places])
+                accepted = outbox.put_all([publications[place] for place in places])
             except (ServiceUnavailable, SettingsError) as error:
-                errors = [error if place in places else found for place, found in enumerate(errors)]
-                continue
-            for place, is_taken in zip(places, taken, strict=True):
-                errors[place] = None if is_taken else outbox.is_full()
-        if self.shadow:
-            self.shadow.take([decision for (decision, _), error in zip(publications, errors, strict=True) if error is None])
+                failure, accepted = error, [False] * len(places)
+            for place, is_accepted in zip(places, accepted, strict=True):
+                errors[place] = None if is_accepted else failure
         return errors
 
 
-def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
-    """Count the unread decisions on each queue, and on each stream in ``store``, that they are published to, and that exists.
+class _Outbox:
+    """Where decisions for one queue or stream are put. Safe to share between threads."""
 
-    Raises:
-        SettingsError: RabbitMQ has a queue of this name with other arguments.
-        ServiceUnavailable: the broker or Redis cannot be reached.
-    """
-    queues = {queue.name: queue for queue in results_queues(settings, settings.outcomes).values()}
-    counts = {}
-    for name, queue in queues.items():
-        with suppress(NoQueue):
-            counts[name] = waiting(app, queue)
-    streams = set(results_streams(settings, settings.outcomes).values())
-    return counts | {name: store.decision_stream(name).unread() for name in sorted(streams)}
+    def __init__(self, kind: str, destination: Destination, settings: QueueSettings, outcome: Outcome) -> None:
+        self.name = f"{kind} {destination.name}"
+        self.destination = destination
+        self._limit = settings.results_limit
+        self._drops_oldest = settings.when_full(outcome) == "drop_oldest"
+        self._lock = threading.Lock()
+        self._is_full = False
+        self._unlogged_drops = 0
+        self._log_again_at = 0.0
+
+    def put_all(self, publications: Sequence[Publication]) -> list[bool]:
+        """Publish decisions, in order; where the settings say so, in place of the oldest that are too many.
+
+        Returns:
+            For each whether it is published; there is no room for the others. After an error any of them may be.
+        """
+        accepted, dropped, unread = self._put(publications)
+        # One that the last decision has just filled does not count as full: nothing waits for room yet.
+        self._log(unread, dropped, is_full=dropped > 0 or not all(accepted))
+        return accepted
+
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int, int]:
+        """Publish; return for each decision whether it is, how many were dropped, and how many are unread."""
+        raise NotImplementedError
+
+    def _log(self, unread: int, dropped: int, *, is_full: bool) -> None:
+        """Log when it becomes full, when that is over, and, once a second at the most, how many are dropped."""
+        with self._lock:
+            was_full, self._is_full = self._is_full, is_full
+            self._unlogged_drops += dropped
+            count = self._unlogged_drops if time.monotonic() >= self._log_again_at else 0
+            if count:
+                self._log_again_at, self._unlogged_drops = time.monotonic() + _LOG_EVERY_S, 0
+        if is_full and not was_full:
+            log.warning("results_full", queue=self.destination.name, unread=unread)
+        elif was_full and not is_full:
+            log.info("results_drained", queue=self.destination.name, unread=unread)
+        if count:
+            log.warning("results_dropped", queue=self.destination.name, count=count)
+
+
+class _QueueOutbox(_Outbox):
+    def __init__(self, app: Celery, queue: Queue, settings: Settings, outcome: Outcome, drops: Drops) -> None:
+        super().__init__("queue", destination_of(app, queue.name), settings.queues, outcome)
+        self._app = app
+        self._queue = queue
+        self._task = settings.results.task if settings.results.via(outcome) == "task" else ""
+        self._plain = settings.results.plain and not self._task
+        self._drops = drops
+
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int, int]:
+        messages = [self._message(*publication) for publication in publications]
+        if self.destination.system == "redis":
+            return self._put_on_redis(messages)
+        unread, room = 0, len(messages)
+        # What RabbitMQ drops, it drops by itself. It refuses late, and on a queue of another app not at all.
+        if self._limit and not self._drops_oldest:
+            unread = waiting(self._app, self._queue)
+            room = max(0, min(room, self._limit - unread))
+        accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
+        return [*accepted, *[False] * (len(messages) - room)], 0, unread + sum(accepted)
+
+    def _put_on_redis(self, messages: Sequence[Outgoing]) -> tuple[list[bool], int, int]:
+        name = self._queue.name
+
+        def publish(producer: Producer) -> Published:
+            channel = producer.channel
+            items = [message.body if self._plain else channel.envelope(name, *message) for message in messages]
+            published: Published = channel.publish_within(name, items, self._limit, drop_oldest=self._drops_oldest)
+            return published
+
+        published = with_producer(self._app, "results", publish)
+        if published.dropped:
+            # They are published all the same, and their log line has the count.
+            with suppress(ServiceUnavailable):
+                self._drops.count(name, published.dropped)
+        return _accepted(published, len(messages)), published.dropped, published.unread
+
+    def _message(self, decision: Decision, context: Context) -> Outgoing:
+        """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
+        body, trace_id, headers = decision.model_dump_json().encode(), decision.trace_id, {**context, _MARK: decision.mark}
+        if not self._task:
+            return Outgoing(body, trace_id, headers)
+        # Whether the result is kept, the task says itself.
+        call = self._app.amqp.as_task_v2(trace_id, self._task, argsrepr="(decision,)", origin="kp-scorer", ignore_result=None)
+        return Outgoing(task_body(body), trace_id, {**call.headers, **headers})
+
+
+class _StreamOutbox(_Outbox):
+    def __init__(self, stream: DecisionStream, settings: QueueSettings, outcome: Outcome) -> None:
+        super().__init__("stream", Destination("redis", stream.name), settings, outcome)
+        self._stream = stream
+
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int, int]:
+        published = self._stream.publish(publications, self._limit, drop_oldest=self._drops_oldest)
+        return _accepted(published, len(publications)), published.dropped, published.unread
+
+
+def _accepted(published: Published, count: int) -> list[bool]:
+    return [place < published.published for place in range(count)]
 
 
 def read_elsewhere(settings: Settings, outcome: Outcome | None = None) -> list[str]:
     """How decisions of one outcome, or of all, are read that :func:`open_results` does not read; empty if it reads all."""
-    found = []
+    ways = []
     for each in [outcome] if outcome else settings.outcomes:
         name = settings.queues.name(each)
-        if settings.via(each) == "stream":
-            found.append(f"{each} decisions go to the stream {name} in the Redis of redis.url: read it with XREADGROUP")
-        if settings.via(each) == "task":
+        if settings.results.via(each) == "stream":
+            ways.append(f"{each} decisions go to the stream {name} in the Redis of redis.url: read it with XREADGROUP")
+        if settings.results.via(each) == "task":
             task = settings.results.task
-            found.append(f"{each} decisions call the task {task} on the queue {name}: workers of its Celery app take them")
-    return found
-
-
-class Results:
-    """Takes decisions off the results queues; what is none, and would be in the way for ever, becomes a dead letter."""
-
-    def __init__(self, queues: Sequence[Queue], dead_letters: DeadLetters) -> None:
-        """Take from these queues, which are bound to a channel."""
-        self._queues = queues
-        self._dead_letters = dead_letters
-        self.set_aside = 0
-        """How many messages were no decisions, so far."""
-
-    def take(self) -> Iterator["Taken"]:
-        """Yield what is on the queues now, each message once; a message returns to its queue unless acknowledged.
-
-        Raises:
-            ServiceUnavailable: the broker cannot be reached; or Redis cannot, when there is something to set aside.
-        """
-        for queue in self._queues:
-            while (message := self._next(queue)) is not None:
-                decision = _decision_in(message)
-                if decision is None:
-                    self._set_aside(queue.name, message)
-                else:
-                    yield Taken(message, decision)
-
-    @staticmethod
-    def _next(queue: Any) -> Any:
-        with unavailable_if_broker_fails("results"):
-            found = queue.channel.basic_get(queue.name)
-        # Kombu's own way to get one raises an error for a body that it cannot decompress, again and again.
-        return None if found is None else queue.channel.message_to_python(found)
-
-    def _set_aside(self, queue: str, message: Any) -> None:
-        self._dead_letters.bury(raw_body(message), "malformed", f"queue {queue}: expected a decision")
-        with unavailable_if_broker_fails("results"):
-            message.ack()
-        self.set_aside += 1
+            ways.append(f"{each} decisions call the task {task} on the queue {name}: workers of its Celery app take them")
+    return ways
 
 
 def _decision_in(message: Any) -> dict[str, Any] | None:
     """The decision as the JSON object that was published, in an envelope or not; None if the message is none."""
+    # A message that was cut, and may look complete, has no type.
+    if message.content_type != "application/json":
+        return None
     try:
         # Not by kombu's decoders, among which the message would choose.
         decision: Any = parse_strict_json(raw_body(message), _LIMITS)
@@ -164,33 +227,61 @@ def _decision_in(message: Any) -> dict[str, Any] | None:
     return dict(decision)
 
 
-class Taken:
-    """A decision taken off a queue, as the JSON object that was published."""
+class ReceivedDecision:
+    """A decision from a queue, as the JSON object that was published; the broker requeues it unless it is acknowledged."""
 
     def __init__(self, message: Any, decision: dict[str, Any]) -> None:
         self._message = message
         self.decision = decision
 
     def acknowledge(self) -> None:
-        """Remove the decision from its queue for good.
-
-        Raises:
-            ServiceUnavailable: the broker cannot be reached; the decision stays on its queue.
-        """
+        """Remove the decision from its queue for good; after an error it stays there."""
         with unavailable_if_broker_fails("results"):
             self._message.ack()
 
 
+class Results:
+    """Receives decisions from queues; a message that is no decision becomes a dead letter, as it would block its queue."""
+
+    def __init__(self, queues: Sequence[Queue], dead_letters: DeadLetters) -> None:
+        """Receive from these queues, which are bound to a channel."""
+        self._queues = queues
+        self._dead_letters = dead_letters
+        self.dead_lettered = 0
+        """How many messages were no decisions, so far."""
+
+    def receive(self) -> Iterator[ReceivedDecision]:
+        """Yield the decisions on the queues now, each once; the broker requeues those that are not acknowledged."""
+        for queue in self._queues:
+            while (message := self._next(queue)) is not None:
+                decision = _decision_in(message)
+                if decision is None:
+                    self._dead_letter(queue.name, message)
+                else:
+                    yield ReceivedDecision(message, decision)
+
+    @staticmethod
+    def _next(queue: Any) -> Any:
+        with unavailable_if_broker_fails("results"):
+            delivered = queue.channel.basic_get(queue.name)
+        # The get of kombu 5.7.0 raises an error for a body that it cannot decompress, again and again.
+        return None if delivered is None else queue.channel.message_to_python(delivered)
+
+    def _dead_letter(self, queue: str, message: Any) -> None:
+        self._dead_letters.dead_letter(raw_body(message), "malformed", f"queue {queue}: expected a decision")
+        with unavailable_if_broker_fails("results"):
+            message.ack()
+        self.dead_lettered += 1
+
+
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None) -> Iterator[Results]:
-    """Connect to the queue of one outcome, or to those of all that there are; streams, and tasks of other apps, are left alone.
+    """Connect to the queue of one outcome, or to those of all outcomes; not to streams, nor to queues of tasks of other apps.
 
-    Raises:
-        SettingsError: none of them is a queue, or RabbitMQ has a queue of this name with other arguments.
-        ServiceUnavailable: the broker cannot be reached.
+    If none of them is a queue, it raises SettingsError.
     """
-    # Where decisions of one outcome are not published, others may go by its name.
-    others = {settings.queues.name(each) for each in get_args(Outcome) if settings.via(each) in ("stream", "task")}
+    # The queue name of an unpublished outcome may be that of a stream or a task queue of another.
+    others = {settings.queues.name(each) for each in get_args(Outcome) if settings.results.via(each) in ("stream", "task")}
     asked = [outcome] if outcome else settings.outcomes
     wanted = [each for each in asked if settings.queues.name(each) not in others]
     if not wanted:

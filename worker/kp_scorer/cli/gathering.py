@@ -1,27 +1,31 @@
-"""Decisions to look at together: those of a file, those that a file's traces get, or those that the ledger holds."""
+"""Decisions for a command to look at: those that a file holds, those that its traces get offline, or those of the ledger."""
 
 import io
 import json
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from itertools import islice
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, Self
 
 import click
 from pydantic import ValidationError
 
+from kp_scorer.characters import escaped
+from kp_scorer.cli.display import progress
 from kp_scorer.cli.input import Line, open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import Command, ledger_options
-from kp_scorer.cli.output import progress, refused, say
-from kp_scorer.cli.scoring import score_lines
+from kp_scorer.cli.output import note_damaged, note_if_unmeasured, print_note, refusal
+from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
-from kp_scorer.errors import InvalidTrace
+from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict
+from kp_scorer.ledger import Store
+from kp_scorer.local.endpoints import with_endpoints
+from kp_scorer.offline import decide_offline, offline_decider
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
-from kp_scorer.store.endpoints import with_endpoints
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.trace import ReasoningTrace, namespace_of
 
 _SHOWN_EVERY: Final = 1_000
 _MOST_BYTES: Final = 2**20
@@ -29,91 +33,146 @@ _MOST_BYTES: Final = 2**20
 
 
 class Gathered(NamedTuple):
-    """Decisions, and what is known beside them."""
+    """Decisions with what goes with them."""
 
     decisions: list[Decision]
-    """Of a file in its order; of the ledger in that in which they were placed in the novelty log, or decided."""
-    traces: Mapping[str, ReasoningTrace]
-    """The traces that were decided, by id; empty unless a file of traces was read."""
-    letters: Mapping[str, int]
-    """How many dead letters there are of each reason; empty unless the ledger was read."""
+    """Of a file in its order; of the ledger by their places in the novelty log, or the times of their decisions."""
+    successes: Mapping[str, bool]
+    """Whether each trace succeeded, by id; empty unless a file of traces was read."""
+    dead_letters: Mapping[str, int]
+    """How many dead letters there are of each reason; empty unless the ledger was read, and of all producers."""
     refused: int
-    """How many lines held neither."""
+    """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged."""
     source: str
     """Where they are from, for display."""
 
+    def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> Self:
+        """What is left of them by an option that chooses names.
+
+        Raises:
+            ScorerError: nothing is left.
+        """
+        if chosen := [decision for decision in self.decisions if name_of(decision) in names]:
+            return self._replace(decisions=chosen, dead_letters={})
+        raise ScorerError(escaped(f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, names))}"))
+
 
 def gathering_options(command: Command) -> Command:
-    """Let a command be told where its decisions are, and pass it what was ``gathered`` and the ``settings``."""
+    """Add the options that choose the decisions, and pass a command the ``settings`` and what is ``gathered``.
+
+    Raises ScorerError if there is no decision; exits 1 after the command if a line holds neither a trace nor a decision.
+    """
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
-    @click.option("--stored", is_flag=True, help="Take the decisions that the ledger holds, in place of a file.")
-    @ledger_options("With --stored")
+    @click.option("--stored", is_flag=True, help="Use the decisions that the ledger holds, in place of a file.")
+    @click.option("--namespace", metavar="NAME", multiple=True, help="Only traces with this namespace in their id; none: ''.")
+    @click.option("--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; none: ''.")
+    @ledger_options
     @wraps(command)
-    def with_decisions(*args: Any, file: str | None, stored: bool, settings: Settings, **kwargs: Any) -> None:
+    def with_decisions(
+        *args: Any,
+        file: str | None,
+        stored: bool,
+        namespace: tuple[str, ...],
+        agent: tuple[str, ...],
+        settings: Settings,
+        **kwargs: Any,
+    ) -> None:
         if stored == (file is not None):
             raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
-        gathered = _stored(with_endpoints(settings)) if file is None else gather_file(file, settings)
+        gathered = _gather_stored(with_endpoints(settings)) if file is None else gather_file(file, settings)
+        if not gathered.decisions:
+            raise ScorerError(f"there are no decisions in {gathered.source}")
+        if namespace:
+            gathered = gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id))
+        if agent:
+            gathered = gathered.only("--agent", agent, lambda decision: decision.agent_id or "")
         command(*args, gathered=gathered, settings=settings, **kwargs)
+        if gathered.refused:
+            sys.exit(1)
 
     return with_decisions
 
 
-def _stored(settings: Settings) -> Gathered:
-    decisions: list[Decision] = []
-    with Store.open(settings) as store, progress("read") as advance:
-        total = store.ledger.counts().decided
-        for found in store.ledger.all_decided():
-            decisions.append(found.decision)
-            if len(decisions) % _SHOWN_EVERY == 0:
-                advance(len(decisions), max(total, len(decisions)), is_estimate=True)
-        letters = Counter(letter.reason for letter in store.dead_letters.read())
-    return Gathered(sorted(decisions, key=_turn), {}, letters, 0, "the ledger")
-
-
-def _turn(decision: Decision) -> tuple[float, int]:
-    """What orders decisions as their traces came: the place in the log, or the time of a decision without one; in ms."""
-    time_ms, _, number = (decision.novelty.entry or "").partition("-")
-    return (int(time_ms), int(number)) if number else (datetime.fromisoformat(decision.decided_at).timestamp() * 1_000, 0)
-
-
-def gather_file(name: str, settings: Settings) -> Gathered:
+def gather_file(name: str, settings: Settings, traces: dict[str, ReasoningTrace] | None = None) -> Gathered:
     """Gather the decisions that a file holds, or those that its traces get; ``-`` is standard input.
 
-    Raises:
-        BadParameter: it cannot be opened or read, or is in another format.
-        SettingsError: an embedder is required and cannot be loaded.
+    The traces themselves are held only in ``traces``, if it is given, by id.
     """
     with open_input(name) as opened:
         stream = unpacked(opened)
         if _holds_decisions(stream):
-            decisions, bad = _read_decisions(stream)
-            return Gathered(decisions, {}, {}, bad, name)
-        return _score(stream, name, settings)
+            decisions, refused = _read_decisions(stream)
+            return Gathered(decisions, {}, {}, refused, name)
+        return _score(stream, name, settings, traces)
 
 
-def _score(stream: IO[bytes], name: str, settings: Settings) -> Gathered:
+def score_lines(
+    batches: Iterable[Sequence[Line]], total: Callable[[], int | None], settings: Settings
+) -> Iterator[tuple[Line, Decision | InvalidTrace | TraceConflict]]:
+    """Score the traces on lines of an input, in order; the embedder is loaded with the first batch.
+
+    Args:
+        batches: lines that are scored together.
+        total: how many lines there will be, None while that is unknown.
+        settings: how to score.
+    """
+    decider: Decider | None = None
+    done = 0
+    is_first = True
+    with progress("scored") as advance:
+        for batch in batches:
+            decider = decider or offline_decider(settings)
+            results = decide_offline(decider, [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)])
+            for line in batch:
+                result = line.trace if isinstance(line.trace, InvalidTrace) else next(results)
+                # A ledger in memory has no other workers and no deaths.
+                assert isinstance(result, Decision | InvalidTrace | TraceConflict)
+                if is_first and isinstance(result, Decision):
+                    is_first = False
+                    note_if_unmeasured(result)
+                yield line, result
+            done += len(batch)
+            advance(done, total())
+        if done:
+            advance(done, done)
+
+
+def _score(stream: IO[bytes], name: str, settings: Settings, traces: dict[str, ReasoningTrace] | None) -> Gathered:
+    decisions: dict[str, Decision] = {}
+    successes: dict[str, bool] = {}
+    refused = 0
+    lines = read_traces(stream, settings.limits)
+    batches = iter(lambda: list(islice(lines, settings.worker.batch_size)), [])
+    for line, result in score_lines(batches, lambda: None, settings):
+        if isinstance(result, Decision) and not isinstance(line.trace, InvalidTrace):
+            decisions.setdefault(result.trace_id, result)
+            successes[result.trace_id] = line.trace.metadata.success
+            if traces is not None:
+                traces[result.trace_id] = line.trace
+        elif not isinstance(result, Decision):
+            refused += 1
+            refusal(line.number, result)
+    return Gathered(list(decisions.values()), successes, {}, refused, name)
+
+
+def _gather_stored(settings: Settings) -> Gathered:
     decisions: list[Decision] = []
-    traces: dict[str, ReasoningTrace] = {}
-    bad = 0
-    total: int | None = None
+    with Store.open(settings) as store, progress("read") as advance:
+        total = store.ledger.counts().decided
+        for stored in store.ledger.all_decided():
+            decisions.append(stored.decision)
+            if len(decisions) % _SHOWN_EVERY == 0:
+                advance(len(decisions), max(total, len(decisions)))
+        dead_letters = Counter(dead_letter.reason for dead_letter in store.dead_letters.read())
+        damaged = note_damaged(store.ledger.damaged)
+    return Gathered(sorted(decisions, key=_place), {}, dead_letters, damaged, "the ledger")
 
-    def batches() -> Iterator[list[Line]]:
-        nonlocal total
-        lines = read_traces(stream, settings.limits)
-        while batch := list(islice(lines, settings.worker.batch_size)):
-            total = batch[-1].of
-            yield batch
 
-    for line, found in score_lines(batches(), lambda: (total, False), settings):
-        if isinstance(found, Decision) and not isinstance(line.trace, InvalidTrace):
-            if found.trace_id not in traces:
-                decisions.append(found)
-            traces[found.trace_id] = line.trace
-        elif not isinstance(found, Decision):
-            bad += 1
-            refused(line, found)
-    return Gathered(decisions, traces, {}, bad, name)
+def _place(decision: Decision) -> tuple[float, int]:
+    """Orders decisions as their traces came: the place in the log, or the time of a decision without one; in ms."""
+    time_ms, _, number = (decision.novelty.entry or "").partition("-")
+    return (int(time_ms), int(number)) if number else (datetime.fromisoformat(decision.decided_at).timestamp() * 1_000, 0)
 
 
 def _holds_decisions(stream: io.BufferedReader) -> bool:
@@ -123,27 +182,27 @@ def _holds_decisions(stream: io.BufferedReader) -> bool:
 
 
 def _read_decisions(stream: IO[bytes]) -> tuple[list[Decision], int]:
-    """Read decisions, each once, and those within what `submit --wait` and `status` print; count the lines without one."""
+    """Read decisions, each once, also as `submit --wait` and `status` print them; count the lines without one."""
     decisions: dict[str, Decision] = {}
-    bad = 0
+    refused = 0
     lines = iter(lambda: read_bytes(stream.readline, _MOST_BYTES), b"")
-    for number, raw in enumerate(lines, 1):
-        if not (line := raw.strip()):
+    for number, line in enumerate(lines, 1):
+        if line.isspace():
             continue
         try:
             row = json.loads(line)
             decision = Decision.model_validate(row.get("decision", row))
         except (ValueError, AttributeError, RecursionError) as error:
-            bad += 1
-            say(f"line {number}: {_what_is_wrong(error)}")
+            refused += 1
+            print_note(f"line {number}: {_problem(error)}")
         else:
-            # Of a trace that was forgotten and came again, the ledger has the later one.
-            known = decisions.get(decision.trace_id, decision)
-            decisions[decision.trace_id] = max(known, decision, key=lambda each: each.decided_at)
-    return list(decisions.values()), bad
+            # Of a trace that was forgotten and submitted again, the ledger has the later one.
+            earlier = decisions.get(decision.trace_id, decision)
+            decisions[decision.trace_id] = max(earlier, decision, key=lambda each: each.decided_at)
+    return list(decisions.values()), refused
 
 
-def _what_is_wrong(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return "expected a decision, as one JSON object"
     first = error.errors(include_input=False)[0]

@@ -1,75 +1,73 @@
-"""Ids as people give them: a beginning that only one of them has is enough; of a trace's ``kp:trace:`` may be left out."""
+"""Ids as people type them.
+
+A command that looks up a trace accepts the beginning of its id, without ``kp:trace:``, if no other id begins so. An id with
+``kp:trace:`` is exact: it never stands for another.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import click
 
-from kp_scorer.cli.output import say
-from kp_scorer.store import RedisLedger
+from kp_scorer.cli.output import print_note
+from kp_scorer.ledger import RedisLedger
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-_NAMED: Final = 10
-"""How many ids are named where more than one could be meant."""
+_MOST_NAMED: Final = 10
+"""How many ids an error names if several match."""
 
 
-def whole_trace_id(given: str, ledger: RedisLedger, elsewhere: Callable[[], Iterable[str]] = tuple) -> str:
-    """The id of the trace that is meant; as it was given if nothing is known by that.
+def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: Callable[[], Iterable[str]] = tuple) -> str:
+    """Return the id of the only trace that matches; the argument itself if none does, BadParameter if several do.
 
     Args:
-        given: a whole id, or the beginning of one.
-        ledger: where to look. An id that is whole is looked up, and nothing else is read.
-        elsewhere: other ids that may be meant; asked for only if the ledger has no record of just this id.
-
-    Raises:
-        BadParameter: it is the beginning of several ids, or empty.
-        ServiceUnavailable: the ledger cannot be reached.
+        id_or_beginning: an exact id, with ``kp:trace:`` or without it; or, without it, the beginning of one.
+        ledger: where to look. If it has a record of the exact id, nothing else is read.
+        ids_elsewhere: reads further ids that may match; called only if the ledger has no record of the exact id.
     """
-    whole = _with_prefix(given)
-    if ledger.look_up([whole])[0]:
-        return whole
-    among = set(elsewhere())
-    if whole not in among:
-        found = ledger.begins(whole, _NAMED + 1)
-        if found is None:
-            # Of what can be read here one may be the only one that begins so, and yet not the only one that is kept.
-            say(f"{given}: this user of Redis may not look for ids that begin so (SCAN): only a whole one will do")
-            return given
-        among.update(found)
-    return whole_among(given, among)
+    exact = exact_trace_id(id_or_beginning)
+    if id_or_beginning == exact or ledger.look_up([exact])[0]:
+        return exact
+    candidates = set(ids_elsewhere())
+    if exact not in candidates:
+        in_ledger = ledger.ids_with_prefix(exact, _MOST_NAMED + 1)
+        if in_ledger is None:
+            # Without SCAN, the ledger may hold more ids that begin so than the one that can be read here.
+            print_note(f"{id_or_beginning}: this user of Redis may not look for ids that begin so (SCAN); give the exact id")
+            return id_or_beginning
+        candidates.update(in_ledger)
+    return resolve_among(id_or_beginning, candidates)
 
 
-def whole_among(given: str, trace_ids: Iterable[str]) -> str:
-    """As :func:`whole_trace_id`, of these ids alone."""
-    return _only(given, _with_prefix(given), trace_ids)
+def resolve_among(id_or_beginning: str, trace_ids: Iterable[str]) -> str:
+    """As :func:`resolve_trace_id`, among these ids alone."""
+    exact = exact_trace_id(id_or_beginning)
+    return exact if id_or_beginning == exact else _only_match(id_or_beginning, exact, trace_ids)
 
 
-def whole_letter_id(given: str, letter_ids: Iterable[str]) -> str:
-    """The id of the dead letter that is meant; as it was given if there is none.
-
-    Raises:
-        BadParameter: it is the beginning of several ids, or empty.
-    """
-    return _only(given, _expected(given), letter_ids)
+def resolve_dead_letter_id(id_or_beginning: str, dead_letter_ids: Iterable[str]) -> str:
+    """Return the id of the only dead letter that matches; the argument itself if none does, BadParameter if several do."""
+    return _only_match(id_or_beginning, _not_empty(id_or_beginning), dead_letter_ids)
 
 
-def _with_prefix(given: str) -> str:
-    return TRACE_ID_PREFIX + _expected(given.removeprefix(TRACE_ID_PREFIX))
+def exact_trace_id(typed_id: str) -> str:
+    """The id with ``kp:trace:``, whether it was typed with it or without it."""
+    return TRACE_ID_PREFIX + _not_empty(typed_id.removeprefix(TRACE_ID_PREFIX))
 
 
-def _expected(given: str) -> str:
-    if not given:
-        # What a shell makes of a variable that is not set; it must not stand for the only one that there is.
+def _not_empty(typed_id: str) -> str:
+    if not typed_id:
+        # A shell makes an empty text of a variable that is not set. It must not match the only id that there is.
         raise click.BadParameter("expected an id, or its beginning", param_hint="ID")
-    return given
+    return typed_id
 
 
-def _only(given: str, beginning: str, ids: Iterable[str]) -> str:
-    found = {each for each in ids if each.startswith(beginning)}
-    if beginning in found:
+def _only_match(id_or_beginning: str, beginning: str, ids: Iterable[str]) -> str:
+    matches = {each for each in ids if each.startswith(beginning)}
+    if beginning in matches:
         return beginning
-    if len(found) > 1:
-        named = ", ".join(sorted(found)[:_NAMED])
-        more = " and others" if len(found) > _NAMED else ""
-        raise click.BadParameter(f"{given} may be {named}{more}: give more of the one you mean", param_hint="ID")
-    return next(iter(found), given)
+    if len(matches) > 1:
+        named = ", ".join(sorted(matches)[:_MOST_NAMED])
+        more = " and others" if len(matches) > _MOST_NAMED else ""
+        raise click.BadParameter(f"{id_or_beginning} may be {named}{more}: give more of the one you mean", param_hint="ID")
+    return next(iter(matches), id_or_beginning)

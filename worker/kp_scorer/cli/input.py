@@ -1,49 +1,52 @@
-"""Traces from a file or standard input: JSON Lines, or one JSON document; either may be gzipped."""
+"""Traces from a file or standard input: JSON Lines, or one JSON document; either may be gzipped. Read ahead by a thread."""
 
 import codecs
+import gzip
 import io
 import json
+import os
 import re
+import stat
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, cast
 
 import click
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.gunzip import Gunzip, is_gzip
-from kp_scorer.decoding import Limits, decode_json, decode_trace, parse_json
+from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import ReasoningTrace
 
-_BEGINNINGS: Final = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"PK\x03\x04": "zip",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-"""What a file in another format begins with."""
-_CSV: Final = re.compile(rb'"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+')
-"""The names of columns."""
+_OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+', re.DOTALL)
+"""What JSON does not begin with: bytes of no text, as in compressed files or UTF-16; or the names of columns."""
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]', re.DOTALL)
+"""A text, which the end of what is read may cut, or what separates values."""
 _AROUND_BYTES: Final = 4_096
 """How much may stand around a trace on its line: spaces, the end of the line."""
+_SPREAD: Final = 8
+"""How many times as long as on one line a trace of a document may be, by its indentation."""
+_MARKS_A_VALUE: Final = 16
+"""How many texts, commas and brackets for each value that it may have an item is searched for its end; a value has five."""
+_CHUNK_BYTES: Final = 65_536
 _MOST_BYTES: Final = 2**28
-"""Of a document; and how far the end of a line is looked for."""
+"""How far the end of a line is looked for; and what JSON that is not traces may have."""
+_MOST_VALUES: Final = 2**22
+"""Of JSON that is not traces: a value may take a hundred bytes of memory."""
+_AHEAD_BYTES: Final = 4_194_304
+"""How much is read ahead: a batch of traces of a few kilobytes, or a few large ones."""
 
 
 class Line(NamedTuple):
-    """One trace of the input, or what is wrong with it. ``number`` counts lines, or a document's items, from 1."""
+    """One trace of the input, or the error in it. ``number`` counts lines, or a list's items, from 1."""
 
     number: int
     trace: ReasoningTrace | InvalidTrace
     size_bytes: int = 0
-    """How long the line is; 0 in a document, which is held whole."""
-    of: int | None = None
-    """How many items the document has; None for lines, whose end is not known."""
 
 
 @contextmanager
@@ -61,192 +64,285 @@ def open_input(name: str) -> Iterator[IO[bytes]]:
 
 
 def _own_stdin() -> IO[bytes]:
-    """Standard input, buffered once more: Python aborts if a thread still reads from its own one in the end."""
+    """Standard input with a buffer of ours: Python aborts at exit if a thread still reads from its own."""
     try:
         return open(sys.stdin.fileno(), "rb", closefd=False)
     except io.UnsupportedOperation:
-        # Something that stands in its place within this process.
+        # A test replaced it by a stream without a file.
         return sys.stdin.buffer
 
 
 def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     """Decode traces one by one, as they come in; blank lines are skipped.
 
-    Input whose first line begins a list, or an object that ends on a later line, is one document: a trace or several. It is
-    held whole, so it may have 256 MiB; of lines only one is held, and of that no more than a trace may have. What begins as a
-    gzip file is unpacked as it comes in; sizes are of what is in it.
+    Input whose first line begins a list is a list of traces; if it begins an object that ends on a later line, that is the
+    only trace. Of either, as of lines, one trace is held, and no more of it than a trace may have. A gzip file is unpacked as
+    it comes in; sizes are of its contents.
 
     Raises:
-        BadParameter: it is neither, but another format; a document is larger, or a line too long by as much; it cannot be read.
+        BadParameter: the input is in another format, cannot be read, or the end of a trace is not found.
     """
-    for text in _texts(stream, limits.message_bytes):
-        if text.is_document:
-            yield from _read_document(text.content, text.number, limits)
-        elif text.size_bytes > len(text.content):
-            yield Line(text.number, _too_long(text.size_bytes, limits.message_bytes), len(text.content))
-        else:
-            yield _decoded(text.number, text.content.strip(), limits)
+    stream = unpacked(stream)
+    first, line = _first_line(stream, limits.message_bytes)
+    if line.startswith(b"["):
+        yield from _read_items(stream, line, limits)
+    elif _is_document(stream, line, limits.values):
+        most_bytes = _SPREAD * limits.message_bytes
+        document = line + read_bytes(stream.read, most_bytes)
+        yield _decoded(first, document, limits, most_bytes)
+    else:
+        for number, raw, size_bytes in _lines(stream, first, line, limits.message_bytes):
+            if size_bytes > len(raw):
+                yield Line(number, _too_long(size_bytes, limits.message_bytes), len(raw))
+            else:
+                yield _decoded(number, raw.strip(), limits, limits.message_bytes)
 
 
 def read_json(stream: IO[bytes], limits: Limits) -> Iterator[tuple[int, object | InvalidTrace]]:
-    """Parse JSON of any kind: each with the line on which it begins, and what is wrong in the place of what is no JSON.
+    """Parse JSON of any kind: each value with the line on which it begins, or InvalidTrace for what is no JSON.
 
-    Lines and documents are told apart as by :func:`read_traces`, but that several lines may be a list each. Any may have
-    256 MiB; of the limits none counts but the depth.
+    Lines and documents are distinguished as by :func:`read_traces`, except that a list is one value, and several lines may be
+    one each. Any may have 256 MiB; of the limits only the depth counts.
 
     Raises:
         BadParameter: as by :func:`read_traces`.
     """
-    for text in _texts(stream, _MOST_BYTES):
-        if text.size_bytes > len(text.content):
-            yield text.number, _too_long(text.size_bytes, _MOST_BYTES)
-            continue
-        found = _parsed(text.content, limits)
-        lines = []
-        if isinstance(found, InvalidTrace) and text.is_document:
-            is_list = isinstance(_parsed(text.content.partition(b"\n")[0], limits), list)
-            lines = _numbered(text.content, text.number) if is_list else _lines_after_all(text.content, text.number)
-        yield from ((number, _parsed(line, limits)) for number, line in lines) if lines else [(text.number, found)]
-
-
-class _Text(NamedTuple):
-    """A line of the input that is not blank, or the whole of a document."""
-
-    number: int
-    content: bytes
-    size_bytes: int
-    """How long the line is, which may be more than is held of it."""
-    is_document: bool
-
-
-def _texts(stream: IO[bytes], most_bytes: int) -> Iterator[_Text]:
-    """Lines, of which so many bytes are held and something around them, or one document."""
     stream = unpacked(stream)
-    number, raw = 1, _begin_line(stream, most_bytes)
-    _refuse_other_formats(raw)
-    raw = raw.removeprefix(codecs.BOM_UTF8)
-    while raw.isspace():
-        number, raw = number + 1, _begin_line(stream, most_bytes)
-    if _opens_document(raw.strip()):
-        whole = raw + _rest_of_document(stream, number)
-        yield _Text(number, whole, len(whole), is_document=True)
-        return
-    while raw:
-        size_bytes = len(raw) + _skip_rest_of_line(stream, raw, number)
-        if size_bytes > len(raw) or not raw.isspace():
-            yield _Text(number, raw, size_bytes, is_document=False)
-        number, raw = number + 1, _begin_line(stream, most_bytes)
+    limits = limits.model_copy(update={"message_bytes": _MOST_BYTES, "values": _MOST_VALUES})
+    first, line = _first_line(stream, _MOST_BYTES)
+    if _is_document(stream, line, _MOST_VALUES):
+        following = read_bytes(stream.read, _MOST_BYTES)
+        value = _parsed(line + following, limits)
+        if not (isinstance(value, InvalidTrace) and following.startswith(b"{")):
+            yield first, value
+            return
+        # The line is cut off, and others follow it.
+        stream = io.BufferedReader(io.BytesIO(following))
+    for number, raw, size_bytes in _lines(stream, first, line, _MOST_BYTES):
+        yield number, _too_long(size_bytes, _MOST_BYTES) if size_bytes > len(raw) else _parsed(raw, limits)
+
+
+class _AvailableBytes:
+    """Passes gzip the bytes that have arrived. Up to CPython 3.14 it asks for 8 KiB or more, and would wait for all of them."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def read(self, most_bytes: int) -> Any:
+        # The magic number is read in one call, and must not be cut.
+        return self._stream.read(most_bytes) if most_bytes <= 2 else self._stream.read1(most_bytes)
 
 
 def unpacked(stream: IO[bytes]) -> io.BufferedReader:
-    """The stream, or what is in it where it begins as a gzip file."""
-    buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(io.BytesIO(stream.read()))
-    return io.BufferedReader(Gunzip(buffered)) if is_gzip(read_bytes(buffered.peek, 1)) else buffered
-
-
-def _begin_line(stream: IO[bytes], most_bytes: int) -> bytes:
-    """The next line, or so many bytes of it and something around them; empty at the end."""
-    return read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
-
-
-def _skip_rest_of_line(stream: IO[bytes], begun: bytes, number: int) -> int:
-    """Pass over what is left of a line; return how many bytes that is."""
-    skipped, piece = 0, begun
-    while piece and not piece.endswith(b"\n"):
-        piece = read_bytes(stream.readline, _AROUND_BYTES)
-        skipped += len(piece)
-        if skipped > _MOST_BYTES:
-            raise click.BadParameter(f"line {number}: expected its end within {_MOST_BYTES} bytes", param_hint="FILE")
-    return skipped
-
-
-def _rest_of_document(stream: IO[bytes], number: int) -> bytes:
-    rest = read_bytes(stream.read, _MOST_BYTES + 1)
-    if len(rest) > _MOST_BYTES:
-        raise click.BadParameter(
-            f"line {number} begins a document: expected one of at most {_MOST_BYTES} bytes; JSON Lines may be longer",
-            param_hint="FILE",
-        )
-    return rest
+    """The stream, or its decompressed content if it is a gzip file, of which no more is held than is asked for."""
+    buffered = stream if hasattr(stream, "peek") else io.BufferedReader(io.BytesIO(stream.read()))
+    # No JSON begins with this byte, the first of gzip's two.
+    if read_bytes(buffered.peek, 1).startswith(b"\x1f"):
+        buffered = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(buffered))  # type: ignore[call-overload]  # it seeks only if asked to
+    return cast("io.BufferedReader", buffered)
 
 
 def read_bytes(read: Callable[[int], bytes], most_bytes: int) -> bytes:
-    """What a method of an input's stream reads.
-
-    Raises:
-        BadParameter: it cannot be read.
-    """
+    """Read from a method of an input's stream; raises BadParameter if that fails."""
     try:
         return read(most_bytes)
+    except EOFError:
+        reason: str | None = "a gzip file that is cut off"
+    except (gzip.BadGzipFile, zlib.error):
+        reason = "a gzip file that is damaged"
     except OSError as error:
-        raise click.BadParameter(f"it cannot be read: {error.strerror}", param_hint="FILE") from None
+        reason = error.strerror
+    raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
 
 
-def _refuse_other_formats(first_line: bytes) -> None:
-    """Raise BadParameter for what would otherwise be an error for each of its lines."""
-    found = next((name for beginning, name in _BEGINNINGS.items() if first_line.startswith(beginning)), "")
-    if not found and _CSV.fullmatch(first_line.removeprefix(codecs.BOM_UTF8).rstrip()):
-        found = "CSV"
-    if found:
-        raise click.BadParameter(
-            f"expected JSON Lines or one JSON document, in UTF-8; this looks like {found}", param_hint="FILE"
-        )
+def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:
+    """The first line that is not blank, as far as ``_lines`` holds it, with its number; refuses other formats than JSON."""
+    number, line = 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
+    line = line.removeprefix(codecs.BOM_UTF8)
+    if _OTHER_FORMAT.fullmatch(line.rstrip()):
+        raise click.BadParameter("expected JSON Lines or one JSON document, in UTF-8, gzipped or not", param_hint="FILE")
+    while line.isspace():
+        number, line = number + 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
+    return number, line.lstrip()
 
 
-def _decoded(number: int, line: bytes, limits: Limits) -> Line:
+def _is_document(stream: io.BufferedReader, line: bytes, most_values: int) -> bool:
+    """Whether JSON begins on this line and ends on a later one; if not, this may be the first of several lines, and cut off."""
     try:
-        return Line(number, decode_json(line, limits), len(line))
+        check_values(line, most_values)
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        text = line.rstrip()
+        if error.pos < len(text.decode(errors="replace")) or not line.endswith(b"\n"):
+            return False
+        goes_on = line.startswith(b"[") or text.endswith((b"{", b"[", b",", b":"))
+        return goes_on or (line.startswith(b"{") and read_bytes(stream.peek, 1)[:1] != b"{")
+    except (InvalidTrace, ValueError, RecursionError):
+        pass
+    return False
+
+
+def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
+    """This line and those after it that are not blank: their numbers, so many bytes and a little of each, and their sizes."""
+    while line:
+        size_bytes, piece = len(line), line
+        while piece and not piece.endswith(b"\n"):
+            piece = read_bytes(stream.readline, _AROUND_BYTES)
+            size_bytes += len(piece)
+            if size_bytes > _MOST_BYTES + len(line):
+                raise click.BadParameter(f"line {number}: expected its end within {_MOST_BYTES} bytes", param_hint="FILE")
+        if size_bytes > len(line) or not line.isspace():
+            yield number, line, size_bytes
+        number, line = number + 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
+
+
+def _read_items(stream: IO[bytes], buffer: bytes, limits: Limits) -> Iterator[Line]:
+    """Decode the items of a list one by one; ``buffer`` is its beginning."""
+    most_bytes = _SPREAD * limits.message_bytes
+    number, start = 1, 1
+    while True:
+        while (end := _end_of_item(buffer, start, _MARKS_A_VALUE * limits.values)) is None:
+            buffer, start = buffer[start:], 0
+            if len(buffer) > most_bytes:
+                raise click.BadParameter(f"item {number}: expected its end within {most_bytes} bytes", param_hint="FILE")
+            # As much again: what is cut is looked at from its beginning.
+            if not (chunk := read_bytes(stream.read, max(_CHUNK_BYTES, len(buffer)))):
+                yield Line(number, InvalidTrace([Problem("$", "expected a list that ends, by ]")]))
+                return
+            buffer += chunk
+        is_last = buffer[end : end + 1] == b"]"
+        item = buffer[start:end].strip()
+        if item or number > 1 or not is_last:
+            yield _decoded(number, item, limits, most_bytes)
+        if is_last:
+            break
+        number, start = number + 1, end + 1
+    if (buffer[end + 1 :] + read_bytes(stream.read, _CHUNK_BYTES)).strip():
+        yield Line(number + 1, InvalidTrace([Problem("$", "expected nothing after the list")]))
+
+
+def _end_of_item(buffer: bytes, start: int, most_marks: int) -> int | None:
+    """Where the comma or the bracket after an item of a list is; None if that is not in the buffer."""
+    depth = 0
+    for count, match in enumerate(_STRUCTURE.finditer(buffer, start)):
+        if count > most_marks:
+            raise click.BadParameter("expected items of fewer values", param_hint="FILE")
+        mark = match[0]
+        if mark in (b",", b"]") and not depth:
+            return match.start()
+        if mark in (b"[", b"{"):
+            depth += 1
+        elif mark in (b"]", b"}"):
+            # Items with brackets that do not match are invalid, wherever they end.
+            depth = max(0, depth - 1)
+    return None
+
+
+def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
+    """Decode a trace that has so many bytes at most, as it stands there; without its indentation ``limits`` apply."""
+    try:
+        if most_bytes == limits.message_bytes:
+            return Line(number, decode_json(raw, limits), len(raw))
+        value = parse_json(raw, limits.model_copy(update={"message_bytes": most_bytes}))
+        return Line(number, decode_trace(value, limits), len(raw))
     except InvalidTrace as error:
-        return Line(number, error, len(line))
+        return Line(number, error, len(raw))
+
+
+def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
+    try:
+        return parse_json(raw, limits)
+    except InvalidTrace as error:
+        return error
 
 
 def _too_long(size_bytes: int, most_bytes: int) -> InvalidTrace:
     return InvalidTrace([Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")])
 
 
-def _opens_document(line: bytes) -> bool:
-    """Whether JSON begins on this line and ends on a later one, or is a list."""
-    if line.startswith(b"["):
-        return True
-    try:
-        json.loads(line)
-    except json.JSONDecodeError as error:
-        return line.startswith(b"{") and error.pos >= len(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
-        return False
-    return False
+class ReadAhead:
+    """Reads and decodes an input in a thread of its own, a batch ahead and no further.
 
+    Lines that have arrived are available at once, and nothing waits for further ones.
+    """
 
-def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
-    # The limits on bytes and values are for one trace; several may be longer. No text has more values than bytes.
-    whole = limits.model_copy(update={"message_bytes": len(raw), "values": len(raw)})
-    try:
-        return parse_json(raw, whole)
-    except InvalidTrace as error:
-        return error
+    def __init__(self, name: str, limits: Limits, most: int) -> None:
+        """Begin to read the file, or standard input for ``-``; a batch has ``most`` lines at most."""
+        self._most = most
+        self._changed = threading.Condition()
+        self._lines: deque[Line] = deque()
+        self._size_bytes = 0
+        self._wanted = 1
+        self._read = 0
+        self._total: int | None = None
+        self._is_ended = self._is_closed = False
+        self._error: BaseException | None = None
+        # A daemon: nothing interrupts a thread that waits for input.
+        threading.Thread(target=self._run, args=[name, limits], name="kp-scorer-reader", daemon=True).start()
 
+    def batches(self) -> Generator[list[Line], None, None]:
+        """Yield the lines that have arrived, a batch at most, waiting only while there are none; from a file, full batches.
 
-def _lines_after_all(raw: bytes, first: int) -> list[tuple[int, bytes]]:
-    """The lines of what looks like a document, with their numbers, if it is JSON Lines with a truncated first line."""
-    lines = raw.splitlines()
-    if not (lines[0].startswith(b"{") and any(line.startswith(b"{") for line in lines[1:])):
-        return []
-    return _numbered(raw, first)
-
-
-def _numbered(raw: bytes, first: int) -> list[tuple[int, bytes]]:
-    return [(number, line) for number, line in enumerate(map(bytes.strip, raw.splitlines()), first) if line]
-
-
-def _read_document(raw: bytes, first: int, limits: Limits) -> Iterator[Line]:
-    document = _parsed(raw, limits)
-    if isinstance(document, InvalidTrace):
-        lines = _lines_after_all(raw, first)
-        yield from (_decoded(number, line, limits) for number, line in lines) if lines else [Line(first, document)]
-        return
-    items = document if isinstance(document, list) else [document]
-    for number, item in enumerate(items, start=1):
+        Raises:
+            BadParameter: as by :func:`read_traces`, or the input cannot be opened; after the lines before.
+        """
         try:
-            yield Line(number, decode_trace(item, limits), of=len(items))
-        except InvalidTrace as error:
-            yield Line(number, error, of=len(items))
+            while batch := self._next_batch():
+                yield batch
+        finally:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+
+    def total(self) -> int | None:
+        """How many lines there will be, estimated by the size of the file; None while that is unknown."""
+        return self._total
+
+    def _next_batch(self) -> list[Line]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_ended or self._is_full() or len(self._lines) >= self._wanted)
+            batch = [self._lines.popleft() for _ in range(min(self._most, len(self._lines)))]
+            self._size_bytes -= sum(line.size_bytes for line in batch)
+            self._changed.notify_all()
+            if not batch and self._error:
+                raise self._error
+            return batch
+
+    def _is_full(self) -> bool:
+        return len(self._lines) >= self._most or self._size_bytes >= _AHEAD_BYTES
+
+    def _run(self, name: str, limits: Limits) -> None:
+        try:
+            with open_input(name) as stream:
+                self._put_all(read_traces(stream, limits), stream)
+        except BaseException as error:
+            self._error = error
+        with self._changed:
+            self._is_ended = True
+            self._total = self._read
+            self._changed.notify_all()
+
+    def _put_all(self, lines: Iterator[Line], stream: IO[bytes]) -> None:
+        size_bytes = _file_bytes(stream)
+        # A file never blocks. In full batches it is scored faster, and the same each time.
+        self._wanted = self._most if size_bytes else 1
+        for line in lines:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or not self._is_full())
+                if self._is_closed:
+                    return
+                self._lines.append(line)
+                self._size_bytes += line.size_bytes
+                self._read += 1
+                if size_bytes and (position := stream.tell()) < size_bytes:
+                    self._total = max(self._read, self._read * size_bytes // position)
+                self._changed.notify_all()
+
+
+def _file_bytes(stream: IO[bytes]) -> int:
+    """The size of the file that a stream reads; 0 if it reads none."""
+    try:
+        status = os.fstat(stream.fileno())
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0

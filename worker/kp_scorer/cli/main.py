@@ -1,45 +1,66 @@
-"""The command group, and the one place where errors become exit codes."""
+"""The entry point of ``kp-scorer``: its commands, and the only place where errors become exit codes.
+
+What this module imports, every command imports, and probes and Tab keys start one every few seconds. So a command's own module
+is imported only when the command is called.
+"""
 
 import sys
-from importlib.metadata import version
+from importlib import import_module
+from typing import Final
 
 import click
 
-from kp_scorer.cli.audit import audit
-from kp_scorer.cli.cache import cache
-from kp_scorer.cli.calibrate import calibrate
-from kp_scorer.cli.capacity import capacity
-from kp_scorer.cli.completion import completion
-from kp_scorer.cli.convert import convert
-from kp_scorer.cli.dead_letter import dead_letter
-from kp_scorer.cli.decisions import decisions
-from kp_scorer.cli.demo import demo
-from kp_scorer.cli.doctor import doctor
-from kp_scorer.cli.explain import explain
-from kp_scorer.cli.forget import forget
-from kp_scorer.cli.health import health
-from kp_scorer.cli.output import say
-from kp_scorer.cli.redecide import redecide
-from kp_scorer.cli.reference import reference
-from kp_scorer.cli.report import report
-from kp_scorer.cli.schema import schema
-from kp_scorer.cli.score import score
-from kp_scorer.cli.stats import stats
-from kp_scorer.cli.status import status
-from kp_scorer.cli.submit import submit
-from kp_scorer.cli.top import top
-from kp_scorer.cli.up import up
-from kp_scorer.cli.worker import worker
+from kp_scorer.cli.output import guard_streams, print_note
 from kp_scorer.errors import ScorerError
+
+_COMMANDS: Final = {
+    "audit": ("novelty", "Check every decision's novelty against the log."),
+    "cache": ("novelty", "Show, warm or empty the shared novelty cache."),
+    "calibrate": ("calibrate", "Suggest thresholds by domain."),
+    "capacity": ("capacity", "Estimate what fleets bear."),
+    "convert": ("convert", "Convert what others record to traces."),
+    "dead-letter": ("dead_letter", "Look at, replay or drop dead letters."),
+    "decisions": ("submit", "Consume decisions from the results queues."),
+    "demo": ("demo", "Try it: an embedded Redis, a worker, some traces."),
+    "doctor": ("doctor", "Check that everything is set up as it should be."),
+    "explain": ("explain", "Explain how a decision came about."),
+    "forget": ("forget", "Erase what is kept of a trace."),
+    "health": ("health", "Report whether the worker here is live or ready."),
+    "re-decide": ("re_decide", "Show which decisions another policy would flip."),
+    "reference": ("reference", "Print a configuration file to start from."),
+    "report": ("report", "Report what decisions show, as a page or as text."),
+    "schema": ("reference", "Print the JSON Schema of a message."),
+    "score": ("score", "Score traces offline, in order."),
+    "stats": ("stats", "Print counts of submissions, decisions and queues."),
+    "status": ("submit", "Print the state of traces, one by one."),
+    "submit": ("submit", "Submit traces to the queue."),
+    "top": ("top", "Watch the workers and the queues."),
+    "up": ("up", "Run an embedded Redis and workers."),
+    "worker": ("worker", "Run one worker in the foreground."),
+}
+"""Each command: its module, where it has its own name with underscores for hyphens, and its line in ``kp-scorer --help``."""
+
+
+class _LazyGroup(click.Group):
+    """Lists its commands by name and help, and imports one when it is resolved."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name, listed, arguments = super().resolve_command(ctx, args)
+        if not listed or not listed.name:
+            return name, listed, arguments
+        module = import_module(f"kp_scorer.cli.commands.{_COMMANDS[listed.name][0]}")
+        return name, getattr(module, listed.name.replace("-", "_")), arguments
 
 
 @click.group(
+    cls=_LazyGroup,
+    commands=[click.Command(name, help=line) for name, (_, line) in _COMMANDS.items()],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 all well; 1 some traces were invalid, dead, still pending or unknown; 2 wrong usage or settings, "
-    "or stdout cannot be written; 3 Redis or the broker cannot be reached; 4 a worker came to a standstill. "
+    "or stdout cannot be written; 3 Redis or the broker cannot be reached; 4 a worker stalled or its embedder is unhealthy. "
     "Output for programs is JSON Lines on stdout, everything else goes to stderr.",
 )
-@click.version_option(version("kp-scorer"))
+@click.version_option(package_name="kp-scorer")
 def commands() -> None:
     """Score AI-agent reasoning traces and route the decisions.
 
@@ -47,58 +68,34 @@ def commands() -> None:
     """
 
 
-_COMMANDS = (
-    demo,
-    up,
-    worker,
-    submit,
-    decisions,
-    status,
-    explain,
-    stats,
-    top,
-    doctor,
-    health,
-    score,
-    calibrate,
-    redecide,
-    convert,
-    report,
-    dead_letter,
-    audit,
-    forget,
-    cache,
-    capacity,
-    schema,
-    reference,
-    completion,
-)
-for command in _COMMANDS:
-    commands.add_command(command)
+def main() -> None:
+    """Run the command line and exit; an error is one line."""
+    guard_streams()
+    run()
 
 
 def run() -> None:
-    """Run the command line and exit; what is wrong is said in one line."""
+    """Run a command with the streams as they are, and exit."""
     try:
         sys.exit(commands(prog_name="kp-scorer", standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        say(f"kp-scorer: {_in_one_line(error)}")
+        print_note(f"kp-scorer: {_in_one_line(error)}")
         sys.exit(error.exit_code)
     except click.Abort:
-        say("Aborted!")
+        print_note("Aborted!")
         sys.exit(1)
     except ScorerError as error:
-        say(f"kp-scorer: {error}")
+        print_note(f"kp-scorer: {error}")
         sys.exit(error.exit_code)
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    """What click says of wrong usage, and where to read how it is right."""
-    said = " ".join(error.format_message().split())
-    # What is wrong with a value is said in full.
+    """What click reports of wrong usage, and where to read how it is right."""
+    message = " ".join(error.format_message().split())
+    # A wrong value is described in full.
     if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:
-        return f"{said.removesuffix('.')}; see `{error.ctx.command_path} --help`"
-    return said
+        return f"{message.removesuffix('.')}; see `{error.ctx.command_path} --help`"
+    return message

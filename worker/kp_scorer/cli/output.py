@@ -1,55 +1,41 @@
-"""What commands print: JSON Lines for programs on stdout, progress and notes for people on stderr.
+"""What commands print: JSON Lines for programs on stdout, notes for people on stderr.
 
-Either may be a terminal, so nothing that a trace, a file or a server said reaches them with characters that one acts on.
+Either may be a terminal, so nothing from a trace, a file or a server reaches them with characters that one acts on. Either may
+be closed, full, or a pipe that nobody reads.
 """
 
+import errno
+import io
 import json
-import math
+import os
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kp_scorer.characters import escaped, escaped_lines
-from kp_scorer.cli.input import Line
-from kp_scorer.client import Status
-from kp_scorer.decision import Decision
-from kp_scorer.errors import InvalidTrace, TraceConflict
-from kp_scorer.scoring import UNKNOWN_NOVELTY
+from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict
+from kp_scorer.files import open_regular
+
+if TYPE_CHECKING:
+    from kp_scorer.decision import Decision
 
 NO_EMBEDDER: Final = (
-    f"there is no embedder, so every novelty is {UNKNOWN_NOVELTY:g}: "
-    "install kp-scorer[embedding], and leave embedding.embedder at auto"
+    "there is no embedder, so every novelty is 0.5: install kp-scorer[embedding], and leave embedding.embedder at auto"
 )
-"""What whoever scores without one is told, once."""
-_PLAIN_EVERY_S: Final = 2.0
-_PACE_OF_S: Final = 10.0
-_MARK_EVERY_S: Final = 0.5
+"""Printed once by a command that scores without an embedder."""
+# Opened so that operations that a closed stream does not support fail.
+_IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 
 
-def console() -> Console:
-    """A console on stderr, wide enough for a table where there is no terminal to ask."""
-    found = Console(stderr=True)
-    return found if found.is_terminal else Console(stderr=True, width=160)
-
-
-def say(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a note for people to stderr."""
     click.echo(escaped_lines(text), err=True)
 
 
 def print_json(row: dict[str, Any]) -> None:
-    """Print one JSON line and flush it, so that a reader of the pipe sees it at once.
-
-    Raises:
-        OutputFailed: stdout, as it is guarded, cannot be written; what is printed from then on goes nowhere.
-    """
+    """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raises OutputFailed, as it is guarded."""
     # Python would also write NaN and Infinity, which are no JSON.
     print_text(escaped(json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))) + "\n")
 
@@ -60,99 +46,81 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def refused(line: Line, error: InvalidTrace | TraceConflict) -> dict[str, Any]:
-    """Say on stderr what is wrong with a line; return the same for programs."""
-    say(f"line {line.number}: {error}")
+def write_output(name: str, text: str, mode: str = "w") -> None:
+    """Write a text to the file that ``--output`` names, or to stdout for ``-``; neither through a link nor to a device."""
+    if name == "-":
+        print_text(text)
+        return
+    try:
+        with open_regular(name, mode, follow=False, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="--output") from None
+    print_note(f"wrote {name}")
+
+
+def refusal(line_number: int, error: InvalidTrace | TraceConflict) -> dict[str, Any]:
+    """Print to stderr what is wrong with a line of the input; return the same for programs."""
+    print_note(f"line {line_number}: {error}")
     if isinstance(error, TraceConflict):
-        return {"trace_id": error.trace_id, "state": "conflict", "line": line.number}
-    return {"line": line.number, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
+        return {"trace_id": error.trace_id, "state": "conflict", "line": line_number}
+    return {"line": line_number, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
 
 
-def print_status(trace_id: str, status: Status | None) -> None:
-    """Print what is known of a trace, as one JSON line."""
-    row: dict[str, object] = {"trace_id": trace_id, "state": status.state if status else "unknown"}
-    if status and status.decision:
-        row["decision"] = status.decision.model_dump(mode="json")
-    if status and status.reason:
-        row |= {"reason": status.reason, "detail": status.detail}
-    print_json(row)
+def note_damaged(damaged: Mapping[str, str]) -> int:
+    """Name the records that a command does without, by trace id, and what is wrong with each; return how many there are."""
+    for trace_id, problem in damaged.items():
+        print_note(f"{trace_id}: skipped: {problem}")
+    return len(damaged)
 
 
-def say_if_unmeasured(decision: Decision) -> bool:
-    """Say that there is no embedder, if a decision was made without: its scores look like any others. Return whether so."""
+def note_if_unmeasured(decision: "Decision") -> bool:
+    """Print that there is no embedder if a decision was made without: its score looks like any other. Return whether so."""
     if is_unmeasured := decision.novelty.source == "no_embedder":
-        say(NO_EMBEDDER)
+        print_note(NO_EMBEDDER)
     return is_unmeasured
 
 
-class Advance(Protocol):
-    """Moves a progress display."""
+def guard_streams() -> None:
+    """Have printing to stdout raise OutputFailed if it cannot be written; what cannot be written to stderr is lost.
 
-    def __call__(self, done: int, total: int | None, is_estimate: bool = False) -> None:
-        """Show that ``done`` of ``total`` are finished; ``total`` is None while it is unknown."""
-        ...
-
-
-@contextmanager
-def progress(label: str) -> Iterator[Advance]:
-    """Show progress on stderr, how fast it is and what is left: a bar on a terminal, elsewhere a line every few seconds."""
-    out = console()
-    if not out.is_terminal:
-        yield _PlainProgress(label)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    with Progress(*columns, console=out, transient=True) as bar:
-        task, pace = bar.add_task(label, total=None, said=""), Pace()
-
-        def advance(done: int, total: int | None, is_estimate: bool = False) -> None:
-            bar.update(task, completed=done, total=total, said=pace.said(done, total, is_estimate=is_estimate))
-
-        yield advance
+    Call it before anything else is opened: the number of a closed stream goes to the next file or connection, and with it all
+    that is printed, by child processes too.
+    """
+    for number, flags in enumerate(_IN_PLACE_OF_CLOSED):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, flags), True)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - a descriptor, for as long as the process runs
+    sys.stdout = _text(_Stdout(1, "wb", closefd=False), sys.stdout)
+    sys.stderr = _text(_Stderr(2, "wb", closefd=False), sys.stderr)
 
 
-class _PlainProgress:
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._pace = Pace()
-        self._last_s = time.monotonic()
-        self._is_ended = False
-
-    def __call__(self, done: int, total: int | None, is_estimate: bool = False) -> None:
-        now = time.monotonic()
-        said = self._pace.said(done, total, is_estimate=is_estimate)
-        was_ended, self._is_ended = self._is_ended, done == total and not is_estimate
-        if (self._is_ended and not was_ended) or now - self._last_s >= _PLAIN_EVERY_S:
-            self._last_s = now
-            say(f"{self._label}: {said}")
-
-
-class Pace:
-    """How fast something goes on, and how long the rest of it takes if it goes on so."""
-
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Measure by a clock, from the first that is done on: what comes before it, loading a model, comes but once."""
-        self._clock_s = clock_s
-        self._marks: deque[tuple[float, int]] = deque()
-
-    def said(self, done: int, total: int | None, *, is_estimate: bool = False) -> str:
-        """Say that ``done`` of ``total`` are finished now."""
-        now = self._clock_s()
-        if not self._marks or now - self._marks[-1][0] >= _MARK_EVERY_S:
-            self._marks.append((now, done))
-        # The rate is that of the last seconds, and not of the last step.
-        while len(self._marks) > 1 and now - self._marks[1][0] >= _PACE_OF_S:
-            self._marks.popleft()
-        then, before = self._marks[0]
-        rate = (done - before) / (now - then) if now > then else 0.0
-        parts = [str(done) if total is None else f"{done} of {'about ' if is_estimate else ''}{total}"]
-        if rate:
-            parts.append(f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.1f} a second")
-            if total is not None and total > done:
-                parts.append(f"{_duration((total - done) / rate)} left")
-        return ", ".join(parts)
+class _Stdout(io.FileIO):
+    def write(self, data: Any) -> int:
+        try:
+            written: int | None = super().write(data)
+            if written is None:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        except OSError as error:
+            # What could not be written stays in the buffer: Python would try once more at exit, and print a traceback.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            raise OutputFailed(f"stdout: {error.strerror}") from None
+        return written
 
 
-def _duration(seconds: float) -> str:
-    whole = math.ceil(seconds)
-    minutes, hours = whole // 60, whole // 3_600
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+class _Stderr(io.FileIO):
+    def write(self, data: Any) -> int:
+        try:
+            # Nothing is written where that would block.
+            return super().write(data) or len(data)
+        except OSError:
+            return len(data)
+
+
+def _text(raw: io.FileIO, stream: TextIO | None) -> TextIO:
+    encoding, errors = (stream.encoding, stream.errors) if stream else ("utf-8", "backslashreplace")
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=True)

@@ -4,15 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
 
 from kp_scorer.embedding import usable_cores
+from kp_scorer.local.embedded import dying_with_parent, stop
 from kp_scorer.settings import Settings, as_environment
-from kp_scorer.store.children import dying_with_parent
 
 _STOP_TIMEOUT_S: Final = 60.0
 
@@ -30,7 +29,7 @@ def worker_processes(settings: Settings, url: str, count: int) -> Iterator[list[
     try:
         yield processes
     finally:
-        _stop(processes)
+        stop(processes, _STOP_TIMEOUT_S)
 
 
 def start_worker(settings: Settings, url: str, count: int, place: int) -> Process:
@@ -45,21 +44,9 @@ def start_worker(settings: Settings, url: str, count: int, place: int) -> Proces
         environment["KP_METRICS_PORT"] = str(settings.metrics.port + place)
     # -P: a kp_scorer.py or redis.py in the current folder must not be imported instead of ours.
     command = [sys.executable, "-P", "-m", "kp_scorer.cli", "worker"]
-    # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in hand.
-    # Killed with us, as its Redis ends with us too; what it had in hand is still there when that starts again.
+    # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in flight.
+    # Killed with us, as its Redis ends with us too. Redis keeps the messages in flight for the next start.
     return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=dying_with_parent(signal.SIGKILL))
-
-
-def _stop(processes: Sequence[Process]) -> None:
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _interrupt(_: int, __: FrameType | None) -> NoReturn:

@@ -1,8 +1,6 @@
 """The Python client: submit traces, wait for or look up their decisions; for threads and for asyncio."""
 
-from kp_scorer.client.asynchronous import AsyncClient
-from kp_scorer.client.base import Submitted
-from kp_scorer.client.blocking import Client
-from kp_scorer.client.settling import Status
+from kp_scorer.client.clients import AsyncClient, Client, Submitted, Trace
+from kp_scorer.client.status import Status
 
-__all__ = ["AsyncClient", "Client", "Status", "Submitted"]
+__all__ = ["AsyncClient", "Client", "Status", "Submitted", "Trace"]

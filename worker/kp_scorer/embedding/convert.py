@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from sentence_transformers import SentenceTransformer
 
-from kp_scorer.embedding.silent_openvino import openvino
+from kp_scorer.embedding.openvino_engine import openvino
 from kp_scorer.embedding.torch_engine import load_model
 
 _TOLERANCE: Final = 1e-4
@@ -55,8 +55,8 @@ def convert(model_path: Path, target: Path) -> None:
         for ids, mask in (_example(1, 3), _example(3, 40)):
             features = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": mask}
             expected = torch.nn.functional.normalize(model(features)["sentence_embedding"], dim=1)
-            found = torch.from_numpy(compiled([ids.numpy(), mask.numpy()])[0])
-            if not torch.allclose(found, expected, atol=_TOLERANCE):
+            vectors = torch.from_numpy(compiled([ids.numpy(), mask.numpy()])[0])
+            if not torch.allclose(vectors, expected, atol=_TOLERANCE):
                 raise ValueError("the converted model gives other vectors")
     openvino.save_model(converted, target, compress_to_fp16=True)
 

@@ -1,12 +1,16 @@
-"""The embedder's interface, which is all that the rest of the worker uses."""
+"""What an embedder and an engine are, how a trace becomes a text, and whether an embedder still works."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kp_scorer.embedding.recipe import Recipe
+from kp_scorer.errors import EmbedderUnhealthy
+from kp_scorer.settings import RecipeName
+from kp_scorer.trace import ReasoningTrace
 
 Vector = NDArray[np.float32]
 """One vector, of shape (dimensions,)."""
@@ -14,43 +18,171 @@ Vector = NDArray[np.float32]
 Vectors = NDArray[np.float32]
 """Several vectors, of shape (texts, dimensions)."""
 
+Int64s = NDArray[np.int64]
+
+Ids = list[int]
+"""Token ids of one text, special tokens included."""
+
+MAX_TOKENS: Final = 512
+"""Only this many leading tokens of a text count, special tokens included."""
+
+_SEPARATOR: Final = "\x1e"
+"""Between the passages of a text: ASCII's record separator, which BERT's normalizer drops from any text."""
+
+_PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
+"""Longer than any model reads, so that it takes all that the longest trace would take."""
+
+_LENGTH_TOLERANCE: Final = 1e-2
+_HOPELESS_BATCHES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One passage of a text."""
+
+    max_tokens: int
+    """Special tokens included."""
+    keeps_end: bool
+    """Whether both ends of a longer passage count, half of the tokens each, or its beginning alone."""
+    weight: float
+    """Of its unit vector in the sum that, normalised, is the text's vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Which text of a trace is embedded, how much of each part counts, and how the parts' vectors become one."""
+
+    mark: str
+    """The end of the space's name: change it with whatever changes a vector, so that vectors of two recipes never meet."""
+    parts: tuple[Part, ...]
+    text: Callable[[ReasoningTrace], str]
+
+    def passages(self, text: str) -> list[str]:
+        """The passages of a text, one for each part; a missing one is empty."""
+        if len(self.parts) == 1:
+            return [text]
+        passages = text.split(_SEPARATOR, len(self.parts) - 1)
+        return passages + [""] * (len(self.parts) - len(passages))
+
+
+def _asked_and_did(trace: ReasoningTrace) -> str:
+    return trace.task.objective.replace(_SEPARATOR, "") + _SEPARATOR + trace.did
+
+
+TRACE: Final = Recipe("", (Part(MAX_TOKENS, False, 1.0),), lambda trace: trace.embedding_text)
+"""The reference's: the objective and all contents, the first 512 tokens."""
+
+ASKED_AND_DID: Final = Recipe(".asked_and_did.1", (Part(96, True, 0.6), Part(256, True, 0.4)), _asked_and_did)
+"""The objective, and what was done, each by a vector of its own."""
+
+RECIPES: Final[Mapping[RecipeName, Recipe]] = MappingProxyType({"trace": TRACE, "asked_and_did": ASKED_AND_DID})
+
 
 class Embedder(Protocol):
     """Turns texts into vectors. Not thread-safe: one thread owns it."""
 
-    @property
-    def name(self) -> str:
-        """Name of the model, for display."""
-        ...
+    name: str
+    """Name of the model, for display."""
+    engine: str
+    """What computes the vectors, for display."""
+    space: str
+    """Fingerprint of model, weights, truncation, pooling and text recipe: equal if and only if vectors are comparable.
 
-    @property
-    def engine(self) -> str:
-        """What computes the vectors, for display."""
-        ...
-
-    @property
-    def space(self) -> str:
-        """Fingerprint of model, weights, truncation, pooling and text recipe: equal if and only if vectors are comparable.
-
-        The engine is not part of it: the vectors of a text by any two engines have a cosine of at least 1 - 1e-4.
-        """
-        ...
-
-    @property
-    def dimensions(self) -> int:
-        """Length of a vector."""
-        ...
-
-    @property
-    def recipe(self) -> Recipe:
-        """Makes of traces the texts that are to be embedded."""
-        ...
-
-    @property
-    def tokens_embedded(self) -> int:
-        """How many tokens it was given by now, without what pads them; 0 for ever if it has none."""
-        ...
+    The engine is not part of it: the vectors of a text by any two engines have a cosine of at least 1 - 1e-4.
+    """
+    dimensions: int
+    """Length of a vector."""
+    recipe: Recipe
+    """Makes texts of traces."""
+    tokens_embedded: int
+    """How many tokens it has embedded, without padding; always 0 if it has no tokenizer."""
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        ...
+
+
+class Engine(Protocol):
+    """Runs the model. Not thread-safe."""
+
+    name: str
+    """Library, precision and device or threads, for display."""
+    dimensions: int
+    """Length of a vector."""
+    max_tokens: int
+    """The most tokens of a forward pass, padding included; a longer text gets a pass of its own."""
+    step: int
+    """Texts share a forward pass only if their lengths round up to the same multiple of this."""
+
+    def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
+        """Run a forward pass for each group of texts; groups come in order of length, shortest first.
+
+        Returns:
+            For each group float32 unit vectors of shape (len(group), dimensions).
+        """
+
+
+def rounded_up(length: int, step: int) -> int:
+    """``length`` rounded up to a multiple of ``step``."""
+    return -(-length // step) * step
+
+
+def padded(group: Sequence[Ids], width: int, pad_id: int = 0) -> tuple[Int64s, Int64s]:
+    """Ids and mask of a group, of shape (texts, width)."""
+    ids = np.full((len(group), width), pad_id, np.int64)
+    mask = np.zeros((len(group), width), np.int64)
+    for index, row in enumerate(group):
+        ids[index, : len(row)] = row
+        mask[index, : len(row)] = 1
+    return ids, mask
+
+
+class CheckedEmbedder:
+    """Checks every vector, and the embedder itself when a text fails alone. One thread owns it."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        """Assume that an embedder is healthy."""
+        self._embedder = embedder
+        self._failed_batches = 0
+        self._failed_alone = 0
+        self._is_unhealthy = False
+
+    def embed(self, texts: Sequence[str], *, retry: bool = False) -> Vectors:
+        """Embed texts, in order; ``retry``: they are one of a batch that failed.
+
+        Any other error, such as ``FloatingPointError`` for invalid vectors, is the fault of the texts.
+
+        Raises:
+            EmbedderUnhealthy: it is the fault of the embedder; from then on always.
+        """
+        if self._is_unhealthy:
+            raise EmbedderUnhealthy("embedder: it embeds nothing any more")
+        try:
+            vectors = self._valid_vectors(texts)
+        except Exception as error:
+            self._failed_batches += not retry
+            if len(texts) == 1:
+                self._failed_alone += 1
+                self._probe(error)
+            raise
+        self._failed_batches = self._failed_alone = 0
+        return vectors
+
+    def _valid_vectors(self, texts: Sequence[str]) -> Vectors:
+        vectors = self._embedder.embed(texts)
+        lengths = np.linalg.norm(vectors, axis=1)
+        # NaN is never within the tolerance.
+        if lengths.shape != (len(texts),) or not np.all(np.abs(lengths - 1) <= _LENGTH_TOLERANCE):
+            raise FloatingPointError("expected a finite vector of length 1 for each text")
+        return vectors
+
+    def _probe(self, error: Exception) -> None:
+        """Raise EmbedderUnhealthy unless the text is at fault."""
+        try:
+            self._valid_vectors([_PROBE])
+        except Exception as probed:
+            self._is_unhealthy = True
+            raise EmbedderUnhealthy(f"embedder: it cannot even embed a probe ({type(probed).__name__})") from error
+        # Not a single text of these batches could be embedded.
+        if min(self._failed_batches, self._failed_alone) >= _HOPELESS_BATCHES:
+            self._is_unhealthy = True
+            raise EmbedderUnhealthy(f"embedder: it embeds nothing but a probe ({type(error).__name__})") from error

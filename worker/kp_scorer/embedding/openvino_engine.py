@@ -1,21 +1,33 @@
 """The engine on OpenVINO: the fastest on CPU, with bfloat16 where the processor has it and single precision elsewhere."""
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
-from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.embedding.engine import EngineUnavailable, Ids, rounded_up
-from kp_scorer.embedding.recipe import MAX_TOKENS
-from kp_scorer.embedding.silent_openvino import openvino
+from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Int64s, Vectors, padded, rounded_up
+from kp_scorer.errors import EngineUnavailable
 
-Int64s = NDArray[np.int64]
+# OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends
+# a message there and leaves files in the home directory, unless the package that does so is missing: then OpenVINO uses a
+# stand-in that does nothing. So that package is missing while OpenVINO is imported, and only then: neither the environment of
+# the process nor anyone's consent is touched.
+_REPORTER: Final = "openvino_telemetry"
+_modules: dict[str, Any] = sys.modules
+_reporter_before = _modules.get(_REPORTER)
+# Python's way to say that there is no such module.
+_modules[_REPORTER] = None
+try:
+    import openvino as openvino  # noqa: TID251  # the one place; others import it from here
+finally:
+    del _modules[_REPORTER]
+    if _reporter_before is not None:
+        _modules[_REPORTER] = _reporter_before
 
 _SAME: Final = 0.99
 """Similarity above which two vectors are of one text; in half precision they differ by less than 0.001."""
@@ -65,32 +77,22 @@ class OpenVinoEngine:
         raise EngineUnavailable(_DISAGREE)
 
     def _agrees(self, length: int) -> bool:
-        """Whether a text of so many tokens gets one vector, however its pass is run.
+        """Whether a text of so many tokens gets the same vector, however its pass is run.
 
-        One process in some hundreds was seen to have a stream that gives other vectors, as long as it lives. They would stay in
-        the log. Compiled anew, the streams are others.
+        One process in some hundreds was seen to have a stream that gives other vectors for as long as it lives, and those would
+        stay in the log. Compiled anew, the streams are others.
         """
         text = [[0] * length]
         (alone,), *side_by_side = *self.run([text]), *self.run([text] * self._threads)
-        # What is not a number is never the same.
-        return all(float(found[0] @ alone) > _SAME for found in side_by_side)
+        # NaN is never the same.
+        return all(float(vectors[0] @ alone) > _SAME for vectors in side_by_side)
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.engine.Engine`."""
+        """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.embedder.Engine`."""
         full = [(np.array(group, np.int64),) for group in groups if len(group[0]) == MAX_TOKENS]
-        others = [_padded(group, self.step) for group in groups[: len(groups) - len(full)]]
+        shorter = groups[: len(groups) - len(full)]
+        others = [padded(group, min(rounded_up(max(map(len, group)), self.step), MAX_TOKENS)) for group in shorter]
         return self._any.run(others) + self._full.run(full)
-
-
-def _padded(group: Sequence[Ids], step: int) -> tuple[Int64s, Int64s]:
-    """Ids and mask of a group, of shape (texts, tokens)."""
-    width = min(rounded_up(max(map(len, group)), step), MAX_TOKENS)
-    ids = np.zeros((len(group), width), np.int64)
-    mask = np.zeros((len(group), width), np.int64)
-    for index, row in enumerate(group):
-        ids[index, : len(row)] = row
-        mask[index, : len(row)] = 1
-    return ids, mask
 
 
 def _for_one_full_text(model: openvino.Model) -> openvino.Model:
@@ -144,12 +146,12 @@ class _Streams:
     def run(self, inputs: Sequence[Sequence[Int64s]]) -> list[Vectors]:
         """Run a forward pass for each of the inputs, in order."""
         running: deque[openvino.InferRequest] = deque()
-        found = []
-        for one in inputs:
+        results = []
+        for arrays in inputs:
             if len(running) == self._most:
-                found.append(self._finish(running.popleft()))
-            running.append(self._start(one))
-        return found + [self._finish(request) for request in running]
+                results.append(self._finish(running.popleft()))
+            running.append(self._start(arrays))
+        return results + [self._finish(request) for request in running]
 
     def _start(self, inputs: Sequence[Int64s]) -> openvino.InferRequest:
         # The request shares the inputs' memory, so they must live until it is finished.

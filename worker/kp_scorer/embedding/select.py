@@ -1,24 +1,23 @@
 """Choose the embedder that the settings ask for, and the fastest engine that runs here."""
 
-import gc
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from kp_scorer.embedding.cores import usable_cores
-from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.embedding.engine import Engine, EngineUnavailable
-from kp_scorer.embedding.model import ModelFiles, find_model, is_installed, is_model_named
-from kp_scorer.embedding.recipe import RECIPES, Recipe
-from kp_scorer.errors import SettingsError
+from kp_scorer.embedding.embedder import RECIPES, Embedder, Engine, Recipe
+from kp_scorer.embedding.model import ModelFiles, converted_model, find_model, is_installed, is_model_named
+from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.settings import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8
 """With more, too many threads wait for the longest text of a batch; more workers use further cores better."""
+
+_CGROUP: Final = Path("/sys/fs/cgroup")
 
 _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")
 """Device nodes of NVIDIA's driver, of GPUs under WSL, and of AMD's driver, which torch calls CUDA too."""
@@ -28,9 +27,9 @@ log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.s
 
 
 def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *, converts: bool = True) -> Embedder | None:
-    """Load the embedder, for texts of a recipe; None if the settings ask for none, or if none can run and none is required.
+    """Load the embedder; None if the settings ask for none, or if none can run and none is required.
 
-    Unless it ``converts`` a model that was not converted yet, nothing is written.
+    Nothing is written unless it ``converts`` a model that was not converted yet.
 
     Raises:
         SettingsError: the embedder is required and not installed, or the model or the chosen engine cannot be loaded.
@@ -55,10 +54,20 @@ def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *
 
 
 def is_embedder_installed(settings: EmbeddingSettings) -> bool:
-    """Whether the settings ask for an embedder and what one needs is there; it may still not load. Takes no time."""
+    """Whether the settings ask for an embedder and its packages are there; it may still not load. Takes no time."""
     if settings.embedder == "none" or not is_installed("tokenizers") or not is_model_named(settings.model):
         return False
     return is_installed("openvino") or _has_torch()
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Count the cores that the process may run on, at most as many as its container's share of processor time.
+
+    More threads than that would use up the share at once and then stall until the next period. A part of a core counts as a
+    core: with a thread less, that part of the share would never be used.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota(cgroup))))
 
 
 def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedder:
@@ -87,13 +96,28 @@ def _load_engine(settings: EmbeddingSettings, model: ModelFiles, converts: bool)
     raise EngineUnavailable(" and ".join(reasons))
 
 
+def _quota(cgroup: Path) -> float:
+    """The container's share of processor time in cores: cgroup version 2, then version 1; infinity without a limit."""
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((cgroup / file).read_text("ascii") for file in files).split()
+        except (OSError, ValueError):
+            continue
+        # No limit is "max" in version 2 and -1 in version 1.
+        if quota.isdigit() and int(period) > 0:
+            return int(quota) / int(period)
+    return math.inf
+
+
 def _load_torch_on_gpu(model: ModelFiles, threads: int, _converts: bool) -> Engine:
     # Importing torch just to learn that there is no GPU would cost seconds and hundreds of megabytes.
     if not (any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and _has_torch()):
         raise EngineUnavailable("there is no GPU")
-    with _uncollected():
-        from kp_scorer.embedding.torch_engine import TorchEngine, has_gpu
-    if not has_gpu():
+    import torch
+
+    from kp_scorer.embedding.torch_engine import TorchEngine
+
+    if not torch.cuda.is_available():
         raise EngineUnavailable("torch sees no GPU")
     return TorchEngine(model.path, threads, "cuda")
 
@@ -101,11 +125,10 @@ def _load_torch_on_gpu(model: ModelFiles, threads: int, _converts: bool) -> Engi
 def _load_openvino(model: ModelFiles, threads: int, converts: bool) -> Engine:
     if not is_installed("openvino"):
         raise EngineUnavailable("openvino is not installed")
-    from kp_scorer.embedding.converted import converted_model, model_in_cache
     from kp_scorer.embedding.openvino_engine import OpenVinoEngine
 
     try:
-        with converted_model(model) if converts else model_in_cache(model) as file:
+        with converted_model(model, converts=converts) as file:
             return OpenVinoEngine(file, threads)
     except EngineUnavailable as error:
         # Worth a warning: the engine used instead is several times slower.
@@ -116,23 +139,13 @@ def _load_openvino(model: ModelFiles, threads: int, converts: bool) -> Engine:
 def _load_torch_on_cpu(model: ModelFiles, threads: int, _converts: bool) -> Engine:
     if not _has_torch():
         raise EngineUnavailable("sentence-transformers is not installed")
-    with _uncollected():
-        from kp_scorer.embedding.torch_engine import TorchEngine
+    from kp_scorer.embedding.torch_engine import TorchEngine
+
     return TorchEngine(model.path, threads, "cpu")
 
 
 def _has_torch() -> bool:
     return is_installed("torch", "sentence_transformers")
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Turn garbage collection off while torch is imported: searching its million lasting objects takes a sixth longer."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 _CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, int, bool], Engine], ...]]] = {

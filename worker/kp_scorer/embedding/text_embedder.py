@@ -4,10 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.embedding.engine import Engine, Ids, rounded_up
+from kp_scorer.embedding.embedder import Engine, Ids, Recipe, Vectors, rounded_up
 from kp_scorer.embedding.model import ModelFiles
-from kp_scorer.embedding.recipe import Recipe
 from kp_scorer.embedding.tokens import Tokens
 
 
@@ -46,8 +44,8 @@ class TextEmbedder:
         self.tokens_embedded += sum(map(len, rows))
         groups = list(group_by_length([len(row) for row in rows], self._engine.max_tokens, self._engine.step))
         vectors = np.empty((len(rows), self.dimensions), np.float32)
-        found = self._engine.run([[rows[index] for index in group] for group in groups])
-        for group, part in zip(groups, found, strict=True):
+        results = self._engine.run([[rows[index] for index in group] for group in groups])
+        for group, part in zip(groups, results, strict=True):
             vectors[group] = part
         return vectors
 

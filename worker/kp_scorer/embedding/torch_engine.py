@@ -13,9 +13,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
-from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.embedding.engine import Ids
-from kp_scorer.embedding.recipe import MAX_TOKENS
+from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Vectors, padded
 from kp_scorer.errors import SettingsError
 
 _MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}
@@ -44,13 +42,12 @@ class TorchEngine:
         self.dimensions = int(dimensions)
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.engine.Engine`."""
+        """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.embedder.Engine`."""
         return [self._forward(group) for group in groups]
 
     def _forward(self, rows: Sequence[Ids]) -> Vectors:
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [self._pad_id] * (width - len(row)) for row in rows], device=self._device)
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._device)
+        arrays = padded(rows, max(map(len, rows)), self._pad_id)
+        ids, mask = (torch.from_numpy(array).to(self._device) for array in arrays)
         features = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
         # Half precision only for matrix products: in sums over 512 tokens and in norms it would lose digits that scores need.
         half = torch.autocast("cuda", torch.float16, enabled=self._device.type == "cuda")
@@ -58,11 +55,6 @@ class TorchEngine:
             output: torch.Tensor = self._model.forward(features)["sentence_embedding"]
         vectors: Vectors = torch.nn.functional.normalize(output.float(), dim=1).cpu().numpy()
         return vectors
-
-
-def has_gpu() -> bool:
-    """Whether torch can compute on a GPU here."""
-    return torch.cuda.is_available()
 
 
 def load_model(model_path: Path, device: str) -> SentenceTransformer:

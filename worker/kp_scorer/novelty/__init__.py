@@ -1,7 +1,6 @@
 """How new a trace is: an append-only log that all workers share, each worker's mirror of it, and the cache that joins them."""
 
-from kp_scorer.novelty.cache import NoveltyCache, Placed
-from kp_scorer.novelty.log import Candidate, NoveltyLog, Window
-from kp_scorer.novelty.memory_log import MemoryLog
+from kp_scorer.novelty.log import Candidate, MemoryLog, NoveltyLog, Window
+from kp_scorer.novelty.mirror import NoveltyCache, Placement
 
-__all__ = ["Candidate", "MemoryLog", "NoveltyCache", "NoveltyLog", "Placed", "Window"]
+__all__ = ["Candidate", "MemoryLog", "NoveltyCache", "NoveltyLog", "Placement", "Window"]

@@ -1,13 +1,15 @@
 """Recompute novelty from the log and compare it with what was decided."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from kp_scorer.decision import Decision
-from kp_scorer.novelty.log import Entry, Window
+from kp_scorer.decision import Decision, Nearest
+from kp_scorer.novelty.log import Entry, Place, Tail, Window
+from kp_scorer.novelty.mirror import Mirror
 from kp_scorer.scoring import novelty_of
 
 TOLERANCE: Final = 1e-5
@@ -16,15 +18,15 @@ TOLERANCE: Final = 1e-5
 _LOOKED_UP_AT_ONCE: Final = 500
 
 
-class Decided(NamedTuple):
-    """A decision, and the 16-byte digest of what was decided."""
+class DecidedTrace(NamedTuple):
+    """A decision, and the 16-byte digest of the trace's content."""
 
     decision: Decision
     digest: bytes
 
 
 class Difference(NamedTuple):
-    """A decision whose novelty is not what the log gives, or whose entry holds something else than what was decided."""
+    """A decision whose novelty is not what the log gives, or whose entry holds other content than was decided."""
 
     trace_id: str
     entry: str
@@ -35,51 +37,82 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What an audit of one log found. Every entry counts in exactly one of the other figures."""
+    """The result of an audit of one log. Every entry counts in exactly one of the other figures."""
 
     entries: int = 0
     agreeing: int = 0
     differences: list[Difference] = field(default_factory=list)
     undecided: int = 0
-    """Placed in the log and not decided (yet), or decided elsewhere: before a late redelivery, or before the log was warmed."""
+    """Placed in the log and not decided (yet), or decided at another place: before a late redelivery or the log's warming."""
     beyond: int = 0
-    """Decided, but entries of their window have left the log or were erased since, so it cannot be checked."""
+    """Decided, but entries of the window have left the log or were erased since, so that novelty cannot be checked."""
+    damaged: int = 0
+    """Holds no trace or no vector, as somebody has changed the log."""
 
 
-Decisions = Callable[[Sequence[str]], Sequence[Decided | None]]
-"""Looks up the decisions on traces by their ids, in order; None for a trace that has none."""
+Decisions = Callable[[Sequence[str]], Sequence[DecidedTrace | None]]
+"""Looks up the decisions on traces by their ids, in order; None for a trace without one."""
 
 
 def audit(entries: Sequence[Entry], decisions: Decisions, window: Window, advance: Callable[[int, int], None]) -> Report:
     """Replay all entries of a log against the decisions; ``advance`` gets the number done and the total.
 
-    It does not use the mirror but the definition of novelty, one entry at a time.
+    It uses the definition of novelty, one entry at a time, and not the mirror.
     """
     report = Report(entries=len(entries))
+    entries = _intact(entries)
+    report.damaged = report.entries - len(entries)
     if not entries:
         return report
     replay = _Replay(entries, window)
-    for index, found in enumerate(_in_order(entries, decisions)):
+    for index, (entry, trace) in enumerate(zip(entries, _in_order(entries, decisions), strict=True)):
         advance(index + 1, len(entries))
-        entry = entries[index]
-        if found is None or found.decision.novelty.entry != str(entry.place):
+        if trace is None or trace.decision.novelty.entry != str(entry.place):
             report.undecided += 1
             continue
-        similarity, decided = replay.similarity(index), found.decision.dimensions.novelty
+        similarity, decided = replay.similarity(index), trace.decision.dimensions.novelty
         recomputed = novelty_of(similarity)
+        is_of_other_content = trace.digest != entry.digest
         # Without the entries that are gone, novelty can only seem higher than it was, or unknown.
-        if found.digest != entry.digest:
-            report.differences.append(Difference(entry.trace_id, str(entry.place), decided, recomputed, True))
-        elif not replay.is_whole(index) and (similarity is None or recomputed > decided - TOLERANCE):
+        may_seem_higher = not is_of_other_content and not replay.is_complete(index)
+        if may_seem_higher and (similarity is None or recomputed > decided - TOLERANCE):
             report.beyond += 1
-        elif abs(recomputed - decided) <= TOLERANCE:
-            report.agreeing += 1
+        elif is_of_other_content or abs(recomputed - decided) > TOLERANCE:
+            place = str(entry.place)
+            report.differences.append(Difference(entry.trace_id, place, decided, recomputed, is_of_other_content))
         else:
-            report.differences.append(Difference(entry.trace_id, str(entry.place), decided, recomputed, False))
+            report.agreeing += 1
     return report
 
 
-def _in_order(entries: Sequence[Entry], decisions: Decisions) -> Iterator[Decided | None]:
+def with_nearest(decision: Decision, entries: Sequence[Entry], window: Window) -> Decision:
+    """The decision with the nearest earlier trace, which it may not name; as it is if the log's entries do not give it."""
+    novelty, entries = decision.novelty, _intact(entries)
+    if novelty.nearest or not novelty.entry or not entries:
+        return decision
+    mirror = Mirror(window, len(entries[-1].vector))
+    mirror.apply(Tail("", entries, (), restart=False, more=False))
+    try:
+        (nearest,) = mirror.nearest([Place.parse(novelty.entry)])
+    except KeyError:
+        return decision
+    if nearest is None or abs(novelty_of(nearest.similarity) - decision.dimensions.novelty) > TOLERANCE:
+        return decision
+    named = {
+        "nearest": Nearest(trace_id=nearest.trace_id, similarity=nearest.similarity),
+        "duplicate_of": nearest.trace_id if nearest.is_duplicate else None,
+    }
+    return decision.model_copy(update={"novelty": novelty.model_copy(update=named)})
+
+
+def _intact(entries: Sequence[Entry]) -> list[Entry]:
+    """Those with a trace, and a vector of as many dimensions as most have."""
+    entries = [entry for entry in entries if entry.trace_id]
+    dimensions = Counter(len(entry.vector) for entry in entries).most_common(1)
+    return [entry for entry in entries if len(entry.vector) == dimensions[0][0]]
+
+
+def _in_order(entries: Sequence[Entry], decisions: Decisions) -> Iterator[DecidedTrace | None]:
     for start in range(0, len(entries), _LOOKED_UP_AT_ONCE):
         yield from decisions([entry.trace_id for entry in entries[start : start + _LOOKED_UP_AT_ONCE]])
 
@@ -103,7 +136,7 @@ class _Replay:
             return 1.0
         return float((self._vectors[rows] @ self._vectors[index]).max())
 
-    def is_whole(self, index: int) -> bool:
+    def is_complete(self, index: int) -> bool:
         """Whether the log still holds every entry of the window."""
         first = max(1, self._numbers[index] - self._window.max_elements)
         oldest_ms = self._times[index] - self._window.ttl_ms

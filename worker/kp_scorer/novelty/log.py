@@ -1,20 +1,21 @@
-"""The novelty log's interface, in Redis or in memory: an append-only sequence of vectors with places in one total order.
+"""The novelty log: an append-only sequence of vectors with places in one total order, in Redis or in memory.
 
 A trace's novelty is a function of the log alone: one minus the largest similarity to the entries before its own that belong
 to other traces, among the ``max_elements`` places before its own and younger than the TTL at its own time. An erased entry
 leaves its place empty, so that the windows of other entries lose nothing else.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Which earlier entries count, and how much longer the log keeps them than a new entry needs.
 
     The slack is for traces whose worker died between appending and deciding: within it a redelivery finds its first place
@@ -31,17 +32,12 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> "Window":
-        """Read a window as ``str`` writes it, which is also how a log notes the one that its writers share."""
+        """Read a window as ``str`` writes it, which is also how a log stores the one that its writers share."""
         return cls(*map(int, text.split()))
 
     def as_settings(self) -> dict[str, float]:
         """The settings of ``[novelty]`` that describe it, times in seconds."""
-        return {
-            "max_elements": self.max_elements,
-            "ttl_s": self.ttl_ms / 1_000,
-            "slack_elements": self.slack_elements,
-            "slack_s": self.slack_ms / 1_000,
-        }
+        return {"max_elements": self.max_elements, "ttl_s": self.ttl_ms / 1_000, "slack_elements": self.slack_elements}
 
     @property
     def kept_elements(self) -> int:
@@ -74,12 +70,11 @@ class Candidate(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """How far a mirror has read."""
+    """How far a mirror has read the log of this epoch."""
 
     epoch: str
-    """The log's."""
     place: Place | None
-    """Of the newest entry read; None: none yet."""
+    """Of the newest entry read, if any."""
     trace_id: str
     """Of that entry; empty if there is none, or if it was erased since."""
     erasure: str
@@ -87,7 +82,7 @@ class Cursor(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry as read from the log."""
+    """One entry of the log."""
 
     place: Place
     trace_id: str
@@ -96,37 +91,69 @@ class Entry(NamedTuple):
 
 
 class Erasure(NamedTuple):
-    """The note that an entry was erased, for those who have read it."""
+    """The note that an entry was erased, for mirrors that have read it."""
 
     erasure_id: str
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """Entries newer than a cursor, oldest first."""
+class Tail(NamedTuple):
+    """Entries and erasures newer than a cursor, oldest first."""
 
     epoch: str
     entries: Sequence[Entry]
     erasures: Sequence[Erasure]
-    """What was erased since, oldest first."""
     restart: bool
-    """The log is not the one that the cursor was read from: the mirror must drop what it has read and start afresh."""
+    """Whether the log is another one than the cursor's: the mirror must drop what it has read and start anew."""
     more: bool
-    """There is more to read than this."""
+    """Whether there is more to read."""
 
 
 class NoveltyLog(Protocol):
-    """The log. Admission is atomic and idempotent: a known trace gets its first place back."""
+    """The log. Admission is atomic and idempotent: a trace that was admitted before gets its first place back."""
 
-    def exchange(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
+    def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         """Admit the candidates, in order, and read what is newer than the cursor, in one step.
 
         Returns:
-            For each candidate its place, or None if its id was taken by another digest; and the tail.
+            For each candidate its place, or None if another digest has its id; and the tail.
 
         Raises:
             SettingsError: the log is not empty, and was begun with another window.
-            ServiceUnavailable: the log cannot be reached; admitting again is safe.
         """
-        ...
+
+
+class MemoryLog:
+    """A log with the semantics of the one in Redis, for scoring in one process."""
+
+    def __init__(self, window: Window, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        self._window = window
+        self._clock_ms = clock_ms
+        self._epoch = uuid.uuid4().hex
+        self._last = Place(0, 0)
+        self._entries: deque[Entry] = deque(maxlen=window.kept_elements)
+        self._records: dict[str, tuple[bytes, Place]] = {}
+
+    def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
+        """Admit and read; see :class:`NoveltyLog`."""
+        places = [self._admit(candidate) for candidate in candidates]
+        if cursor is not None and cursor.epoch != self._epoch:
+            return places, Tail(self._epoch, (), (), restart=True, more=True)
+        seen = cursor.place.number if cursor and cursor.place else 0
+        # Places are consecutive, so the newest ones are at the end; a slice of the whole deque would cost its length.
+        count = min(len(self._entries), self._last.number - seen)
+        newer = [self._entries[index] for index in range(-count, 0)]
+        return places, Tail(self._epoch, newer, (), restart=False, more=False)
+
+    def _admit(self, candidate: Candidate) -> Place | None:
+        digest, place = self._records.get(candidate.trace_id, (candidate.digest, None))
+        if digest != candidate.digest:
+            return None
+        now = max(self._clock_ms(), self._last.time_ms)
+        oldest = Place(now - self._window.slack_ms, self._last.number - self._window.slack_elements)
+        if place and place.time_ms > oldest.time_ms and place.number > oldest.number:
+            return place
+        self._last = Place(now, self._last.number + 1)
+        self._records[candidate.trace_id] = (digest, self._last)
+        self._entries.append(Entry(self._last, *candidate))
+        return self._last

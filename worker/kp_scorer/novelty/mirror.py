@@ -1,4 +1,4 @@
-"""A process's copy of the log's tail, laid out for one matrix product a batch."""
+"""A process's mirror of the log's tail, and the cache that joins the two: admit, bring the mirror up to date, compare."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kp_scorer.novelty.log import Cursor, Entry, Place, Tail, Window
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.novelty.log import Candidate, Cursor, Entry, NoveltyLog, Place, Tail, Window
 
 _SCAN_ROWS: Final = 8_192
 """Rows compared at once, which keeps a batch's similarities to some megabytes for any window."""
@@ -23,6 +24,13 @@ class Nearest(NamedTuple):
     is_duplicate: bool
 
 
+class Placement(NamedTuple):
+    """A candidate's place in the log and its nearest earlier entry (None: its window is empty)."""
+
+    place: Place
+    nearest: Nearest | None
+
+
 class Mirror:
     """The newest ``window.kept_elements`` entries as arrays. One thread owns it.
 
@@ -31,7 +39,6 @@ class Mirror:
     """
 
     def __init__(self, window: Window, dimensions: int) -> None:
-        """Reserve room for the rows; memory is used only as they fill."""
         self._window = window
         capacity = window.kept_elements + max(1_024, window.kept_elements // 8)
         self._vectors = np.empty((capacity, dimensions), np.float32)
@@ -39,24 +46,19 @@ class Mirror:
         self._numbers = np.empty(capacity, np.int64)
         self._digests = np.empty(capacity, np.uint64)
         self._trace_ids: list[str] = []
-        self._cursor: Cursor | None = None
-
-    @property
-    def cursor(self) -> Cursor | None:
+        self.cursor: Cursor | None = None
         """How far the log has been read; None before the first read."""
-        return self._cursor
 
     def __len__(self) -> int:
-        """How many rows are held."""
         return len(self._trace_ids)
 
     def apply(self, tail: Tail) -> None:
-        """Append and erase what a tail says; drop everything if the tail says to restart."""
+        """Append a tail's entries and blank what it erases; drop everything if it says to restart."""
         if tail.restart:
             self._trace_ids.clear()
-            self._cursor = None
+            self.cursor = None
             return
-        cursor = self._cursor or Cursor(tail.epoch, None, "", "")
+        cursor = self.cursor or Cursor(tail.epoch, None, "", "")
         for entry in tail.entries:
             self._append(entry)
             cursor = cursor._replace(place=entry.place, trace_id=entry.trace_id)
@@ -65,7 +67,7 @@ class Mirror:
             cursor = cursor._replace(erasure=erasure.erasure_id)
             if erasure.place == cursor.place:
                 cursor = cursor._replace(trace_id="")
-        self._cursor = cursor
+        self.cursor = cursor
 
     def nearest(self, places: Sequence[Place]) -> list[Nearest | None]:
         """For each place find the most similar entry in its window; None where the window is empty.
@@ -79,16 +81,20 @@ class Mirror:
         owns = [self._row(place) for place in places]
         windows = [self._rows(place) for place in places]
         best = self._scan(owns, windows)
-        return [self._duplicate(own, rows) or found for own, rows, found in zip(owns, windows, best, strict=True)]
+        return [self._duplicate(own, rows) or nearest for own, rows, nearest in zip(owns, windows, best, strict=True)]
 
     def _append(self, entry: Entry) -> None:
         if len(self) == len(self._numbers):
             self._drop_oldest(len(self) - self._window.kept_elements + 1)
         row = len(self)
-        self._vectors[row] = entry.vector
         self._times[row], self._numbers[row] = entry.place
         self._digests[row] = _digest_key(entry.digest)
         self._trace_ids.append(entry.trace_id)
+        if entry.vector.shape == self._vectors[row].shape:
+            self._vectors[row] = entry.vector
+        else:
+            # It is damaged.
+            self._erase(entry.place)
 
     def _erase(self, place: Place) -> None:
         """Blank a row and keep its number, so that windows lose nothing else."""
@@ -127,8 +133,8 @@ class Mirror:
             for index, rows in enumerate(windows):
                 low, high = max(rows.start, start), min(rows.stop, stop)
                 if low < high:
-                    found = self._best(owns[index], low, similarities[index, low - start : high - start])
-                    best[index] = max(best[index], found, key=lambda nearest: nearest.similarity if nearest else -2.0)
+                    nearest = self._best(owns[index], low, similarities[index, low - start : high - start])
+                    best[index] = max(best[index], nearest, key=lambda each: each.similarity if each else -2.0)
         return best
 
     def _best(self, own: int, first_row: int, similarities: NDArray[np.float32]) -> Nearest | None:
@@ -142,15 +148,14 @@ class Mirror:
         return None
 
     def _duplicate(self, own: int, rows: range) -> Nearest | None:
-        same = np.flatnonzero(self._digests[rows.start : rows.stop] == self._digests[own])
-        for offset in same:
+        for offset in np.flatnonzero(self._digests[rows.start : rows.stop] == self._digests[own]):
             trace_id = self._trace_ids[rows.start + int(offset)]
             if self._counts(trace_id, own):
                 return Nearest(trace_id, 1.0, is_duplicate=True)
         return None
 
     def _counts(self, trace_id: str, own: int) -> bool:
-        """Whether an entry counts: not if erased, nor if it is of the same trace, which a late redelivery appended again."""
+        """Whether an entry counts: not an erased one, nor one of the same trace, which a late redelivery appended again."""
         return trace_id not in (_ERASED, self._trace_ids[own])
 
     def _drop_oldest(self, count: int) -> None:
@@ -166,3 +171,48 @@ class Mirror:
 def _digest_key(digest: bytes) -> np.uint64:
     """The first 8 bytes of a digest: enough to tell a window's entries apart, and comparable in one vector operation."""
     return np.uint64(int.from_bytes(digest[:8], "little"))
+
+
+class NoveltyCache:
+    """Joins a log and this process's mirror of it. One thread owns it."""
+
+    def __init__(self, log: NoveltyLog, window: Window, dimensions: int) -> None:
+        self._log = log
+        self._mirror = Mirror(window, dimensions)
+
+    @property
+    def entries(self) -> int:
+        """How many entries the mirror holds. Any thread may ask."""
+        return len(self._mirror)
+
+    def catch_up(self) -> int:
+        """Read the log to its end, in chunks, and return how many entries the mirror holds; raises as :meth:`place` does."""
+        self._append(())
+        return len(self._mirror)
+
+    def place(self, candidates: Sequence[Candidate]) -> list[Placement | None]:
+        """Append the candidates that are new; compare each, by the vector that the log holds, with the entries before its own.
+
+        Returns:
+            For each candidate its place and nearest entry; None if another digest has its id.
+
+        Raises:
+            SettingsError: the log is not empty, and was begun with another window.
+            ServiceUnavailable: the log cannot be reached, or was emptied meanwhile; placing again is safe.
+        """
+        places = self._append(candidates)
+        try:
+            nearest = iter(self._mirror.nearest([place for place in places if place]))
+        except KeyError:
+            raise ServiceUnavailable("novelty log: it was emptied while traces were placed in it") from None
+        return [Placement(place, next(nearest)) if place else None for place in places]
+
+    def _append(self, candidates: Sequence[Candidate]) -> list[Place | None]:
+        # Part of a window would give novelty that the log does not explain, so nothing is compared before the mirror has caught
+        # up. Each round admits the candidates again: should the log be trimmed meanwhile, those whose windows it cut get new
+        # places. The rounds end, because a batch is small against the slack and against what one of them reads.
+        while True:
+            places, tail = self._log.append(candidates, self._mirror.cursor)
+            self._mirror.apply(tail)
+            if not tail.more:
+                return places

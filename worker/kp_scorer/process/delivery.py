@@ -1,89 +1,49 @@
-"""One message in hand, from its delivery until it is let go of."""
+"""One message in flight, from its delivery until it is acknowledged or requeued."""
 
-import os
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from celery.worker.request import Request
-from celery.worker.state import task_ready
-
+from kp_scorer.broker.dead_letters import DeadLettering
 from kp_scorer.decision import Decision
 from kp_scorer.process.watchdog import StallTimer
-from kp_scorer.spans import Recording, Step
 from kp_scorer.trace import ReasoningTrace
 
-
-class SubmissionRequest(Request):  # type: ignore[misc]  # celery ships no types
-    """What Celery knows a submission by, and tells monitors of it."""
-
-    def info(self, safe: bool = False) -> dict[str, Any]:
-        """What monitors are shown: never the arguments, which are the trace."""
-        shown: dict[str, Any] = super().info(safe=True)
-        return shown
-
-
-class Burial(NamedTuple):
-    """How a message becomes a dead letter."""
-
-    bury: Callable[[], Decision | None]
-    """Keeps the letter; returns the decision on what the message says if there is one, and then nothing was kept."""
-    result: dict[str, Any]
-    """What a producer gets who asks for the result."""
+if TYPE_CHECKING:
+    from kp_scorer.spans.recording import SpanRecording
 
 
 class Delivery:
-    """A message in hand, and what is still to be done with it. One thread at a time has to do with it.
+    """A message in flight and its progress. One thread at a time uses it.
 
-    First its ``trace`` is to be decided, if the message is a submission. What comes of that, a ``burial`` or a
-    ``decision``, is to be kept or to be published.
+    If the message is a submission, its ``trace`` is decided first. The resulting ``decision`` is then published, or the
+    message is dead-lettered for the reason in ``dead_lettering``.
     """
 
-    def __init__(self, message: Any, connection: int, request: SubmissionRequest | None = None) -> None:
-        """Hold a kombu message, which came by the connection with this number; Celery may know it by a request."""
+    def __init__(self, message: Any, connection: int) -> None:
+        """Hold a kombu message, received on the connection with this number."""
         self.message = message
         self.connection = connection
         self.trace: ReasoningTrace | None = None
-        """What it submits."""
-        self.burial: Burial | None = None
+        self.dead_lettering: DeadLettering | None = None
         self.decision: Decision | None = None
-        self.is_hopeless = False
-        """Whether it is to be given back as it is, because of an error that is nobody's but ours."""
-        self.steps: list[Step] = []
-        """What was done with its trace since it was last to be decided."""
-        self.recording: Recording | None = None
-        """What spans tell of it, once there is something to tell."""
-        self.taken_at_s = time.time()
-        """When it came, as Unix time."""
-        self.since_s = time.monotonic()
-        """When it came, by the monotonic clock."""
-        self.still = StallTimer()
-        """Since when nothing was done with it."""
-        self.still.start()
+        self.must_requeue = False
+        """Whether it is to be requeued as it is, after an error of our own."""
+        self.recording: SpanRecording | None = None
+        """Its spans, once there is something to record."""
+        self.received_at_s = time.time()
+        """When it was received, as Unix time."""
+        self._received_at = time.monotonic()
+        self.stall = StallTimer()
+        """The time since it last made progress."""
+        self.stall.start()
         self.waits_for = ""
-        """What was in the way when it was last tried."""
-        self._request = request
-        if request is not None:
-            request.on_accepted(os.getpid(), self.since_s)
+        """Why the last attempt failed; empty before the first."""
 
     @property
     def is_undecided(self) -> bool:
-        """Whether what it says is still to be decided."""
-        return self.burial is None and self.decision is None
+        """Whether it is a submission whose trace is still to be decided."""
+        return self.trace is not None and self.dead_lettering is None and self.decision is None
 
-    def held_s(self) -> float:
-        """Seconds since it came."""
-        return time.monotonic() - self.since_s
-
-    def end(self) -> None:
-        """Tell Celery that it has ended and is acknowledged."""
-        if self._request is not None:
-            self._request.acknowledged = True
-            self._request.on_success((False, None, self.held_s()))
-
-    def let_go(self) -> None:
-        """Tell Celery that it is in hand no longer, and has not ended."""
-        if self._request is not None:
-            self._request.acknowledged = True
-            task_ready(self._request)
-            self._request.send_event("task-rejected", requeue=True)
+    def in_flight_s(self) -> float:
+        """Seconds since it was received."""
+        return time.monotonic() - self._received_at

@@ -1,111 +1,165 @@
-"""A worker's figures as Prometheus reads them. Nothing is asked of Redis, the broker or the engine while it does."""
+"""What a worker measures from its start on, in the counters, histograms and gauges of prometheus_client."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Final
+from itertools import product
+from typing import Final, get_args
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, disable_created_metrics
 from prometheus_client.registry import Collector
 
 from kp_scorer.broker.backlog import Backlog
-from kp_scorer.process.observer import Figures, Spread
-from kp_scorer.process.reporting import Condition
+from kp_scorer.decision import Decision, Outcome, Override
+from kp_scorer.errors import REASONS, Reason
+from kp_scorer.ledger import Timing, WorkerReport
 
-_VERSION: Final = version("kp-scorer")
+UNNAMED_DOMAIN: Final = "other"
+"""Label of every domain that the settings and the profiles do not name: a producer may write any into a trace."""
+
 _PREFIX: Final = "kp_scorer"
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
+_SCORES: Final = tuple(tenths / 10 for tenths in range(1, 10))
+_SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
-class WorkerCollector(Collector):
-    """Gives a worker's metrics, as of now."""
+class Metrics:
+    """The metrics of one process. Any thread may update and read them; no call waits for Redis or the broker."""
 
-    def __init__(self, figures: Callable[[], Figures], condition: Callable[[], Condition]) -> None:
-        """Read by calling these, from any thread."""
-        self._figures = figures
-        self._condition = condition
+    def __init__(self, domains: Collection[str]) -> None:
+        """Count these domains each by its name, and all others under :data:`UNNAMED_DOMAIN`."""
+        self._domains = frozenset(domains)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        # Otherwise each counter has a second time series, with the time of its creation.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._define_counters()
+        self._define_histograms()
+        self._define_gauges()
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield them."""
-        figures, condition = self._figures(), self._condition()
-        yield InfoMetricFamily(
-            _PREFIX,
-            "What the worker is, and what it embeds with",
-            {"version": _VERSION, "embedder": "", "engine": "", "space": "", **condition.embedder},
+    def _define_counters(self) -> None:
+        counter = partial(Counter, namespace=_PREFIX, registry=self.registry)
+        self._decisions = counter("decisions", "Decisions published, by outcome and domain", ("outcome", "domain"))
+        self._overrides = counter("overrides", "Rules that changed a score, by rule", ("override",))
+        self._dead_letters = counter("dead_letters", "Messages dead-lettered, by reason", ("reason",))
+        self._dropped = counter("dead_letters_dropped", "Dead letters dropped to make room, by reason", ("reason",))
+        self._deliveries = counter("deliveries", "Messages delivered")
+        self._redeliveries = counter("redeliveries", "Messages redelivered")
+        self.resends = counter("resends", "Lost submissions that were sent again")
+        self.tokens = counter("tokens", "Tokens embedded")
+        # From 0 on: no query sees the first increase of a series that starts at 1.
+        for outcome, domain in self._outcomes_by_domain():
+            self._decisions.labels(outcome, domain)
+        for override in get_args(Override):
+            self._overrides.labels(override)
+        for reason in REASONS:
+            self._dead_letters.labels(reason)
+            self._dropped.labels(reason)
+
+    def _define_histograms(self) -> None:
+        histogram = partial(Histogram, namespace=_PREFIX, registry=self.registry)
+        seconds = partial(histogram, buckets=_SECONDS)
+        self.score = histogram("score", "Scores of the decisions published", buckets=_SCORES)
+        self.batch_traces = histogram("batch_traces", "Traces decided together", buckets=_SIZES)
+        self._queue_wait_s = seconds("queue_wait_seconds", "From sending to delivery, where a message says when it was sent")
+        self._processing_s = seconds("processing_seconds", "From the delivery of a message to the publication of its decision")
+        self.look_up_s = seconds("look_up_seconds", "Looking a batch up in the ledger")
+        self.embed_s = seconds("embed_seconds", "Embedding a batch")
+        self.finish_s = seconds("finish_seconds", "Placing a batch in the novelty log, judging and committing it")
+
+    def _define_gauges(self) -> None:
+        gauge = partial(Gauge, namespace=_PREFIX, registry=self.registry)
+        self._info = Info(_PREFIX, "What the worker is, and what it embeds with", registry=self.registry)
+        self.ready = gauge("ready", "1 if the worker receives messages")
+        self.degraded = gauge("degraded", "1 if there is no embedder, so that every novelty is 0.5")
+        self.in_flight = gauge("in_flight", "Messages in flight")
+        self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
+        self.mirror_lag_s = gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end")
+        # The same on all workers, as they are about what workers share.
+        self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
+        self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
+        self._full = gauge("results_full", "1 if a queue of decisions takes no more", ("queue",))
+        self._pending = gauge("pending", "Submissions in the ledger that have not ended")
+        self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again")
+        self._redis_used = gauge("redis_memory_used_ratio", "The part of its maxmemory that Redis uses; 0 without a limit")
+        # 0 would mean that nothing waits.
+        for unread in (self._pending, self._oldest_pending_s, self._redis_used):
+            unread.set(math.nan)
+        self.set_embedder({})
+
+    def _outcomes_by_domain(self) -> Sequence[tuple[Outcome, str]]:
+        return list(product(get_args(Outcome), sorted(self._domains | {UNNAMED_DOMAIN})))
+
+    def counted_as(self, domain: str) -> str:
+        """The name by which a domain is counted."""
+        return domain if domain in self._domains else UNNAMED_DOMAIN
+
+    def set_embedder(self, embedder: Mapping[str, str]) -> None:
+        """Show the embedder's name, engine and space; empty without one."""
+        self._info.info({"version": version("kp-scorer"), "embedder": "", "engine": "", "space": "", **embedder})
+
+    def set_backlog(self, backlog: Backlog) -> None:
+        """Show the backlog that was just read."""
+        for name, count in backlog.submissions.items():
+            self._waiting.labels(name, "submissions").set(count)
+        for name, count in backlog.decisions.items():
+            self._waiting.labels(name, "decisions").set(count)
+            self._full.labels(name).set(name in backlog.full)
+        self._pending.set(backlog.pending)
+        self._oldest_pending_s.set(backlog.oldest_pending_s)
+        self._redis_used.set(math.nan if backlog.redis_used is None else backlog.redis_used)
+
+    def count_delivery(self, deliveries: int) -> None:
+        """Count a message by how often it was delivered so far."""
+        self._deliveries.inc()
+        if deliveries > 1:
+            self._redeliveries.inc()
+
+    def count_dead_letter(self, reason: Reason) -> None:
+        """Count a dead letter that is stored."""
+        self._dead_letters.labels(reason).inc()
+
+    def count_dropped(self, reason: Reason, count: int) -> None:
+        """Count dead letters that made room for others."""
+        self._dropped.labels(reason).inc(count)
+
+    def count_published(self, decision: Decision, queued_s: float | None, in_flight_s: float) -> None:
+        """Count a decision that is published; ``queued_s`` is None if its message does not say when it was sent."""
+        self._decisions.labels(decision.outcome, self.counted_as(decision.domain)).inc()
+        for override in decision.overrides:
+            self._overrides.labels(override.name).inc()
+        self.score.observe(decision.score)
+        self._processing_s.observe(in_flight_s)
+        if queued_s is not None:
+            self._queue_wait_s.observe(queued_s)
+
+    def report(self, node: str, embedder: str, not_ready: Sequence[str]) -> WorkerReport:
+        """The report of the worker ``node``, which it stores in Redis for ``kp-scorer top``."""
+        decisions: dict[Outcome, dict[str, int]] = {}
+        for outcome, domain in self._outcomes_by_domain():
+            if count := _sum(self._decisions.labels(outcome, domain), "_total"):
+                decisions.setdefault(outcome, {})[domain] = int(count)
+        return WorkerReport(
+            node=node,
+            not_ready=tuple(not_ready),
+            embedder=embedder,
+            in_hand=int(_sum(self.in_flight)),
+            window_entries=int(_sum(self.window_entries)),
+            decisions=decisions,
+            dead_letters=int(_sum(self._dead_letters, "_total")),
+            redeliveries=int(_sum(self._redeliveries, "_total")),
+            resends=int(_sum(self.resends, "_total")),
+            queued=_timed(self._queue_wait_s),
+            held=_timed(self._processing_s),
+            embedded=_timed(self.embed_s),
         )
-        yield from _of_decisions(figures)
-        yield from _of_work(figures)
-        yield from _of_condition(condition)
-        yield _gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at", condition.backlog_age_s)
-        if condition.backlog is not None:
-            yield from _of_backlog(condition.backlog)
 
 
-def _of_decisions(figures: Figures) -> Iterator[Metric]:
-    decisions = {labels: float(count) for labels, count in figures.decisions.items()}
-    yield _counter("decisions", "Decisions published, by outcome and domain", ("outcome", "domain"), decisions)
-    overrides = {(name,): float(count) for name, count in figures.overrides.items()}
-    yield _counter("overrides", "Rules that changed a score, by rule", ("override",), overrides)
-    letters = {(reason,): float(count) for reason, count in figures.dead_letters.items()}
-    yield _counter("dead_letters", "Dead letters kept, by reason", ("reason",), letters)
-    yield _histogram("score", "Scores of the decisions published", figures.score)
+def _sum(metric: Collector, suffix: str = "") -> float:
+    """The sum of a metric's samples whose names end so, over all labels."""
+    return sum(sample.value for family in metric.collect() for sample in family.samples if sample.name.endswith(suffix))
 
 
-def _of_work(figures: Figures) -> Iterator[Metric]:
-    yield _counter("deliveries", "Messages that came", (), {(): figures.deliveries})
-    yield _counter("redeliveries", "Messages that came again", (), {(): figures.redeliveries})
-    yield _counter("resends", "Lost submissions that were sent again", (), {(): figures.resends})
-    yield _counter("tokens", "Tokens embedded", (), {(): figures.tokens})
-    yield _histogram("queue_wait_seconds", "From sending to taking, where a message says when it was sent", figures.queued_s)
-    yield _histogram("processing_seconds", "From taking a message to the publication of its decision", figures.held_s)
-    yield _histogram("batch_traces", "Traces decided together", figures.batch_traces)
-    yield _histogram("look_up_seconds", "Looking a batch up in the ledger", figures.look_up_s)
-    yield _histogram("embed_seconds", "Embedding a batch", figures.embed_s)
-    yield _histogram("finish_seconds", "Placing a batch in the novelty log, judging and committing it", figures.finish_s)
-
-
-def _of_condition(condition: Condition) -> Iterator[Metric]:
-    yield _gauge("ready", "1 if the worker takes work", not condition.not_ready)
-    yield _gauge("degraded", "1 if there is no embedder, so that every novelty is 0.5", not condition.embedder)
-    yield _gauge("in_hand", "Messages in hand", condition.in_hand)
-    yield _gauge("window_entries", "Entries of the novelty log in the worker's mirror", condition.window_entries)
-    yield _gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end", condition.mirror_lag_s)
-
-
-def _of_backlog(backlog: Backlog) -> Iterator[Metric]:
-    """The same on all workers, as it is about what they share."""
-    said = "Messages on a queue, or unread decisions"
-    waiting = GaugeMetricFamily(f"{_PREFIX}_queue_messages", said, labels=["queue", "kind"])
-    for kind, counts in (("submissions", backlog.submissions), ("decisions", backlog.decisions)):
-        for name, count in counts.items():
-            waiting.add_metric([name, kind], count)
-    yield waiting
-    full = GaugeMetricFamily(f"{_PREFIX}_results_full", "1 if a queue of decisions takes no more", labels=["queue"])
-    for name in backlog.decisions:
-        full.add_metric([name], name in backlog.full)
-    yield full
-    yield _gauge("pending", "Submissions in the ledger that have not ended", backlog.pending)
-    yield _gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again", backlog.oldest_pending_s)
-    if backlog.redis_used is not None:
-        said = "Of the memory that Redis may take, what is taken; 0 without a limit"
-        yield _gauge("redis_memory_used_ratio", said, backlog.redis_used)
-
-
-def _gauge(name: str, explained: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"{_PREFIX}_{name}", explained, value=value)
-
-
-def _counter(name: str, explained: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
-    family = CounterMetricFamily(f"{_PREFIX}_{name}", explained, labels=labels)
-    for label, value in values.items():
-        family.add_metric(label, value)
-    return family
-
-
-def _histogram(name: str, explained: str, spread: Spread) -> Metric:
-    buckets = [("+Inf" if bound == float("inf") else f"{bound:g}", float(count)) for bound, count in spread.buckets]
-    return HistogramMetricFamily(f"{_PREFIX}_{name}", explained, buckets=buckets, sum_value=spread.total)
+def _timed(histogram: Histogram) -> Timing:
+    return Timing(count=int(_sum(histogram, "_count")), seconds=_sum(histogram, "_sum"))

@@ -1,62 +1,54 @@
-"""Sends submissions again whose messages are lost, as after a broker that came back without its last second."""
+"""Resends submissions whose messages are lost, as after a broker that restarted without its last second."""
 
 import structlog
 from celery import Celery
 
-from kp_scorer.broker.publishing import send_traces, waiting
+from kp_scorer.broker.backlog import waiting
+from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues
-from kp_scorer.process.observer import Observer
+from kp_scorer.broker.wire import checked_id
+from kp_scorer.ledger import LostSubmission, Store
+from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import LedgerSettings
-from kp_scorer.store import Claim, Store
 
 log = structlog.get_logger("kp_scorer.process.reconciler")
 
 
-class Reconciler:
-    """Looks for traces that the ledger holds as pending and the queue no longer holds. Any number of workers may do so."""
+def reconcile(app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings, metrics: Metrics) -> None:
+    """Resend or dead-letter traces that are pending in the ledger but no longer on the queue. Any number of workers may do so.
 
-    def __init__(
-        self, app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings, observer: Observer
-    ) -> None:
-        """Send what is lost to the queue of traces again, ``settings.max_resends`` times at most; tell ``observer`` of it."""
-        self._app = app
-        self._queues = queues
-        self._store = store
-        self._settings = settings
-        self._observer = observer
+    Deciding is idempotent, so resending one that was only late does no harm.
 
-    def reconcile(self) -> None:
-        """Send again, or bury, what is due.
-
-        Deciding twice changes nothing, so a trace that was only late is safe.
-
-        Raises:
-            ServiceUnavailable: Redis or the broker cannot be reached; what was claimed is claimed again later.
-        """
-        is_empty = waiting(self._app, self._queues.traces) == 0
-        resend_after_ms = int(self._settings.resend_after_s * 1_000)
-        claims = self._store.ledger.claim_lost(resend_after_ms, queue_is_empty=is_empty)
-        # Those to be buried first: sending may take long, and a worker may meet them meanwhile.
-        for claim in sorted(claims, key=lambda claim: claim.resends, reverse=True):
-            self._settle(claim)
-
-    def _settle(self, claim: Claim) -> None:
-        trace_id, payload, resends, digest = claim
-        (record,) = self._store.ledger.look_up([trace_id])
-        if record is None or record.state != "pending":
-            # It has ended while others that were claimed with it were sent.
-            return
-        if resends >= self._settings.max_resends:
+    Raises:
+        ServiceUnavailable: Redis or the broker cannot be reached; a later call claims them again and retries.
+    """
+    is_empty = waiting(app, queues.traces) == 0
+    claims = store.ledger.claim_lost(int(settings.resend_after_s * 1_000), queue_is_empty=is_empty)
+    # Those to be dead-lettered first: resending may take long, and a worker may receive them meanwhile.
+    for claim in sorted(claims, key=lambda claim: claim.resends, reverse=True):
+        (record,) = store.ledger.look_up([claim.trace_id])
+        if not claim.payload or (record and record.reason == "damaged"):
+            log.warning("record_damaged", trace_id=checked_id(claim.trace_id))
+            if claim.payload and record:
+                store.dead_letters.dead_letter(claim.payload, "damaged", record.detail, claim.trace_id, deliveries=0)
+        elif record is None or record.state != "pending":
+            # It was decided, or died, while others that were claimed with it were sent.
+            continue
+        elif claim.resends >= settings.max_resends:
             # The first sending is none of the resends.
-            detail = f"sent {resends + 1} times, never decided"
-            self._store.dead_letters.bury(payload, "lost", detail, trace_id, digest, deliveries=0)
-            return
-        try:
-            send_traces(self._app, self._queues, [(trace_id, payload)])
-        except Exception as error:
-            # What cannot be sent now is due again later, and says nothing about the others.
-            log.warning("trace_not_sent_again", trace_id=trace_id, detail=type(error).__name__)
-            return
-        self._store.ledger.resent(trace_id)
-        self._observer.resent()
-        log.warning("trace_sent_again", trace_id=trace_id, resends=resends + 1)
+            detail = f"sent {claim.resends + 1} times, never decided"
+            store.dead_letters.dead_letter(claim.payload, "lost", detail, claim.trace_id, claim.digest, deliveries=0)
+        else:
+            _resend(app, queues, store, claim, metrics)
+
+
+def _resend(app: Celery, queues: SubmissionQueues, store: Store, claim: LostSubmission, metrics: Metrics) -> None:
+    try:
+        send_traces(app, queues, [(claim.trace_id, claim.payload)])
+    except Exception as error:
+        # It is due again later. The error says nothing about the others.
+        log.warning("trace_not_sent_again", trace_id=claim.trace_id, detail=type(error).__name__)
+        return
+    store.ledger.count_resend(claim.trace_id)
+    metrics.resends.inc()
+    log.warning("trace_sent_again", trace_id=claim.trace_id, resends=claim.resends + 1)

@@ -1,241 +1,272 @@
-"""What a worker process holds open: opened before it takes work, closed when it has nothing in hand, in reverse order."""
+"""What a worker process holds open, from Celery's first signal to its last: what SIGTERM does, and when it is not ready."""
 
+import gc
 import math
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import structlog
-from celery import Celery
-from threadpoolctl import ThreadpoolController
+from celery import Celery, signals
+from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
+from celery.worker import state
 
-from kp_scorer.broker.backlog import Backlog, look_at_backlog
-from kp_scorer.broker.dead_queue import DeadQueue
-from kp_scorer.broker.intake import Intake
-from kp_scorer.broker.publishing import broker_shortcomings, declare_queues, send_again
-from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
+from kp_scorer.broker.backlog import look_at_backlog
+from kp_scorer.broker.celery_app import warn_of_celery_variables
+from kp_scorer.broker.publishing import destination_of, send_again
+from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.decider import Decider, NoveltyMeter
-from kp_scorer.embedding import Embedder
-from kp_scorer.errors import EmbedderSick, ServiceUnavailable
-from kp_scorer.process.delivery_spans import DeliverySpans
-from kp_scorer.process.observer import Observer
-from kp_scorer.process.pipeline import Hands, Pipeline
-from kp_scorer.process.reconciler import Reconciler
-from kp_scorer.process.repeating import Chores
-from kp_scorer.process.reporting import Condition, report_of
-from kp_scorer.process.settling import Settling
-from kp_scorer.process.stages import WatchedStages
-from kp_scorer.process.watchdog import StallTimer, VitalThread
-from kp_scorer.settings import EmbeddingSettings, RecipeName, Settings
-from kp_scorer.spans import Recorder
-from kp_scorer.store import Store
+from kp_scorer.broker.side_queues import SideQueue
+from kp_scorer.decider import Decider
+from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
+from kp_scorer.ledger import Store
+from kp_scorer.logs import configure_logs, raised_at
+from kp_scorer.process.http import http_server
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.process.periodic import PeriodicTasks
+from kp_scorer.process.pipeline import Acknowledger, Pipeline
+from kp_scorer.process.publish import PublishStage
+from kp_scorer.process.reconciler import reconcile
+from kp_scorer.process.stages import Stages
+from kp_scorer.process.startup import LoadEmbedder, open_novelty, wait_for_services
+from kp_scorer.process.supervisor import Supervisor
+from kp_scorer.process.watchdog import StallTimer, Watchdog
+from kp_scorer.settings import Settings
+from kp_scorer.spans import open_recorder
 
 _RECONCILE_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
 _DRAIN_EVERY_S: Final = 2.0
 _MOVE_EVERY_S: Final = 0.2
-_SHADOW_EVERY_S: Final = 0.2
 _LOOK_EVERY_S: Final = 10.0
 _SILENT_S: Final = 10.0
-"""What a worker does every second or two and has not done for so long, it cannot do."""
+"""A worker is not ready if what it does every second or two has not succeeded for so long."""
+_LAST_SPANS_S: Final = 2.0
+"""How long a worker that ends waits for the collector, if its grace leaves so much."""
 
 log = structlog.get_logger("kp_scorer.process.runtime")
 
-Found = TypeVar("Found")
-LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
-
 
 class Runtime:
-    """Everything that one process needs to decide traces."""
+    """Everything that one process needs to decide traces: opened by Celery's signals, closed in reverse order."""
 
-    def __init__(self, settings: Settings, app: Celery, load_embedder: LoadEmbedder, node: str, recorder: Recorder) -> None:
-        """Connect to Redis and the broker, load the embedder, read the novelty log.
-
-        ``node`` is what monitors call the worker, ``recorder`` is told how messages end, and is not closed here.
-
-        Raises:
-            SettingsError: the embedder is required and missing, or a setting cannot be used.
-            ServiceUnavailable: Redis or the broker could not be reached within ``worker.patience_s``.
-        """
+    def __init__(self, app: Celery, settings: Settings, load_embedder: LoadEmbedder) -> None:
+        """Hook into the worker's signals; nothing is opened before a worker starts."""
         self._app = app
         self._settings = settings
-        self._node = node
-        self._recorder = recorder
-        self.is_ready = False
-        """Whether the worker has begun to consume."""
-        self.is_stopping = False
-        """Whether it was told to stop."""
+        self._load_embedder = load_embedder
+        self._node = ""
+        self._supervisor = Supervisor(os.environ)
+        self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
-        self._backlog: tuple[float, Backlog | None] = time.monotonic(), None
+        self._is_ready = self._is_stopping = False
+        self._ending = threading.Lock()
+        self._shutdown = StallTimer()
         self.heartbeat = StallTimer()
-        self.observer = Observer(settings.scoring.domains)
-        """What the parts report to."""
-        with ExitStack() as opened:
-            self.store = opened.enter_context(Store.open(settings, self.observer.buried))
-            _wait_for("redis", self.store.ping, settings.worker.patience_s)
-            self._queues = submission_queues(settings)
-            self._wait_for_queues()
-            _warn_of_shortcomings(settings, app, self.store)
-            self._publisher = Publisher(app, settings, self.store)
-            novelty = self._novelty = _open_novelty(settings, self.store, load_embedder)
-            self.embedder = novelty.embedder.name if novelty else "none"
-            """The name of what embeds, for display."""
-            decider = Decider(
-                self.store.ledger,
-                settings.scoring.policy(),
-                novelty,
-                settings.worker.max_attempts,
-                shadow=settings.shadow.policy(),
-            )
-            self._stages = WatchedStages(decider, _token_counter(novelty), self.observer)
-            if self._publisher.shadow is not None:
-                opened.callback(self._publisher.shadow.flush)
-            self._chores = opened.enter_context(Chores())
-            self._renewing = self._chores.start("renew_lease", self._renew, _RENEW_EVERY_S)
-            self._start_others(self._chores)
-            self._opened = opened.pop_all()
+        """Runs as long as the consumer has a connection."""
+        signals.celeryd_init.connect(self._name_node, weak=False)
+        signals.setup_logging.connect(self._set_up_logging, weak=False)
+        signals.worker_init.connect(self._open, weak=False)
+        signals.worker_ready.connect(self._ready, weak=False)
+        signals.worker_shutting_down.connect(self._start_shutdown, weak=False)
+        signals.worker_shutdown.connect(self._close, weak=False)
 
-    def _wait_for_queues(self) -> None:
-        """Declare all queues, and look at the streams: a worker whose decisions would be refused does not begin to decide."""
-        settings, queues, patience_s = self._settings, self._queues, self._settings.worker.patience_s
-        intake = [queues.intake] if queues.intake else []
-        declared = [*queues.in_order, *intake, *results_queues(settings, settings.outcomes).values()]
-        _wait_for("broker", lambda: declare_queues(self._app, declared), patience_s)
-        for name in results_streams(settings).values():
-            _wait_for("redis", self.store.decision_stream(name).unread, patience_s)
+    def _name_node(self, instance: Any, **_: Any) -> None:
+        # Two nodes of one name get each other's remote control, and are one to whoever inspects them.
+        name, host = nodesplit(instance.hostname)
+        if name == NODENAME_DEFAULT:
+            instance.hostname = nodename(f"scorer-{os.getpid()}", host)
+        self._node = instance.hostname
+        # Celery prints its banner, and that it stops, on stdout, which is for programs.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    @property
-    def threads(self) -> Sequence[VitalThread]:
-        """All that must be alive as long as the runtime is open."""
-        return self._chores.threads
+    def _set_up_logging(self, **_: Any) -> None:
+        configure_logs(self._settings.log)
 
-    def _start_others(self, chores: Chores) -> None:
-        """Start the threads that do what else is to be done beside the messages in hand."""
+    def _open(self, sender: Any, **_: Any) -> None:
+        # Celery sets up logging only after worker_init, and what happens here is worth a line.
+        configure_logs(self._settings.log)
+        warn_of_celery_variables()
+        try:
+            if _pool_name(sender.pool_cls) not in ("threads", "solo"):
+                raise SettingsError("pool: expected threads, so that one process loads one model and batches its tasks")
+            with ExitStack() as opened:
+                self._open_all(opened)
+                self._opened = opened.pop_all()
+        except ScorerError as error:
+            log.error("worker_cannot_start", detail=str(error))
+            raise SystemExit(error.exit_code) from error
+        except Exception as error:
+            # Celery would hide it, and go on without a runtime.
+            log.critical("worker_cannot_start", error=type(error).__name__, where=raised_at(error))
+            raise SystemExit(1) from error
+
+    def _open_all(self, opened: ExitStack) -> None:
+        settings, app = self._settings, self._app
+        self._watchdog = Watchdog(when_well=self._supervisor.feed)
+        metrics = self.metrics = Metrics(settings.scoring.domains)
+        # First of all: a worker that loads its model is alive.
+        opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
+        self._recorder = None
+        if settings.otel.enabled:
+            self._recorder = open_recorder(destination_of(app, settings.queues.traces), self._node)
+            opened.callback(self._close_recorder)
+        self.store = opened.enter_context(Store.open(settings, metrics))
+        self._queues = submission_queues(settings)
+        wait_for_services(settings, app, self.store, self._queues)
+        self._publisher = Publisher(app, settings, self.store)
+        self._novelty = open_novelty(settings, self.store, self._load_embedder)
+        decider = Decider(
+            self.store.ledger,
+            settings.scoring.policy(),
+            self._novelty,
+            settings.worker.max_attempts,
+            names_nearest=settings.results.nearest,
+        )
+        self._stages = Stages(decider, metrics)
+        self._backlog_looked_at = time.monotonic()
+        self._connect_metrics()
+        tasks = opened.enter_context(PeriodicTasks())
+        self._renewing = tasks.start("renew_lease", self._renew, _RENEW_EVERY_S)
+        self._start_maintenance(tasks)
+        self._watchdog.watch_threads(tasks.threads)
+        self._watchdog.watch("consumer", self.heartbeat.elapsed_s, settings.worker.decision_timeout_s)
+        self._watchdog.watch("shutdown", self._shutdown.elapsed_s, settings.worker.grace_s)
+
+    def _start_maintenance(self, tasks: PeriodicTasks) -> None:
         app, queues, settings = self._app, self._queues, self._settings
-        reconciler = Reconciler(app, queues, self.store, settings.ledger, self.observer)
         every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
-        chores.start("reconcile", reconciler.reconcile, every_s)
-        if queues.dead is not None:
-            dead_queue = DeadQueue(app, queues.dead, self.store.dead_letters, self._publisher, settings)
-            chores.start("drain_dead_queue", dead_queue.drain, _DRAIN_EVERY_S)
-        if queues.intake is not None:
-            chores.start("move_intake", Intake(app, queues, queues.intake, self.store.dead_letters).move, _MOVE_EVERY_S)
-        if (shadow := self._publisher.shadow) is not None:
-            chores.start("publish_shadow", shadow.publish, _SHADOW_EVERY_S)
+        tasks.start("reconcile", partial(reconcile, app, queues, self.store, settings.ledger, self.metrics), every_s)
+        tasks.start("drop_dead_letters", self.store.dead_letters.make_room, every_s)
+        for name, queue, every_s in (
+            ("drain_dead_queue", queues.dead, _DRAIN_EVERY_S),
+            ("move_intake", queues.intake, _MOVE_EVERY_S),
+        ):
+            if queue is not None:
+                side_queue = SideQueue(app, queue, settings, self.store.dead_letters, self._publisher)
+                tasks.start(name, side_queue.drain, every_s)
         if settings.metrics.port:
-            chores.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
+            tasks.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
 
-    def begin(self, hands: Hands, on_sick: Callable[[EmbedderSick], None]) -> Pipeline:
-        """Start the pipeline that takes messages in hand; ``hands`` let go of them. For ``on_sick`` see there."""
-        settings = self._settings
-        spans = DeliverySpans(self._recorder, self._publisher.destinations, self.observer.counted_as)
+    def _connect_metrics(self) -> None:
+        """Connect the metrics to the state that they show, which is read whenever they are."""
+        metrics, novelty = self.metrics, self._novelty
+        metrics.ready.set_function(lambda: not self._not_ready())
+        metrics.in_flight.set_function(lambda: self._pipeline.in_flight if self._pipeline else 0)
+        metrics.backlog_age_s.set_function(lambda: time.monotonic() - self._backlog_looked_at)
+        metrics.degraded.set(novelty is None)
+        if novelty is not None:
+            cache, embedder = novelty.cache, novelty.embedder
+            metrics.window_entries.set_function(lambda: cache.entries)
+            metrics.mirror_lag_s.set_function(self._stages.behind_s)
+            metrics.set_embedder({"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space})
+
+    def start_pipeline(self, acknowledger: Acknowledger) -> Pipeline:
+        """Start the pipeline, and watch it; ``acknowledger`` acknowledges and requeues its messages."""
+        settings, dead_letters = self._settings, self.store.dead_letters
         pipeline = self._pipeline = Pipeline(
             self._stages,
-            Settling(self._app, self._publisher, self.store.dead_letters, settings.limits, self.observer, spans),
-            hands,
+            PublishStage(self._app, self._publisher, dead_letters, settings.limits, self.metrics, self._recorder),
+            acknowledger,
             batch_size=settings.worker.batch_size,
-            # Only RabbitMQ takes a message away from a worker that holds it for long.
+            # Only RabbitMQ requeues a message that stays unacknowledged for long.
             hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
-            send_again=lambda delivery: send_again(self._app, self._queues.traces, delivery.message),
-            on_sick=on_sick,
+            resend=lambda delivery: send_again(self._app, self._queues.traces, delivery.message),
+            on_unhealthy=self._shut_down,
         )
         self._opened.callback(pipeline.stop)
+        limit_s = settings.worker.decision_timeout_s
+        self._watchdog.watch_threads(pipeline.threads)
+        self._watchdog.watch("batcher", pipeline.deciding_stalled_s, limit_s)
+        # Publishing alone is tried three times, each of which waits for a connection and for the broker's answers.
+        timeout_s = max(settings.broker.timeout_s, settings.redis.timeout_s)
+        self._watchdog.watch("message", pipeline.delivery_stalled_s, limit_s + 60 * timeout_s)
         return pipeline
+
+    def _ready(self, **_: Any) -> None:
+        # The objects that exist now stay for good. Each collection of them would stop all threads for 60 to 90 ms.
+        gc.collect()
+        gc.freeze()
+        self._is_ready = True
+        log.info(
+            "worker_ready",
+            queue=self._settings.queues.traces,
+            concurrency=self._settings.worker.concurrency,
+            embedder=self._novelty.embedder.name if self._novelty else "none",
+        )
+        self._supervisor.notify("READY=1")
 
     def _renew(self) -> None:
         self.store.ledger.renew()
-        self.store.workers.tell(self.store.ledger.worker, report_of(self._node, self.observer.figures(), self.condition()))
+        self.store.ledger.load_scripts()
+        embedder = self._novelty.embedder if self._novelty else None
+        description = f"{embedder.name} {embedder.engine}".strip() if embedder else ""
+        self.store.workers.report(self.store.ledger.worker, self.metrics.report(self._node, description, self._not_ready()))
 
-    def not_ready(self) -> list[str]:
-        """Why the worker takes no work, by what its threads last met with; empty if it does. Any thread may ask."""
-        if self.is_stopping:
+    def _look_at_backlog(self) -> None:
+        self.metrics.set_backlog(look_at_backlog(self._app, self._settings, self.store))
+        self._backlog_looked_at = time.monotonic()
+
+    def _not_ready(self) -> Sequence[str]:
+        """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
+        if self._is_stopping:
             return ["it was told to stop"]
-        return list(self._lacking()) if self.is_ready else ["it is starting: it connects to Redis and the broker"]
+        starting = "it is starting: it loads its model, or waits for Redis and the broker"
+        return list(self._lacking()) if self._is_ready else [starting]
 
     def _lacking(self) -> Iterator[str]:
-        if self._renewing.failure or self._renewing.since_done_s() > _SILENT_S:
+        if self._renewing.failure or self._renewing.since_success_s() > _SILENT_S:
             yield f"redis: {self._renewing.failure or 'it does not answer'}"
         elif self._stages.behind_s() > _SILENT_S:
-            # Without Redis this goes without saying.
+            # Implied if Redis is away.
             yield f"novelty log: last read to its end {self._stages.behind_s():.0f} s ago"
         if not self.heartbeat.is_running:
             yield "broker: there is no connection to it"
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
 
-    def condition(self) -> Condition:
-        """How the worker is at the moment; any thread may ask."""
-        novelty = self._novelty
-        embedder = novelty.embedder if novelty else None
-        looked_at, backlog = self._backlog
-        return Condition(
-            not_ready=tuple(self.not_ready()),
-            in_hand=self._pipeline.in_hand if self._pipeline else 0,
-            embedder={"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space} if embedder else {},
-            window_entries=novelty.cache.entries if novelty else 0,
-            mirror_lag_s=self._stages.behind_s() if novelty else 0.0,
-            backlog=backlog,
-            backlog_age_s=time.monotonic() - looked_at,
-        )
+    def _shut_down(self, error: EmbedderUnhealthy) -> None:
+        """Shut the worker down gracefully, as SIGTERM does, but with the error's exit code. Any thread may call it."""
+        with self._ending:
+            if self._is_stopping:
+                return
+            log.critical("embedder_unhealthy", detail=str(error))
+            self._start_shutdown()
+        # Celery's handler of SIGTERM sets this, and its consumer checks it in each turn of its loop.
+        state.should_stop = error.exit_code
 
-    def _look_at_backlog(self) -> None:
-        backlog = look_at_backlog(self._app, self._settings, self.store)
-        self._backlog = time.monotonic(), backlog
+    def _start_shutdown(self, **_: Any) -> None:
+        """Begin a graceful shutdown, as at SIGTERM. The consumer receives no more, and stops once nothing is in flight."""
+        self._shutdown.start()
+        self._is_stopping = True
+        self._supervisor.notify("STOPPING=1")
+        if self._pipeline is not None:
+            self._pipeline.drain()
+            # Messages that cannot be completed in half of the grace must still be requeued within it.
+            abort = threading.Timer(self._settings.worker.grace_s / 2, self._pipeline.abort)
+            abort.daemon = True
+            abort.start()
 
-    def close(self) -> None:
-        """Finish the batch in hand and let go of everything."""
+    def _close(self, sender: Any, **_: Any) -> None:
         self._opened.close()
+        log.info("worker_stopped")
+        # Celery's command returns the exit code to a caller that drops it: a failed worker would seem to have ended well.
+        if sender.exitcode:
+            raise SystemExit(sender.exitcode)
+
+    def _close_recorder(self) -> None:
+        if self._recorder:
+            # Half of what is left of the grace, so that a collector that hangs is no reason to end with an error.
+            left_s = self._settings.worker.grace_s - self._shutdown.elapsed_s()
+            self._recorder.close(min(_LAST_SPANS_S, max(0.0, left_s / 2)))
 
 
-def _open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) -> NoveltyMeter | None:
-    """Load the embedder and read the log of its space; None without an embedder."""
-    started = time.perf_counter()
-    embedder = load_embedder(settings.embedding, settings.novelty.recipe)
-    if embedder is None:
-        log.warning("no_embedder", novelty=0.5, detail="every trace gets this novelty: install kp-scorer[embedding]")
-        return None
-    loaded_ms = round((time.perf_counter() - started) * 1_000)
-    log.info("embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms)
-    # The other threads of numpy's matrix products spin for a while after each, on the cores that the engine embeds with: some
-    # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
-    ThreadpoolController().select(internal_api="openblas").limit(limits=1)
-    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window())
-    # Redis answered a moment ago; it may still be loading its file, or have gone away since.
-    entries = _wait_for("redis", novelty.cache.catch_up, settings.worker.patience_s)
-    log.info("novelty_log_read", entries=entries)
-    return novelty
-
-
-def _token_counter(novelty: NoveltyMeter | None) -> Callable[[], int]:
-    """How many tokens were embedded by now; 0 for ever where none are counted."""
-    return lambda: novelty.embedder.tokens_embedded if novelty else 0
-
-
-def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None:
-    """Say what the Redis of the store, and that of the queues if it is another, is not set up for."""
-    found = {"redis": store.shortcomings}
-    if settings.broker.is_redis and settings.broker.url != settings.redis.url:
-        found["broker"] = partial(broker_shortcomings, app)
-    for service, look in found.items():
-        try:
-            for detail in look():
-                log.warning("redis_unsuitable", service=service, detail=detail)
-        except ServiceUnavailable as error:
-            # A user that may not ask can do everything else.
-            log.warning("redis_unsuitable", service=service, detail=f"cannot be looked at: {error}")
-
-
-def _wait_for(service: str, reach: Callable[[], Found], patience_s: float) -> Found:
-    """Wait for a service that starts together with the worker; give up after ``patience_s``."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return reach()
-        except ServiceUnavailable as error:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("service_unavailable", service=service, detail=str(error))
-            time.sleep(1.0)
+def _pool_name(pool: Any) -> str:
+    """Celery gives the pool as its alias, or as the class that the command line made of it."""
+    module = str(pool if isinstance(pool, str) else pool.__module__)
+    return {"celery.concurrency.thread": "threads", "celery.concurrency.solo": "solo"}.get(module, module)

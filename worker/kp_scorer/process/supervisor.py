@@ -1,4 +1,4 @@
-"""Tell systemd how the process that it started is: when it takes work, that it is well, and that it stops."""
+"""Notify systemd of the state of the process that it started: ready, alive, stopping."""
 
 import os
 import socket
@@ -14,30 +14,25 @@ log = structlog.get_logger("kp_scorer.process.supervisor")
 
 
 class Supervisor:
-    """Whoever listens at ``NOTIFY_SOCKET``, as a unit of ``Type=notify`` has it; without that variable, nobody is told."""
+    """Whoever listens at ``NOTIFY_SOCKET``, as a unit of ``Type=notify`` has it; without that variable, nothing is sent."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        """Read from the environment where to tell it, and how often it wants to hear that all is well; sends nothing."""
+        """Read the socket and the watchdog interval from the environment; send nothing."""
         self._socket = variables.get("NOTIFY_SOCKET", "")
-        self._every_s = _watchdog_s(variables) / 2
+        interval_us, pid = variables.get("WATCHDOG_USEC", ""), variables.get("WATCHDOG_PID") or str(os.getpid())
+        is_watched = interval_us.isdecimal() and pid == str(os.getpid())
+        self._every_s = int(interval_us) / 2e6 if is_watched else 0.0
         self._fed_at = float("-inf")
 
-    def ready(self) -> None:
-        """The process takes work from now on."""
-        self._tell("READY=1")
-
-    def stopping(self) -> None:
-        """The process finishes what it has in hand, and ends."""
-        self._tell("STOPPING=1")
-
     def feed(self) -> None:
-        """All is well. May be said often: it is passed on twice in the time after which systemd would end the process."""
+        """Report that the process is alive. May be called often: it is sent twice an interval, at most."""
         now = time.monotonic()
         if self._every_s and now - self._fed_at >= self._every_s:
             self._fed_at = now
-            self._tell("WATCHDOG=1")
+            self.notify("WATCHDOG=1")
 
-    def _tell(self, state: str) -> None:
+    def notify(self, state: str) -> None:
+        """Report ``READY=1`` once the process receives messages, ``STOPPING=1`` once it finishes what it has in flight."""
         if not self._socket:
             return
         # A name that begins with an at sign is in the abstract namespace, where the kernel wants a zero in its place.
@@ -49,10 +44,3 @@ class Supervisor:
                 sender.sendto(state.encode(), address)
         except OSError as error:
             log.warning("supervisor_not_told", state=state, detail=str(error))
-
-
-def _watchdog_s(variables: Mapping[str, str]) -> float:
-    """Seconds of silence after which systemd ends this process; 0 if it never does, or means another process."""
-    microseconds = variables.get("WATCHDOG_USEC", "")
-    meant = variables.get("WATCHDOG_PID") or str(os.getpid())
-    return int(microseconds) / 1_000_000 if microseconds.isdecimal() and meant == str(os.getpid()) else 0.0

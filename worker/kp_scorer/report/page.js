@@ -1,5 +1,139 @@
-// Draws each chart into the element that it names, one after the other, and says on the page when all are drawn.
+// Draws each chart into the element of its id, one after the other, and says on the page when all are drawn.
+const config = {
+  background: "transparent",
+  font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif",
+  padding: { left: 0, right: 8, top: 4, bottom: 4 },
+  view: { stroke: null },
+  axis: {
+    labelColor: "var(--muted)",
+    titleColor: "var(--muted)",
+    titleFontWeight: "normal",
+    labelFontSize: 11,
+    titleFontSize: 11,
+    gridColor: "var(--line)",
+    domainColor: "var(--line)",
+    ticks: false,
+    labelPadding: 6,
+    labelLimit: 130,
+  },
+  axisX: { grid: false, labelFlush: true },
+  axisY: { domain: false, minExtent: 24 },
+  text: { fill: "var(--ink)", fontSize: 11 },
+  rule: { stroke: "var(--ink)" },
+};
+
+// A chart of each kind by its figures, as a Vega-Lite specification. None shows anything by its colour alone.
+const charts = {
+  // How scores are spread, those with each outcome on top of each other, with the threshold among them.
+  scores: ({ threshold, outcomes }) => {
+    const rows = outcomes.flatMap(([, outcome, counts], order) => bins(counts, { outcome, order }));
+    const most = Math.max(...outcomes[0][2].map((_, bin) => outcomes.reduce((sum, [, , counts]) => sum + counts[bin], 0)));
+    const domain = outcomes.map(([, words]) => words);
+    const coloured = (ending) => ({
+      field: "outcome", type: "nominal", legend: null,
+      scale: { domain, range: outcomes.map(([name]) => `var(--${name}${ending})`) },
+    });
+    const bars = {
+      mark: { type: "bar", binSpacing: 1, strokeWidth: 1 },
+      encoding: {
+        ...binned(outcomes[0][2], most), fill: coloured("-fill"), stroke: coloured(""),
+        order: { field: "order", type: "quantitative" },
+        tooltip: [...binTooltip, { field: "outcome" }, { field: "traces" }],
+      },
+    };
+    return { ...sized(rows, 120), layer: [bars, ...thresholdMark(threshold)] };
+  },
+
+  // How the values of a dimension are spread.
+  dimension: ({ counts }) => ({
+    ...sized(bins(counts), 110),
+    mark: { type: "bar", binSpacing: 1, fill: "var(--accent)" },
+    encoding: { ...binned(counts, Math.max(...counts)), tooltip: [...binTooltip, { field: "traces" }] },
+  }),
+
+  // What share of all traces each threshold would accept, from 0 to 1.
+  acceptance: ({ threshold, shares }) => {
+    const rows = shares.map((share, place) => ({ threshold: place / (shares.length - 1), share }));
+    const curve = {
+      mark: { type: "area", line: { stroke: "var(--accent)", strokeWidth: 2 }, fill: "var(--band)" },
+      encoding: {
+        x: { field: "threshold", type: "quantitative", axis: { title: "threshold", format: ".1f", tickCount: 6 } },
+        y: { field: "share", type: "quantitative", axis: { title: "accepted", format: ".0%", tickCount: 5 } },
+        tooltip: [{ field: "threshold", format: ".2f" }, { field: "share", title: "accepted", format: ".1%" }],
+      },
+    };
+    return { ...sized(rows, 240), layer: [curve, ...thresholdMark(threshold)] };
+  },
+
+  // The novelty of single traces in their order, and the quartiles of stretches of them.
+  novelty: ({ stretches, points }) => {
+    const steps = stretches.flatMap(([first, last, [p25, p50, p75]]) =>
+      [first - 0.5, last + 0.5].map((place) => ({ place, p25, p50, p75 })));
+    const x = {
+      field: "place", type: "quantitative",
+      scale: { domain: [0.5, steps.at(-1).place], nice: false },
+      axis: { title: "traces, in the order in which they came", format: ",d", tickCount: 5, tickMinStep: 1 },
+    };
+    const y = { type: "quantitative", scale: { domain: [0, 1] }, axis: { title: "novelty", format: ".1f", tickCount: 5 } };
+    const band = {
+      mark: { type: "area", fill: "var(--band)" },
+      encoding: { x, y: { ...y, field: "p25" }, y2: { field: "p75" } },
+    };
+    const line = {
+      mark: { type: "line", stroke: "var(--accent)", strokeWidth: 2 },
+      encoding: { x, y: { ...y, field: "p50" } },
+    };
+    const dots = {
+      data: { values: points.map(([place, novelty]) => ({ place, novelty })) },
+      mark: { type: "point", size: 14, filled: true, fill: "var(--ink)", fillOpacity: 0.45 },
+      encoding: {
+        x, y: { ...y, field: "novelty" },
+        tooltip: [{ field: "place", format: ",d" }, { field: "novelty", format: ".2f" }],
+      },
+    };
+    return { ...sized(steps, 220), layer: [band, dots, line] };
+  },
+};
+
+// As wide as there is room, and so many pixels high.
+const sized = (values, height) => (
+  { data: { values }, width: "container", height, autosize: { type: "fit-x", contains: "padding" } });
+
+const bins = (counts, more) => counts.flatMap((traces, bin) =>
+  traces ? [{ from: bin / counts.length, to: (bin + 1) / counts.length, traces, ...more }] : []);
+
+const binTooltip = [{ field: "from", format: ".2f" }, { field: "to", format: ".2f" }];
+
+function binned(counts, most) {
+  const ticks = Math.min(3, Math.max(1, most)); // there is nothing between two counts
+  return {
+    x: {
+      field: "from",
+      bin: { binned: true, step: 1 / counts.length },
+      scale: { domain: [0, 1] },
+      axis: { title: null, format: ".1f", values: [0, 0.2, 0.4, 0.6, 0.8, 1] },
+    },
+    x2: { field: "to" },
+    y: {
+      field: "traces", type: "quantitative", scale: { nice: ticks },
+      axis: { title: null, tickCount: ticks, format: most < 10000 ? ",d" : "~s" },
+    },
+  };
+}
+
+// A line, and its figure beside it.
+function thresholdMark(threshold) {
+  const data = { values: [{ threshold, label: String(Number(threshold.toPrecision(6))) }] };
+  const x = { field: "threshold", type: "quantitative" };
+  const beside = threshold > 0.5 ? { align: "right", dx: -4 } : { align: "left", dx: 4 };
+  return [
+    { data, mark: { type: "rule", strokeDash: [4, 3] }, encoding: { x } },
+    { data, mark: { type: "text", baseline: "top", y: 0, fontWeight: "bold", ...beside }, encoding: { x, text: { field: "label" } } },
+  ];
+}
+
 const settings = {
+  config,
   actions: false,
   ast: true, // evaluates expressions without eval, which the page's policy forbids
   defaultStyle: false, // its styles would come in an element that the policy forbids; page.css has what is needed
@@ -9,9 +143,9 @@ const settings = {
 };
 
 async function drawAll() {
-  const { config, charts } = JSON.parse(document.getElementById("charts").textContent);
-  for (const [id, spec] of Object.entries(charts)) {
-    await vegaEmbed(document.getElementById(id), spec, { ...settings, config });
+  const figures = JSON.parse(document.getElementById("charts").textContent);
+  for (const [id, chart] of Object.entries(figures)) {
+    await vegaEmbed(document.getElementById(id), charts[chart.kind](chart), settings);
   }
 }
 

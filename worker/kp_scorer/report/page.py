@@ -1,20 +1,32 @@
 """The report as one page that needs nothing else: no network, no other file."""
 
+import base64
+import hashlib
 import json
+from html import escape
 from importlib import resources
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Final
 
-from kp_scorer.analysis.tempo import moment
-from kp_scorer.analysis.whole import Analysis
-from kp_scorer.report.charts import CONFIG
-from kp_scorer.report.course_sections import novelty_section, tempo_section
-from kp_scorer.report.library import drawing_script, fingerprint
-from kp_scorer.report.markup import Html, element
-from kp_scorer.report.parts import parts
-from kp_scorer.report.score_sections import dimensions_section, overrides_section, scores_section, thresholds_section
-from kp_scorer.report.sections import Section
-from kp_scorer.report.trace_sections import closest_section, flips_section, letters_section, near_duplicates_section
-from kp_scorer.report.words import OUTCOME_WORDS, headline, near_duplicate_words, outcomes_in, share, threshold_words
+from kp_scorer.analysis.summary import Analysis
+from kp_scorer.characters import escaped_lines
+from kp_scorer.errors import SettingsError
+from kp_scorer.report.sections import WORDS, Chart, Section, Table, facts_of, figures_of, sections_of, title_of
+from kp_scorer.report.words import OUTCOME_WORDS
+
+_VOID: Final = frozenset({"meta", "br"})
+
+
+class Html(str):
+    """HTML, to be used as it is. Any other text is escaped as it is put into an element."""
+
+    __slots__ = ()
+
+
+def check_installed() -> None:
+    """Raise SettingsError if the package that brings Vega is not installed."""
+    if find_spec("vl_convert") is None:
+        raise SettingsError("report: the page's charts need vl-convert-python: install kp-scorer[report], or take --text")
 
 
 def page(analysis: Analysis, source: str, refused: int) -> str:
@@ -23,9 +35,8 @@ def page(analysis: Analysis, source: str, refused: int) -> str:
     Raises:
         SettingsError: what draws the charts is not installed.
     """
-    script = drawing_script()
-    style = resources.files(__package__).joinpath("page.css").read_text("utf-8")
-    sections = _sections(analysis)
+    script, style = _drawing_script(), _asset("page.css")
+    sections = sections_of(analysis)
     # Nothing may be fetched, and nothing runs but this one script, whatever a trace brought onto the page.
     policy = f"default-src 'none'; script-src {fingerprint(script)}; style-src {fingerprint(style)}; base-uri 'none'"
     head = element(
@@ -34,59 +45,50 @@ def page(analysis: Analysis, source: str, refused: int) -> str:
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{headline(analysis)} - kp-scorer report"),
+        element("title", f"{title_of(analysis)} - kp-scorer report"),
         element("style", Html(style)),
     )
-    charts = {chart_id: spec for section in sections for chart_id, spec in section.charts.items()}
+    charts = {chart.chart_id: {"kind": chart.kind, **chart.figures} for section in sections for chart in section.charts}
     body = element(
         "body",
         element("a", "Skip to the report", class_="skip", href="#main"),
         _header(analysis, source, refused),
         _contents(sections),
-        element("main", *(section.html() for section in sections), id="main"),
+        element("main", *map(_section, sections), id="main"),
         element("footer", element("p", "Made by kp-scorer report. It holds ids, domains and figures, and no trace's content.")),
-        element("script", _json({"config": CONFIG, "charts": charts}), type="application/json", id="charts"),
+        element("script", _json(charts), type="application/json", id="charts"),
         element("script", Html(script)),
     )
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _sections(analysis: Analysis) -> list[Section]:
-    always = (
-        scores_section,
-        thresholds_section,
-        closest_section,
-        dimensions_section,
-        overrides_section,
-        novelty_section,
-        near_duplicates_section,
-    )
-    return list(parts(analysis, always, flips=flips_section, letters=letters_section, tempo=tempo_section))
+def fingerprint(content: str) -> str:
+    """What a Content-Security-Policy calls a script or a style with this content."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def _drawing_script() -> str:
+    """Vega with ``page.js``, as text for a page. Bundling takes seconds."""
+    check_installed()
+    # Imported here, because the package must work without it.
+    import vl_convert
+
+    bundle = vl_convert.javascript_bundle(_asset("page.js"))
+    # Sequences that end the script, or begin a comment, can occur in strings alone.
+    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r", "")
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
 def _header(analysis: Analysis, source: str, refused: int) -> Html:
-    total, count = analysis.total, len(analysis.total.domain.decisions)
-    facts = [source]
-    if analysis.throughput:
-        start, spans, width = analysis.throughput.start_s, len(analysis.throughput.counts), analysis.throughput.width_s
-        days = [f"{moment(each):%Y-%m-%d}" for each in (start, start + spans * width)]
-        facts.append(f"decided {' to '.join(dict.fromkeys(days))}")
-    facts.append(f"threshold {threshold_words(total)}")
-    figures = {
-        OUTCOME_WORDS[outcome]: f"{total.scores.outcomes[outcome]:,} ({share(total.scores.outcomes[outcome], count)})"
-        for outcome in outcomes_in(total)
-    }
-    figures |= {"median score": f"{total.scores.quantiles.p50:.2f}", "near duplicates": near_duplicate_words(analysis)}
-    if analysis.letters:
-        figures["dead letters"] = f"{sum(analysis.letters.values()):,}"
-    if refused:
-        figures["lines refused"] = f"{refused:,}"
-    shown = (element("div", element("dt", name), element("dd", figure)) for name, figure in figures.items())
+    figures = figures_of(analysis, refused).items()
     return element(
         "header",
-        element("h1", headline(analysis)),
-        element("p", " · ".join(facts), class_="source"),
-        element("dl", *shown),
+        element("h1", title_of(analysis)),
+        element("p", facts_of(analysis, source), class_="source"),
+        element("dl", *(element("div", element("dt", name), element("dd", figure)) for name, figure in figures)),
     )
 
 
@@ -95,7 +97,61 @@ def _contents(sections: list[Section]) -> Html:
     return element("nav", element("ul", *links), aria_label="Sections")
 
 
+def _section(section: Section) -> Html:
+    legend = (
+        element("li", element("span", class_=f"swatch {outcome}", aria_hidden="true"), OUTCOME_WORDS[outcome])
+        for outcome in section.legend
+    )
+    columns = "narrow" if any(chart.counts for chart in section.charts) else "wide"
+    return element(
+        "section",
+        element("h2", section.heading, id=f"{section.anchor}-heading"),
+        element("p", section.lead, class_="lead"),
+        element("ul", *legend, class_="legend") if section.legend else "",
+        element("div", *map(_figure, section.charts), class_=f"grid {columns}") if section.charts else "",
+        *map(_table, section.tables),
+        id=section.anchor,
+        aria_labelledby=f"{section.anchor}-heading",
+    )
+
+
+def _figure(chart: Chart) -> Html:
+    caption = element("figcaption", element("h3", chart.title), element("p", chart.detail))
+    description = f"{chart.title}: {chart.detail}; the tables below have its figures"
+    place = element("div", class_="chart", id=chart.chart_id, role="img", tabindex="0", aria_label=description)
+    return element("figure", caption, place)
+
+
+def _table(content: Table) -> Html:
+    """A table that scrolls within itself."""
+    headings, caption = content.headings, content.caption
+    kinds = [{} if heading in WORDS or not number else {"class_": "figure"} for number, heading in enumerate(headings)]
+    columns = (element("th", heading, scope="col", **kind) for heading, kind in zip(headings, kinds, strict=True))
+    lines = (
+        element(
+            "tr",
+            element("th", row[0], scope="row"),
+            *(element("td", cell, **kind) for cell, kind in zip(row[1:], kinds[1:], strict=True)),
+        )
+        for row in content.rows
+    )
+    parts = (element("caption", caption), element("thead", element("tr", *columns)), element("tbody", *lines))
+    html = element("div", element("table", *parts), class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return html if content.is_open else element("details", element("summary", caption), html)
+
+
+def element(name: str, /, *children: str, **attributes: str) -> Html:
+    """An element. An attribute that Python would not have is written with an underscore at its end or for its hyphen."""
+    pairs = "".join(f' {key.rstrip("_").replace("_", "-")}="{_text(value)}"' for key, value in attributes.items())
+    return Html(f"<{name}{pairs}>" if name in _VOID else f"<{name}{pairs}>{''.join(map(_text, children))}</{name}>")
+
+
+def _text(content: str) -> Html:
+    """A text with all that HTML, or a terminal that shows its source, would act on escaped; HTML as it is."""
+    return content if isinstance(content, Html) else Html(escape(escaped_lines(content)))
+
+
 def _json(data: dict[str, Any]) -> Html:
-    """JSON to stand in a script: no text in it can end that, or begin a comment."""
+    """JSON for a script: no text in it can end the script, or begin a comment."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

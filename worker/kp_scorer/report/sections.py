@@ -1,63 +1,338 @@
-"""What the sections of the page are made of: figures, tables, and what folds them away."""
+"""What a report shows, section by section; the page and the text draw it."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
-from kp_scorer.report.charts import Spec
-from kp_scorer.report.markup import Html, element
+from kp_scorer.analysis.summary import (
+    BINS,
+    NEAR,
+    OVERRIDES,
+    THRESHOLDS,
+    Analysis,
+    Distribution,
+    DomainSummary,
+    Member,
+    Quartiles,
+    gap,
+    lowest_threshold,
+)
+from kp_scorer.decision import Decision, Outcome
+from kp_scorer.report.words import (
+    OUTCOME_WORDS,
+    accepted_words,
+    named,
+    near_duplicate_words,
+    plural,
+    share,
+    shown_id,
+    spaced,
+    threshold_words,
+    with_total,
+)
+
+WORDS: Final = frozenset({"decision", "trace"})
+"""The columns of tables that hold words, besides the first."""
+_SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
+_QUARTILES = ("25%", "median", "75%")
+_MOST_GROUPS = 20
+_MOST_MEMBERS = 20
+_MOST_DOMAINS = 3
+
+
+class Chart(NamedTuple):
+    """A chart, and its title and detail."""
+
+    chart_id: str
+    title: str
+    detail: str
+    kind: Literal["scores", "dimension", "acceptance", "novelty"]
+    """How ``page.js`` draws it."""
+    figures: Mapping[str, Any]
+    """What it shows, as JSON."""
+    counts: Sequence[int] = ()
+    """Its histogram, if it shows one."""
+
+
+class Table(NamedTuple):
+    """A table whose first column names its rows."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    is_open: bool = False
+    """Whether the page shows it at once, and not on demand."""
+    is_in_text: bool = True
 
 
 class Section(NamedTuple):
-    """A part of the page, with a heading that says what it shows."""
+    """A part of the report, with a heading that says what it shows."""
 
     anchor: str
-    """Its id on the page, with which those of its charts begin."""
-    label: str
-    """What the list of sections calls it."""
+    """Its id on the page."""
     heading: str
-    body: Html
-    charts: Mapping[str, Spec]
-    """The charts to draw, by the id of the element that they go to."""
+    lead: str
+    """How to read it."""
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+    legend: Sequence[Outcome] = ()
+    """The outcomes that its charts distinguish."""
 
-    def html(self) -> Html:
-        """The section as it stands on the page."""
-        heading = element("h2", self.heading, id=f"{self.anchor}-heading")
-        return element("section", heading, self.body, id=self.anchor, aria_labelledby=f"{self.anchor}-heading")
-
-
-def figure(chart_id: str, title: str, detail: str, says: str) -> Html:
-    """A place for a chart, with its title and a detail; ``says`` tells those who do not see it what it shows."""
-    caption = element("figcaption", element("h3", title), element("p", detail))
-    place = element("div", class_="chart", id=chart_id, role="img", tabindex="0", aria_label=says)
-    return element("figure", caption, place)
+    @property
+    def label(self) -> str:
+        """What the list of sections calls it."""
+        return self.anchor.replace("-", " ").capitalize()
 
 
-def grid(figures: Sequence[Html], columns: str) -> Html:
-    """Figures side by side, as many as there is room for: ``wide`` ones or ``narrow`` ones."""
-    return element("div", *figures, class_=f"grid {columns}")
+def title_of(analysis: Analysis) -> str:
+    """How many traces were accepted."""
+    total = analysis.total
+    accepted, count = total.outcomes["accepted"], len(total.decisions)
+    return f"{accepted:,} of {plural(count, 'trace')} accepted ({share(accepted, count)})"
 
 
-def lead(*parts: str) -> Html:
-    """What comes first in a section: how to read it."""
-    return element("p", *parts, class_="lead")
+def facts_of(analysis: Analysis, source: str) -> str:
+    """Where the decisions are from, when they were made, and by which threshold."""
+    # Of ISO 8601, the date.
+    days = sorted(decision.decided_at[:10] for decision in analysis.total.decisions)
+    decided = " to ".join(dict.fromkeys((days[0], days[-1])))
+    facts = [source, f"decided {decided}", f"threshold {threshold_words(analysis.total)}"]
+    return " · ".join(facts)
 
 
-def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str] = ()) -> Html:
-    """A table that scrolls within itself. Its first column has what a row is about; others hold figures, or ``words``."""
-    kinds = [{} if heading in (headings[0], *words) else {"class_": "figure"} for heading in headings]
-    columns = (element("th", heading, scope="col", **kind) for heading, kind in zip(headings, kinds, strict=True))
-    lines = (
-        element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(element("td", cell, **kind) for cell, kind in zip(row[1:], kinds[1:], strict=True)),
-        )
-        for row in rows
+def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
+    """The figures of the whole, by what they count; ``refused`` is how many lines held neither trace nor decision."""
+    total = analysis.total
+    count = len(total.decisions)
+    figures = {
+        OUTCOME_WORDS[each]: f"{total.outcomes[each]:,} ({share(total.outcomes[each], count)})" for each in _outcomes(total)
+    }
+    figures |= {"median score": f"{total.scores.quartiles.p50:.2f}", "near duplicates": near_duplicate_words(analysis)}
+    if analysis.dead_letters:
+        figures["dead letters"] = f"{sum(analysis.dead_letters.values()):,}"
+    if refused:
+        figures["lines refused"] = f"{refused:,}"
+    return figures
+
+
+def sections_of(analysis: Analysis) -> list[Section]:
+    """The sections that an analysis has something for."""
+    sections = (
+        _scores(analysis),
+        _thresholds(analysis),
+        _closest(analysis),
+        _dimensions(analysis),
+        _overrides(analysis),
+        _novelty(analysis),
+        _near_duplicates(analysis),
+        _dead_letters(analysis),
     )
-    parts = (element("caption", caption), element("thead", element("tr", *columns)), element("tbody", *lines))
-    return element("div", element("table", *parts), class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return [section for section in sections if section]
 
 
-def folded(summary: str, *content: str) -> Html:
-    """Content that is shown when one asks for it."""
-    return element("details", element("summary", summary), *content)
+def _scores(analysis: Analysis) -> Section:
+    outcomes, middle, domains = _outcomes(analysis.total), analysis.total.scores.quartiles, with_total(analysis)[1:]
+    histograms = [
+        Chart(f"scores-{number}", name, accepted_words(summary), "scores", _by_outcome(summary), summary.scores.counts)
+        for number, (name, summary) in enumerate(domains)
+    ]
+
+    def figures(summary: DomainSummary) -> list[str]:
+        counts = [len(summary.decisions), *(summary.outcomes[outcome] for outcome in outcomes)]
+        return [*(f"{count:,}" for count in counts), *_two_digits(summary.scores.quartiles), threshold_words(summary)]
+
+    headings = ["traces", *(OUTCOME_WORDS[outcome] for outcome in outcomes), *_QUARTILES, "threshold"]
+    return Section(
+        "scores",
+        f"Half of all scores lie between {middle.p25:.2f} and {middle.p75:.2f}",
+        "Traces by score, in steps of 0.05. The dashed line is the threshold. ",
+        histograms,
+        [
+            _by_domain(analysis, "Scores by domain", headings, figures),
+            _binned_table("Traces by score", "score", [(name, summary.scores) for name, summary in domains]),
+        ],
+        outcomes,
+    )
+
+
+def _by_outcome(summary: DomainSummary) -> dict[str, Any]:
+    outcomes = [(outcome, OUTCOME_WORDS[outcome], counts) for outcome, counts in summary.histograms.items()]
+    return {"threshold": summary.threshold, "outcomes": outcomes}
+
+
+def _thresholds(analysis: Analysis) -> Section:
+    total, summaries = analysis.total, with_total(analysis)
+    about = "the share that each threshold would accept"
+    shares = [accepted / len(total.decisions) for accepted in total.accepted_at]
+    curve = Chart("thresholds-curve", "Acceptance", about, "acceptance", {"threshold": total.threshold, "shares": shares})
+
+    def lowest(summary: DomainSummary) -> list[str]:
+        thresholds = [lowest_threshold(summary.accepted_at, part * len(summary.decisions)) for part in _SHARES]
+        return [*("none" if each is None else f"{each:.2f}" for each in thresholds), threshold_words(summary)]
+
+    acceptance = [
+        [f"{threshold:.2f}", *(share(each.accepted_at[place], len(each.decisions)) for _, each in summaries)]
+        for place, threshold in enumerate(THRESHOLDS)
+        if place % 5 == 0
+    ]
+    names = ["threshold", *(name for name, _ in summaries)]
+    headings = [*(f"{part:.0%}" for part in _SHARES), "now"]
+    tenth = lowest_threshold(total.accepted_at, 0.1 * len(total.decisions))
+    return Section(
+        "thresholds",
+        "No threshold would accept one trace in ten" if tenth is None else f"To accept one trace in ten takes {tenth:.2f}",
+        "As if the threshold alone were another one, and no submission asked for its own.",
+        [curve],
+        [
+            _by_domain(analysis, "The threshold that accepts at most", headings, lowest, is_open=True),
+            Table("Accepted by each threshold", names, acceptance, is_in_text=False),
+        ],
+    )
+
+
+def _closest(analysis: Analysis) -> Section:
+    sides = {"Just accepted": analysis.closest.accepted, "Just missed": analysis.closest.missed}
+    closest = min((gap(decision) for decisions in sides.values() for decision in decisions), default=None)
+    return Section(
+        "closest-calls",
+        "Guards rejected all traces" if closest is None else f"The closest call is {closest:.3f} from its threshold",
+        "Decisions that a small change of the threshold would turn, the closest first.",
+        tables=[
+            Table(side, ["domain", "score", "needs", "by", "trace"], list(map(_call, decisions)), is_open=True)
+            for side, decisions in sides.items()
+            if decisions
+        ],
+    )
+
+
+def _call(decision: Decision) -> list[str]:
+    by = f"{decision.score - decision.threshold:+.3f}"
+    figures = [f"{decision.score:.3f}", f"{decision.threshold:g}", by]
+    return [named(decision.domain), *figures, shown_id(decision.trace_id)]
+
+
+def _dimensions(analysis: Analysis) -> Section:
+    spreads = [(spaced(name), spread) for name, spread in analysis.dimensions.items()]
+    histograms = [
+        Chart(
+            f"dimensions-{number}", name, f"median {each.quartiles.p50:.2f}", "dimension", {"counts": each.counts}, each.counts
+        )
+        for number, (name, each) in enumerate(spreads)
+    ]
+    rows = [[name, *_two_digits(spread.quartiles)] for name, spread in spreads]
+    widest, _ = max(spreads, key=lambda each: each[1].quartiles.p75 - each[1].quartiles.p25)
+    return Section(
+        "dimensions",
+        f"Traces differ most in {widest}",
+        "Traces by the value of each dimension, before weights and overrides.",
+        histograms,
+        [
+            Table("Quartiles of each dimension", ["dimension", *_QUARTILES], rows),
+            _binned_table("Traces by value", "value", spreads),
+        ],
+    )
+
+
+def _overrides(analysis: Analysis) -> Section:
+    total = analysis.total.overrides
+    most = max(OVERRIDES, key=total.__getitem__)
+    fired = f"{spaced(most).capitalize()} fired for {share(total[most], len(analysis.total.decisions))} of traces"
+    guarded = f", and guards rejected {plural(analysis.total.guarded, 'trace')}" if analysis.total.guarded else ""
+
+    def figures(summary: DomainSummary) -> list[str]:
+        return [f"{count:,}" for count in (*summary.overrides.values(), len(summary.decisions))]
+
+    headings = [*map(spaced, total), "traces"]
+    return Section(
+        "overrides",
+        (fired if total[most] else "No override fired") + guarded,
+        "For how many traces each override changed the score.",
+        tables=[_by_domain(analysis, "Overrides by domain", headings, figures, is_open=True)],
+    )
+
+
+def _novelty(analysis: Analysis) -> Section:
+    stretches = analysis.novelty.stretches
+    if not stretches:
+        lead = "No trace was compared with others: there was no embedder, so every novelty is 0.5."
+        return Section("novelty", "Novelty was not measured", lead)
+    first, last = (f"{stretch.quartiles.p50:.2f}" for stretch in (stretches[0], stretches[-1]))
+    heading = f"Novelty went from {first} to {last} as traces came"
+    if len(stretches) == 1:
+        heading = f"Half of the traces have a novelty of {first} or less"
+    about = "1 is like nothing before, 0 is a repeat"
+    course = Chart("novelty-course", "Novelty", about, "novelty", analysis.novelty._asdict())
+    rows = [[f"{each.first:,} to {each.last:,}", *_two_digits(each.quartiles)] for each in stretches]
+    return Section(
+        "novelty",
+        heading,
+        "Each dot is a trace. The line is the median of those around it; half of them lie within the band.",
+        [course],
+        tables=[Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)],
+    )
+
+
+def _near_duplicates(analysis: Analysis) -> Section:
+    groups = analysis.groups
+    lead = f"Similar by {NEAR} or more to an earlier trace of the group, or of the same content; the largest groups."
+    tables = [_group(group, is_largest=group is groups[0]) for group in groups[:_MOST_GROUPS]]
+    return Section("near-duplicates", f"Near duplicates: {near_duplicate_words(analysis)}", lead, tables=tables)
+
+
+def _group(members: Sequence[Member], *, is_largest: bool) -> Table:
+    decisions = [member.decision for member in members if member.decision]
+    domains = ", ".join(named(domain) for domain in list(dict.fromkeys(each.domain for each in decisions))[:_MOST_DOMAINS])
+    accepted = sum(each.outcome == "accepted" for each in decisions)
+    caption = f"{plural(len(members), 'trace')} in {domains}, {accepted:,} accepted"
+    rows = [_member(member) for member in members[:_MOST_MEMBERS]]
+    return Table(caption, ["domain", "score", "novelty", "decision", "trace"], rows, is_in_text=is_largest)
+
+
+def _member(member: Member) -> list[str]:
+    decision, trace = member.decision, shown_id(member.trace_id)
+    if decision is None:
+        return ["not among these", "", "", "", trace]
+    figures = [f"{decision.score:.3f}", f"{decision.dimensions.novelty:.3f}"]
+    return [named(decision.domain), *figures, OUTCOME_WORDS[decision.outcome], trace]
+
+
+def _dead_letters(analysis: Analysis) -> Section | None:
+    if not analysis.dead_letters:
+        return None
+    counts = sorted(analysis.dead_letters.items(), key=lambda each: -each[1])
+    rows = [[spaced(reason), f"{count:,}"] for reason, count in counts]
+    return Section(
+        "dead-letters",
+        plural(sum(analysis.dead_letters.values()), "dead letter"),
+        "Submissions that will get no decision. `kp-scorer dead-letter list` names them.",
+        tables=[Table("Dead letters by reason", ["reason", "dead letters"], rows, is_open=True)],
+    )
+
+
+def _outcomes(summary: DomainSummary) -> list[Outcome]:
+    """The outcomes to show: accepted and rejected always, review where there was any."""
+    return [outcome for outcome, count in summary.outcomes.items() if count or outcome != "review"]
+
+
+def _by_domain(
+    analysis: Analysis,
+    caption: str,
+    headings: Sequence[str],
+    figures: Callable[[DomainSummary], Sequence[str]],
+    *,
+    is_open: bool = False,
+) -> Table:
+    """A table with the figures of all together and of each domain."""
+    rows = [[name, *figures(summary)] for name, summary in with_total(analysis)]
+    return Table(caption, ["domain", *headings], rows, is_open=is_open)
+
+
+def _binned_table(caption: str, values: str, spreads: Sequence[tuple[str, Distribution]]) -> Table:
+    rows = [
+        [f"{number / BINS:.2f} to {(number + 1) / BINS:.2f}", *(f"{spread.counts[number]:,}" for _, spread in spreads)]
+        for number in range(BINS)
+    ]
+    return Table(caption, [values, *(name for name, _ in spreads)], rows, is_in_text=False)
+
+
+def _two_digits(quartiles: Quartiles) -> list[str]:
+    return [f"{value:.2f}" for value in quartiles]

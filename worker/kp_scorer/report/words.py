@@ -1,33 +1,34 @@
-"""The words and figures that the page and the text share."""
+"""The words and figures that sections and charts share."""
 
-from collections.abc import Sequence
 from typing import Final
 
-from kp_scorer.analysis.domains import Domain
-from kp_scorer.analysis.whole import Analysis, OfDomain
+from kp_scorer.analysis.summary import Analysis, DomainSummary
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Outcome
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-SHARES: Final = (0.01, 0.05, 0.1, 0.25, 0.5)
-"""The shares of traces for which a threshold is named."""
-STAGE_WORDS: Final = {"look_up_ms": "look up", "embed_ms": "embed", "place_ms": "place in the log"}
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {"accepted": "accepted", "review": "to review", "rejected": "rejected"}
 
 
-def share(part: int, whole: int) -> str:
-    """A part of a whole, in percent."""
-    if not part or not whole:
+def share(part: int, total: int) -> str:
+    """A part of a total, in percent."""
+    if not part or not total:
         return "0%"
-    percent = 100 * part / whole
+    percent = 100 * part / total
     if percent < 0.1:
         return "<0.1%"
     return f"{percent:.1f}%" if percent < 9.95 or 99 < percent < 100 else f"{percent:.0f}%"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
+def accepted_words(summary: DomainSummary) -> str:
+    """How many traces there are, how many of them were accepted, and what share that is."""
+    accepted, count = summary.outcomes["accepted"], len(summary.decisions)
+    return f"{plural(count, 'trace')}, {accepted:,} accepted ({share(accepted, count)})"
+
+
+def plural(count: int, singular: str, many: str = "") -> str:
     """A count and what is counted."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {singular if count == 1 else many or singular + 's'}"
 
 
 def spaced(name: str) -> str:
@@ -45,44 +46,19 @@ def named(domain: str) -> str:
     return escaped(domain) or "(no name)"
 
 
-def duration(seconds: int) -> str:
-    """A time in its largest unit."""
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= 2 * size or seconds == size:
-            return plural(round(seconds / size), unit)
-    return plural(seconds, "second")
+def with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
+    """All together, then each domain, or the smaller ones together, each with what to call it."""
+    domains = [(f"{each.smaller:,} other domains" if each.smaller else named(each.name), each) for each in analysis.domains]
+    return [("all", analysis.total), *domains]
 
 
-def domain_names(domains: Sequence[Domain]) -> list[str]:
-    """What to call domains, each by another name."""
-    names: list[str] = []
-    for domain in domains:
-        name = f"{domain.smaller:,} other domains" if domain.smaller else named(domain.name)
-        while name in names:
-            name += "'"
-        names.append(name)
-    return names
-
-
-def outcomes_in(of: OfDomain) -> list[Outcome]:
-    """The outcomes that are worth a word: accepted and rejected always, review where there was any."""
-    return [outcome for outcome, count in of.scores.outcomes.items() if count or outcome != "review"]
-
-
-def headline(analysis: Analysis) -> str:
-    """How many traces were accepted."""
-    total = analysis.total
-    accepted, count = total.scores.outcomes["accepted"], len(total.domain.decisions)
-    return f"{accepted:,} of {plural(count, 'trace')} accepted ({share(accepted, count)})"
-
-
-def threshold_words(of: OfDomain) -> str:
-    """The threshold that traces met, and whether some met another one."""
-    scores = of.scores
-    return f"{scores.threshold:g}" + (f" (for {scores.other_thresholds:,}, another one)" if scores.other_thresholds else "")
+def threshold_words(summary: DomainSummary) -> str:
+    """The threshold that applied, and whether another one did to some traces."""
+    others = f" (for {summary.other_thresholds:,}, another one)" if summary.other_thresholds else ""
+    return f"{summary.threshold:g}{others}"
 
 
 def near_duplicate_words(analysis: Analysis) -> str:
     """How many traces repeat others, and in how many groups."""
-    count = sum(len(group.members) for group in analysis.groups)
+    count = sum(map(len, analysis.groups))
     return f"{plural(count, 'trace')} in {plural(len(analysis.groups), 'group')}" if count else "none"

@@ -1,7 +1,6 @@
 """Settings: read once at start from flags, ``KP_…`` variables, a TOML file and these defaults, the first of which wins."""
 
-from kp_scorer.settings.loading import as_environment, config_file, load_scoring, load_settings, variables_given
-from kp_scorer.settings.policies import ScoringSettings, ShadowSettings
+from kp_scorer.settings.loading import as_environment, config_file, load_scoring, load_settings
 from kp_scorer.settings.sections import (
     BrokerSettings,
     EmbeddingSettings,
@@ -12,11 +11,11 @@ from kp_scorer.settings.sections import (
     QueueSettings,
     RecipeName,
     RedisSettings,
-    VectorType,
+    ScoringSettings,
+    Settings,
     WhenFull,
     WorkerSettings,
 )
-from kp_scorer.settings.whole import Settings
 
 __all__ = [
     "BrokerSettings",
@@ -30,13 +29,10 @@ __all__ = [
     "RedisSettings",
     "ScoringSettings",
     "Settings",
-    "ShadowSettings",
-    "VectorType",
     "WhenFull",
     "WorkerSettings",
     "as_environment",
     "config_file",
     "load_scoring",
     "load_settings",
-    "variables_given",
 ]

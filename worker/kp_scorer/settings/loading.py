@@ -1,28 +1,26 @@
-"""Where settings come from, and how another process gets the same."""
+"""Where settings come from: flags, variables, files of secrets, the TOML file; and how another process gets the same."""
 
 import json
 import os
-import tomllib
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
-from pydantic_settings import SettingsError as SourceError
 
-from kp_scorer.environment import Variables, refuse_unknown_variables
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings.policies import ScoringSettings
-from kp_scorer.settings.whole import Settings
+from kp_scorer.files import read_text, read_toml
+from kp_scorer.settings.sections import ScoringSettings, Settings
 
+Sections = dict[str, dict[str, Any]]
+
+_SECRETS: Final = ("KP_BROKER_URL", "KP_REDIS_URL")
+"""Variables of which ``…_FILE`` may name a file with the value."""
+_LARGEST_SECRET_BYTES: Final = 65_536
+_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 _REFERENCE: Final = "kp-scorer reference kp-scorer.toml"
 
 
@@ -37,113 +35,136 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
         SettingsError: a value that cannot be used, a name that is not a setting, or a file that cannot be read.
     """
     config = config_file(config)
-    if config is not None and not config.is_file():
-        raise SettingsError(f"config: there is no file {config}; `{_REFERENCE}` prints one to start from")
-
-    class _Sources(Settings, BaseSettings):
-        model_config = SettingsConfigDict(env_prefix="KP_", env_nested_delimiter="_", env_nested_max_split=1)
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, Variables(settings_cls, _secrets()), TomlConfigSettingsSource(settings_cls, config)
-
-    refuse_unknown_variables(Settings.model_fields)
     try:
-        return Settings(**dict(_Sources(**_nested(flags or {}))))
-    except ValidationError as error:
-        raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{config}: {error}") from None
-    except SourceError as error:
-        raise SettingsError(f"environment: {error}; tables are written as JSON there") from None
+        merged = read_toml(config) if config else {}
+    except OSError as error:
+        raise SettingsError(f"config: {config}: {error.strerror}; `{_REFERENCE}` prints one to start from") from None
+    for sections in (_read_variables(), _nested(flags or {})):
+        # What is no section in the file is refused when all is checked.
+        merged = _merged(merged, {name: values for name, values in sections.items() if isinstance(merged.get(name, {}), dict)})
+    return _checked(merged)
 
 
-def config_file(given: Path | None) -> Path | None:
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables, whatever their depth; of other values the one above counts."""
+    return {**below} | {
+        name: _merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
+        for name, value in above.items()
+    }
+
+
+def config_file(path: Path | None) -> Path | None:
     """The file that settings are read from: the one given, or else the one that ``KP_CONFIG`` names, if any."""
     named = os.environ.get("KP_CONFIG")
-    return Path(named) if given is None and named else given
+    return Path(named) if path is None and named else path
 
 
-def variables_given(names: Collection[str]) -> list[str]:
-    """The variables that are there for settings of these dotted names."""
-    wanted = {f"KP_{name}".replace(".", "_").upper() for name in names}
-    return sorted(variable for variable in os.environ if variable.upper() in wanted)
-
-
-class ScoringTried(NamedTuple):
-    """The section ``scoring`` of a file, laid over settings."""
-
-    scoring: ScoringSettings
-    named: frozenset[str]
-    """What the file itself says, by dotted names."""
-
-
-def load_scoring(file: Path, settings: Settings) -> ScoringTried:
+def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
     """Read the section ``scoring`` of a TOML file of settings; what it does not name is as in ``settings``.
 
-    Unlike in :func:`load_settings`, the file wins over variables and flags: it is what is tried.
+    Unlike in :func:`load_settings`, the file wins over variables and flags: the caller tries it out.
 
     Raises:
         SettingsError: as :func:`load_settings`, or the file has no such section.
     """
     try:
-        found = tomllib.loads(file.read_text("utf-8"))
+        content = read_toml(file)
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: {error}") from None
-    named = found.get("scoring")
+    named = content.get("scoring")
     if not isinstance(named, dict):
         raise SettingsError(f"{file}: scoring: expected a section of this name")
-    try:
-        scoring = Settings.model_validate(found | {"scoring": settings.scoring.model_dump() | named}).scoring
-    except ValidationError as error:
-        raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
-    return ScoringTried(scoring, frozenset(f"scoring.{name}" for name in named))
-
-
-def _secrets() -> list[str]:
-    """The variables of those settings that are never shown."""
-    fields = ((section, name, field) for section, values in Settings() for name, field in type(values).model_fields.items())
-    return [f"KP_{section}_{name}".upper() for section, name, field in fields if not field.repr]
-
-
-def _explain(error: ErrorDetails) -> str:
-    name = ".".join(map(str, error["loc"])) or "settings"
-    if error["type"] == "extra_forbidden":
-        close = get_close_matches(name, _names(), 1)
-        return f"{name}: no setting has this name; " + (f"is it {close[0]}?" if close else f"`{_REFERENCE}` lists them all")
-    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
-
-
-def _names() -> list[str]:
-    return [f"{section}.{name}" for section, values in Settings() for name in type(values).model_fields]
+    return _checked(content | {"scoring": settings.scoring.model_dump() | named}).scoring
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
     """The variables that make another process load exactly these settings."""
-    variables: dict[str, str] = {}
-    for section, values in settings.model_dump(mode="json").items():
-        for name, value in values.items():
-            # What is not set cannot be written in a variable.
-            if value is None:
-                continue
-            variables[f"KP_{section}_{name}".upper()] = value if isinstance(value, str) else json.dumps(value)
-    return variables
+    return {
+        f"KP_{section}_{name}".upper(): value if isinstance(value, str) else json.dumps(value)
+        for section, values in settings.model_dump(mode="json").items()
+        for name, value in values.items()
+        # What is not set cannot be written in a variable.
+        if value is not None
+    }
 
 
-def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def _checked(sections: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings.model_validate(sections)
+    except ValidationError as error:
+        raise SettingsError("; ".join(map(_explain, error.errors()))) from None
+
+
+def _explain(error: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    if error["type"] == "extra_forbidden":
+        names = [f"{section}.{name}" for section, values in Settings() for name in type(values).model_fields]
+        close = get_close_matches(name, names, 1)
+        return f"{name}: no setting has this name; " + (f"is it {close[0]}?" if close else f"`{_REFERENCE}` lists them all")
+    # What does not fit together is not a single setting's, and says which ones.
+    return f"{name}: {error['msg']}".removeprefix(": ").replace("Value error, ", "", 1)
+
+
+def _nested(flags: Mapping[str, Any]) -> Sections:
+    nested: Sections = {}
     for dotted, value in flags.items():
         section, _, name = dotted.partition(".")
         if not name:
             raise SettingsError(f"{dotted}: expected SECTION.NAME, such as novelty.max_elements")
         nested.setdefault(section, {})[name] = value
     return nested
+
+
+def _read_variables() -> Sections:
+    """The settings in the environment, and in the files that it names for secrets."""
+    links = _service_links()
+    variables = {name.upper(): value for name, value in os.environ.items() if name not in links}
+    for secret in _SECRETS:
+        if (file := variables.pop(f"{secret}_FILE", None)) is not None:
+            if variables.get(secret):
+                raise SettingsError(f"{secret}, {secret}_FILE: expected one of them, not both")
+            variables[secret] = _secret_in(file, f"{secret}_FILE")
+    sections: Sections = {}
+    defaults = Settings()
+    for variable in sorted(variables.keys() - {"KP_CONFIG"}):
+        if not variable.startswith("KP_"):
+            continue
+        section, _, name = variable.removeprefix("KP_").lower().partition("_")
+        if not name or section not in Settings.model_fields:
+            # Misspelt, it would otherwise silently do nothing.
+            raise SettingsError(f"{variable}: no setting has this name; they are called KP_SECTION_NAME")
+        is_table = isinstance(getattr(getattr(defaults, section), name, None), dict)
+        sections.setdefault(section, {})[name] = _table(variable, variables[variable]) if is_table else variables[variable]
+    return sections
+
+
+def _table(variable: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise SettingsError(f"{variable}: expected JSON, as tables are written in variables") from None
+
+
+def _secret_in(file: str, variable: str) -> str:
+    """The content of a file, without the end of its line. No error quotes any of it."""
+    try:
+        secret = read_text(file, _LARGEST_SECRET_BYTES).removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise SettingsError(f"{variable}: the file that it names cannot be read: {error.strerror}") from None
+    if not secret:
+        raise SettingsError(f"{variable}: the file that it names is empty")
+    return secret
+
+
+def _service_links() -> set[str]:
+    """Names of the variables by which Kubernetes announces a service to every container, such as one called kp-redis.
+
+    It sets ``KP_REDIS_PORT=tcp://10.0.0.1:6379`` together with ``KP_REDIS_SERVICE_HOST``, ``KP_REDIS_PORT_6379_TCP_ADDR`` and
+    others. Where either of the first two is missing, they are misspelt settings.
+    """
+    hosts = (name.removesuffix("_SERVICE_HOST") for name in os.environ if re.fullmatch(r"KP(_[A-Z0-9_]+)?_SERVICE_HOST", name))
+    services = [host for host in hosts if _ADDRESS.match(os.environ.get(f"{host}_PORT", ""))]
+    link = re.compile(
+        rf"({'|'.join(services)})_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?)"
+    )
+    return set(filter(link.fullmatch, os.environ))

@@ -1,20 +1,30 @@
-"""The sections of the settings but for the policies: their names, types and defaults, and what must hold within each."""
+"""Every setting: its name, type and default, and what must hold within a section and between sections."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kp_scorer.decision import Outcome
-from kp_scorer.decoding import Count
+from kp_scorer.decision import Dimensions, Outcome
+from kp_scorer.decoding import Count, Limits
 from kp_scorer.novelty import Window
-from kp_scorer.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
+from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
+from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
+from kp_scorer.trace import Domain, Fraction
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0.001, le=1e9)]
+Timeout = Annotated[float, Field(ge=0.001, le=86_400)]
+
+SLACK_S: Final = 3_600
+SLACK_ELEMENTS: Final = 10_000
+"""How much longer than ``novelty.ttl_s``, and how many more than ``novelty.max_elements``, the log keeps entries.
+
+With fewer than a worker has in flight, the first traces of a batch could lose their windows.
+"""
+
 RecipeName = Literal["trace", "asked_and_did"]
-VectorType = Literal["float32", "float16"]
-WhenFull = Literal["wait", "drop_oldest", "none"]
+WhenFull = Literal["wait", "drop_oldest"]
 Via = Literal["queue", "stream", "task", "none"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
@@ -29,7 +39,7 @@ def _server(*schemes: str) -> Callable[[str], str]:
 
 
 class Section(BaseModel):
-    """Frozen, and with no names but its own. What is wrong is told without the value, which may be a secret."""
+    """Frozen, without unknown names. Errors do not quote the value, which may be a secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
@@ -38,11 +48,10 @@ class BrokerSettings(Section):
     """The broker that traces come from and decisions go to."""
 
     url: Annotated[str, AfterValidator(_server(*BROKER_SCHEMES)), Field(repr=False)] = ""
-    visibility_timeout_s: Annotated[int, Field(ge=3)] = 60
+    visibility_timeout_s: Annotated[int, Field(ge=3, le=1_000_000_000)] = 60
     delivery_limit: Count = 20
     hold_s: Seconds = 600.0
-    timeout_s: Seconds = 5.0
-    submit_timeout_s: Seconds = 5.0
+    timeout_s: Timeout = 5.0
 
     @property
     def is_redis(self) -> bool:
@@ -50,7 +59,7 @@ class BrokerSettings(Section):
         return self.url.startswith("redis")
 
     def server(self) -> ServerUrl:
-        """The URL, which must be filled in, taken apart."""
+        """The parsed URL, which must not be empty."""
         return parse_url(self.url, BROKER_SCHEMES)
 
 
@@ -59,10 +68,10 @@ class RedisSettings(Section):
 
     url: Annotated[str, AfterValidator(_server(*REDIS_SCHEMES)), Field(repr=False)] = ""
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] = "kp"
-    timeout_s: Seconds = 5.0
+    timeout_s: Timeout = 5.0
 
     def server(self) -> ServerUrl:
-        """The URL, which must be filled in, taken apart."""
+        """The parsed URL, which must not be empty."""
         return parse_url(self.url, REDIS_SCHEMES)
 
 
@@ -74,8 +83,6 @@ class QueueSettings(Section):
     accepted: QueueName = "decisions.accepted"
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
-    shadow: QueueName = "decisions.shadow"
-    dead: QueueName = "traces.dead"
     results_limit: Annotated[int, Field(ge=0)] = 100_000
     accepted_when_full: WhenFull = "wait"
     review_when_full: WhenFull = "wait"
@@ -83,64 +90,113 @@ class QueueSettings(Section):
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
-        # Workers take everything on the queue of traces for a submission.
-        of_submissions = {self.traces, self.intake_name, self.dead}
+        # Workers consume every message on the queue of traces as a submission.
+        of_submissions = {self.traces, self.intake_name, self.dead_name}
         if len(of_submissions) < 3 or of_submissions & set(map(self.name, get_args(Outcome))):
-            raise ValueError("traces, intake, dead and the queues of decisions need names of their own")
-        # Whoever reads decisions would take those of the shadow for what was decided.
-        if self.shadow in of_submissions.union(map(self.name, get_args(Outcome))):
-            raise ValueError("shadow needs a name of its own")
-        return self
-
-    @model_validator(mode="after")
-    def _one_queue_has_one_policy(self) -> Self:
-        for one, other in combinations(get_args(Outcome), 2):
-            if self.name(one) == self.name(other) and self.when_full(one) != self.when_full(other):
-                raise ValueError(f"{one}_when_full and {other}_when_full must be equal where {one} and {other} are one queue")
+            raise ValueError(f"traces, intake, {self.dead_name} and the queues of decisions need names of their own")
         return self
 
     def name(self, outcome: Outcome) -> str:
-        """What the queue, or the stream, of decisions with this outcome is called."""
-        return {"accepted": self.accepted, "review": self.review, "rejected": self.rejected}[outcome]
+        """The name of the queue, or the stream, of decisions with this outcome."""
+        name: str = getattr(self, outcome)
+        return name
 
     @property
     def intake_name(self) -> str:
-        """The name of the intake queue; unless it is given, fleets with different queues of traces share none."""
+        """The name of the intake queue; by default that of the queue of traces and ``.intake``."""
         return self.intake or f"{self.traces}.intake"
+
+    @property
+    def dead_name(self) -> str:
+        """RabbitMQ only: the queue to which the broker moves traces delivered too often."""
+        return f"{self.traces}.dead"
 
     def when_full(self, outcome: Outcome) -> WhenFull:
         """What to do with a decision of this outcome when its queue is full."""
-        by_outcome: dict[Outcome, WhenFull] = {
-            "accepted": self.accepted_when_full,
-            "review": self.review_when_full,
-            "rejected": self.rejected_when_full,
-        }
-        return by_outcome[outcome]
+        when_full: WhenFull = getattr(self, f"{outcome}_when_full")
+        return when_full
 
     def is_full(self, unread: int) -> bool:
-        """Whether a queue with so many unread decisions takes no more."""
+        """Whether a queue with so many unread decisions accepts no more."""
         return 0 < self.results_limit <= unread
 
 
 class ResultsSettings(Section):
-    """How decisions reach those who read them."""
+    """How decisions are published."""
 
     accepted_via: Via = "queue"
     review_via: Via = "queue"
     rejected_via: Via = "queue"
     task: Annotated[str, Field(pattern=r"^[!-~]{0,255}$")] = ""
     plain: bool = False
-
-    @model_validator(mode="after")
-    def _a_task_has_a_name(self) -> Self:
-        for outcome in get_args(Outcome):
-            if self.via(outcome) == "task" and not self.task:
-                raise ValueError(f"task must be the name of the task to call where {outcome}_via is 'task'")
-        return self
+    nearest: bool = True
 
     def via(self, outcome: Outcome) -> Via:
         """How decisions of this outcome are published, if they are."""
-        return {"accepted": self.accepted_via, "review": self.review_via, "rejected": self.rejected_via}[outcome]
+        via: Via = getattr(self, f"{outcome}_via")
+        return via
+
+
+class ScoringSettings(Section):
+    """How traces are scored: thresholds, weights and aliases."""
+
+    threshold: Fraction = DEFAULT_THRESHOLD
+    thresholds: dict[Domain, Fraction] = Field(default_factory=dict)
+    review: Fraction | None = None
+    reviews: dict[Domain, Fraction] = Field(default_factory=dict)
+    profiles: dict[Domain, Dimensions] = Field(default_factory=dict)
+    aliases: dict[Domain, str] = Field(default_factory=dict)
+    submitted_thresholds: bool = False
+    cap_step_term: bool = False
+    max_confidence: Fraction = 1.0
+    min_novelty: Fraction = 0.0
+    min_novelties: dict[Domain, Fraction] = Field(default_factory=dict)
+    copies: Literal["score", "reject"] = "score"
+
+    @field_validator("profiles")
+    @classmethod
+    def _weights_sum_to_one(cls, profiles: dict[str, Dimensions]) -> dict[str, Dimensions]:
+        for name, weights in profiles.items():
+            try:
+                check_weights(weights)
+            except ValueError as error:
+                raise ValueError(f"profile {name!r}: {error}") from None
+        return profiles
+
+    @model_validator(mode="after")
+    def _every_entry_has_an_effect(self) -> Self:
+        clashes = list(self.reviews_above(self.threshold, self.thresholds))
+        own = self._own_domains
+        for alias, domain in self.aliases.items():
+            if alias in own:
+                clashes.append(f"aliases.{alias}: expected a name without a profile or bounds of its own")
+            if domain not in own:
+                # Nor may it be an alias: aliases are resolved by a single look-up.
+                clashes.append(f"aliases.{alias}: expected a domain with a profile or bounds, got {domain!r}")
+        if clashes:
+            raise ValueError("; ".join(clashes))
+        return self
+
+    def reviews_above(self, default: float, thresholds: Mapping[str, float]) -> Iterator[str]:
+        """Describe each review that is above its threshold."""
+        for domain in dict.fromkeys(("", *thresholds, *self.reviews)):
+            threshold, review = thresholds.get(domain, default), self.reviews.get(domain, self.review)
+            if review is not None and review > threshold:
+                where = f"reviews.{domain}" if domain else "review"
+                yield f"{where}: expected at most the threshold of {threshold:g}, got {review:g}"
+
+    @property
+    def _own_domains(self) -> set[str]:
+        return {*PROFILES, *self.profiles, *self.thresholds, *self.reviews, *self.min_novelties}
+
+    @property
+    def domains(self) -> frozenset[str]:
+        """The domains that settings name: with a profile or bounds of their own, or as an alias."""
+        return frozenset({*self._own_domains, *self.aliases})
+
+    def policy(self) -> Policy:
+        """The policy that traces are decided by; profiles given here are added to, or replace, the built-in ones."""
+        return Policy(**dict(self) | {"profiles": {**PROFILES, **self.profiles}})
 
 
 class NoveltySettings(Section):
@@ -148,15 +204,11 @@ class NoveltySettings(Section):
 
     max_elements: Count = 1_000
     ttl_s: Seconds = 86_400.0
-    # With fewer than a worker has in hand, the first traces of a batch could lose their windows.
-    slack_elements: Annotated[int, Field(ge=1_000)] = 10_000
-    slack_s: Seconds = 3_600.0
-    vector_dtype: VectorType = "float32"
     recipe: RecipeName = "trace"
 
     def window(self) -> Window:
         """The window that these settings describe."""
-        return Window(self.max_elements, int(self.ttl_s * 1_000), self.slack_elements, int(self.slack_s * 1_000))
+        return Window(self.max_elements, int(self.ttl_s * 1_000), SLACK_ELEMENTS, SLACK_S * 1_000)
 
 
 class EmbeddingSettings(Section):
@@ -166,12 +218,6 @@ class EmbeddingSettings(Section):
     required: bool = False
     model: str = ""
     threads: Annotated[int, Field(ge=0)] = 0
-
-    @model_validator(mode="after")
-    def _required_means_one(self) -> Self:
-        if self.required and self.embedder == "none":
-            raise ValueError("required = true needs an embedder other than 'none'")
-        return self
 
 
 class LedgerSettings(Section):
@@ -192,30 +238,25 @@ class LedgerSettings(Section):
 class WorkerSettings(Section):
     """One worker process."""
 
-    concurrency: Count = 96
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 96
+    in_flight_bytes: Count = 419_430_400
     batch_size: Annotated[int, Field(ge=1, le=256)] = 32
     max_attempts: Count = 5
     patience_s: Seconds = 30.0
     decision_timeout_s: Seconds = 120.0
     grace_s: Seconds = 25.0
-    obey_commands: bool = False
-
-
-class HealthSettings(Section):
-    """What `kp-scorer health` looks at."""
-
-    directory: str = ""
+    remote_control: bool = False
 
 
 class MetricsSettings(Section):
-    """Where a worker's metrics are served."""
+    """Where a worker serves its metrics, and answers probes."""
 
-    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    port: Annotated[int, Field(ge=0, le=65_535)] = 9464
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
 class OtelSettings(Section):
-    """Spans of OpenTelemetry, which its own variables say where to export."""
+    """Spans of OpenTelemetry, whose own variables configure the export."""
 
     enabled: bool = False
 
@@ -225,3 +266,66 @@ class LogSettings(Section):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "console"] = "auto"
+
+
+class Settings(Section):
+    """All settings, frozen. A variable is named ``KP_<SECTION>_<NAME>``: ``KP_BROKER_URL``, ``KP_NOVELTY_MAX_ELEMENTS``."""
+
+    broker: BrokerSettings = BrokerSettings()
+    redis: RedisSettings = RedisSettings()
+    queues: QueueSettings = QueueSettings()
+    results: ResultsSettings = ResultsSettings()
+    scoring: ScoringSettings = ScoringSettings()
+    novelty: NoveltySettings = NoveltySettings()
+    embedding: EmbeddingSettings = EmbeddingSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    limits: Limits = Limits()
+    worker: WorkerSettings = WorkerSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    otel: OtelSettings = OtelSettings()
+    log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> Self:
+        if clashes := [*self._clashes(), *self._clashes_of_outcomes(), *self._clashes_of_names()]:
+            raise ValueError("; ".join(clashes))
+        return self
+
+    def _clashes(self) -> Iterator[str]:
+        if self.ledger.ttl_s < self.novelty.ttl_s:
+            # A record that expires before its vector would let the same trace in again, with a second vector and decision.
+            yield "ledger.ttl_s: expected at least novelty.ttl_s"
+        if self.embedding.required and self.embedding.embedder == "none":
+            yield "embedding.required: expected false where embedding.embedder is 'none'"
+        if self.worker.remote_control and not self.broker.url.startswith("amqp"):
+            yield "worker.remote_control needs RabbitMQ: workers do not subscribe to anything in Redis"
+
+    def _clashes_of_names(self) -> Iterator[str]:
+        queues = self.queues
+        names = {queues.traces, queues.intake_name, *map(queues.name, get_args(Outcome))}
+        beside = {f"{name}.{part}" for name in names for part in ("taking", "in_hand", "index", "deliveries", "oversized")}
+        for name in sorted(names):
+            if name.startswith(f"{self.redis.prefix}:") or name in beside:
+                yield f"queues: {name} is the name of a key that workers use in Redis themselves: choose another"
+
+    def _clashes_of_outcomes(self) -> Iterator[str]:
+        queues, results = self.queues, self.results
+        for first, second in combinations(get_args(Outcome), 2):
+            if queues.name(first) != queues.name(second):
+                continue
+            if queues.when_full(first) != queues.when_full(second):
+                yield f"queues.{first}_when_full: expected that of {second}, which shares its queue"
+            if len({results.via(first), results.via(second)} - {"none"}) > 1:
+                yield f"results.{first}_via: expected that of {second}, which shares its name in queues"
+        for outcome in get_args(Outcome):
+            if results.via(outcome) == "task" and not results.task:
+                yield f"results.task: expected the name of the task to call where results.{outcome}_via is 'task'"
+            if results.via(outcome) == "task" and queues.when_full(outcome) == "drop_oldest":
+                # The oldest task on that queue may be somebody else's.
+                yield f"queues.{outcome}_when_full: expected 'wait' where results.{outcome}_via is 'task'"
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """The outcomes that these settings allow. Decisions made under earlier settings may have others."""
+        is_reviewed = self.scoring.review is not None or self.scoring.reviews
+        return tuple(each for each in get_args(Outcome) if each != "review" or is_reviewed)

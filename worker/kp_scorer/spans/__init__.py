@@ -1,22 +1,36 @@
-"""Spans of OpenTelemetry, from the producer to the published decision. That is imported only where spans are recorded."""
+"""Spans of OpenTelemetry, from the producer to the published decision. It is imported only where spans are recorded."""
 
-from kp_scorer.spans.context import NO_CONTEXT, TRACEPARENT, TRACESTATE, Context, context_in
-from kp_scorer.spans.opening import open_recorder
-from kp_scorer.spans.recorder import NO_RECORDER, TRACE_ID, Destination, Recorder, Recording, Step
-from kp_scorer.spans.sending import sending
+import sys
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "NO_CONTEXT",
-    "NO_RECORDER",
-    "TRACEPARENT",
-    "TRACESTATE",
-    "TRACE_ID",
-    "Context",
-    "Destination",
-    "Recorder",
-    "Recording",
-    "Step",
-    "context_in",
-    "open_recorder",
-    "sending",
-]
+from kp_scorer.errors import SettingsError
+from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
+
+if TYPE_CHECKING:
+    from kp_scorer.spans.exporting import Recorder
+
+
+def open_recorder(source: Destination, node: str) -> "Recorder":
+    """Export spans of the messages that the worker ``node`` consumes from ``source``, as variables ``OTEL_…`` configure it.
+
+    Raises:
+        SettingsError: OpenTelemetry is not installed, or refuses the value of a variable.
+    """
+    try:
+        from kp_scorer.spans.exporting import Recorder
+
+        return Recorder(source, node)
+    except ImportError as error:
+        raise SettingsError("otel.enabled: spans need OpenTelemetry: pip install 'kp-scorer[otel-worker]'") from error
+    except ValueError as error:
+        raise SettingsError(f"OTEL_…: {error}") from error
+
+
+def current_context() -> Context:
+    """The context of the caller's span, if the application around our client records spans."""
+    # Such an application has imported this; most others have not even installed it.
+    if "opentelemetry.trace" not in sys.modules:
+        return NO_CONTEXT
+    from kp_scorer.spans.recording import context_of_caller
+
+    return context_of_caller()

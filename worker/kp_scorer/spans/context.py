@@ -1,9 +1,9 @@
-"""What a message's headers say of the span that sent it, as W3C Trace Context writes it. Here it is text, and nothing more."""
+"""W3C Trace Context as text: all that is known of spans without OpenTelemetry."""
 
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Context = Mapping[str, str]
 """The headers ``traceparent`` and perhaps ``tracestate``; empty if a message has none."""
@@ -12,21 +12,30 @@ NO_CONTEXT: Final[Context] = MappingProxyType({})
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
+TRACE_ID: Final = "kp_scorer.trace.id"
+"""The attribute of a span that holds the id of its ReasoningTrace, not of its OpenTelemetry trace."""
 
 _PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
 _VALUE: Final = r"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
 _STATE: Final = re.compile(rf"{_KEY}={_VALUE}(?:[ \t]*,[ \t]*{_KEY}={_VALUE}){{0,31}}")
 _STATE_CHARS: Final = 512
-"""As much as everyone has to pass on, by the standard."""
+"""The standard requires no more to be passed on."""
+
+
+class Destination(NamedTuple):
+    """A queue or a stream: the kind of its server, and its name there."""
+
+    system: str
+    name: str
 
 
 def context_in(headers: Mapping[str, Any]) -> Context:
-    """The context in a message's headers, which may hold anything: what is not exactly one counts as none."""
+    """The context in a message's headers, which may hold anything; an invalid one counts as none."""
     parent, state = headers.get(TRACEPARENT), headers.get(TRACESTATE)
     if not isinstance(parent, str) or not _PARENT.fullmatch(parent):
         return NO_CONTEXT
-    # OpenTelemetry would quote in a warning what it cannot read.
+    # OpenTelemetry quotes an invalid state in a warning.
     if isinstance(state, str) and len(state) <= _STATE_CHARS and _STATE.fullmatch(state):
         return {TRACEPARENT: parent, TRACESTATE: state}
     return {TRACEPARENT: parent}

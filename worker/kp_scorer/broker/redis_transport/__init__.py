@@ -1,6 +1,5 @@
-"""Kombu's Redis transport, but a message is noted in the instant it is taken, and no message can stop its consumer."""
+"""Kombu's Redis transport with at-least-once delivery, whose consumer no message can stop."""
 
-from kp_scorer.broker.redis_transport.channel import Channel, Transport
-from kp_scorer.broker.redis_transport.sentinel import SentinelTransport
+from kp_scorer.broker.redis_transport.channel import Channel, SentinelTransport, Transport
 
 __all__ = ["Channel", "SentinelTransport", "Transport"]

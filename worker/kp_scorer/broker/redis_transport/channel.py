@@ -1,11 +1,11 @@
-"""Kombu's channel and transport on queues of our own.
+"""Kombu's channel and transport on queues of our own, which deliver at least once.
 
-Kombu's own channel pops a message from the list and then notes it as unacknowledged: a consumer that dies between the two takes
-the message with it. It also ends its process, message and all, on an item that is no message.
+The channel of kombu 5.7.0 pops a message with BRPOP and notes it as unacknowledged in a second step: a consumer that ends
+between the two loses it (celery/kombu#305, celery/celery#4354). It also ends its process on an item that is no message.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
@@ -15,43 +15,123 @@ from typing import Any, Final
 import redis.exceptions
 import structlog
 from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
 from kombu.utils.json import dumps
 
-from kp_scorer.broker.redis_transport.envelope import opened
-from kp_scorer.broker.redis_transport.mailbox import only_its_body
-from kp_scorer.broker.redis_transport.qos import QoS
-from kp_scorer.broker.redis_transport.queue import RedisQueue, Taken
-from kp_scorer.broker.task_body import leave_packed
-from kp_scorer.broker.task_message import DELIVERY_COUNT
-from kp_scorer.store.connection import is_full, leave_replicas, refusal
+from kp_scorer.broker.redis_transport import queue as redis_queue
+from kp_scorer.broker.redis_transport.queue import ReceivedMessage, Sizes, keys_of
+from kp_scorer.broker.wire import DELIVERY_COUNT, ListItem, leave_packed, open_item
+from kp_scorer.ledger import Published
+from kp_scorer.ledger.connection import is_full, leave_replicas, primary_pool
 
-_SWEEP_EVERY_S: Final = 1.0
-_PAUSE_WHEN_FULL_S: Final = 1.0
-_TAKEN_AT_ONCE: Final = 32
+_RECLAIM_EVERY_S: Final = 1.0
+_BACKOFF_WHEN_FULL_S: Final = 1.0
+_RECEIVED_AT_ONCE: Final = 32
+_RECEIVED_BYTES: Final = 1_048_576
+"""How many bytes of messages are received before the last one: all of them are in memory at once, several times over."""
+_RECLAIMED_AT_ONCE: Final = 1_000
 
 log = structlog.get_logger("kp_scorer.broker.redis_transport")
 
 
+class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
+    """What this channel has in flight: when a message is acknowledged, requeued or reclaimed.
+
+    A delivery tag is ``digest@number@queue``; the number tells copies of a message apart.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sizes_bytes: dict[str, int] = {}
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Remember a message; Redis has noted it as it was received."""
+        self._sizes_bytes[delivery_tag] = len(message.body)
+        virtual.QoS.append(self, message, delivery_tag)
+
+    def can_consume(self) -> bool:
+        """Whether there is room for another message, by number and by bytes."""
+        return bool(super().can_consume()) and sum(self._sizes_bytes.values()) < self.channel.in_flight_bytes
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge a message."""
+        self.ack_all([delivery_tag])
+
+    def ack_all(self, delivery_tags: Sequence[str]) -> None:
+        """Acknowledge messages, in one round trip for each queue."""
+        digests: dict[str, list[str]] = {}
+        for digest, queue in map(_parts, delivery_tags):
+            digests.setdefault(queue, []).append(digest)
+        with self._forgetting(*delivery_tags) as client:
+            for queue, of_queue in digests.items():
+                redis_queue.acknowledge(client, keys=keys_of(queue), digests=of_queue)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Requeue a message, to be received last, or acknowledge it."""
+        if not requeue:
+            self.ack(delivery_tag)
+            return
+        with self._forgetting(delivery_tag) as client:
+            self.restore_by_tag(delivery_tag, client, leftmost=True)
+
+    @contextmanager
+    def _forgetting(self, *delivery_tags: str) -> Iterator[Any]:
+        """Have messages no longer in flight, whether Redis can be reached or not: else they would be renewed for ever."""
+        try:
+            with self.channel.conn_or_acquire() as client:
+                yield client
+        finally:
+            for delivery_tag in delivery_tags:
+                self._sizes_bytes.pop(delivery_tag, None)
+                virtual.QoS.ack(self, delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Requeue all that is in flight, as the channel closes."""
+        # Over a connection that was lost nothing can be requeued: what is not renewed is reclaimed.
+        if self.channel.is_connected:
+            super().restore_unacked(client)
+
+    def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> None:
+        """Requeue a message."""
+        digest, queue = _parts(tag)
+        with self.channel.conn_or_acquire(client) as connection:
+            keys = keys_of(queue)
+            redis_queue.requeue(connection, keys=keys, digest=digest, receive_next=not leftmost, counts_delivery=True)
+
+    def restore_visible(self, start: int = 0, num: int = 0, interval: int = 0) -> None:
+        """Renew what this channel has in flight; reclaim what others have not renewed within the visibility timeout."""
+        for queue in self.channel.active_queues:
+            self.channel.reclaim(queue)
+
+    def in_flight(self, queue: str) -> list[str]:
+        """Digests of what this channel has in flight of a queue."""
+        return [digest for digest, of in map(_parts, self._delivered) if of == queue]
+
+
+def _parts(tag: str) -> tuple[str, str]:
+    digest, _, queue = tag.split("@", 2)
+    return digest, queue
+
+
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """Takes with scripts where kombu pops and notes."""
+    """Receives with scripts where kombu pops and notes."""
 
     QoS = QoS
 
     #: A larger message does not leave Redis; its beginning does. Set by ``transport_options``.
     largest_bytes = 2**26
 
-    #: Queues that take messages when Redis is full too. Set by ``transport_options``.
-    always_take: Sequence[str] = ()
+    #: From so many bytes in flight on, no more are received. Set by ``transport_options``.
+    in_flight_bytes = 2**28
 
-    from_transport_options = (*kombu_redis.Channel.from_transport_options, "largest_bytes", "always_take")
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, "largest_bytes", "in_flight_bytes")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._queues: dict[str, RedisQueue] = {}
         self._numbers = count()
         self._polled = ""
         self._blocking = False
         self._paused_until = 0.0
-        self._swept_at: dict[str, float] = {}
+        self._reclaimed_at: dict[str, float] = {}
         super().__init__(*args, **kwargs)
 
     @property
@@ -62,23 +142,23 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
         """Give a connection to Redis."""
-        # A trace may be decided after its connection was lost. Kombu fails then with an error that ends the worker, where one
-        # that says what is wrong is all in a day's work.
+        # A trace may be decided after its connection was lost. There kombu 5.7.0 raises AttributeError, which ends the worker;
+        # a ConnectionError does not.
         if client is None and not self.is_connected:
             raise ConnectionError("the connection that the message came by is closed")
         yield client or self._shared_client
 
     @cached_property
     def _shared_client(self) -> Any:
-        # Kombu makes one for each command, which takes longer than the command.
+        # Kombu 5.7.0 makes one for each command, which takes longer than the command.
         return self._create_client()
 
     def close(self) -> None:
-        """Give back what is in hand, and leave no connection behind."""
+        """Requeue what is in flight, and leave no connection behind."""
         try:
             super().close()
         finally:
-            # Kombu closes connections before it gives back, which opens one anew.
+            # Kombu 5.7.0 closes connections before it requeues, which opens one anew.
             self._disconnect_pools()
 
     def _disconnect_pools(self) -> None:
@@ -91,183 +171,207 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         leave_replicas(pool)
         return pool
 
-    def queue(self, name: str) -> RedisQueue:
-        """The queue of this name."""
-        if name not in self._queues:
-            self._queues[name] = RedisQueue(name, self.largest_bytes)
-        return self._queues[name]
-
-    def sweep(self, queue: str) -> None:
-        """Renew what this channel holds of a queue, and give back what dead consumers have left, by Redis' clock."""
-        priorities = [self._q_for_pri(queue, priority) for priority in self.priority_steps if priority]
+    def reclaim(self, queue: str) -> None:
+        """Renew what this channel has in flight of a queue, and reclaim what dead consumers had, by Redis' clock."""
         with self.conn_or_acquire() as client:
-            self.queue(queue).sweep(client, int(self.visibility_timeout * 1_000), priorities, self.qos.held(queue))
+            redis_queue.reclaim(
+                client,
+                keys=keys_of(queue),
+                # The lists where kombu puts messages of other priorities.
+                priorities=[self._q_for_pri(queue, priority) for priority in self.priority_steps if priority],
+                visibility_timeout_ms=int(self.visibility_timeout * 1_000),
+                most=_RECLAIMED_AT_ONCE,
+                sizes=Sizes(self.largest_bytes),
+                in_flight=self.qos.in_flight(queue),
+            )
 
-    def expire(self, queue: str, seconds: int) -> None:
-        """Have Redis remove a queue, whatever is in it, unless it is read before."""
-        with self.conn_or_acquire() as client:
-            client.expire(queue, seconds)
-
-    def maybe_refresh_binding_expiry(self) -> None:
-        """Keep the mailbox of remote control known; later, while Redis is full."""
-        try:
-            super().maybe_refresh_binding_expiry()
-        except redis.exceptions.ResponseError as error:
-            # Kombu would log a traceback each second.
-            if not is_full(error):
-                raise
-
-    def _receive_one(self, client: Any) -> Any:
-        try:
-            return super()._receive_one(client)
-        except redis.exceptions.ResponseError as error:
-            # Redis lets this user have no such channel, and says so only now. In the consumer's loop it would be an error of
-            # the connection, which would be made anew, and refused anew, for ever.
-            log.warning("remote_control_unavailable", detail=refusal(error))
-            self.active_fanout_queues.clear()
-            raise Empty from None
-
-    def _handle_message(self, client: Any, response: Any) -> dict[str, Any]:
-        published: dict[str, Any] = super()._handle_message(client, response)
-        # Confirmations of a subscription have a number there.
-        if isinstance(published["data"], bytes):
-            published["data"] = only_its_body(published["data"])
-        return published
+    # Receiving.
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or time.monotonic() < self._paused_until:
             return
         self._polled = queues[0]
-        queue = self.queue(queues[0])
         connection = self.client.connection
         self._in_poll = connection
         self._brpop_sent_at = time.monotonic()
-        # Only an empty queue is worth waiting at; a busy one delivers its next message, noted, in this one round trip.
+        # Only an empty queue is worth waiting at; a busy one delivers its next messages, noted, in this one round trip.
         if self._blocking:
-            connection.send_command("BLMOVE", queue.name, queue.taking, "RIGHT", "LEFT", timeout or self.brpop_timeout)
+            keys = keys_of(self._polled)
+            connection.send_command("BLMOVE", keys.queue, keys.moving, "RIGHT", "LEFT", timeout or self.brpop_timeout)
         else:
-            connection.send_command(*queue.take_command(self._most()))
+            connection.send_command(*self._receive_command(self._polled, self._most()))
 
     def _brpop_read(self, **options: Any) -> bool:
         name = self._polled
         try:
-            taken = self._read_taken(self.queue(name), **options)
+            messages = self._read_messages(name, **options)
         finally:
             self._in_poll = None
             # Between two commands is the one safe moment for a pending re-authentication.
             self._flush_brpop_reauth()
-        if not taken:
+        if not messages:
             self._queue_cycle.rotate(name)
             raise Empty
         if name not in self.active_queues:
-            self._return(name, taken)
+            self._return(name, messages)
             raise Empty
-        for each in taken:
-            self.connection._deliver(self._message(name, each), name)  # noqa: SLF001  # the transport's own
+        for message in messages:
+            self.connection._deliver(self._message(name, message), name)  # noqa: SLF001  # the transport's own
         return True
 
-    def _return(self, name: str, taken: Sequence[Taken]) -> None:
-        """Put back what was on its way as this channel ceased to consume, to be taken next, as if it had never been taken."""
+    def _return(self, name: str, messages: Sequence[ReceivedMessage]) -> None:
+        """Requeue what was on its way as this channel ceased to consume, to be received next, as if it had never been."""
         with self.conn_or_acquire() as client:
-            for each in reversed(taken):
-                self.queue(name).give_back(client, each.digest.decode(), taken_next=True, tried=False)
+            for message in reversed(messages):
+                digest = message.digest.decode()
+                redis_queue.requeue(client, keys=keys_of(name), digest=digest, receive_next=True, counts_delivery=False)
 
     def _most(self) -> int:
-        """How many more messages this channel may hold."""
+        """How many more messages this channel may have in flight."""
         if not self.active_queues:
             return 1
         estimate = self.qos.can_consume_max_estimate()
-        return _TAKEN_AT_ONCE if estimate is None else max(1, min(estimate, _TAKEN_AT_ONCE))
+        return _RECEIVED_AT_ONCE if estimate is None else max(1, min(estimate, _RECEIVED_AT_ONCE))
 
-    def _read_taken(self, queue: RedisQueue, **options: Any) -> Sequence[Taken]:
+    def _receive_command(self, queue: str, most: int, moved: bytes = b"") -> tuple[Any, ...]:
+        """The command that receives the next messages, ``most`` of them at most; the first is one ``moved`` already, if any."""
+        sizes = Sizes(self.largest_bytes)
+        return redis_queue.receive.command(keys=keys_of(queue), moved=moved, most=most, most_bytes=_RECEIVED_BYTES, sizes=sizes)
+
+    def _read_messages(self, queue: str, **options: Any) -> Sequence[ReceivedMessage]:
         connection = self.client.connection
         try:
-            reply = self.client.parse_response(connection, "BLMOVE" if self._blocking else "EVAL", **options)
+            reply = self.client.parse_response(connection, "BLMOVE" if self._blocking else "EVALSHA", **options)
         except self.connection_errors:
             # Disconnected, the next tick connects anew.
             connection.disconnect()
             raise
+        except redis.exceptions.NoScriptError:
+            # Redis is new, or has restarted; the next tick receives.
+            with self.conn_or_acquire() as client:
+                redis_queue.receive.load(client)
+            return []
         except redis.exceptions.ResponseError as error:
             if not is_full(error):
                 raise
-            # Redis when full lets no one wait at an empty queue, but what comes to it can be taken all the same.
-            log.warning("broker_full", queue=queue.name)
-            self._paused_until = time.monotonic() + _PAUSE_WHEN_FULL_S
+            # Redis when full lets no one wait at an empty queue, but what comes to it can be received all the same.
+            log.warning("broker_full", queue=queue)
+            self._paused_until = time.monotonic() + _BACKOFF_WHEN_FULL_S
             self._blocking = False
             return []
-        taken = self._note(queue, reply) if self._blocking else queue.parse_taken(reply)
-        self._blocking = not taken
-        return taken
+        messages = self._note(queue, reply) if self._blocking else redis_queue.receive.parse(reply)
+        self._blocking = not messages
+        return messages
 
-    def _note(self, queue: RedisQueue, moved: bytes | None) -> Sequence[Taken]:
-        """Note a message that a blocking take has moved, and take what has come behind it."""
+    def _note(self, queue: str, moved: bytes | None) -> Sequence[ReceivedMessage]:
+        """Note a message that BLMOVE has moved, and receive what has come behind it."""
         if not moved:
             return []
-        if queue.is_oversized(moved):
-            # Not sent once more: where it lies, the sweep sees to it.
-            self.sweep(queue.name)
+        if len(moved) > self.largest_bytes:
+            # Not sent once more: where it lies, it is reclaimed.
+            self.reclaim(queue)
             return []
+        return self._receive(queue, self._most(), moved)
+
+    def _receive(self, queue: str, most: int, moved: bytes = b"") -> Sequence[ReceivedMessage]:
         with self.conn_or_acquire() as client:
-            return queue.take(client, self._most(), moved)
+            return redis_queue.receive.run(client, self._receive_command(queue, most, moved))
 
     def _get(self, queue: str) -> dict[str, Any]:
-        if time.monotonic() - self._swept_at.get(queue, 0.0) > _SWEEP_EVERY_S:
-            self._swept_at[queue] = time.monotonic()
-            self.sweep(queue)
-        with self.conn_or_acquire() as client:
-            taken = self.queue(queue).take(client, 1)
-        if not taken:
+        if time.monotonic() - self._reclaimed_at.get(queue, 0.0) > _RECLAIM_EVERY_S:
+            self._reclaimed_at[queue] = time.monotonic()
+            self.reclaim(queue)
+        messages = self._receive(queue, 1)
+        if not messages:
             raise Empty
-        return self._message(queue, taken[0])
+        return self._message(queue, messages[0])
 
-    def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
-        if queue not in self.always_take:
-            super()._put(queue, message, **options)
-            return
-        with self.conn_or_acquire() as client:
-            self.queue(queue).put(client, [dumps(message)])
-
-    def publish_all(self, queue: str, messages: Sequence[dict[str, Any]]) -> None:
-        """Put messages, as :meth:`prepare_message` makes them, on a queue in one step: all of them or, after an error, none."""
-        for message in messages:
-            self._inplace_augment_message(message, "", queue)
-        self.push_all(queue, [dumps(message) for message in messages])
-
-    def push_all(self, queue: str, items: Sequence[str | bytes]) -> None:
-        """Put items on a queue as they are, in one step: all of them or, after an error, none."""
-        with self.conn_or_acquire() as client:
-            if queue in self.always_take:
-                self.queue(queue).put(client, items)
-            else:
-                client.lpush(queue, *items)
-
-    def _size(self, queue: str) -> int:
-        # Kombu asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.
-        with self.conn_or_acquire() as client:
-            return sum(client.llen(self._q_for_pri(queue, priority)) for priority in self.priority_steps)
-
-    def _message(self, queue: str, taken: Taken) -> dict[str, Any]:
+    def _message(self, queue: str, received: ReceivedMessage) -> dict[str, Any]:
         """Make the message that kombu expects: of an item the body, its type and the headers; of one that is no message itself.
 
-        What else kombu reads, such as how a body is packed and where a message came from, is not its producer's to say.
+        What else kombu reads, such as how a body is packed and where a message came from, is not its producer's to choose.
         """
         try:
-            content_type, headers, body = opened(taken.message)
+            content_type, headers, body, parsed = open_item(received.message)
         except Exception:
             # One of the many things that no message is.
-            content_type, headers, body = "application/octet-stream", {}, taken.message
+            content_type, headers, body, parsed = ListItem("application/octet-stream", {}, received.message)
         leave_packed(headers)
         # As RabbitMQ counts: deliveries before this one.
-        headers[DELIVERY_COUNT] = taken.deliveries - 1
-        delivery_info = {"exchange": "", "routing_key": queue, "redelivered": taken.deliveries > 1}
-        # Copies are one message to Redis, but each counts against what a consumer may hold.
-        tag = f"{taken.digest.decode()}@{next(self._numbers)}@{queue}"
-        properties = {"delivery_tag": tag, "delivery_info": delivery_info}
+        headers[DELIVERY_COUNT] = received.deliveries - 1
+        delivery_info = {"exchange": "", "routing_key": queue, "redelivered": received.deliveries > 1}
+        # Copies are one message to Redis, but each counts against what a consumer may have in flight.
+        tag = f"{received.digest.decode()}@{next(self._numbers)}@{queue}"
+        properties = {"delivery_tag": tag, "delivery_info": delivery_info, **parsed}
         return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
+
+    # Publishing.
+
+    def envelope(self, queue: str, body: bytes, message_id: str, headers: Mapping[str, Any]) -> str:
+        """The item of a persistent message, whose body is UTF-8 JSON."""
+        properties = {"message_id": message_id, "delivery_mode": 2}
+        message = self.prepare_message(body, None, "application/json", "utf-8", dict(headers), properties)
+        self._inplace_augment_message(message, "", queue)
+        return str(dumps(message))
+
+    def publish_all(self, queue: str, items: Sequence[str | bytes]) -> None:
+        """Put items on a queue, in one step: all of them or, after an error, as when Redis is full, none."""
+        with self.conn_or_acquire() as client:
+            client.lpush(queue, *items)
+
+    def publish_within(self, queue: str, items: Sequence[str | bytes], most: int, *, drop_oldest: bool) -> Published:
+        """Put items on a queue, in one step, as many as there is room for; even if Redis is full.
+
+        Up to ``most`` have room, any number if it is 0; with ``drop_oldest`` the oldest make room for the others.
+        """
+        with self.conn_or_acquire() as client:
+            return redis_queue.publish(client, keys=keys_of(queue), most=most, drops_oldest=drop_oldest, messages=items)
+
+    def _size(self, queue: str) -> int:
+        # Kombu 5.7.0 asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.
+        with self.conn_or_acquire() as client:
+            return sum(client.llen(self._q_for_pri(queue, priority)) for priority in self.priority_steps)
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]
     """Redis transport with this module's channel; for the setting ``broker_transport``."""
 
     Channel = Channel
+
+
+class SentinelChannel(Channel):
+    """The same channel to whatever the sentinels in ``transport_options`` call the primary.
+
+    Kombu 5.7.0 takes them from the URL, as alternatives of each other: a connection that tries the second of them forgets which
+    transport it was told to use, and takes kombu's instead of ours.
+    """
+
+    connection_class = kombu_redis.sentinel.SentinelManagedConnection
+    connection_class_ssl = kombu_redis.SentinelManagedSSLConnection
+
+    sentinels: Sequence[tuple[str, int]]
+    master_name: str
+    sentinel_kwargs: dict[str, Any]
+
+    from_transport_options = (*Channel.from_transport_options, "sentinels", "master_name", "sentinel_kwargs")
+
+    def _get_pool(self, asynchronous: bool = False) -> Any:
+        options = self._connparams(asynchronous=asynchronous)
+        # They are those of the first sentinel.
+        del options["host"], options["port"]
+        pool = primary_pool(self.sentinels, self.master_name, self.sentinel_kwargs, **options)
+        leave_replicas(pool)
+        return pool
+
+    def _disconnect_pools(self) -> None:
+        pools = [pool for pool in (self._pool, self._async_pool) if pool is not None]
+        super()._disconnect_pools()
+        for pool in pools:
+            pool.sentinel_manager.close()
+
+
+class SentinelTransport(Transport):
+    """The transport with that channel; for the setting ``broker_transport``."""
+
+    Channel = SentinelChannel

@@ -1,12 +1,14 @@
--- Let go of messages in hand for good. A script, as a transaction would be refused while Redis is full.
+-- Acknowledge messages. A script, as a transaction would be refused while Redis is full.
 --
--- KEYS  in hand, index of in hand, deliveries
--- ARGV  the messages' digests
+-- KEYS   unacknowledged, renewed, deliveries
+-- ARGV   digests...
 
-local in_hand, index, deliveries = KEYS[1], KEYS[2], KEYS[3]
-expect('hash', in_hand, deliveries)
-expect('zset', index)
+expect('hash', unacknowledged, deliveries)
+expect('zset', renewed)
 
-redis.call('HDEL', in_hand, unpack(ARGV))
-redis.call('ZREM', index, unpack(ARGV))
-redis.call('HDEL', deliveries, unpack(ARGV))
+-- One by one: unpack fails from some 8,000 on.
+for _, digest in ipairs(digests) do
+    redis.call('HDEL', unacknowledged, digest)
+    redis.call('ZREM', renewed, digest)
+    redis.call('HDEL', deliveries, digest)
+end

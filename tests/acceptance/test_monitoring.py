@@ -1,0 +1,310 @@
+"""What an operator sees of workers: `kp-scorer health`, `top` and `doctor`, the dashboard, the alerts, Prometheus."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import redis
+import yaml
+from kp_scorer.broker.backlog import Backlog
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import declare_queues
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.client import Client
+from kp_scorer.ledger import Store, WorkerReport
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.novelty import Candidate
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.settings import Settings, as_environment, load_settings
+from prometheus_client import generate_latest
+
+from tests.support.changed_settings import with_changed
+from tests.support.commands import COMMAND, run
+from tests.support.documents import anchors_of, lines_of
+from tests.support.processes import FAST_WORKER, free_port, launch_worker, start_worker, wait_until
+from tests.support.prometheus import DASHBOARD, RULES, program, running_prometheus, samples_of, values_of
+from tests.support.rabbitmq import RabbitMQ
+from tests.support.servers import RedisServer
+from tests.support.traces import fresh_samples
+
+
+class Probe:
+    """Asks for the worker's health as a supervisor does."""
+
+    def __init__(self, port: int) -> None:
+        self._port = str(port)
+
+    def __call__(self, *options: str) -> tuple[int, list[str]]:
+        done = run("health", *options, KP_METRICS_PORT=self._port)
+        row = json.loads(done.stdout)
+        asked = "ready" if options else "live"
+        assert row[asked] == (done.returncode == 0)
+        assert [f"not {asked}: {reason}" for reason in row["reasons"]] == done.stderr.splitlines()
+        return done.returncode, row["reasons"]
+
+
+def test_a_worker_that_waits_for_its_redis_is_live_and_not_ready_until_that_is_back(tmp_path: Path) -> None:
+    port = free_port()
+    probe = Probe(port)
+    (tmp_path / "redis").mkdir()
+    assert probe()[0] == 1
+    with RedisServer(tmp_path / "redis") as server:
+        settings = load_settings({"broker.url": server.url, "redis.url": server.url, "metrics.port": port})
+        worker = launch_worker(settings, tmp_path / "worker.log", FAST_WORKER)
+        try:
+            wait_until(lambda: probe("--ready")[0] == 0, timeout_s=20)
+            assert probe() == (0, [])
+            server.kill()
+            reasons = wait_until(lambda: probe("--ready")[1], timeout_s=20)
+            assert {reason.partition(":")[0] for reason in reasons} <= {"redis", "broker"}
+            assert probe() == (0, [])
+            server.start()
+            wait_until(lambda: probe("--ready")[0] == 0, timeout_s=30)
+        finally:
+            worker.stop()
+        assert worker.process.returncode == 0
+        assert probe("--ready")[0] == 1
+
+
+def reports(settings: Settings) -> list[WorkerReport]:
+    with Store.open(settings) as store:
+        return store.workers.reports()
+
+
+def output_of_top(settings: Settings, *options: str) -> str:
+    """What `top` prints where stderr is no terminal."""
+    done = run("top", *options, KP_BROKER_URL=settings.broker.url, KP_REDIS_URL=settings.redis.url)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return done.stderr
+
+
+def test_workers_are_shown_with_their_work(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
+    traces = fresh_samples(10)
+    assert "no worker has reported for 5 s" in output_of_top(settings)
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        client.submit_many(traces)
+        for _ in client.as_completed([str(trace["id"]) for trace in traces], timeout_s=30):
+            pass
+        (report,) = wait_until(lambda: [each for each in reports(settings) if each.held.count == 10 and not each.not_ready])
+        assert report.node.startswith(f"fast-{worker.process.pid}@")
+        assert (report.window_entries, report.queued.count, report.embedder) == (10, 10, "word-hash python")
+        assert sum(count for counted in report.decisions.values() for count in counted.values()) == 10
+        # Whatever a worker of another version, or nobody of ours, writes there.
+        redis_client.zadd(Keys("kp").workers, {"other": time.time() * 1_000 + 5_000})
+        redis_client.set(Keys("kp").worker("other"), b"\xff{", px=5_000)
+        (line,) = [line for line in output_of_top(settings, "--once").splitlines() if report.node in line]
+        assert re.search(r"\b10\b.*\byes\b", line)
+    # One that has ended is not shown for longer than its lease.
+    wait_until(lambda: not reports(settings), timeout_s=10)
+
+
+def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
+    leader, terminal = pty.openpty()
+    variables = os.environ | {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url, "TERM": "xterm"}
+    process = subprocess.Popen(
+        [*COMMAND, "top", "--every", "0.5"],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env=variables,
+        # What runs in the background of a script has it ignored, and what it starts has, too.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    os.close(terminal)
+    output: list[str] = []
+    try:
+        # Rates are there from the second look on.
+        wait_until(lambda: "/s)" in _read_on(leader, output), timeout_s=30)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: _read_on(leader, output) and process.poll() is not None, timeout_s=20)
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(leader)
+    assert process.returncode == 0
+    assert "no worker has reported for 5 s" in "".join(output)
+
+
+def _read_on(leader: int, output: list[str]) -> str:
+    """All that was output on the terminal by now."""
+    try:
+        while select.select([leader], [], [], 0)[0]:
+            output.append(os.read(leader, 65_536).decode(errors="replace"))
+    except OSError:
+        # The other end is closed.
+        pass
+    return "".join(output)
+
+
+def diagnosed(settings: Settings, *options: str, **variables: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """The exit code of `doctor`, and its findings by what was looked at."""
+    done = run("doctor", "--set", "embedding.embedder=none", *options, **as_environment(settings), **variables)
+    findings: dict[str, list[dict[str, Any]]] = {}
+    for line in done.stdout.splitlines():
+        row = json.loads(line)
+        findings.setdefault(row["check"], []).append(row)
+        assert row["detail"] in done.stderr
+    return done.returncode, findings
+
+
+def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, server.connect() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.config_set("appendonly", "no")
+        client.config_set("maxmemory", 10**9)
+        client.lpush("decisions.accepted", *["{}"] * 9)
+        elsewhere = with_changed(settings, redis__url=server.url, broker__url=server.url)
+        code, findings = diagnosed(
+            elsewhere, "--set", "queues.results_limit=10", "--set", "ledger.resend_after_s=30", CELERY_BROKER_URL="redis://x"
+        )
+        assert code == 1
+        wrong = {check: [row["detail"] for row in rows if row["state"] == "wrong"] for check, rows in findings.items()}
+        assert [detail.partition(": set ")[2] for detail in wrong["redis"]] == ["maxmemory-policy noeviction", "appendonly yes"]
+        assert "9 unread decisions of 10" in wrong["queues"][0]
+        assert "ledger.resend_after_s" in wrong["settings"][0]
+        assert "CELERY_BROKER_URL" in findings["variables"][0]["detail"]
+        assert findings["clocks"] == [{"check": "clocks", "state": "ok", "detail": "in order"}]
+        assert [row["state"] for row in findings["workers"] + findings["embedder"]] == ["advice", "advice"]
+        server.kill()
+        code, findings = diagnosed(elsewhere)
+        assert code == 1
+        assert findings["redis"][0]["state"] == findings["queues"][0]["state"] == "wrong"
+        server.start()
+
+
+def test_healthy_deployment_exits_0_and_converts_no_model(
+    settings: Settings, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    redis_client.config_set("maxmemory", 10**9)
+    code, findings = diagnosed(settings, "--set", "embedding.embedder=openvino", XDG_CACHE_HOME=str(tmp_path))
+    redis_client.config_set("maxmemory", 0)
+    assert code == 0
+    assert {row["state"] for rows in findings.values() for row in rows} <= {"ok", "advice"}
+    (embedder,) = findings["embedder"]
+    assert embedder["state"] == "advice"
+    assert "not converted yet" in embedder["detail"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_namespace_with_most_of_the_window_is_named(settings: Settings, redis_client: redis.Redis) -> None:
+    redis_client.config_set("maxmemory", 10**9)
+    with Store.open(settings) as store:
+        log = store.novelty_log("space")
+        for number in range(99):
+            namespace = ("team-a:", "", "team-b:")[min(number % 6, 2)]
+            log.append([Candidate(f"kp:trace:{namespace}{number}", bytes(16), np.zeros(384, dtype=np.float32))], None)
+        # Of few entries any producer may have most.
+        assert {row["state"] for row in diagnosed(settings)[1]["window"]} == {"ok"}
+        log.append([Candidate("kp:trace:team-b:99", bytes(16), np.zeros(384, dtype=np.float32))], None)
+    code, findings = diagnosed(settings)
+    redis_client.config_set("maxmemory", 0)
+    (window,) = findings["window"]
+    assert (code, window["state"]) == (0, "advice")
+    assert "the namespace team-b: 66% of the newest entries" in window["detail"]
+
+
+def test_missing_and_different_queues_are_reported_and_none_is_declared(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings()
+    for _ in range(2):
+        _, findings = diagnosed(settings)
+        assert {row["state"] for row in findings["queues"]} == {"advice"}
+        assert len(findings["queues"]) == 5
+    queues = submission_queues(rabbitmq.settings(broker__delivery_limit=7))
+    with make_celery(settings) as app:
+        declare_queues(app, queues.in_order)
+    code, findings = diagnosed(settings)
+    assert code == 1
+    (detail,) = [row["detail"] for row in findings["queues"] if row["state"] == "wrong"]
+    assert "x-delivery-limit" in detail
+
+
+INCIDENTS: Final = "deploy/INCIDENTS.md"
+METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
+
+
+@pytest.fixture(scope="module")
+def metric_names() -> set[str]:
+    metrics = Metrics(())
+    metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, 0.0))
+    samples = samples_of(generate_latest(metrics.registry).decode())
+    return {name.partition("{")[0] for name in samples}
+
+
+def promtool(*arguments: str) -> str:
+    """What promtool prints, which must accept its files; relative ones are those of the rules."""
+    done = subprocess.run([program("promtool"), *arguments], cwd=RULES, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> None:
+    panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    named = set(METRIC.findall(" ".join(asked)))
+    assert named - metric_names == set()
+    # What nobody looks at need not be shown.
+    assert {name for name in metric_names if name.startswith("kp_scorer_") and _is_unseen(name, named)} == set()
+
+
+def _is_unseen(name: str, named: set[str]) -> bool:
+    """Whether a metric, or the histogram that a sample belongs to, is named nowhere."""
+    base_name = re.sub(r"_(bucket|sum|count)$", "", name)
+    return not any(each.startswith(base_name) for each in named) and not name.endswith("_age_seconds")
+
+
+def test_the_rules_name_only_existing_metrics(metric_names: set[str]) -> None:
+    text = (RULES / "alerts.yml").read_text("utf-8")
+    assert set(METRIC.findall(text)) - metric_names == set()
+    tested = (RULES / "alerts_test.yml").read_text("utf-8")
+    assert set(re.findall(r"alert: (\w+)", text)) == set(re.findall(r"alertname: (\w+)", tested))
+
+
+def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
+    rules = yaml.safe_load((RULES / "alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
+    runbooks = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules}
+    assert {runbook.partition("#")[0] for runbook in runbooks.values()} == {INCIDENTS}
+    assert {runbook.partition("#")[2] for runbook in runbooks.values()} - anchors_of(INCIDENTS) == set()
+    rows = [line.text for line in lines_of(INCIDENTS) if line.text.startswith("| `KpScorer")]
+    named = {row.split("`")[1]: f"{INCIDENTS}{re.findall(r'[(](#.*?)[)]', row)[0]}" for row in rows}
+    assert named == runbooks
+
+
+def test_the_rules_alert_as_their_tests_say() -> None:
+    promtool("check", "rules", "alerts.yml")
+    promtool("test", "rules", "alerts_test.yml")
+
+
+def test_every_query_of_the_dashboard_is_valid(tmp_path: Path) -> None:
+    panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
+    asked = [target["expr"].replace("$__rate_interval", "5m") for panel in panels for target in panel["targets"]]
+    rules = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(asked)]
+    # Prometheus' files are YAML, of which JSON is a part.
+    file = tmp_path / "queries.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}), "utf-8")
+    promtool("check", "rules", str(file))
+
+
+def test_the_configuration_is_valid_and_finds_the_rules() -> None:
+    assert "1 rule files found" in promtool("check", "config", "prometheus.yml")
+
+
+def test_prometheus_reads_two_workers(settings: Settings, tmp_path: Path) -> None:
+    first, second = (with_changed(settings, metrics__port=free_port()) for _ in range(2))
+    with (
+        start_worker(first, tmp_path / "one.log", command=FAST_WORKER),
+        start_worker(second, tmp_path / "two.log", command=FAST_WORKER),
+        running_prometheus(tmp_path, [first.metrics.port, second.metrics.port]) as url,
+    ):
+        wait_until(lambda: values_of(url, "sum(kp_scorer_ready)") == ["2"], timeout_s=30)
+        assert values_of(url, "count(kp_scorer_info{engine='python'})") == ["2"]
+        assert values_of(url, "scrape_samples_scraped < 100") == []

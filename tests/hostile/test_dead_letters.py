@@ -1,0 +1,135 @@
+"""Whoever floods the dead letters pushes out his own: those of other reasons and namespaces stay, and Redis takes traces."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+from kp_scorer.errors import Reason, ServiceUnavailable
+from kp_scorer.ledger import DeadLetters, Store, Submission
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.local.embedded import embedded_redis
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.settings import LedgerSettings, load_settings
+
+from tests.support.processes import wait_until
+
+MB: Final = 2**20
+DIGEST: Final = bytes(16)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(())
+
+
+@pytest.fixture
+def bounded(redis_client: redis.Redis, keys: Keys, metrics: Metrics) -> DeadLetters:
+    return DeadLetters(redis_client, keys, LedgerSettings(max_dead_letters=200, max_dead_letter_bytes=2 * MB), metrics)
+
+
+@pytest.fixture
+def small(tmp_path: Path, metrics: Metrics) -> Iterator[tuple[Store, Any]]:
+    """A Redis of its own, so small that junk could fill it, and its administrator's connection."""
+    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as admin:
+        settings = load_settings({"broker.url": url, "redis.url": url})
+        with Store.open(settings, metrics) as store:
+            yield store, admin
+
+
+def keep_honest(letters: DeadLetters) -> set[str]:
+    """Keep dead letters that junk must not push out; return their traces."""
+    for number, reason in enumerate(("poison", "scoring_failed", "lost", "damaged", "invalid", "conflict")):
+        letters.dead_letter(os.urandom(10_000), reason, "$", f"kp:trace:acme:{number}", DIGEST)  # type: ignore[arg-type]
+    return {f"kp:trace:acme:{number}" for number in range(6)}
+
+
+def flood(letters: DeadLetters, count: int, size_bytes: int, reason: Reason, name: str = "") -> None:
+    for number in range(count):
+        letters.dead_letter(os.urandom(size_bytes), reason, "$", name.format(number))
+
+
+@pytest.mark.parametrize("name", ["", "kp:trace:{}", "kp:trace:evil:{}", "kp:trace:evil {}:1"])
+@pytest.mark.parametrize("reason", ["malformed", "invalid"])
+@pytest.mark.parametrize(("count", "size_bytes"), [(17, MB // 8), (1_000, 10)])
+def test_junk_pushes_out_junk(
+    bounded: DeadLetters, store: Store, metrics: Metrics, reason: Reason, name: str, count: int, size_bytes: int
+) -> None:
+    honest = keep_honest(bounded)
+    flood(bounded, count, size_bytes, reason, name)
+    kept = list(bounded.read())
+    assert {letter.trace_id for letter in kept} >= honest
+    assert all(record and record.state == "dead" for record in store.ledger.look_up(sorted(honest)))
+    assert len(kept) <= 200
+    # The newest is beside them.
+    assert sum(letter.size_bytes for letter in kept) <= 2 * MB + size_bytes
+    dropped = len(honest) + count - len(kept)
+    assert dropped > 0
+    assert store.drops.counts() == {f"dead letters, {reason}": dropped}
+    name_of_sample = "kp_scorer_dead_letters_dropped_total"
+    assert metrics.registry.get_sample_value(name_of_sample, {"reason": reason}) == dropped
+
+
+def test_many_small_letters_push_out_no_large_ones(redis_client: redis.Redis, keys: Keys) -> None:
+    letters = DeadLetters(redis_client, keys, LedgerSettings(max_dead_letters=10))
+    honest = keep_honest(letters)
+    flood(letters, 40, 10, "invalid", "kp:trace:evil:{}")
+    kept = [letter.trace_id for letter in letters.read()]
+    assert len(kept) == 10
+    assert honest < set(kept)
+
+
+def test_letters_that_no_class_has_go_first_and_room_is_made_whatever_is_damaged(redis_client: redis.Redis, keys: Keys) -> None:
+    letters = DeadLetters(redis_client, keys, LedgerSettings(max_dead_letters=6))
+    old = keep_honest(letters)
+    # Letters of one millisecond have no order.
+    kept_s = redis_client.time()
+    wait_until(lambda: redis_client.time() > (kept_s[0], kept_s[1] + 2_000))
+    for damaged in (keys.dead_letter_sizes, keys.dead_letter_classes):
+        redis_client.delete(damaged)
+        flood(letters, 3, 10, "poison", "kp:trace:acme:new{}")
+        assert len(list(letters.read())) == 6
+    assert old.isdisjoint(letter.trace_id for letter in letters.read())
+
+
+def test_a_letter_that_dies_of_another_reason_or_by_another_name_counts_there(bounded: DeadLetters, store: Store) -> None:
+    payload = os.urandom(MB)
+    for reason, trace_id in (("invalid", ""), ("invalid", "kp:trace:acme:1"), ("poison", "kp:trace:acme:1")):
+        bounded.dead_letter(payload, reason, "$", trace_id, DIGEST)  # type: ignore[arg-type]
+    flood(bounded, 20, MB // 8, "invalid")
+    kept = Counter(letter.reason for letter in bounded.read())
+    # There is room for a megabyte of each, less what a letter takes itself.
+    assert kept == {"poison": 1, "invalid": 8}
+
+
+def test_the_newest_letter_stays_and_pushes_out_no_others(bounded: DeadLetters) -> None:
+    honest = keep_honest(bounded)
+    for number in range(3):
+        bounded.dead_letter(b"x" * (4 * MB + number), "malformed", "$")
+        kept = [letter.size_bytes for letter in bounded.read() if letter.trace_id not in honest]
+        assert kept == [4 * MB + number]
+    assert {letter.trace_id for letter in bounded.read()} > honest
+
+
+def test_the_bound_follows_maxmemory(small: tuple[Store, Any]) -> None:
+    store, admin = small
+    admin.config_set("maxmemory", 40 * MB)
+    flood(store.dead_letters, 30, MB, "malformed")
+    assert sum(letter.size_bytes for letter in store.dead_letters.read()) <= 11 * MB
+
+
+def test_room_for_submissions_comes_before_keeping_junk(small: tuple[Store, Any]) -> None:
+    store, admin = small
+    honest = keep_honest(store.dead_letters)
+    flood(store.dead_letters, 20, MB, "malformed")
+    submission = Submission("kp:trace:acme:new", DIGEST, b"{}")
+    admin.config_set("maxmemory", int(admin.info("memory")["used_memory"] * 1.05))
+    with pytest.raises(ServiceUnavailable, match="nearly full"):
+        store.ledger.submit([submission])
+    store.dead_letters.make_room()
+    assert store.ledger.submit([submission]) == ["pending"]
+    reasons = {letter.reason for letter in store.dead_letters.read() if letter.trace_id in honest}
+    assert reasons >= {"poison", "scoring_failed", "lost", "damaged"}

@@ -1,0 +1,65 @@
+"""Traces made for their score, with the real model: what the reference's formula gives away, and what each guard answers."""
+
+from random import Random
+from string import ascii_lowercase
+from typing import Final
+
+import pytest
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decision import Decision
+from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.embedding.model import find_model
+from kp_scorer.ledger import MemoryLedger
+from kp_scorer.novelty import MemoryLog
+from kp_scorer.scoring import Policy
+from kp_scorer.settings import EmbeddingSettings, NoveltySettings
+from kp_scorer.trace import ReasoningTrace
+
+from tests.support.builders import make_trace, step
+
+SENT: Final = 20
+DOMAINS: Final = ("default", "finance", "code", "medical", "customer_service")
+TOOLS_IN_RECOVERIES: Final = [step("error_recovery", tool) for tool in ("a", "b", "c")]
+OTHER_TYPES: Final = [step(kind) for kind in ("thought", "observation", "tool_call", "thought")]
+
+pytestmark = pytest.mark.skipif(find_model("") is None, reason="the model is not installed")
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    embedder = select_embedder(EmbeddingSettings(required=True), "trace")
+    assert embedder
+    return embedder
+
+
+def hollow(number: int, domain: str, objective: str) -> ReasoningTrace:
+    """A trace without any content that gets all of complexity, of tool diversity, and of the bonus for recoveries."""
+    steps = [*TOOLS_IN_RECOVERIES, *OTHER_TYPES]
+    return make_trace(trace_id=f"kp:trace:{number}", domain=domain, objective=objective, steps=steps)
+
+
+def accepted(embedder: Embedder, policy: Policy, *, random_words: bool = False) -> list[int]:
+    """How many hollow traces of each domain are accepted, which are copies, or have an objective of random words."""
+    return [_accepted(embedder, policy, domain, random_words) for domain in DOMAINS]
+
+
+def _accepted(embedder: Embedder, policy: Policy, domain: str, random_words: bool) -> int:
+    random, window = Random(1), NoveltySettings().window()
+    lines = [["".join(random.choices(ascii_lowercase, k=6)) for _ in range(30)] for _ in range(SENT)]
+    traces = [hollow(number, domain, " ".join(line) if random_words else "x") for number, line in enumerate(lines)]
+    decider = Decider(MemoryLedger(), policy, NoveltyMeter(embedder, MemoryLog(window), window), max_attempts=5)
+    return sum(isinstance(decision, Decision) and decision.outcome == "accepted" for decision in decider.decide(traces))
+
+
+def test_by_default_copies_of_a_hollow_trace_are_accepted_in_four_of_five_profiles(embedder: Embedder) -> None:
+    assert accepted(embedder, Policy()) == [1, SENT, SENT, SENT, SENT]
+
+
+@pytest.mark.parametrize("policy", [Policy(copies="reject"), Policy(min_novelty=0.1)], ids=["copies", "min_novelty"])
+def test_copies_and_a_floor_of_novelty_leave_one_of_them(embedder: Embedder, policy: Policy) -> None:
+    assert accepted(embedder, policy) == [1] * 5
+
+
+def test_random_words_are_new_and_a_ceiling_of_confidence_stops_part_of_them(embedder: Embedder) -> None:
+    assert accepted(embedder, Policy(), random_words=True) == [SENT] * 5
+    assert sum(accepted(embedder, Policy(max_confidence=0.7), random_words=True)) < SENT * 5 / 2

@@ -1,0 +1,50 @@
+"""What a worker has in flight takes bounded memory, also while the ledger is away and all of it waits."""
+
+import threading
+from pathlib import Path
+from typing import Final
+
+import pytest
+from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
+from kp_scorer.ledger import Store
+
+from tests.support.arena import Arena
+from tests.support.attacks import Attack, open_queue
+from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+
+IN_FLIGHT_BYTES: Final = 20_000_000
+MESSAGES_BYTES: Final = 240_000_000
+"""All their dead letters are kept: somewhat less than the bound on those."""
+
+OUTAGE_S: Final = 5.0
+"""In which a worker receives all that it is going to."""
+
+RESIDENT_BYTES: Final = 310 * 2**20
+"""Such a worker has 140 to 265 MiB here, with copies of the largest message as it reads it; without a bound on what is in
+flight it has 320 to 400."""
+
+
+@pytest.mark.slow
+def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_away(arena: Arena, tmp_path: Path) -> None:
+    limits = arena.settings().limits
+    size_bytes = largest_message_bytes(limits) if arena.broker == "redis" else largest_body_bytes(limits)
+    bodies = [b"%d" % number + b" " * (size_bytes - 10) for number in range(MESSAGES_BYTES // size_bytes)]
+    settings = arena.settings(
+        redis__url=arena.store_proxy.url,
+        redis__timeout_s=10.0,
+        worker__in_flight_bytes=IN_FLIGHT_BYTES,
+        worker__concurrency=96,
+        broker__timeout_s=10.0,
+    )
+    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
+        arena.store_proxy.refuse()
+        with open_queue(arena) as put:
+            for body in bodies:
+                put(Attack("", body, {}, {"no envelope": True} if arena.broker == "redis" else {}))
+        wait_until(lambda: worker.events("message_waits"))
+        # There is nothing to wait for: a worker must not receive more.
+        threading.Event().wait(OUTAGE_S)
+        arena.store_proxy.accept()
+        with Store.open(arena.settings(redis__timeout_s=10.0)) as store:
+            wait_until(lambda: len(list(store.dead_letters.read())) == len(bodies))
+        assert worker.peak_bytes() < RESIDENT_BYTES

@@ -1,0 +1,310 @@
+"""Records that somebody has damaged in Redis: each ends its own trace at most, is named, and is never quoted."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import redis
+from click.testing import CliRunner
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import declare_queues
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.cli.main import commands
+from kp_scorer.client import Client
+from kp_scorer.decision import Decision, Novelty
+from kp_scorer.ledger import Identity, Store, Submission, SubmissionCounts, Tally, Verdict
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.novelty import Candidate, Window
+from kp_scorer.novelty.audit import with_nearest
+from kp_scorer.novelty.log import Entry, Place
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.process.reconciler import reconcile
+from kp_scorer.settings import LedgerSettings, Settings
+
+from tests.support.builders import decision_on
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.traces import short_traces
+
+SECRET: Final = "the patient's name"
+DIGEST: Final = bytes(16)
+TTL_MS: Final = 600_000
+
+DAMAGES: Final[dict[str, dict[str, Any]]] = {
+    "an unknown state": {"state": SECRET},
+    "a decision that is no JSON": {"state": "decided", "decision": SECRET},
+    "a decision of a later kind": {"state": "decided", "decision": json.dumps({"schema_version": 2, "x": SECRET})},
+    "a decision that is missing": {"state": "decided", "decision": ""},
+    "dead without a reason": {"state": "dead"},
+    "dead of an unknown reason": {"state": "dead", "reason": SECRET},
+    "bytes that are no text": {"state": b"\xff\xfe", "detail": b"\xff"},
+    "attempts": {"attempts": SECRET, "owner": "gone", "lease_ms": SECRET},
+    "a lease without an end": {"owner": "gone", "lease_ms": "nan", "attempts": "1e400"},
+    "a place that is none": {"entry": SECRET},
+}
+"""Fields to set in the record of a pending trace. The last three are the ledger's own notes, which it can do without."""
+MENDED: Final = 3
+
+
+def damage(redis_client: redis.Redis, record: str, fields: dict[Any, Any]) -> None:
+    """Set fields of a record; without any, put something else in its place."""
+    if fields:
+        redis_client.hset(record, mapping=fields)
+    else:
+        redis_client.set(record, SECRET)
+    redis_client.pexpire(record, TTL_MS)
+
+
+def decide(store: Store, *trace_ids: str) -> None:
+    store.ledger.acquire([Identity(trace_id, DIGEST) for trace_id in trace_ids])
+    tally = Tally("code", is_known=True)
+    store.ledger.commit([Verdict(trace_id, DIGEST, decision_on(trace_id), "", tally) for trace_id in trace_ids])
+
+
+def test_a_worker_decides_what_comes_with_damaged_records(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    traces = short_traces(len(DAMAGES) + 4, seed=31)
+    foreign, damaged, honest = traces[0], traces[1 : len(DAMAGES) + 1], traces[len(DAMAGES) + 1 :]
+    with Client(settings) as client:
+        for trace in (foreign, *damaged, *honest):
+            client.submit(trace)
+        for trace, fields in zip((foreign, *damaged), ({}, *DAMAGES.values()), strict=True):
+            damage(redis_client, keys.record(trace["id"]), fields)
+        for counter in ("submitted", "decided", "dead"):
+            redis_client.hset(keys.counts, counter, SECRET)
+        with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
+            for trace in (*honest, *damaged[-MENDED:]):
+                assert client.wait(trace["id"], timeout_s=30)
+            wait_until(lambda: len(list(store.dead_letters.read())) == len(damaged) - MENDED + 1)
+            wait_until(lambda: redis_client.llen(settings.queues.traces) == 0)
+    assert {letter.reason for letter in store.dead_letters.read()} == {"damaged"}
+    assert "patient" not in worker.text()
+    # What is dead-lettered is dead like any other, so that it can be replayed.
+    ids = {letter.trace_id for letter in store.dead_letters.read()} - {foreign["id"]}
+    assert len(ids) == len(damaged) - MENDED
+    assert {record.state for record in store.ledger.look_up(list(ids)) if record} == {"dead"}
+    assert store.ledger.counts().decided >= len(honest)
+
+
+def test_a_place_that_is_not_in_the_log_stops_nobody(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    first, second = short_traces(2, seed=32)
+    with Client(settings) as client, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
+        client.wait(client.submit(first), timeout_s=30)
+        epoch: Any = redis_client.hget(f"{keys.of_log('word-hash-1').head}", "epoch")
+        seconds, _ = redis_client.time()
+        record = keys.record(second["id"])
+        redis_client.hset(record, mapping={"epoch": epoch, "entry": f"{seconds * 1_000}-77"})
+        assert client.wait(client.submit(second), timeout_s=30)
+
+
+def test_damaged_records_end_no_round_of_the_reconciler(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis
+) -> None:
+    queues = submission_queues(settings)
+    trace_ids = [f"kp:trace:{number}" for number in range(7)]
+    store.ledger.submit([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in trace_ids])
+    for trace_id, name in zip(trace_ids[:3], ("since_ms", "resends", "lease_ms"), strict=True):
+        redis_client.hset(keys.record(trace_id), name, SECRET)
+    redis_client.hdel(keys.record(trace_ids[3]), "submission", "since_ms", "digest")
+    redis_client.delete(keys.record(trace_ids[4]))
+    redis_client.hset(keys.record(trace_ids[5]), "state", SECRET)
+    damage(redis_client, keys.record(trace_ids[4]), {})
+    decide(store, "kp:trace:decided")
+    # Whoever may write the index cannot have a decision forgotten by it.
+    index: dict[Any, Any] = {"kp:trace:decided": 0, b"\xff": 0, "kp:trace:none": "-inf"}
+    redis_client.zadd(keys.pending, index)
+    for trace_id in trace_ids:
+        redis_client.zadd(keys.pending, {trace_id: 1})
+    with make_celery(settings) as app:
+        declare_queues(app, queues.in_order)
+        reconcile(app, queues, store, LedgerSettings(resend_after_s=0.001, max_resends=1), Metrics(()))
+    assert redis_client.llen(settings.queues.traces) == 4
+    (letter,) = store.dead_letters.read()
+    assert (letter.reason, letter.trace_id) == ("damaged", trace_ids[5])
+    assert store.dead_letters.payload(letter.letter_id) == trace_ids[5].encode()
+    assert {record.state for record in store.ledger.look_up(trace_ids[5:6]) if record} == {"dead"}
+    (record,) = store.ledger.look_up(["kp:trace:decided"])
+    assert record
+    assert record.decision
+    assert redis_client.zscore(keys.pending, "kp:trace:decided") is None
+    redis_client.delete(*(keys.record(trace_id) for trace_id in trace_ids), keys.pending)
+
+
+def test_a_record_that_was_mended_meanwhile_keeps_its_decision(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+    trace_id, payload = "kp:trace:mended", b"{}"
+    store.ledger.acquire([Identity(trace_id, DIGEST)])
+    damage(redis_client, keys.record(trace_id), {"state": SECRET})
+    (seen,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
+    assert seen.reason == "damaged"
+    # Before that worker dead-letters it, its client submits it again, and another worker decides it.
+    store.ledger.submit([Submission(trace_id, DIGEST, payload)])
+    decide(store, trace_id)
+    stored = store.dead_letters.dead_letter(payload, seen.reason, seen.detail, trace_id, DIGEST)
+    (record,) = store.ledger.look_up([trace_id])
+    assert stored
+    assert record
+    assert record.decision == stored
+    assert list(store.dead_letters.read()) == []
+
+
+def test_a_decision_of_a_later_version_is_not_deleted(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+    trace_id = "kp:trace:later"
+    decide(store, trace_id)
+    fields = json.loads(decision_on(trace_id)) | {"outcome": "deferred"}
+    redis_client.hset(keys.record(trace_id), "decision", json.dumps(fields))
+    (seen,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
+    assert seen.reason == "damaged"
+    for reason in ("damaged", "poison"):
+        assert store.dead_letters.dead_letter(b"{}", reason, seen.detail, trace_id, DIGEST) is None
+        assert redis_client.hget(keys.record(trace_id), "decision") == json.dumps(fields).encode()
+        # The message is kept, and says why.
+        (letter,) = store.dead_letters.read()
+        assert (letter.reason, letter.trace_id) == ("damaged", trace_id)
+    assert store.ledger.counts() == SubmissionCounts(submitted=2, pending=0, decided=1, dead=1)
+
+
+def test_a_record_without_its_state_comes_to_an_end(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis
+) -> None:
+    queues, (lost, placed) = submission_queues(settings), ("kp:trace:lost", "kp:trace:placed")
+    store.ledger.submit([Submission(lost, DIGEST, b"{}")])
+    redis_client.hdel(keys.record(lost), "state")
+    redis_client.zadd(keys.pending, {lost: 1})
+    # The log notes a place also where the ledger has forgotten the trace.
+    store.novelty_log("space-1").append([Candidate(placed, DIGEST, np.full(4, 0.5, np.float32))], None)
+    assert [record and record.reason for record in store.ledger.look_up([lost, placed])] == ["damaged", None]
+    with make_celery(settings) as app:
+        declare_queues(app, queues.in_order)
+        reconcile(app, queues, store, LedgerSettings(resend_after_s=0.001), Metrics(()))
+    (letter,) = store.dead_letters.read()
+    assert (letter.reason, letter.trace_id) == ("damaged", lost)
+    assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
+
+
+def test_what_has_lost_its_state_is_counted_once(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+    submission = Submission("kp:trace:stateless", DIGEST, b"{}")
+    store.ledger.submit([submission])
+    redis_client.hdel(keys.record(submission.trace_id), "state")
+    assert store.ledger.submit([submission]) == ["pending"]
+    assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=1, decided=0, dead=0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"state": SECRET}, {"state": "decided", "decision": SECRET}, {"state": "dead", "reason": SECRET}],
+    ids=["something else", "an unknown state", "a decision that is no JSON", "dead of an unknown reason"],
+)
+def test_what_is_claimed_no_more_is_counted_again_when_its_message_comes(
+    store: Store, keys: Keys, redis_client: redis.Redis, fields: dict[str, Any]
+) -> None:
+    # It came without our client, so that there is nothing to send again.
+    trace_id = "kp:trace:foreign"
+    store.ledger.acquire([Identity(trace_id, DIGEST)])
+    if not fields:
+        redis_client.delete(keys.record(trace_id))
+    damage(redis_client, keys.record(trace_id), fields)
+    redis_client.zadd(keys.pending, {trace_id: 1})
+    assert [claim.payload for claim in store.ledger.claim_lost(1, queue_is_empty=True)] == [b""]
+    assert store.ledger.counts() == SubmissionCounts(submitted=0, pending=0, decided=0, dead=0)
+    (seen,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
+    assert seen.reason == "damaged"
+    store.dead_letters.dead_letter(b"{}", "damaged", seen.detail, trace_id, DIGEST)
+    assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
+
+
+@pytest.mark.parametrize("fields", [{}, *DAMAGES.values()], ids=["something else", *DAMAGES])
+def test_commands_name_a_damaged_record_and_go_on(
+    settings: Settings,
+    store: Store,
+    keys: Keys,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+) -> None:
+    decide(store, *(f"kp:trace:{number}" for number in range(70)), "kp:trace:damaged")
+    candidate = Candidate("kp:trace:damaged", DIGEST, np.full(4, 0.5, np.float32))
+    store.novelty_log("space-1").append([candidate], None)
+    if not fields:
+        redis_client.delete(keys.record("kp:trace:damaged"))
+    damage(redis_client, keys.record("kp:trace:damaged"), fields)
+    # Something that is not named like an id, either.
+    redis_client.hset(b"kp:trace:\xff", "state", SECRET)
+    redis_client.pexpire(b"kp:trace:\xff", TTL_MS)
+    monkeypatch.setenv("KP_BROKER_URL", settings.broker.url)
+    # What is no hash is nobody's record for who reads all.
+    naming = ("status", "explain", "audit", "report", "calibrate")[: 5 if "state" in fields else 0 if fields else 3]
+    shown = {
+        command: CliRunner().invoke(commands, command.split())
+        for command in (
+            "status kp:trace:damaged",
+            "explain kp:trace:damaged",
+            "report --stored --text",
+            "calibrate --stored --accept 20% --output -",
+            "audit",
+            "cache info",
+            "stats",
+            "forget kp:trace:damaged",
+        )
+    }
+    for command, done in shown.items():
+        assert done.exception is None or isinstance(done.exception, SystemExit), (command, done.exc_info)
+        assert "patient" not in done.output, command
+        if naming and command.startswith(naming):
+            assert "kp:trace:damaged" in done.output, command
+            assert "record" in done.output, command
+            assert done.exit_code == 1, command
+    assert shown["forget kp:trace:damaged"].exit_code == 0
+    assert store.ledger.look_up(["kp:trace:damaged"]) == [None]
+
+
+def test_a_damaged_entry_of_the_log_is_as_good_as_erased(
+    settings: Settings, keys: Keys, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = short_traces(2, seed=33)
+    log = keys.of_log("word-hash-1").log
+    with Client(settings) as client, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
+        client.wait(client.submit(first), timeout_s=30)
+        entries: Any = redis_client.xrevrange(log, count=1)
+        at_ms, _, number = entries[0][0].decode().partition("-")
+        nan = np.full(512, np.nan, np.float32).tobytes()
+        short = np.ones(100, np.float32).tobytes()
+        damaged: list[dict[Any, Any]] = [
+            {"x": "y"},
+            {"i": b"\xff", "d": "", "v": "123"},
+            {"i": "x", "d": "", "v": nan},
+            {"i": "x", "d": "", "v": short},
+        ]
+        for offset, fields in enumerate(damaged):
+            redis_client.xadd(log, fields, f"{at_ms}-{int(number) + offset + 1}")
+        redis_client.hset(keys.of_log("word-hash-1").head, "place", int(number) + 4)
+        decision = client.wait(client.submit(second), timeout_s=30)
+        assert decision.novelty.nearest
+        assert decision.novelty.nearest.trace_id == first["id"]
+        assert worker.process.poll() is None
+    monkeypatch.setenv("KP_BROKER_URL", settings.broker.url)
+    audited = CliRunner().invoke(commands, ["audit"])
+    assert (audited.exit_code, "4 damaged" in audited.output) == (1, True), audited.output
+
+
+def test_the_nearest_trace_is_known_whatever_was_written_to_the_log_since() -> None:
+    vectors = [1.0, 0.0], [0.6, 0.8], [1.0, 0.0, 0.0]
+    entries = [
+        Entry(Place(1, number), f"kp:trace:{number}", bytes([number]) * 16, np.array(vector, np.float32))
+        for number, vector in enumerate(vectors, 1)
+    ]
+    decision = Decision.model_validate_json(decision_on("kp:trace:2"))
+    decision = decision.model_copy(
+        update={
+            "novelty": Novelty(source="embedding", entry="1-2"),
+            "dimensions": decision.dimensions.model_copy(update={"novelty": 0.4}),
+        }
+    )
+    window = Window(10, TTL_MS, 10, TTL_MS)
+    nearest = with_nearest(decision, entries, window).novelty.nearest
+    assert nearest
+    assert nearest.trace_id == "kp:trace:1"
+    assert with_nearest(decision, entries[-1:], window) == decision

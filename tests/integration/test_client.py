@@ -1,0 +1,252 @@
+"""One client for many threads, whose calls end in time also while servers are silent."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Final, NamedTuple, TypeVar
+
+import pytest
+from kp_scorer.client import Client, io_thread
+from kp_scorer.client.io_thread import IoThread
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings, load_settings
+
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import own_queues
+from tests.support.traces import fresh_samples, new_id, short_traces
+
+THREADS: Final = 16
+
+Result = TypeVar("Result")
+
+
+def at_once(call: Callable[[int], Result]) -> list[Result]:
+    """Call it in many threads that start together; return what each got."""
+    barrier = threading.Barrier(THREADS)
+
+    def run_one(number: int) -> Result:
+        barrier.wait(10)
+        return call(number)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(run_one, range(THREADS)))
+
+
+def client_threads() -> int:
+    return sum(thread.name == "kp-scorer-client" for thread in threading.enumerate())
+
+
+def test_threads_share_a_client(settings: Settings, store: Store) -> None:
+    traces = [short_traces(40, seed) for seed in range(THREADS)]
+    before = client_threads()
+    with Client(settings) as client:
+
+        def use(number: int) -> bool:
+            own = traces[number]
+            wanted = [trace["id"] for trace in own]
+            one_by_one = [client.submit(trace) for trace in own[:10]]
+            together = client.submit_many(own[10:], timeout_s=30)
+            looked_up = [status.trace_id for status in client.look_up(wanted) if status]
+            return [*one_by_one, *together] == wanted == looked_up
+
+        assert all(at_once(use))
+        assert client_threads() == before + 1
+    assert store.ledger.counts().pending == 40 * THREADS
+
+
+def test_close_leaves_no_other_thread_waiting(settings: Settings) -> None:
+    client = Client(settings)
+
+    def use(number: int) -> bool:
+        if number == 0:
+            client.close()
+            return True
+        try:
+            return client.look_up(["kp:trace:one"], timeout_s=10) == [None]
+        except ServiceUnavailable as error:
+            # Its connection was closed during the call.
+            return "no answer" not in str(error)
+
+    assert all(at_once(use))
+    client.close()
+
+
+def test_calls_run_before_and_after_stop() -> None:
+    thread, go_on = IoThread(), threading.Event()
+    before = client_threads()
+    futures = [thread.submit(lambda: go_on.wait(10)), thread.submit(lambda: True)]
+    thread.stop()
+    futures.append(thread.submit(lambda: True))
+    go_on.set()
+    assert [future.result(10) for future in futures] == [True] * 3
+    thread.stop()
+    thread.stop()
+    wait_until(lambda: client_threads() < before + 1)
+
+
+def test_forked_child_can_start_a_thread_while_the_lock_was_held() -> None:
+    with io_thread._starting:
+        child = os.fork()
+        if not child:
+            # Nothing of the tests may run on in it.
+            os._exit(IoThread().submit(lambda: 42).result(10) != 42)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+TIMEOUT_S: Final = 1.0
+LATE_BY_S: Final = 0.5
+SAFE: Final = r"^submit: no answer within 1 s; submit again, which is always safe$"
+
+
+class Scene(NamedTuple):
+    """A client, and the network to what will be silent."""
+
+    client: Client
+    network: Proxy
+
+    def submit(self, timeout_s: float | None = None) -> str:
+        (trace,) = fresh_samples(1)
+        return self.client.submit(trace, timeout_s)
+
+    def submits(self) -> bool:
+        try:
+            return bool(self.submit())
+        except ServiceUnavailable:
+            return False
+
+
+def scene_of(opened: ExitStack, urls: dict[str, str], silent: str) -> Scene:
+    network = opened.enter_context(Proxy(urls[silent]))
+    # Delivered in the end, or closing would wait for the silent server.
+    opened.callback(network.deliver)
+    settings = load_settings({**urls, **own_queues(), silent: network.url, "broker.timeout_s": TIMEOUT_S})
+    return Scene(opened.enter_context(Client(settings)), network)
+
+
+@pytest.fixture(params=["silent store", "silent Redis as broker", "silent RabbitMQ"])
+def scene(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Scene]:
+    """Something will be silent."""
+    urls = {"redis.url": settings.redis.url, "broker.url": settings.broker.url}
+    if request.param == "silent RabbitMQ":
+        urls["broker.url"] = request.getfixturevalue("rabbitmq_url")
+    with ExitStack() as opened:
+        yield scene_of(opened, urls, "redis.url" if request.param == "silent store" else "broker.url")
+
+
+@pytest.fixture
+def silent_store(settings: Settings) -> Iterator[Scene]:
+    with ExitStack() as opened:
+        yield scene_of(opened, {"redis.url": settings.redis.url, "broker.url": settings.broker.url}, "redis.url")
+
+
+@contextmanager
+def ending_within(timeout_s: float) -> Iterator[None]:
+    """Assert that the context ends hardly later than a mere wait of that time, begun with it.
+
+    A process that stands still for a second, as a machine with other work may have it do, is late with either.
+    """
+
+    def wait() -> float:
+        time.sleep(timeout_s)
+        return time.monotonic()
+
+    with ThreadPoolExecutor(1) as beside:
+        waited = beside.submit(wait)
+        yield
+        ended = time.monotonic()
+        assert ended < waited.result() + LATE_BY_S
+
+
+def in_time(call: Callable[[], object], timeout_s: float, message: str) -> None:
+    """Assert that a call ends as unavailable when its time is up."""
+    with ending_within(timeout_s), pytest.raises(ServiceUnavailable, match=message):
+        call()
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["on an open connection", "from the start"])
+def test_a_submit_to_a_silent_server_ends_in_time_and_the_client_recovers(scene: Scene, connected: bool) -> None:
+    if connected:
+        wait_until(scene.submits, timeout_s=30)
+    scene.network.hold()
+    in_time(scene.submit, TIMEOUT_S, SAFE)
+    # The first one still waits for the server.
+    in_time(scene.submit, TIMEOUT_S, SAFE)
+    in_time(lambda: scene.submit(0.2), 0.2, r"no answer within 0\.2 s")
+    scene.network.deliver()
+    wait_until(scene.submits, timeout_s=30)
+
+
+def test_a_trace_submitted_again_during_an_outage_is_queued_once(silent_store: Scene) -> None:
+    (trace,) = fresh_samples(1)
+    silent_store.submit()
+    silent_store.network.hold()
+    for _ in range(3):
+        in_time(lambda: silent_store.client.submit(trace, 0.2), 0.2, "no answer")
+    silent_store.network.deliver()
+    wait_until(silent_store.submits, timeout_s=30)
+    status, unknown = silent_store.client.look_up([trace["id"], new_id()])
+    assert status
+    assert (status.state, unknown) == ("pending", None)
+
+
+def test_looking_up_and_waiting_end_in_time_too(silent_store: Scene) -> None:
+    client, trace_id = silent_store.client, silent_store.submit()
+    silent_store.network.hold()
+    in_time(lambda: client.look_up([trace_id]), TIMEOUT_S, "^look up: no answer within 1 s$")
+    in_time(lambda: client.look_up([trace_id], 0.2), 0.2, "^look up: no answer within 0.2 s$")
+    in_time(lambda: client.wait(trace_id, timeout_s=30), TIMEOUT_S, "no answer")
+    in_time(lambda: client.wait(trace_id, timeout_s=0), TIMEOUT_S, "no answer")
+
+
+def test_a_client_of_a_silent_server_is_closed_in_time(silent_store: Scene) -> None:
+    silent_store.network.hold()
+    in_time(silent_store.submit, TIMEOUT_S, SAFE)
+    with ending_within(TIMEOUT_S):
+        silent_store.client.close()
+
+
+def test_a_client_that_waits_does_not_keep_its_process_alive(silent_store: Scene, settings: Settings) -> None:
+    silent_store.network.hold()
+    code = (
+        "from kp_scorer import Client, ServiceUnavailable\n"
+        f"client = Client.connect({settings.broker.url!r}, {silent_store.network.url!r})\n"
+        "try:\n    client.look_up(['kp:trace:one'], 0.1)\n"
+        "except ServiceUnavailable:\n    print('unavailable')\n"
+    )
+    started = time.monotonic()
+    child_process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert child_process.stdout == "unavailable\n"
+    assert time.monotonic() - started < 10
+
+
+def test_a_client_works_on_in_a_fork(settings: Settings) -> None:
+    code = (
+        "import os\nfrom kp_scorer import Client\n"
+        f"client = Client.connect({settings.broker.url!r}, {settings.redis.url!r})\n"
+        "client.look_up(['kp:trace:one'])\n"
+        "child = os.fork()\n"
+        "print(client.look_up(['kp:trace:one']), flush=True)\n"
+        "if child:\n    assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    child_process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert child_process.stdout == "[None]\n" * 2
+
+
+def test_closed_clients_leave_no_threads(settings: Settings) -> None:
+    def threads() -> int:
+        return sum(thread.name == "kp-scorer-client" for thread in threading.enumerate())
+
+    before = threads()
+    for _ in range(3):
+        with Client(settings) as client:
+            client.look_up(["kp:trace:one"])
+            assert threads() > before
+    wait_until(lambda: threads() <= before, timeout_s=10)

@@ -1,0 +1,330 @@
+"""Messages that become dead letters: which submission each is, and how it is shown."""
+
+import hashlib
+import json
+import pickle
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+from click.testing import CliRunner
+from kombu.message import Message
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.dead_letters import DeadLettering, dead_letter, poison
+from kp_scorer.broker.publishing import declare_queues, with_producer
+from kp_scorer.broker.queues import results_queue
+from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body
+from kp_scorer.cli.main import commands
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits, decode_json
+from kp_scorer.ledger import DeadLetter, Identity, Store, Submission, SubmissionCounts, Tally, Verdict
+from kp_scorer.settings import Settings
+
+from tests.support.attacks import GZIP, bombs
+from tests.support.builders import decision_on, minimal_payload
+from tests.support.changed_settings import SettingsWith
+from tests.support.outcomes import published
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.traces import fresh_samples
+
+TRACE_ID: Final = "kp:trace:minimal"
+STRICT: Final = Limits(steps=1)
+STRICTER: Final = Limits(values=1)
+
+DeadLetterBy = Callable[[Store, Any], Decision | None]
+
+
+def submission(**changed: Any) -> bytes:
+    """A valid trace as our client sends it, which no another serializer would write like this."""
+    unknown: dict[str, Any] = {"unknown": [{}] * 100}
+    return json.dumps(minimal_payload() | unknown | changed, separators=(", ", ":"), ensure_ascii=False).encode()
+
+
+def message(body: bytes) -> Any:
+    headers = {"task": TASK_NAME, "id": TRACE_ID}
+    return Message(body=body, content_type="application/json", headers=headers, delivery_info={})
+
+
+def digest_of(payload: bytes) -> bytes:
+    return decode_json(payload, Limits()).digest()
+
+
+@pytest.fixture
+def noted(store: Store) -> bytes:
+    """A valid trace that a client has noted."""
+    payload = submission()
+    assert store.ledger.submit([Submission(TRACE_ID, digest_of(payload), payload)]) == ["pending"]
+    return payload
+
+
+def refused(store: Store, sent: Any) -> Decision | None:
+    """By a worker that parses it, and whose limits it does not keep."""
+    return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "steps: too many", 1, TRACE_ID), STRICT)
+
+
+def unread(store: Store, sent: Any) -> Decision | None:
+    """By a worker that does not parse it."""
+    return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "$: too many values", 1, TRACE_ID), STRICTER)
+
+
+def poisonous(store: Store, sent: Any) -> Decision | None:
+    return dead_letter(store.dead_letters, sent, poison(sent, 6), Limits())
+
+
+def poisonous_unread(store: Store, sent: Any) -> Decision | None:
+    return dead_letter(store.dead_letters, sent, poison(sent, 6), STRICTER)
+
+
+def failed(store: Store, sent: Any) -> Decision | None:
+    why = DeadLettering("scoring_failed", "ValueError", 1, TRACE_ID, digest_of(submission()))
+    return dead_letter(store.dead_letters, sent, why, Limits())
+
+
+def lost(store: Store, _: Any) -> Decision | None:
+    """By the reconciler, which has only what the client noted."""
+    payload = submission()
+    return store.dead_letters.dead_letter(payload, "lost", "sent 4 times", TRACE_ID, digest_of(payload), deliveries=0)
+
+
+WAYS: Final = (refused, unread, poisonous, poisonous_unread, failed, lost)
+
+
+def state_of(store: Store, trace_id: str = TRACE_ID) -> str:
+    (record,) = store.ledger.look_up([trace_id])
+    return record.state if record else ""
+
+
+def test_a_submission_that_is_large_for_its_escapes_and_spaces_is_recognised(store: Store) -> None:
+    limits = Limits(message_bytes=2_000)
+    small = submission(unknown=["\u00e9" * 400])
+    large = json.dumps(json.loads(small), indent=8).encode()
+    assert len(small) < limits.message_bytes < len(large)
+    store.ledger.acquire([Identity(TRACE_ID, digest_of(small))])
+    plain: Any = Message(body=large, content_type="application/json", headers={}, delivery_info={})
+    assert dead_letter(store.dead_letters, plain, poison(plain, 6), limits) is None
+    (stored,) = store.dead_letters.read()
+    assert parse_submission(store.dead_letters.payload(stored.letter_id), limits) == json.loads(small)
+    assert state_of(store) == "dead"
+    assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
+
+
+def decide(store: Store) -> None:
+    digest = digest_of(submission())
+    store.ledger.acquire([Identity(TRACE_ID, digest)])
+    store.ledger.commit([Verdict(TRACE_ID, digest, decision_on(TRACE_ID), "", Tally("code", is_known=True))])
+
+
+@pytest.mark.parametrize("then", WAYS)
+@pytest.mark.parametrize("first", WAYS)
+def test_a_submission_has_one_dead_letter(store: Store, noted: bytes, first: DeadLetterBy, then: DeadLetterBy) -> None:
+    for dead_letter_by in (first, then):
+        assert dead_letter_by(store, message(task_body(noted))) is None
+        (stored,) = store.dead_letters.read()
+        assert store.dead_letters.payload(stored.letter_id) == noted
+        assert stored.trace_id == TRACE_ID
+        assert state_of(store) == "dead"
+        assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
+    assert store.dead_letters.drop(stored)
+    assert state_of(store) == ""
+
+
+@pytest.mark.parametrize("dead_letter_by", WAYS)
+def test_a_copy_of_a_decided_trace_leads_to_the_decision(store: Store, noted: bytes, dead_letter_by: DeadLetterBy) -> None:
+    decide(store)
+    decision = dead_letter_by(store, message(task_body(noted)))
+    assert decision
+    assert decision.trace_id == TRACE_ID
+    assert list(store.dead_letters.read()) == []
+    assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=1, dead=0)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"metadata": minimal_payload()["metadata"] | {"success": 1}}, id="1 for true"),
+        pytest.param({"steps": [{"step_id": 0.0, "type": "thought"}, {"step_id": 1, "type": "observation"}]}, id="0.0 for 0"),
+        pytest.param(
+            {"steps": [{"step_id": False, "type": "thought"}, {"step_id": 1, "type": "observation"}]}, id="false for 0"
+        ),
+        pytest.param({"steps": []}, id="another content"),
+    ],
+)
+def test_another_submission_of_the_same_id_leaves_the_first_pending(
+    store: Store, noted: bytes, changed: dict[str, Any]
+) -> None:
+    another = submission(**changed)
+    assert another != noted
+    assert refused(store, message(task_body(another))) is None
+    assert state_of(store) == "pending"
+    (stored,) = store.dead_letters.read()
+    assert store.dead_letters.payload(stored.letter_id) == another
+    assert store.ledger.counts() == SubmissionCounts(submitted=2, pending=1, decided=0, dead=1)
+
+
+def test_a_dead_letter_of_a_call_by_others_has_its_argument(store: Store) -> None:
+    trace = {"note": "\u00e9", "steps": []}
+    for body in (
+        json.dumps([[trace], {}, {"callbacks": None}]),
+        json.dumps([[], {"trace": trace}, {}]),
+        json.dumps({"args": [trace], "kwargs": {}}),
+    ):
+        assert refused(store, message(body.encode())) is None
+    (stored,) = store.dead_letters.read()
+    assert json.loads(store.dead_letters.payload(stored.letter_id)) == trace
+    others = {b"[[1, 2], {}, {}]", b"[[], {}, {}]", b"[[1], {}", b"[[]], {}, {}]"}
+    for raw in others:
+        assert poisonous(store, message(raw)) is None
+    payloads = {store.dead_letters.payload(each.letter_id) for each in store.dead_letters.read()}
+    assert others < payloads
+
+
+@pytest.mark.parametrize("name", ["", "kp:trace:other"])
+def test_bytes_dead_lettered_under_no_or_another_id_end_their_trace(store: Store, name: str) -> None:
+    payload = submission()
+    store.dead_letters.dead_letter(payload, "invalid", "not parsed", name)
+    store.ledger.submit([Submission(TRACE_ID, digest_of(payload), payload)])
+    assert failed(store, message(task_body(payload))) is None
+    (stored,) = store.dead_letters.read()
+    assert (stored.trace_id, stored.reason, stored.occurrences) == (TRACE_ID, "scoring_failed", 2)
+    assert [state_of(store), state_of(store, "kp:trace:other")] == ["dead", ""]
+    assert store.ledger.counts() == SubmissionCounts(submitted=2, pending=0, decided=0, dead=2)
+    # By a name that only its message bore, it is still that trace's.
+    store.dead_letters.dead_letter(payload, "invalid", "not parsed", "kp:trace:third")
+    assert [state_of(store), state_of(store, "kp:trace:third")] == ["dead", ""]
+    (stored,) = store.dead_letters.read()
+    assert store.dead_letters.drop(stored)
+    assert state_of(store) == ""
+
+
+NO_PLAIN_JSON = [
+    *(b"[" * depth + b"]" * depth for depth in (33, *range(930, 1_000), 100_000)),
+    b'[[{"a":NaN}],{},null]',
+    b"[Infinity]",
+    b"[-Infinity]",
+    b'{"b":1e999}',
+    b'["\\ud800"]',
+    b"[" + b"1" * 5_000 + b"]",
+    b"[" + b"{}," * 20_000 + b"0]",
+    b"\xff\xfe",
+    "[1]".encode("utf-16"),
+    b"",
+]
+
+
+def payloads_of_show(settings: Settings) -> list[Any]:
+    """What each dead letter shows as its payload."""
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    done = CliRunner().invoke(commands, ["dead-letter", "show", "--broker-url", settings.broker.url], catch_exceptions=False)
+    return [json.loads(line, parse_constant=refuse)["payload"] for line in done.stdout.splitlines()]
+
+
+def test_payload_is_shown_as_json_or_else_as_text(settings: Settings, store: Store) -> None:
+    plain = [minimal_payload(), [1.5, None, "x" * 200_000], {"a": {"b": ["\u2028", -1]}}]
+    for payload in [*NO_PLAIN_JSON, *(json.dumps(content).encode() for content in plain)]:
+        store.dead_letters.dead_letter(payload, "malformed", "message: expected a task")
+    texts = {payload.decode("utf-8", "backslashreplace") for payload in NO_PLAIN_JSON}
+    payloads = payloads_of_show(settings)
+    assert {content for content in payloads if isinstance(content, str)} == texts
+    # Those dead-lettered within the same millisecond come in any order.
+    assert sorted(map(repr, (content for content in payloads if not isinstance(content, str)))) == sorted(map(repr, plain))
+
+
+def test_showing_many_values_takes_memory_for_the_bytes_only(settings: Settings, store: Store) -> None:
+    payload = b'["a' + b'",{},"' * 1_000_000 + b'"]'
+    store.dead_letters.dead_letter(payload, "malformed", "message: expected a smaller one")
+    tracemalloc.start()
+    (payloads,) = payloads_of_show(settings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert payloads == payload.decode()
+    assert peak < 10 * len(payload)
+
+
+FOREIGN: list[tuple[bytes, dict[str, Any]]] = [
+    (pickle.dumps({"a": "pickle"}), {"content_type": "application/x-python-serialize", "content_encoding": "binary"}),
+    (b"\xff\xfe\x00", {"content_type": "application/json", "content_encoding": "utf-8"}),
+    (b"[1]", {"content_type": "application/json", "content_encoding": "utf-8"}),
+    (b'{"trace_id":"kp:trace:another"}', {"content_type": "application/json", "content_encoding": "utf-8"}),
+    *(
+        (decision_on("kp:trace:another")[:-1] + b',"more":%s}' % more, {"content_type": "application/json"})
+        for more in (b"NaN", b"-Infinity", b"1e999", b"[" * 950 + b"]" * 950)
+    ),
+    (b"not compressed", {"content_type": "application/json", "headers": {"compression": GZIP}}),
+]
+
+
+def test_a_message_that_is_no_decision_becomes_a_dead_letter_and_blocks_no_other(on_broker: SettingsWith) -> None:
+    settings = on_broker()
+    foreign = [*FOREIGN, (bombs()[GZIP], {"content_type": "application/json", "headers": {"compression": GZIP}})]
+    queue = results_queue(settings, "accepted")
+    with make_celery(settings) as app:
+        declare_queues(app, [queue])
+        for body, properties in [*foreign, (decision_on("kp:trace:one"), {"content_type": "application/json"})]:
+            message = {"body": body, "exchange": "", "routing_key": queue.name, **properties}
+            with_producer(app, "test", lambda producer, message=message: producer.publish(**message))  # type: ignore[misc]
+    tracemalloc.start()
+    assert [decision["trace_id"] for decision in published(settings)] == ["kp:trace:one"]
+    assert tracemalloc.get_traced_memory()[1] < 2**26, "a message was unpacked"
+    tracemalloc.stop()
+    assert published(settings) == []
+    with Store.open(settings) as store:
+        letters = list(store.dead_letters.read())
+        assert {store.dead_letters.payload(letter.letter_id) for letter in letters} == {body for body, _ in foreign}
+        assert {(letter.reason, letter.detail) for letter in letters} == {
+            ("malformed", f"queue {queue.name}: expected a decision")
+        }
+
+
+NO_IDS: Final = (
+    "kp:trace:é",
+    "kp:trace:a b",
+    "kp:trace:a\n",
+    "kp:trace:\x1b[2J",
+    "kp:trace:\0",
+    "kp:trace:" + "x" * 192,
+    "x",
+    "",
+)
+
+
+@pytest.fixture
+def letters(settings: Settings, store: Store, tmp_path: Path) -> dict[str, DeadLetter]:
+    """The dead letters that a worker made of messages with these ids, by the id in them."""
+    (trace,) = fresh_samples(1)
+    with make_celery(settings) as app, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
+        for wrong in NO_IDS:
+            app.send_task("score_trace", args=[trace | {"id": wrong}], task_id=wrong or None)
+        wait_until(lambda: store.ledger.counts().dead == len(NO_IDS))
+
+    def id_in(letter: DeadLetter) -> Any:
+        return json.loads(store.dead_letters.payload(letter.letter_id))["id"]
+
+    return {id_in(letter): letter for letter in store.dead_letters.read()}
+
+
+def test_the_dead_letter_of_an_invalid_id_names_no_trace(letters: dict[str, DeadLetter]) -> None:
+    assert letters.keys() == set(NO_IDS)
+    for letter in letters.values():
+        assert (letter.reason, letter.trace_id) == ("invalid", "")
+        assert letter.detail.startswith("id: ")
+
+
+def test_the_result_of_a_poisonous_message_is_its_error(
+    settings: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    (trace,) = fresh_samples(1)
+    with make_celery(settings) as caller:
+        result = caller.send_task(TASK_NAME, args=[trace], queue=settings.queues.traces, ignore_result=False)
+        item: Any = redis_client.lindex(settings.queues.traces, 0)
+        redis_client.hset("traces.deliveries", hashlib.sha1(item).hexdigest(), str(settings.broker.delivery_limit))
+        with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
+            detail = f"delivered {settings.broker.delivery_limit} times, and no worker came to an end with it"
+            assert result.get(timeout=30) == {"trace_id": "", "state": "dead", "reason": "poison", "detail": detail}
+    (letter,) = store.dead_letters.read()
+    assert (letter.reason, letter.trace_id, letter.detail) == ("poison", trace["id"], detail)

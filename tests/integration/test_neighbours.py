@@ -1,0 +1,194 @@
+"""Neighbours in Redis and in the environment: who takes our keys, Celery's variables, those of Kubernetes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.wire import TASK_NAME
+from kp_scorer.client import Client
+from kp_scorer.errors import SettingsError
+from kp_scorer.ledger import Store, SubmissionCounts
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.settings import Settings, load_settings
+
+from tests.support.changed_settings import with_changed
+from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, start_worker, wait_until
+from tests.support.traces import fresh_samples, short_traces
+
+
+def test_work_resumes_once_a_neighbour_frees_our_key(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    # What was moved and not noted comes back as if its worker had died.
+    settings = with_changed(settings, broker__visibility_timeout_s=3)
+    queue = settings.queues.traces
+    names = [f"{queue}.in_hand", f"{queue}.index", keys.pending, keys.counts, keys.tallies, keys.dead_letter_sizes]
+    traces = short_traces(len(names), seed=20)
+    with (
+        make_celery(settings) as foreign,
+        Client(settings) as client,
+        start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
+    ):
+        for number, (name, trace) in enumerate(zip(names, traces, strict=True)):
+            # The worker goes on meanwhile, so each exchange is one transaction.
+            with redis_client.pipeline(transaction=True) as transaction:
+                transaction.dump(name)
+                transaction.set(name, "a neighbour's")
+                dumped, _ = transaction.execute()
+            foreign.send_task(TASK_NAME, args=[trace], queue=queue, ignore_result=True)
+            redis_client.lpush(queue, f"no message {number}")
+            wait_until(lambda name=name: f"WRONGTYPE {name}" in worker.text())  # type: ignore[misc]
+            if dumped:
+                redis_client.restore(name, 0, dumped, replace=True)
+            else:
+                redis_client.delete(name)
+            assert client.wait(trace["id"], timeout_s=30)
+            wait_until(lambda number=number: len(list(store.dead_letters.read())) == number + 1)  # type: ignore[misc]
+            counts = store.ledger.counts()
+            assert (counts.submitted, counts.pending) == (counts.decided + counts.dead, 0), name
+            assert counts.submitted == 2 * (number + 1), name
+
+
+def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    settings = with_changed(settings, ledger__resend_after_s=3, ledger__max_resends=0)
+    (trace,) = short_traces(1, seed=21)
+
+    def empty_since_ms() -> int:
+        value: Any = redis_client.get(keys.drained)
+        return int(value or 0)
+
+    with (
+        Client(settings) as client,
+        start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
+    ):
+        # Where the log is, so that a trace can be begun, and neither placed nor decided.
+        client.wait(client.submit(short_traces(1, seed=22)[0]), timeout_s=30)
+        (log,) = redis_client.keys("*log:word-hash-1")
+        with redis_client.pipeline(transaction=True) as transaction:
+            transaction.rename(log, "kept")
+            transaction.set(log, "a neighbour's")
+            transaction.execute()
+        client.submit(trace)
+        wait_until(lambda: worker.events("trace_waits"))
+        # By now a message that is nowhere would count as lost twice over.
+        due_ms = wait_until(empty_since_ms) + 7_000
+        wait_until(lambda: empty_since_ms() > due_ms)
+        assert list(store.dead_letters.read()) == []
+        redis_client.rename("kept", log)
+        assert client.wait(trace["id"], timeout_s=30)
+    assert store.ledger.counts() == SubmissionCounts(submitted=2, pending=0, decided=2, dead=0)
+
+
+CELERY = ("celery", "-A", "kp_scorer.app", "worker")
+NOWHERE = "redis://:not-ours@127.0.0.1:1/0"
+STRAY = {
+    "CELERY_BROKER_URL": NOWHERE,
+    "CELERY_BROKER_READ_URL": NOWHERE,
+    "CELERY_BROKER_WRITE_URL": NOWHERE,
+    "CELERY_RESULT_BACKEND": NOWHERE,
+    "CELERY_CONFIG_MODULE": "no.such.module",
+    "CELERY_LOADER": "no.such:Loader",
+}
+"""What would count for another Celery app."""
+
+OF_THE_COMMAND = {"BROKER_URL": NOWHERE, "RESULT_BACKEND": NOWHERE, "CONFIG_MODULE": "no.such.module", "APP": "no.such.app"}
+"""What the command ``celery`` reads."""
+
+LINKS = {
+    "KP_REDIS_SERVICE_HOST": "10.0.0.1",
+    "KP_REDIS_SERVICE_PORT": "6379",
+    "KP_REDIS_SERVICE_PORT_TLS": "6380",
+    "KP_REDIS_PORT": "tcp://10.0.0.1:6379",
+    "KP_REDIS_PORT_6379_TCP": "tcp://10.0.0.1:6379",
+    "KP_REDIS_PORT_6379_TCP_PROTO": "tcp",
+    "KP_REDIS_PORT_6379_TCP_PORT": "6379",
+    "KP_REDIS_PORT_6379_TCP_ADDR": "10.0.0.1",
+    "KP_SCORER_SERVICE_HOST": "10.0.0.2",
+    "KP_SCORER_PORT": "tcp://10.0.0.2:80",
+    "KP_SERVICE_HOST": "10.0.0.3",
+    "KP_PORT": "udp://10.0.0.3:53",
+}
+"""What Kubernetes sets where services are called kp-redis, kp-scorer and kp."""
+
+
+def test_a_worker_and_its_clients_connect_where_our_settings_say(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (STRAY | LINKS).items():
+        monkeypatch.setenv(name, value)
+    unscored = with_changed(settings, embedding__embedder="none")
+    variables = OF_THE_COMMAND | LINKS
+    with (
+        start_worker(unscored, tmp_path / "worker.log", command=KP_SCORER_WORKER, variables=variables) as worker,
+        Client(settings) as client,
+        make_celery(settings) as app,
+    ):
+        (asked, submitted) = fresh_samples(2)
+        assert client.wait(client.submit(submitted), timeout_s=30).trace_id == submitted["id"]
+        # A producer that asks for the result gets it from where the worker keeps it.
+        result = app.send_task("score_trace", args=[asked], ignore_result=False)
+        assert result.get(timeout=30)["trace_id"] == asked["id"]
+    (warning,) = worker.events("celery_variables_ignored")
+    assert set(warning["variables"]) == STRAY.keys()
+    assert "not-ours" not in worker.text()
+
+
+def test_celerys_command_runs_the_worker_and_takes_no_options_from_variables(
+    settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    unscored = with_changed(settings, embedding__embedder="none")
+    (trace,) = fresh_samples(1)
+    variables = {"CELERY_WORKER_PURGE": "1", "CELERY_WORKER_QUEUES": "other", "CELERY_WORKER_POOL": "prefork"}
+    with Client(settings) as client:
+        client.submit(trace)
+        with start_worker(unscored, tmp_path / "worker.log", command=CELERY, variables=variables) as worker:
+            assert client.wait(trace["id"], timeout_s=30).novelty.source == "no_embedder"
+            # Others on this machine have names of their own.
+            (report,) = wait_until(store.workers.reports)
+            assert report.node.partition("@")[0] == f"scorer-{worker.process.pid}"
+    (warning,) = worker.events("celery_variables_ignored")
+    assert set(warning["variables"]) == variables.keys()
+
+
+def test_links_of_services_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LINKS.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"KP_REDIS_PORT": "6379"},
+        {"KP_REDIS_PORT": "tcp://10.0.0.1:6379"},
+        {"KP_REDIS_SERVICE_HOST": "10.0.0.1"},
+        {"KP_REDIS_SERVICE_PORT": "6379"},
+        {"KP_REDIS_PORT_6379_TCP_ADDR": "10.0.0.1"},
+        {"KP_SCORER_SERVICE_HOST": "10.0.0.2"},
+        LINKS | {"KP_REDIS_URLS": "redis"},
+        LINKS | {"KP_REDIS_PORTS": "redis"},
+        LINKS | {"KP_REDISS_PORT": "redis"},
+        LINKS | {"KP_REDIS_PORT_6379": "redis"},
+        LINKS | {"KP_BROKER_PORT": "redis"},
+    ],
+)
+def test_misspelt_settings_alone_or_beside_links_are_refused(changed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in changed.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match="no setting has this name"):
+        load_settings()
+
+
+@pytest.mark.parametrize("command", [KP_SCORER_WORKER, CELERY], ids=["kp-scorer", "celery"])
+def test_a_worker_reads_its_urls_from_files(command: tuple[str, ...], settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text(f"{settings.broker.url}\n", "utf-8")
+    unnamed = Settings.model_validate({"embedding": {"embedder": "none"}})
+    variables = {"KP_BROKER_URL_FILE": str(file), "KP_REDIS_URL_FILE": str(file)}
+    (trace,) = fresh_samples(1)
+    with start_worker(unnamed, tmp_path / "worker.log", command=command, variables=variables), Client(settings) as client:
+        assert client.wait(client.submit(trace), timeout_s=30).trace_id == trace["id"]

@@ -1,0 +1,16 @@
+"""Settings that differ from those of another test in a few values."""
+
+from collections.abc import Callable
+
+from kp_scorer.settings import Settings
+
+SettingsWith = Callable[..., Settings]
+"""Makes settings of which some are changed, by name: ``worker__concurrency=4`` is ``worker.concurrency``."""
+
+
+def with_changed(settings: Settings, **changed: object) -> Settings:
+    sections = settings.model_dump()
+    for name, value in changed.items():
+        section, _, key = name.partition("__")
+        sections[section][key] = value
+    return Settings.model_validate(sections)

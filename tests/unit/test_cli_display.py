@@ -1,0 +1,272 @@
+"""What commands show: progress, tables, ids by their beginning, and nothing that a terminal acts on."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any, Final
+
+import click
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kp_scorer.broker.backlog import Backlog
+from kp_scorer.characters import escaped, escaped_lines
+from kp_scorer.cli.commands.demo import decisions_table, why
+from kp_scorer.cli.commands.top import Snapshot, view
+from kp_scorer.cli.display import console, pace, short_id
+from kp_scorer.cli.ids import resolve_among, resolve_dead_letter_id
+from kp_scorer.cli.output import print_json, print_note
+from kp_scorer.decision import Decision, Nearest, Novelty
+from kp_scorer.ledger import SubmissionCounts
+from kp_scorer.trace import TRACE_ID_PREFIX
+from rich.console import Console
+from rich.progress import Progress
+
+from tests.support import builders
+from tests.support.builders import MIDDLING
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_pace_describes_rate_and_time_left() -> None:
+    clock = Clock()
+    bar = Progress(get_time=clock)
+    bar.add_task("scored")
+    (task,) = bar.tasks
+    task.total = None
+    bar.update(task.id, completed=32)
+    assert pace(task) == "32"
+    clock.now_s += 2
+    bar.update(task.id, completed=64)
+    assert pace(task) == "64, 16 a second"
+    for total, words in [(128, ", 0:00:04 left"), (2_000, ", 0:02:01 left"), (128_000, ", 2:13:16 left"), (64, "")]:
+        task.total = total
+        assert pace(task) == f"64 of {total}, 16 a second{words}"
+
+
+@pytest.mark.parametrize(("used", "warning"), [(None, ""), (0.0, ""), (0.79, ""), (0.8, "80%"), (0.85, "85%")])
+def test_top_warns_of_a_redis_that_is_nearly_full(used: float | None, warning: str) -> None:
+    screen = Console(file=io.StringIO(), width=120, record=True)
+    screen.print(view(Snapshot(0.0, SubmissionCounts(0, 0, 0, 0), Backlog({}, {}, (), 0, 0.0, used), 0, []), None))
+    text = screen.export_text()
+    assert ("maxmemory" in text) == bool(warning)
+    assert warning in text
+
+
+def decision(outcome: str = "rejected", parts: dict[str, float] | None = None, **fields: Any) -> Decision:
+    """A decision on a trace of the domain code, whose dimensions are in the middle but for some parts."""
+    made = builders.decision("kp:trace:0123456789abcdef", score=0.525, **fields)
+    return made.model_copy(update={"outcome": outcome, "dimensions": MIDDLING.model_copy(update=parts)})
+
+
+def near(similarity: float, *, duplicate: bool = False) -> Novelty:
+    nearest = Nearest(trace_id="kp:trace:fedcba9876543210", similarity=similarity)
+    return Novelty(source="embedding", nearest=nearest, duplicate_of=nearest.trace_id if duplicate else None)
+
+
+def rendered(*decisions: Decision) -> str:
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(decisions_table(decisions))
+    return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "parts", "words"),
+    [
+        ("accepted", {}, "high outcome"),
+        ("accepted", {"novelty": 0.8, "tool_diversity": 1.0, "outcome_confidence": 0.79}, "high novelty, tools"),
+        ("accepted", {"outcome_confidence": 0.79}, ""),
+        ("rejected", {}, "low novelty"),
+        ("rejected", {"novelty": 0.5, "complexity": 0.49, "tool_diversity": 0.0}, "low complexity, tools"),
+        ("rejected", {"novelty": 1.0, "complexity": 1.0, "tool_diversity": 1.0}, ""),
+    ],
+)
+def test_decision_is_explained_by_high_or_low_dimensions(outcome: str, parts: dict[str, float], words: str) -> None:
+    assert why(decision(outcome, parts)) == words
+
+
+@pytest.mark.parametrize(
+    ("novelty", "words"),
+    [
+        (near(1.0, duplicate=True), "repeats fedcba98, low novelty"),
+        (near(0.6), "close to fedcba98 (0.60), low novelty"),
+        (near(0.874), "close to fedcba98 (0.87), low novelty"),
+        (near(0.59), "low novelty"),
+    ],
+)
+def test_rejection_names_the_earlier_trace_that_is_alike(novelty: Novelty, words: str) -> None:
+    assert why(decision().model_copy(update={"novelty": novelty})) == words
+    assert why(decision("accepted").model_copy(update={"novelty": novelty})) == "high outcome"
+
+
+@pytest.mark.parametrize("outcome", ["accepted", "rejected"])
+def test_overrides_come_first(outcome: str) -> None:
+    explained = why(decision(outcome, overrides=("recovered_from_errors", "single_tool", "single_thought")))
+    assert explained.startswith("a single thought (score 0.1), recovered from errors (+0.1), only one tool (-0.1), ")
+
+
+@pytest.mark.parametrize(
+    ("trace_id", "short"), [("kp:trace:0123456789", "01234567"), ("kp:trace:ab", "ab"), ("kp:trace:kp:trace:x", "kp:trace")]
+)
+def test_short_id_is_the_start_of_the_part_that_differs(trace_id: str, short: str) -> None:
+    assert short_id(trace_id) == short
+
+
+def test_nothing_in_the_table_acts_on_a_terminal() -> None:
+    text = rendered(decision().model_copy(update={"domain": "a\x1b[2J[b]c"}))
+    assert "a\\u001b[2J[b]c" in text
+    assert escaped_lines(text) == text
+
+
+def test_table_fits_80_columns() -> None:
+    rows = [
+        decision("accepted", {"novelty": 0.9, "complexity": 0.9}, overrides=("single_tool",), domain="customer_service"),
+        decision("rejected", domain="d" * 200),
+    ]
+    text = rendered(*rows)
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    assert "01234567 customer_service 0.525 0.75 accepted only one tool" in words
+    assert f"01234567 {'d' * 15}… 0.525 0.75 rejected low novelty" in words
+
+
+ENDS = st.text("ab*[]?:", min_size=1, max_size=12)
+
+
+@given(st.sets(ENDS.map(TRACE_ID_PREFIX.__add__), min_size=1), st.data())
+def test_beginning_resolves_to_the_only_id_that_has_it(ids: set[str], data: st.DataObject) -> None:
+    meant = data.draw(st.sampled_from(sorted(ids)))
+    end = meant.removeprefix(TRACE_ID_PREFIX)
+    beginning = end[: data.draw(st.integers(1, len(end)))]
+    others = {each for each in ids if each.startswith(TRACE_ID_PREFIX + beginning)} - {meant}
+    if beginning == end or not others:
+        assert resolve_among(beginning, ids) == meant
+    elif TRACE_ID_PREFIX + beginning not in others:
+        with pytest.raises(click.BadParameter, match="give more of the one you mean"):
+            resolve_among(beginning, ids)
+
+
+@given(st.sets(ENDS.map(TRACE_ID_PREFIX.__add__)), ENDS.map(TRACE_ID_PREFIX.__add__))
+def test_an_id_with_the_prefix_is_exact(ids: set[str], exact: str) -> None:
+    assert resolve_among(exact, ids) == exact
+
+
+@given(ENDS)
+def test_short_id_resolves(end: str) -> None:
+    assert resolve_among(short_id(TRACE_ID_PREFIX + end), [TRACE_ID_PREFIX + end]) == TRACE_ID_PREFIX + end
+
+
+def test_at_most_ten_candidates_are_named() -> None:
+    ids = [f"kp:trace:a{number:02}" for number in range(12)]
+    with pytest.raises(click.BadParameter) as refused:
+        resolve_among("a", ids)
+    assert [each for each in ids if each in refused.value.message] == ids[:10]
+    assert "and others" in refused.value.message
+    with pytest.raises(click.BadParameter) as refused:
+        resolve_among("a0", ids)
+    assert "and others" not in refused.value.message
+
+
+@pytest.mark.parametrize("nothing", ["", "kp:trace:"])
+def test_empty_id_is_refused(nothing: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected an id"):
+        resolve_among(nothing, ["kp:trace:1"])
+    with pytest.raises(click.BadParameter, match="expected an id"):
+        resolve_dead_letter_id("", ["5d41402a"])
+
+
+def test_unknown_id_is_returned_as_given() -> None:
+    assert resolve_among("b", ["kp:trace:a"]) == "b"
+    assert resolve_dead_letter_id("b", ["5d41402a"]) == "b"
+
+
+def test_dead_letter_ids_resolve_by_their_beginnings() -> None:
+    assert resolve_dead_letter_id("5d", ["5d41402a", "5e41402a"]) == "5d41402a"
+    with pytest.raises(click.BadParameter, match="5d41402a, 5e41402a"):
+        resolve_dead_letter_id("5", ["5d41402a", "5e41402a"])
+
+
+HOSTILE: Final = "a\x1b[2Jb\x07\x7f\x9b31m\u202egnp.exe\u2066\u2028\u2029\u200f\u061c\r\0\ud800c"
+OUR_COLOURS: Final = re.compile("\x1b\\[[0-9;]*m")
+MARK: Final = "what a trace says"
+
+LOGGING: Final = f"""
+import logging, sys, structlog
+from kp_scorer.logs import configure_logs
+from kp_scorer.settings import LogSettings
+
+configure_logs(LogSettings(format=sys.argv[1]))
+hostile = {HOSTILE.replace(chr(0xD800), "")!a}
+structlog.get_logger("ours").warning("trace_waits", detail=hostile, spaced=f"x {{hostile}}", listed=[hostile])
+logging.getLogger("of others").warning("%s\\n%s", hostile, hostile)
+payload = "{MARK}"
+try:
+    raise ValueError(f"two\\nlines {{hostile}}")
+except ValueError:
+    logging.getLogger("of others").exception("failed")
+"""
+
+
+@given(st.text(st.characters()))
+@example(HOSTILE)
+def test_escaped_json_is_equal_and_safe(text: str) -> None:
+    line = json.dumps({text: [text]}, ensure_ascii=False)
+    assert json.loads(escaped(line)) == {text: [text]}
+    assert escaped(escaped(line)) == escaped(line)
+
+
+@given(st.text(st.characters()))
+@example(HOSTILE + "\n")
+def test_escaping_keeps_only_line_breaks(text: str) -> None:
+    assert escaped(escaped(text)) == escaped(text)
+    assert escaped_lines(text).split("\n") == [escaped(line) for line in text.split("\n")]
+
+
+@pytest.mark.parametrize("text", ["plain", "\u65e5\u672c\u8a9e \U0001f600", "\u05e9\u05dc\u05d5\u05dd", "a\\u001b"])
+def test_harmless_text_is_unchanged(text: str) -> None:
+    assert escaped(text) == text
+
+
+def test_commands_print_nothing_that_a_terminal_acts_on(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"payload": HOSTILE})
+    print_note(f"one\n{HOSTILE}")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"payload": HOSTILE}
+    assert escaped_lines(captured.out) == captured.out
+    assert captured.err.split("\n") == ["one", escaped(HOSTILE), ""]
+
+
+def test_no_color_turns_colours_off(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    program = [sys.executable, "-c", LOGGING, "console"]
+    coloured, plain = (
+        subprocess.run(program, env=os.environ | wanted, capture_output=True, text=True, timeout=60, check=True).stderr
+        for wanted in ({}, {"NO_COLOR": "1"})
+    )
+    assert "\x1b" in coloured
+    assert "\x1b" not in plain
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    for wanted in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", wanted)
+        console().print("[red]refused[/]")
+    first, second = capfd.readouterr().err.splitlines()
+    assert (first, second) == ("\x1b[31mrefused\x1b[0m", "refused")
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_log_lines_are_safe_and_show_no_local_variables(log_format: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LOGGING, log_format], capture_output=True, text=True, timeout=60, check=True)
+    uncoloured = OUR_COLOURS.sub("", done.stderr)
+    assert uncoloured.count("gnp.exe") >= 5
+    assert "ValueError: two" in uncoloured
+    assert MARK not in uncoloured
+    assert escaped_lines(uncoloured) == uncoloured

@@ -1,0 +1,422 @@
+"""Input of commands: lines, documents, gzip files, invalid and endless ones, and reading ahead."""
+
+import bz2
+import errno
+import gzip
+import io
+import json
+import lzma
+import os
+import re
+import threading
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kp_scorer.cli import input as input_module
+from kp_scorer.cli.input import ReadAhead, open_input, read_json, read_traces, unpacked
+from kp_scorer.decoding import Limits
+from kp_scorer.errors import InvalidTrace
+
+from tests.support.builders import LIMITS, maximal_payload, minimal_payload
+from tests.support.processes import wait_until
+
+Lines = list[tuple[int, str]]
+
+FIRST: Final = json.dumps(minimal_payload(trace_id="kp:trace:1")).encode()
+SECOND: Final = json.dumps(minimal_payload(trace_id="kp:trace:2")).encode()
+INVALID: Final = "invalid"
+
+
+def read(raw: bytes, limits: Limits = LIMITS) -> Lines:
+    """Number of each line, with its trace's id or that it is invalid."""
+    lines = read_traces(io.BytesIO(raw), limits)
+    return [(line.number, INVALID if isinstance(line.trace, InvalidTrace) else line.trace.id) for line in lines]
+
+
+def problem_in(raw: bytes, limits: Limits = LIMITS) -> str:
+    """What is wrong with the only invalid line."""
+    (error,) = (line.trace for line in read_traces(io.BytesIO(raw), limits) if isinstance(line.trace, InvalidTrace))
+    return str(error)
+
+
+def pretty(payload: object) -> bytes:
+    return json.dumps(payload, indent=2, ensure_ascii=False).encode()
+
+
+def test_blank_lines_are_skipped_and_counted() -> None:
+    assert read(b"\n \t\n" + FIRST + b"\n\n\r\n" + SECOND + b"\n\n") == [(3, "kp:trace:1"), (6, "kp:trace:2")]
+
+
+@pytest.mark.parametrize("raw", [b"", b"\n", b" \n\r\n\t", b"[]\n"])
+def test_input_without_anything_has_no_traces(raw: bytes) -> None:
+    assert read(raw) == []
+
+
+@pytest.mark.parametrize("broken", [b"nope", b"{nope", b"}", b"\xff\xff", b'{"id": "\xff"}', b'"text"', b"5", b"null", b"{}"])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_invalid_line_keeps_its_number_and_the_others_are_read(broken: bytes, before: int) -> None:
+    lines = [FIRST] * before + [broken, SECOND]
+    expected: Lines = [(number, "kp:trace:1") for number in range(1, before + 1)]
+    assert read(b"\n".join(lines)) == [*expected, (before + 1, INVALID), (before + 2, "kp:trace:2")]
+
+
+def test_truncated_line_is_invalid_alone() -> None:
+    cut = FIRST[: FIRST.index(b"kp:trace") + 4]
+    assert read(cut + b"\n" + SECOND) == [(1, INVALID), (2, "kp:trace:2")]
+
+
+@pytest.mark.parametrize("broken", [SECOND[:-1], b"[]", b"[" + SECOND + b"]", b"{"])
+def test_only_the_first_line_can_open_a_document(broken: bytes) -> None:
+    assert read(b"\n".join([FIRST, broken, SECOND])) == [(1, "kp:trace:1"), (2, INVALID), (3, "kp:trace:2")]
+
+
+def test_deeply_nested_line_is_invalid_alone() -> None:
+    assert read(b'{"a":' * 100_000 + b"\n" + FIRST) == [(1, INVALID), (2, "kp:trace:1")]
+
+
+def test_invalid_line_is_described() -> None:
+    assert problem_in(FIRST + b"\n" + SECOND.replace(b"kp:trace:2", b"2")).startswith("id: ")
+    assert problem_in(FIRST + b"\nnope") == "$: expected JSON; Expecting value at line 1 column 1"
+
+
+@pytest.mark.parametrize(
+    ("raw", "values"),
+    [
+        (b'[{"a":1},\n{"b":2}]\n', [(1, [{"a": 1}, {"b": 2}])]),
+        (b'[\n{"a":1},\n{"b":2}\n]', [(1, [{"a": 1}, {"b": 2}])]),
+        (b'{"spans":[\n{"a":1}\n]}', [(1, {"spans": [{"a": 1}]})]),
+        (b'{"a":1}\n{"b":2}\n', [(1, {"a": 1}), (2, {"b": 2})]),
+    ],
+)
+def test_document_may_have_lines_that_begin_with_a_brace(raw: bytes, values: list[tuple[int, object]]) -> None:
+    assert list(read_json(io.BytesIO(raw), LIMITS)) == values
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n", b"\n\n \n"])
+def test_pretty_printed_trace_is_one_document(ending: bytes) -> None:
+    assert read(pretty(maximal_payload()) + ending) == [(1, "kp:trace:maximal")]
+
+
+def test_pretty_printed_trace_may_contain_any_script() -> None:
+    payload = {"note": "é日本\U0001f600", **minimal_payload(trace_id="kp:trace:1", objective="größer")}
+    raw = b'{"note": "\xc3\xa9\xe6\x97\xa5",\n' + pretty(payload)[1:]
+    assert read(raw) == [(1, "kp:trace:1")]
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+def test_list_of_traces_is_numbered_by_item(indent: int | None) -> None:
+    items: Sequence[object] = [json.loads(FIRST), 5, {"id": "x"}, json.loads(SECOND)]
+    raw = json.dumps(items, indent=indent).encode()
+    assert read(raw) == [(1, "kp:trace:1"), (2, INVALID), (3, INVALID), (4, "kp:trace:2")]
+
+
+@pytest.mark.parametrize(
+    ("valid", "raw"),
+    [
+        (0, b"[" + FIRST),
+        (1, b"[" + FIRST + b",\n" + SECOND + b"\n"),
+        (1, b"[" + FIRST + b"," + SECOND[:-1] + b"]"),
+        (1, b"[" + FIRST + b",{" + SECOND + b"]}]"),
+        (1, b"[" + FIRST + b",]"),
+        (1, b"[" + FIRST + b"] " + SECOND),
+        (0, pretty(minimal_payload())[:-2]),
+        (0, pretty(minimal_payload()) + b"{}"),
+        (0, b"[" * 100_000),
+        (0, b'["'),
+        (0, b'["\\'),
+    ],
+)
+def test_broken_document_ends_with_an_invalid_trace(valid: int, raw: bytes) -> None:
+    assert read(raw) == [*[(1, "kp:trace:1")] * valid, (valid + 1, INVALID)]
+
+
+def test_end_of_an_item_is_looked_for_in_a_bounded_multiple_of_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    structure, searched_bytes = input_module._STRUCTURE, 0
+
+    class Counting:
+        def finditer(self, buffer: bytes, start: int) -> Iterator["re.Match[bytes]"]:
+            nonlocal searched_bytes
+            for match in structure.finditer(buffer, start):
+                searched_bytes += len(match[0])
+                yield match
+
+    monkeypatch.setattr(input_module, "_STRUCTURE", Counting())
+    limits = LIMITS.model_copy(update={"message_bytes": 2**22, "field_chars": 2**22})
+    item = json.dumps(minimal_payload(trace_id="kp:trace:1", objective="x" * 2**21)).encode()
+    assert read(b"[\n" + item + b"]", limits) == [(1, "kp:trace:1")]
+    assert searched_bytes < 3 * len(item)
+
+
+def test_limit_on_bytes_applies_to_each_trace_of_a_list() -> None:
+    payload = minimal_payload(trace_id="kp:trace:1")
+    compact = json.dumps(payload, separators=(",", ":"))
+    limits = Limits(message_bytes=len(compact))
+    assert read(json.dumps([payload] * 3, indent=2).encode(), limits) == [(number, "kp:trace:1") for number in (1, 2, 3)]
+    assert read(json.dumps([payload, payload | {"x": 1}]).encode(), limits) == [(1, "kp:trace:1"), (2, INVALID)]
+    assert read(compact.encode() + b"\n" + compact[:-1].encode() + b',"x":1}', limits) == [(1, "kp:trace:1"), (2, INVALID)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_lines_are_read_as_they_arrive(packed: bool) -> None:
+    deflate = zlib.compressobj(wbits=31)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as source:  # noqa: PTH123 - of descriptors
+        lines = read_traces(stream, LIMITS)
+        for number, raw in enumerate((FIRST + b"\n", SECOND + b"\n"), 1):
+            source.write(deflate.compress(raw) + deflate.flush(zlib.Z_SYNC_FLUSH) if packed else raw)
+            assert next(lines).number == number
+
+
+class Endless(io.RawIOBase):
+    """Gives the same bytes for ever, or fails."""
+
+    def __init__(self, chunk: bytes) -> None:
+        self._chunk = chunk
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._chunk:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        buffer[: len(self._chunk)] = self._chunk
+        return len(self._chunk)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (b"x" * 8_192, "line 1: expected its end within 268435456 bytes"),
+        (b"\0" * 8_192, "expected JSON Lines or one JSON document, in UTF-8"),
+        (b"[" + b" " * 8_191, "item 1: expected its end within 8388608 bytes"),
+        (b"", "it cannot be read: Input/output error"),
+    ],
+)
+def test_endless_or_unreadable_input_is_refused(chunk: bytes, message: str) -> None:
+    with pytest.raises(click.BadParameter, match=message):
+        list(read_traces(io.BufferedReader(Endless(chunk), 8_192), LIMITS))
+
+
+def test_line_far_over_the_limit_is_one_error_and_not_held_in_memory() -> None:
+    long = b'{"id":"' + b"x" * 50_000_000
+    stream = io.BytesIO(b"\xef\xbb\xbf" + b"\n".join([long, FIRST, long, SECOND, long]))
+    tracemalloc.start()
+    lines = list(read_traces(stream, LIMITS))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [(line.number, isinstance(line.trace, InvalidTrace)) for line in lines] == [
+        (number, number % 2 == 1) for number in range(1, 6)
+    ]
+    assert str(lines[0].trace).endswith(f"expected at most {LIMITS.message_bytes} bytes, got {len(long) + 1}")
+    assert peak < 20_000_000
+
+
+@given(st.lists(st.sampled_from([FIRST, b"", b"nope", b"{}"])))
+def test_every_line_that_is_not_blank_is_read_once(lines: list[bytes]) -> None:
+    expected = [number for number, line in enumerate(lines, start=1) if line]
+    assert [number for number, _ in read(b"\n".join(lines))] == expected
+
+
+@pytest.mark.parametrize(
+    "content", [FIRST + b"\n" + SECOND, b"[" + FIRST + b",\n" + SECOND + b"]", pretty(json.loads(FIRST)), b""]
+)
+def test_byte_order_mark_is_skipped(content: bytes) -> None:
+    assert read(b"\xef\xbb\xbf" + content) == read(content)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        gzip.compress(gzip.compress(FIRST, mtime=0), mtime=0),
+        lzma.compress(FIRST),
+        bz2.compress(FIRST),
+        FIRST.decode().encode("utf-16"),
+        b"id,objective,steps\n1,pay,3\n",
+        b'\xef\xbb\xbf"id";"the objective";\r\n1;2;\r\n',
+        b"id\tobjective\n",
+    ],
+)
+def test_another_format_is_one_error(raw: bytes) -> None:
+    with pytest.raises(click.BadParameter, match="expected JSON Lines or one JSON document, in UTF-8"):
+        read(raw)
+
+
+def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(click.BadParameter, match=r"absent\.jsonl: No such file"), open_input(str(tmp_path / "absent.jsonl")):
+        pass
+    with pytest.raises(click.BadParameter, match="Is a directory"), open_input(str(tmp_path)):
+        pass
+
+
+class Pieces(io.RawIOBase):
+    """Gives bytes in pieces of a size."""
+
+    def __init__(self, content: bytes, size: int) -> None:
+        self._content = io.BytesIO(content)
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        some = self._content.read(min(self._size, len(buffer)))
+        buffer[: len(some)] = some
+        return len(some)
+
+
+@given(st.lists(st.binary(max_size=500), min_size=1), st.integers(1, 100), st.integers(0, 3))
+def test_members_are_decompressed_one_after_the_other(members: list[bytes], size: int, zeros: int) -> None:
+    packed = bytes(zeros).join(map(gzip.compress, members)) + bytes(zeros)
+    assert unpacked(io.BufferedReader(Pieces(packed, size))).read() == b"".join(members)
+
+
+@pytest.mark.parametrize(
+    "document", [FIRST + b"\n" + SECOND, b"[" + FIRST + b",\n" + SECOND + b"]", b"\n\n" + FIRST + b"\n" + SECOND + b"\n"]
+)
+def test_lines_and_documents_may_be_gzipped(document: bytes) -> None:
+    assert read(gzip.compress(document)) == read(document)
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (gzip.compress(FIRST, mtime=0)[:-9], "cut off"),
+        (gzip.compress(FIRST, mtime=0)[:5], "cut off"),
+        (b"\x1f", "damaged"),
+        (gzip.compress(FIRST, mtime=0)[:-1] + b"\xff", "damaged"),
+        (b"\x1f\x8bnope, not at all", "damaged"),
+        (gzip.compress(FIRST, mtime=0) + b"something else", "damaged"),
+    ],
+)
+def test_damaged_gzip_file_is_refused(raw: bytes, problem: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"^it cannot be read: a gzip file that is {problem}$"):
+        list(read_traces(io.BytesIO(raw), LIMITS))
+
+
+@pytest.mark.parametrize(
+    ("read_all", "opening", "piece"),
+    [
+        (read_traces, b"", b"x"),
+        (read_traces, b"[", b" "),
+        (read_traces, b"[[", b"{},"),
+        (read_traces, b"[[", b'"",'),
+        (read_traces, b'{"a":\n[', b"{},"),
+        (read_traces, b'{"a": [', b"{},"),
+        (read_json, b"[[", b"{},"),
+        (read_json, b'{"a":\n[', b"{},"),
+    ],
+)
+def test_gzip_bomb_takes_no_more_memory_than_its_bytes(read_all: Callable[..., Any], opening: bytes, piece: bytes) -> None:
+    # A quarter of a gigabyte and more in 300 kB.
+    deflate = zlib.compressobj(1, wbits=31)
+    repeated = piece * (1_000_000 // len(piece))
+    bomb = deflate.compress(opening) + b"".join(deflate.compress(repeated) for _ in range(300)) + deflate.flush()
+    tracemalloc.start()
+    with suppress(click.BadParameter):
+        assert [isinstance(result[1], InvalidTrace) for result in read_all(io.BytesIO(bomb), LIMITS)] == [True]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Of traces one is held at most; of JSON that others record it may be a document.
+    assert peak < (40_000_000 if read_all is read_traces else 1_100_000_000)
+
+
+BATCH_SIZE: Final = 10
+
+
+def line_of(number: int, objective: str = "count") -> bytes:
+    return json.dumps(minimal_payload(trace_id=f"kp:trace:{number}", objective=objective)).encode() + b"\n"
+
+
+def numbers(reading: ReadAhead) -> list[list[int]]:
+    return [[each.number for each in batch] for batch in reading.batches()]
+
+
+def readers() -> int:
+    return sum(thread.name == "kp-scorer-reader" for thread in threading.enumerate())
+
+
+@contextmanager
+def fifo(directory: Path) -> Iterator[tuple[ReadAhead, int]]:
+    """A named pipe that is read, and the descriptor to write to it."""
+    path = directory / "pipe"
+    os.mkfifo(path)
+    reading = ReadAhead(str(path), LIMITS, BATCH_SIZE)
+    writing = os.open(path, os.O_WRONLY)
+    try:
+        yield reading, writing
+    finally:
+        os.close(writing)
+
+
+def test_file_is_read_in_full_batches(tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl"
+    file.write_bytes(b"".join(map(line_of, range(25))))
+    reading = ReadAhead(str(file), LIMITS, BATCH_SIZE)
+    assert numbers(reading) == [list(range(1, 11)), list(range(11, 21)), list(range(21, 26))]
+    assert reading.total() == 25
+
+
+def test_pipe_yields_the_lines_that_are_there(tmp_path: Path) -> None:
+    with fifo(tmp_path) as (reading, writing):
+        batches = reading.batches()
+        for number in range(3):
+            os.write(writing, line_of(number))
+            assert [each.number for each in next(batches)] == [number + 1]
+            assert reading.total() is None
+        # Nobody takes these while they come.
+        os.write(writing, b"".join(map(line_of, range(4))))
+        wait_until(lambda: len(reading._lines) == 4)
+        assert [each.number for each in next(batches)] == [4, 5, 6, 7]
+
+
+def test_read_ahead_holds_one_batch_at_most(tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl"
+    file.write_bytes(b"".join(map(line_of, range(35))))
+    reading = ReadAhead(str(file), LIMITS, BATCH_SIZE)
+    batches = reading.batches()
+    for done in (10, 20):
+        assert len(next(batches)) == BATCH_SIZE
+        wait_until(lambda done=done: reading._read == done + BATCH_SIZE)  # type: ignore[misc]
+        assert len(reading._lines) == BATCH_SIZE
+    batches.close()
+    wait_until(lambda: readers() == 0)
+    assert reading._read == 30
+
+
+def test_read_ahead_holds_few_large_lines(tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl"
+    file.write_bytes(b"".join(line_of(number, "x" * 1_000_000) for number in range(12)))
+    assert [len(batch) for batch in numbers(ReadAhead(str(file), LIMITS, BATCH_SIZE))] == [5, 5, 2]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_total_is_estimated_from_the_size_of_the_file(tmp_path: Path, packed: bool) -> None:
+    file = tmp_path / "traces"
+    # Random enough that packing them leaves more than one piece to be read.
+    content = b"".join(line_of(number, os.urandom(2_000).hex()) for number in range(200))
+    file.write_bytes(gzip.compress(content) if packed else content)
+    reading = ReadAhead(str(file), LIMITS, BATCH_SIZE)
+    batches = reading.batches()
+    next(batches)
+    assert reading.total() == pytest.approx(200, rel=0.9 if packed else 0.05)
+    assert sum(map(len, batches)) == 190
+    assert reading.total() == 200
+
+
+def test_input_error_is_raised_after_the_lines_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "traces.jsonl.gz"
+    file.write_bytes(gzip.compress(line_of(0)) + gzip.compress(line_of(1))[:-40])
+    batches = ReadAhead(str(file), LIMITS, BATCH_SIZE).batches()
+    assert len(next(batches)) == 1
+    with pytest.raises(click.BadParameter, match="cut off"):
+        next(batches)
+    with pytest.raises(click.BadParameter, match=r"absent: No such file"):
+        next(ReadAhead(str(tmp_path / "absent"), LIMITS, BATCH_SIZE).batches())

@@ -1,0 +1,145 @@
+"""The command line as a whole: start-up, help, completion, and errors in one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+from click.testing import CliRunner
+from kp_scorer.cli.main import commands, run
+
+from tests.support.commands import run as run_process
+from tests.support.paths import REPOSITORY
+
+HEAVY: Final = {"celery", "kombu", "numpy", "openvino", "pydantic", "redis", "rich", "structlog", "torch"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        (["--help"], set()),
+        (["--version"], set()),
+        (["reference", "redis.conf"], set()),
+        (["health", "--port", "1"], set()),
+        (["schema", "trace"], {"pydantic"}),
+        (["convert", "--help"], {"numpy", "pydantic", "rich", "structlog"}),
+    ],
+)
+def test_start_up_imports_only_what_a_command_needs(arguments: list[str], allowed: set[str]) -> None:
+    code = f"""
+import atexit, sys
+atexit.register(lambda: sys.__stderr__.write(" ".join({{name.partition(".")[0] for name in sys.modules}})))
+from kp_scorer.cli.main import main
+sys.argv[1:] = {arguments!r}
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    imported = set(done.stderr.splitlines()[-1].split())
+    assert "click" in imported, done.stderr
+    assert imported & HEAVY <= allowed
+
+
+def every_command() -> list[tuple[str, click.Command]]:
+    """Each command with its name, those of groups too."""
+    context = click.Context(commands)
+    top = [(name, commands.resolve_command(context, [name])[1]) for name in commands.list_commands(context)]
+    return [
+        (f"{name} {inner.name}" if inner is not command else name, inner)
+        for name, command in top
+        if command
+        for inner in (command, *(command.commands.values() if isinstance(command, click.Group) else ()))
+    ]
+
+
+def test_every_command_has_its_own_name_and_shows_an_example() -> None:
+    for name, command in every_command():
+        assert command.name == name.split()[-1]
+        assert "Example: kp-scorer" in command.get_help(click.Context(command)).replace(
+            "KP_BROKER_URL=redis://queue:6379/0 ", ""
+        )
+
+
+def test_help_has_a_line_for_each_command_that_is_not_cut_off() -> None:
+    help_text = CliRunner().invoke(commands, ["--help"], terminal_width=80).stdout
+    assert "..." not in help_text.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", [["demo"], ["up"], ["score", "-"]])
+def test_commands_without_a_broker_have_no_options_for_urls(command: list[str]) -> None:
+    done = CliRunner().invoke(commands, [*command, "--broker-url", "redis://127.0.0.1:1/0"])
+    assert done.exit_code == 2
+    assert "No such option '--broker-url'" in done.stderr
+
+
+@pytest.mark.parametrize("file", ["config/kp-scorer.toml", "deploy/redis.conf"])
+def test_reference_prints_the_configuration_that_the_repository_has(file: str) -> None:
+    assert CliRunner().invoke(commands, ["reference", Path(file).name]).stdout == (REPOSITORY / file).read_text("utf-8")
+
+
+@pytest.mark.parametrize(("message", "field"), [("trace", "@context"), ("decision", "schema_version")])
+def test_schema_prints_a_json_schema(message: str, field: str) -> None:
+    printed = json.loads(CliRunner().invoke(commands, ["schema", message]).stdout)
+    assert printed["type"] == "object"
+    assert field in printed["properties"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("kp-scorer sc", ["plain,schema", "plain,score"]),
+        ("kp-scorer dead-letter s", ["plain,show"]),
+        ("kp-scorer score ./tr", ["file,./tr"]),
+    ],
+)
+def test_commands_and_files_are_completed(typed: str, completed: list[str]) -> None:
+    variables = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_KP_SCORER_COMPLETE": "bash_complete"}
+    assert run_process(**variables).stdout.split() == completed
+
+
+def exit_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    monkeypatch.setattr(sys, "argv", ["kp-scorer", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["sumbit"], "No such command 'sumbit'. Did you mean 'submit'?; see `kp-scorer --help`"),
+        (["score"], "Missing argument 'FILE|-'; see `kp-scorer score --help`"),
+        (["dead-letter", "show", "--all"], "No such option '--all'; see `kp-scorer dead-letter show --help`"),
+        (["schema", "record"], "Invalid value for '{trace|decision}': 'record' is not one of 'trace', 'decision'."),
+        (["score", "absent.jsonl"], "Invalid value for FILE: absent.jsonl: No such file or directory"),
+        (["explain", "absent.jsonl"], "Invalid value for FILE: there is no file absent.jsonl"),
+        (
+            ["score", "-", "--set", "novelty.maxelements=3"],
+            "novelty.maxelements: no setting has this name; is it novelty.max_elements?",
+        ),
+        (["score", "-", "--set", "x.y=3"], "x: no setting has this name; `kp-scorer reference kp-scorer.toml` lists them all"),
+        (["explain", "4f", "--id", "4f"], "--id chooses from a file, and there is no file 4f; see `kp-scorer explain --help`"),
+        (["stats", "--redis-url", "redis://127.0.0.1:1/0"], "is Redis running where redis.url says?"),
+    ],
+)
+def test_an_error_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], line: str
+) -> None:
+    code, _, err = exit_of(capsys, monkeypatch, *arguments)
+    assert code in (2, 3)
+    assert err.count("\n") == 1
+    assert err.startswith("kp-scorer: ")
+    assert line in err
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [([], 2), (["--help"], 0)])
+def test_help_goes_to_stdout_and_without_arguments_to_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: int
+) -> None:
+    code, out, err = exit_of(capsys, monkeypatch, *arguments)
+    assert code == expected
+    assert "explain" in (err if code else out)

@@ -1,0 +1,246 @@
+"""What deploys workers: the Dockerfile, the Compose file, and the units for systemd."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from kp_scorer.errors import SettingsError
+from kp_scorer.settings import Settings, as_environment, load_settings
+
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import DEPLOY, compose, compose_secrets, unknown_settings
+
+TARGETS: Final = ("cpu", "gpu")
+
+
+class Instruction(NamedTuple):
+    name: str
+    arguments: str
+
+
+class Stage(NamedTuple):
+    """A stage, and what it begins with: another one, or an image."""
+
+    base: str
+    instructions: list[Instruction]
+
+
+def stages() -> dict[str, Stage]:
+    text = (REPOSITORY / "deploy" / "Dockerfile").read_text("utf-8")
+    by_name: dict[str, Stage] = {}
+    instructions: list[Instruction] = []
+    for name, arguments in re.findall(r"^([A-Z]+) (.*)$", text, re.MULTILINE):
+        if name == "FROM":
+            base, stage = re.fullmatch(r"(\S+) AS (\S+)", arguments).groups()  # type: ignore[union-attr]
+            instructions = []
+            by_name[stage] = Stage(base, instructions)
+        instructions.append(Instruction(name, arguments))
+    return by_name
+
+
+def last(target: str, name: str) -> str:
+    """The arguments of the last instruction of this name that a target obeys."""
+    all_stages = stages()
+    values = [each.arguments for each in all_stages[target].instructions if each.name == name]
+    return values[-1] if values else last(all_stages[target].base, name)
+
+
+def variables(target: str) -> dict[str, str]:
+    """What the image sets for the process."""
+    all_stages = stages()
+    inherited = variables(all_stages[target].base) if all_stages[target].base in all_stages else {}
+    pairs = [pair for each in all_stages[target].instructions if each.name == "ENV" for pair in each.arguments.split()]
+    return inherited | dict(pair.split("=", 1) for pair in pairs)
+
+
+def from_the_checkout() -> set[str]:
+    """What is copied from the checkout, and not from another stage."""
+    copies = [each.arguments.split() for stage in stages().values() for each in stage.instructions if each.name == "COPY"]
+    return {path for words in copies if not words[0].startswith("--from=") for path in words[:-1]}
+
+
+def test_copied_files_exist_and_are_not_ignored() -> None:
+    let_in = re.findall(r"^!(.+)$", (REPOSITORY / ".dockerignore").read_text("utf-8"), re.MULTILINE)
+    assert from_the_checkout() == set(let_in)
+    assert [path for path in let_in if not (REPOSITORY / path).exists()] == []
+
+
+def test_the_last_stage_is_the_one_for_a_cpu() -> None:
+    assert list(stages())[-1] == "cpu"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_worker_is_the_process_itself_and_gets_its_signals(target: str) -> None:
+    started: list[Any] = [*json.loads(last(target, "ENTRYPOINT")), *json.loads(last(target, "CMD"))]
+    assert started == ["kp-scorer", "worker"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_user_of_the_image_is_numeric_and_not_root(target: str) -> None:
+    user, group = map(int, last(target, "USER").split(":"))
+    assert user > 0
+    assert group > 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_variables_of_the_image_are_settings(target: str) -> None:
+    brought = {name for name in variables(target) if name.startswith("KP_")}
+    assert brought
+    assert brought <= set(as_environment(Settings()))
+
+
+def test_extras_that_the_image_installs_exist() -> None:
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    texts = [each[1] for stage in stages().values() for each in stage.instructions]
+    named = {group for text in texts for groups in re.findall(r"'\.\[([\w,-]+)]'", text) for group in groups.split(",")}
+    assert named == {"openvino", "otel-worker", "embedding", "torch"}
+    assert named <= set(extras)
+
+
+def test_no_index_and_no_registry_is_named() -> None:
+    assert "://" not in (REPOSITORY / "deploy" / "Dockerfile").read_text("utf-8")
+    assert [stage.base for stage in stages().values() if stage.base not in stages()] == ["${BASE}"]
+
+
+PROFILES: Final = ("redis", "rabbitmq")
+
+
+@pytest.fixture
+def services() -> dict[str, dict[str, Any]]:
+    by_name: dict[str, dict[str, Any]] = compose()["services"]
+    return by_name
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compose_secrets(tmp_path_factory.mktemp("deploy"))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_file_conforms_to_the_compose_specification(profile: str) -> None:
+    specification = pytest.importorskip("compose_spec")
+    assert specification.PyCompose.from_json(json.dumps(compose(COMPOSE_PROFILES=profile))).service_names()
+
+
+def test_named_secrets_configs_and_volumes_are_defined(services: dict[str, dict[str, Any]]) -> None:
+    composition = compose()
+    for kind in ("secrets", "configs"):
+        named = {
+            each if isinstance(each, str) else each["source"] for service in services.values() for each in service.get(kind, ())
+        }
+        assert named == set(composition[kind])
+    mounted = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", ())}
+    assert {name for name in mounted if not name.startswith(".")} == set(composition["volumes"])
+    assert {name for service in services.values() for name in service.get("depends_on", ())} <= set(services)
+
+
+def test_secrets_and_configs_are_mounted_since_root_file_systems_are_read_only(services: dict[str, dict[str, Any]]) -> None:
+    composition = compose()
+    sources = [each for kind in ("secrets", "configs") for each in composition[kind].values()]
+    # Compose mounts files, and copies secrets and configs from other sources.
+    assert [each for each in sources if set(each) != {"file"}] == []
+    assert [config["file"] for config in composition["configs"].values() if not (DEPLOY / config["file"]).is_file()] == []
+    assert any(service.get("read_only") for service in services.values())
+
+
+def test_nothing_is_published_beyond_this_machine(services: dict[str, dict[str, Any]]) -> None:
+    published = [port for service in services.values() for port in service.get("ports", ())]
+    assert published
+    assert [port for port in published if not port.startswith("127.0.0.1:")] == []
+    assert [name for name, service in services.items() if service.get("network_mode") or service.get("privileged")] == []
+
+
+def test_every_image_has_a_version_and_ours_is_this_one(services: dict[str, dict[str, Any]]) -> None:
+    versions = {name: service["image"].partition(":")[2] for name, service in services.items()}
+    assert all(re.match(r"v?\d", version) for version in versions.values()), versions
+    assert versions["worker"] == tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+
+
+def test_workers_are_given_settings_that_exist_and_their_time_to_stop(services: dict[str, dict[str, Any]]) -> None:
+    worker = services["worker"]
+    assert list(unknown_settings(worker["environment"])) == []
+    assert int(worker["stop_grace_period"].removesuffix("s")) >= Settings().worker.grace_s + 5
+
+
+def test_the_secrets_are_for_nobody_else_on_this_machine(secrets: Path) -> None:
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    # By a user of its own in each container.
+    assert {file.stat().st_mode & 0o777 for file in secrets.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_secret_is_made(secrets: Path, profile: str) -> None:
+    files = [secret["file"] for secret in compose(COMPOSE_PROFILES=profile)["secrets"].values()]
+    assert [file for file in files if not (secrets.parent / file).read_text("utf-8").strip()] == []
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_workers_connect_as_the_users_that_are_made(secrets: Path, profile: str) -> None:
+    broker, store = ((secrets / f"worker-{name}-url").read_text("utf-8").strip() for name in (profile, "redis"))
+    settings = load_settings({"broker.url": broker, "redis.url": store})
+    assert f"user worker on >{settings.redis.server().password} " in (secrets / "users.acl").read_text("utf-8")
+    assert settings.broker.is_redis == (profile == "redis")
+    if profile == "rabbitmq":
+        server = settings.broker.server()
+        assert (secrets / "rabbitmq.conf").read_text(
+            "utf-8"
+        ) == f"default_user = {server.user}\ndefault_pass = {server.password}\n"
+
+
+def test_each_user_of_redis_has_a_password_of_its_own(secrets: Path) -> None:
+    text = (secrets / "users.acl").read_text("utf-8")
+    passwords = re.findall(r"^user \w+ on >(\w{48}) ", text, re.MULTILINE)
+    assert len(set(passwords)) == len(re.findall(r"^user \w+ on ", text, re.MULTILINE))
+    # One more than elsewhere: an administrator.
+    assert len(passwords) == len(re.findall("PASSWORD-OF-", (DEPLOY / "users.acl").read_text("utf-8"))) + 1
+
+
+UNITS: Final = REPOSITORY / "deploy" / "systemd"
+SERVICE: Final = "kp-scorer@.service"
+INSTALLED: Final = "/opt/kp-scorer/bin/kp-scorer"
+
+
+def lines_of(unit: str) -> list[tuple[str, str]]:
+    text = (UNITS / unit).read_text("utf-8")
+    return [(name, value) for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)]
+
+
+def value_of(name: str) -> str:
+    return dict(lines_of(SERVICE))[name]
+
+
+def verified(directory: Path) -> "subprocess.CompletedProcess[str]":
+    """Have systemd verify the units, copied to a directory."""
+    if not shutil.which("systemd-analyze"):
+        if os.environ.get("CI"):
+            pytest.fail("systemd-analyze, of Debian's package systemd, must be there in CI")
+        pytest.skip("there is no systemd-analyze here")
+    # It also asks whether the program is there.
+    for unit in UNITS.iterdir():
+        (directory / unit.name).write_text(unit.read_text("utf-8").replace(INSTALLED, "/bin/true"), "utf-8")
+    units = sorted(map(str, directory.iterdir()))
+    return subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+
+
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    done = verified(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_times_and_exit_codes_agree_with_the_worker() -> None:
+    worker = Settings().worker
+    assert worker.grace_s + 5 <= int(value_of("TimeoutStopSec")) <= worker.grace_s + 30
+    assert int(value_of("TimeoutStartSec")) > 2 * worker.patience_s, "it waits for Redis, then for the broker"
+    assert int(value_of("RestartPreventExitStatus")) == SettingsError.exit_code
+
+
+def test_all_instances_belong_to_the_target() -> None:
+    target = "kp-scorer.target"
+    assert (UNITS / target).is_file()
+    assert {name for name, value in lines_of(SERVICE) if value == target} == {"PartOf", "WantedBy"}

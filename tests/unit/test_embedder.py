@@ -1,0 +1,219 @@
+"""Who is at fault when a text cannot be embedded, which texts are embedded together, and how many cores that may use."""
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kp_scorer.embedding import RECIPES, TRACE, CheckedEmbedder, Embedder, select_embedder, usable_cores
+from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding.text_embedder import group_by_length
+from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable
+from kp_scorer.settings import EmbeddingSettings, RecipeName
+
+from tests.support.builders import make_trace, step
+
+BAD: Final = "bad"
+
+
+class FailingEmbedder:
+    """The first unit vector for every text, unless it is told to fail."""
+
+    name, engine, space, dimensions = "one", "python", "one-1", 4
+    recipe = TRACE
+    tokens_embedded = 0
+
+    def __init__(self, fails_at: Callable[[str], bool] = BAD.__eq__, instead: Vectors | None = None) -> None:
+        self.fails_at = fails_at
+        self.instead = instead
+        self.calls = 0
+        self.last = ""
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        self.calls += 1
+        self.last = texts[-1]
+        vectors = np.tile(np.eye(1, 4, dtype=np.float32), (len(texts), 1))
+        if not any(map(self.fails_at, texts)):
+            return vectors
+        if self.instead is None:
+            raise RuntimeError("out of order")
+        return np.tile(self.instead, (len(texts), 1))
+
+
+def fails(checked: CheckedEmbedder, *texts: str, retry: bool = False) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # which one it is says the caller
+        checked.embed(texts, retry=retry)
+    return caught.value
+
+
+def fails_as_batch(checked: CheckedEmbedder, count: int) -> list[Exception]:
+    """Embed a batch that fails, then its members one by one, as the batcher does."""
+    return [fails(checked, *[BAD] * count), *(fails(checked, BAD, retry=True) for _ in range(count))]
+
+
+def test_text_is_at_fault_if_it_fails_alone_and_the_probe_passes() -> None:
+    checked = CheckedEmbedder(FailingEmbedder())
+    assert isinstance(fails(checked, "good", BAD), RuntimeError)
+    assert isinstance(fails(checked, BAD, retry=True), RuntimeError)
+    assert len(checked.embed(["good"], retry=True)) == 1
+
+
+def test_embedder_that_fails_at_the_probe_is_unhealthy_and_not_used_again() -> None:
+    embedder = FailingEmbedder(lambda text: True)
+    checked = CheckedEmbedder(embedder)
+    assert not isinstance(fails(checked, "a", "b"), EmbedderUnhealthy)
+    assert isinstance(fails(checked, "a", retry=True), EmbedderUnhealthy)
+    calls = embedder.calls
+    assert isinstance(fails(checked, "b", retry=True), EmbedderUnhealthy)
+    assert isinstance(fails(checked, "c", "d"), EmbedderUnhealthy)
+    assert embedder.calls == calls
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        pytest.param([[np.nan, 0, 0, 0]], id="not a number"),
+        pytest.param([[np.inf, 0, 0, 0]], id="infinite"),
+        pytest.param([[0.9, 0, 0, 0]], id="short"),
+        pytest.param([[0, 0, 0, 0]], id="nothing"),
+        pytest.param([[1, 0, 0, 0], [1, 0, 0, 0]], id="too many"),
+    ],
+)
+def test_invalid_vectors_are_a_failure(instead: list[list[float]]) -> None:
+    bad = np.array(instead, np.float32)
+    assert isinstance(fails(CheckedEmbedder(FailingEmbedder(instead=bad)), "good", BAD), FloatingPointError)
+    assert isinstance(fails(CheckedEmbedder(FailingEmbedder(lambda text: True, bad)), "good"), EmbedderUnhealthy)
+
+
+def test_vectors_within_the_tolerance_are_valid() -> None:
+    assert CheckedEmbedder(FailingEmbedder(instead=np.array([[1.009, 0, 0, 0]], np.float32))).embed([BAD]).shape == (1, 4)
+
+
+def test_embedder_is_unhealthy_after_three_batches_without_one_embedded_text() -> None:
+    checked = CheckedEmbedder(FailingEmbedder())
+    first, second = fails_as_batch(checked, 3), fails_as_batch(checked, 3)
+    assert not any(isinstance(error, EmbedderUnhealthy) for error in (*first, *second))
+    assert isinstance(fails_as_batch(checked, 3)[-1], EmbedderUnhealthy)
+
+
+def test_single_texts_that_fail_in_a_row_count_as_batches() -> None:
+    checked = CheckedEmbedder(FailingEmbedder())
+    assert [isinstance(fails(checked, BAD), EmbedderUnhealthy) for _ in range(3)] == [False, False, True]
+
+
+def test_one_success_resets_the_count_of_failed_batches() -> None:
+    checked = CheckedEmbedder(FailingEmbedder())
+    for _ in range(5):
+        fails_as_batch(checked, 2)
+        checked.embed(["good"])
+
+
+def test_the_probe_is_longer_than_a_model_reads() -> None:
+    embedder = FailingEmbedder(lambda text: True)
+    fails(CheckedEmbedder(embedder), BAD)
+    assert len(embedder.last.split()) > 512
+
+
+def test_unhealthy_embedder_is_an_outage_with_an_exit_code_of_its_own() -> None:
+    assert issubclass(EmbedderUnhealthy, ServiceUnavailable)
+    assert EmbedderUnhealthy.exit_code == 4
+
+
+def cgroup(directory: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        file = directory / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "ascii")
+    return directory
+
+
+@pytest.fixture
+def sixty_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+
+
+@pytest.mark.usefixtures("sixty_four")
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 64),
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "9900000 100000\n"}, 64),
+        ({"cpu.max": "nonsense"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+    ],
+)
+def test_a_containers_share_of_processor_time_counts(files: dict[str, str], cores: int, tmp_path: Path) -> None:
+    assert usable_cores(cgroup(tmp_path, files)) == cores
+
+
+def test_cores_that_the_process_may_not_run_on_do_not_count(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert usable_cores(tmp_path) == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+LENGTHS = st.lists(st.integers(2, 40), max_size=40)
+BOUNDS = {"max_tokens": st.integers(1, 100), "step": st.sampled_from([1, 4, 16, 512])}
+
+
+@given(lengths=LENGTHS, **BOUNDS)
+def test_every_text_is_in_one_group_and_groups_are_within_their_bound(lengths: list[int], max_tokens: int, step: int) -> None:
+    groups = list(group_by_length(lengths, max_tokens, step))
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    for group in groups:
+        widths = [lengths[index] for index in group]
+        assert len(group) == 1 or len(group) * max(widths) <= max_tokens
+        assert len({ceil(length / step) for length in widths}) == 1
+
+
+@given(lengths=LENGTHS, **BOUNDS)
+def test_groups_come_shortest_first(lengths: list[int], max_tokens: int, step: int) -> None:
+    order = [lengths[index] for group in group_by_length(lengths, max_tokens, step) for index in group]
+    assert order == sorted(order)
+
+
+@given(lengths=LENGTHS, **BOUNDS)
+def test_no_text_is_left_out_of_a_group_it_fits(lengths: list[int], max_tokens: int, step: int) -> None:
+    groups = [[lengths[index] for index in group] for group in group_by_length(lengths, max_tokens, step)]
+    for group, following in pairwise(groups):
+        is_full = (len(group) + 1) * following[0] > max_tokens
+        assert is_full or ceil(group[-1] / step) != ceil(following[0] / step)
+
+
+def test_asked_and_did_is_the_weighted_sum_of_two_vectors() -> None:
+    by_trace, by_both = embedder("trace"), embedder("asked_and_did")
+    # Long enough to be cut in the middle, and with the character that separates the two.
+    asked, did = "Book the cheapest flight \x1e to Oslo", "search_flights from Bergen on a Monday"
+    trace = make_trace(objective=asked, steps=[step("tool_call", "search", content=did), step("observation", content="none")])
+
+    (vector,) = by_both.embed([RECIPES["asked_and_did"].text(trace)])
+
+    first, second = by_trace.embed([asked, did])
+    wanted = 0.6 * first + 0.4 * second
+    np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=2e-3)
+    assert by_both.space == f"{by_trace.space}.asked_and_did.1"
+
+
+def test_text_without_separator_is_the_objective() -> None:
+    by_both = embedder("asked_and_did")
+    assert np.allclose(np.linalg.norm(by_both.embed(["a probe", "a\x1eprobe\x1eof three"]), axis=1), 1)
+
+
+def embedder(recipe: RecipeName) -> Embedder:
+    selected = select_embedder(EmbeddingSettings(), recipe)
+    assert selected
+    return selected

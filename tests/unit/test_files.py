@@ -1,0 +1,149 @@
+"""Wherever a file is named, all but a regular one of a bounded size is refused in one line; no link is written through."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import pytest
+from kp_scorer.cli.main import run
+from kp_scorer.cli.output import write_output
+
+from tests.support.paths import REPOSITORY
+
+SAMPLES: Final = str(REPOSITORY / "worker" / "kp_scorer" / "samples" / "traces.jsonl")
+OFFLINE: Final = ("--set", "embedding.embedder=none")
+NAMED: Final = {
+    "--config": ["score", SAMPLES, *OFFLINE, "--config"],
+    "health --config": ["health", "--config"],
+    "--labels": ["calibrate", SAMPLES, *OFFLINE, "--precision", "90%", "--labels"],
+    "--thresholds": ["re-decide", SAMPLES, *OFFLINE, "--thresholds"],
+    "FILE": ["score", *OFFLINE],
+}
+VARIABLES: Final = ("KP_CONFIG", "KP_BROKER_URL_FILE")
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """What waits for the other end of a FIFO, or the end of a device, fails."""
+
+    def refuse(*_: object) -> None:
+        pytest.fail("it waits, or reads without end")
+
+    before = signal.signal(signal.SIGALRM, refuse)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def last_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str, **variables: str) -> str:
+    """What a command prints as it exits with 2."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["kp-scorer", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture(params=["absent", "directory", "FIFO", "device", "endless", "unreadable"])
+def special(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """What is no regular file that can be read, or has no end."""
+    path = tmp_path / "named"
+    if request.param == "directory":
+        path.mkdir()
+    elif request.param == "FIFO":
+        os.mkfifo(path)
+    elif request.param == "endless":
+        with path.open("wb") as file:
+            file.truncate(2**40)
+    return {"device": "/dev/zero", "unreadable": "/proc/self/mem"}.get(request.param, str(path))
+
+
+@pytest.mark.parametrize("place", [*NAMED, *VARIABLES])
+def test_special_files_are_refused_in_one_line(
+    place: str, special: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place == "FILE" and Path(special).is_fifo():
+        pytest.skip("traces may come through a FIFO, as a shell's <(…) does")
+    if place in VARIABLES:
+        line = last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, **{place: special})
+    else:
+        line = last_line(capsys, monkeypatch, *NAMED[place], special)
+    assert line.startswith("kp-scorer: ")
+    assert any(name in line for name in (special, place, place.removesuffix("_FILE"), "--config"))
+
+
+@pytest.mark.parametrize("mode", ["w", "x"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO", "device", "directory"])
+def test_output_goes_to_a_regular_file_alone(mode: str, kind: str, tmp_path: Path) -> None:
+    target, named = tmp_path / "target", tmp_path / "named"
+    if kind == "link":
+        target.write_text("precious")
+    if "link" in kind:
+        named.symlink_to(target)
+    elif kind == "FIFO":
+        os.mkfifo(named)
+    elif kind == "directory":
+        named.mkdir()
+    with pytest.raises(click.BadParameter) as refused:
+        write_output("/dev/null" if kind == "device" else str(named), "something else", mode)
+    assert refused.value.param_hint == "--output"
+    assert not target.exists() or target.read_text() == "precious"
+
+
+def test_output_replaces_what_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "named"
+    for text in ("a long text", "short"):
+        write_output(str(file), text)
+        assert file.read_text() == text
+
+
+DEEP: Final = "[" * 100_000
+LONG: Final = "1" * 5_000
+
+
+@pytest.mark.parametrize("place", ["--config", "health --config", "--thresholds", "KP_CONFIG"])
+@pytest.mark.parametrize(
+    "content", [f"x = {DEEP}", f"x = {LONG}", f"novelty.max_elements = {LONG}", "x = '\xff'", "metrics = 3"]
+)
+def test_settings_that_cannot_be_parsed_are_refused_in_one_line(
+    place: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kp-scorer.toml"
+    file.write_bytes(content.encode("latin-1"))
+    if place == "KP_CONFIG":
+        line = last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, KP_CONFIG=str(file))
+    else:
+        line = last_line(capsys, monkeypatch, *NAMED[place], str(file))
+    assert line.startswith("kp-scorer: ")
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize("value", ['{"x": ' + DEEP, '{"x": ' + LONG + "}", "[]"])
+@pytest.mark.parametrize("way", ["--set", "variable"])
+def test_tables_that_cannot_be_parsed_are_refused_in_one_line(
+    way: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--set", f"scoring.thresholds={value}") if way == "--set" else ()
+    variables: dict[str, Any] = {} if flags else {"KP_SCORING_THRESHOLDS": value}
+    line = last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, *flags, **variables)
+    assert line.startswith("kp-scorer: ")
+    assert "scoring" in line.lower()
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize("content", [DEEP, '{"trace_id": ' + DEEP, '{"trace_id": ' + LONG + ', "good": true}', "\xff"])
+def test_labels_that_cannot_be_parsed_are_refused_in_one_line(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "labels"
+    file.write_bytes(content.encode("latin-1"))
+    line = last_line(capsys, monkeypatch, *NAMED["--labels"], str(file))
+    assert "--labels" in line
+    assert len(line) < 500

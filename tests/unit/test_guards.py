@@ -1,0 +1,169 @@
+"""Guards against traces made for their score: a ceiling for stated confidence, a floor for novelty, no copies."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kp_scorer.analysis.calibration import Target, calibrate, samples_of
+from kp_scorer.analysis.explanation import terms_of
+from kp_scorer.analysis.summary import analyse
+from kp_scorer.cli.commands.demo import why
+from kp_scorer.cli.commands.explain import decided_words
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decision import Decision, Guard
+from kp_scorer.ledger import MemoryLedger
+from kp_scorer.novelty import MemoryLog, Window
+from kp_scorer.report.text import text
+from kp_scorer.scoring import Policy, decide_again
+from kp_scorer.settings import load_settings
+from kp_scorer.trace import ReasoningTrace
+
+from tests.support.builders import decided, make_trace
+from tests.support.word_embedder import WordEmbedder
+
+WINDOW = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
+ACCEPT_ALL = 0.0
+
+
+def decide(policy: Policy, *traces: ReasoningTrace, names_nearest: bool = True) -> list[Decision]:
+    novelty = NoveltyMeter(WordEmbedder(), MemoryLog(WINDOW, lambda: 1_000), WINDOW)
+    resolved = Decider(MemoryLedger(), policy, novelty, max_attempts=5, names_nearest=names_nearest).decide(traces)
+    return [decision for decision in resolved if isinstance(decision, Decision)]
+
+
+def traces_about(*objectives: str, domain: str = "code", **overrides: Any) -> list[ReasoningTrace]:
+    return [
+        make_trace(objective=objective, trace_id=f"kp:trace:{number}", domain=domain, **overrides)
+        for number, objective in enumerate(objectives)
+    ]
+
+
+def outcomes(decisions: Sequence[Decision]) -> list[str]:
+    return [decision.outcome for decision in decisions]
+
+
+def test_no_guard_applies_by_default_and_the_message_is_as_it_was() -> None:
+    (decision,) = decide(Policy(), *traces_about("invoice"))
+    assert decision.guards == ()
+    assert "guards" not in json.loads(decision.model_dump_json())
+    guarded = decided(make_trace(), Policy(max_confidence=0.5))
+    assert Decision.model_validate_json(guarded.model_dump_json()) == guarded
+
+
+def test_a_copy_is_rejected_whatever_its_score() -> None:
+    decisions = decide(Policy(threshold=ACCEPT_ALL, copies="reject"), *traces_about("invoice", "parcel", "invoice"))
+    assert outcomes(decisions) == ["accepted", "accepted", "rejected"]
+    assert [decision.guards[0].fired for decision in decisions] == [False, False, True]
+
+
+def test_a_trace_below_the_floor_of_novelty_is_rejected_but_not_the_first_in_an_empty_cache() -> None:
+    policy = Policy(threshold=ACCEPT_ALL, min_novelty=0.6)
+    decisions = decide(policy, *traces_about("invoice", "invoice ledger", "parcel"))
+    assert [decision.dimensions.novelty < 0.6 for decision in decisions] == [True, True, False]
+    assert outcomes(decisions) == ["accepted", "rejected", "accepted"]
+
+
+def test_without_an_embedder_no_floor_of_novelty_rejects() -> None:
+    decision = decided(make_trace(), Policy(threshold=ACCEPT_ALL, min_novelty=0.9, copies="reject"))
+    assert (decision.outcome, decision.dimensions.novelty) == ("accepted", 0.5)
+
+
+@pytest.mark.parametrize("domain", ["medical", "an alias"])
+def test_the_floor_of_a_domain_replaces_the_general_one(domain: str) -> None:
+    policy = Policy(threshold=ACCEPT_ALL, min_novelty=0.9, min_novelties={"medical": 0.01}, aliases={"an alias": "medical"})
+    assert outcomes(decide(policy, *traces_about("invoice", "invoice ledger", domain=domain))) == ["accepted"] * 2
+    assert outcomes(decide(policy, *traces_about("invoice", "invoice ledger"))) == ["accepted", "rejected"]
+
+
+@pytest.mark.parametrize(("success", "counted"), [(True, 0.6), (False, 0.6 * 0.3)])
+def test_stated_confidence_counts_up_to_the_ceiling(success: bool, counted: float) -> None:
+    decision = decided(make_trace(confidence=0.9, success=success), Policy(max_confidence=0.6))
+    assert decision.dimensions.outcome_confidence == counted
+    assert decision.guards == (Guard(name="max_confidence", bound=0.6, fired=True),)
+    below = decided(make_trace(confidence=0.5), Policy(max_confidence=0.6))
+    assert (below.dimensions.outcome_confidence, below.guards[0].fired) == (0.5, False)
+
+
+def test_deciding_again_applies_the_other_policys_guards() -> None:
+    plain = Policy(threshold=ACCEPT_ALL)
+    *_, copy = decide(plain, *traces_about("invoice", "invoice"))
+    assert decide_again(copy, Policy(threshold=ACCEPT_ALL, min_novelty=0.1)).outcome == "rejected"
+    guarded = decide_again(copy, Policy(threshold=ACCEPT_ALL, copies="reject"))
+    assert guarded.outcome == "rejected"
+    assert decide_again(guarded, plain) == copy
+
+
+def test_a_copy_stays_one_where_decisions_do_not_name_others() -> None:
+    policy = Policy(threshold=ACCEPT_ALL, copies="reject")
+    *_, copy = decide(policy, *traces_about("invoice", "invoice"), names_nearest=False)
+    assert (copy.novelty.duplicate_of, copy.outcome) == (None, "rejected")
+    assert decide_again(copy, policy) == copy
+
+
+def test_an_explanation_names_the_guard_and_what_it_would_take() -> None:
+    policy = Policy(threshold=0.3, min_novelty=0.6, max_confidence=0.8)
+    *_, near = decide(policy, *traces_about("invoice", "invoice ledger"))
+    lines = list(decided_words(near, {near.trace_id: make_trace(objective="invoice ledger")}))
+    assert lines[1] == "A guard rejects it whatever its score: scoring.min_novelty of 0.6000."
+    assert "      confidence 1.0000, of which 0.8000 counts, x 1, as it succeeded" in lines
+    least = {term.dimension: term.least for term in terms_of(near)}
+    assert least["novelty"] == pytest.approx(0.6)
+    assert least["complexity"] is None
+
+
+def test_nothing_makes_a_copy_pass() -> None:
+    *_, copy = decide(Policy(threshold=0.3, copies="reject"), *traces_about("invoice", "invoice"))
+    assert {term.least for term in terms_of(copy)} == {None}
+
+
+def decisions_with_copies(accept: Policy) -> list[Decision]:
+    """A hundred decisions on one domain, of which a quarter are copies."""
+    objectives = [f"task {number if number % 4 else 0}" for number in range(200)]
+    return decide(accept, *traces_about(*objectives))
+
+
+def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
+    decisions = decisions_with_copies(Policy(copies="reject"))
+    assert {decision.is_guarded for decision in decisions} == {True, False}
+    unguarded = 1 - sum(decision.is_guarded for decision in decisions) / len(decisions)
+    samples = samples_of(decisions, {}, {})
+    # However low the threshold: what the guard rejects stays rejected.
+    cohort = calibrate(samples, Target("accept", 0.9)).domains["code"]
+    assert (cohort.suggestion, cohort.lack) == (None, "out_of_reach")
+    suggestion = calibrate(samples, Target("accept", 0.5)).domains["code"].suggestion
+    assert suggestion
+    policy = Policy(threshold=suggestion.threshold, copies="reject")
+    again = [decide_again(decision, policy).outcome for decision in decisions]
+    assert again.count("accepted") / len(decisions) == pytest.approx(suggestion.accepted.value)
+    assert suggestion.accepted.value <= unguarded
+
+
+def test_a_report_counts_what_guards_reject_and_never_as_nearly_accepted() -> None:
+    decisions = decisions_with_copies(Policy(threshold=ACCEPT_ALL, copies="reject"))
+    guarded = sum(decision.is_guarded for decision in decisions)
+    analysis = analyse(decisions, {})
+    assert analysis.closest.missed == []
+    assert analysis.total.accepted_at[0] == len(decisions) - guarded
+    assert analysis.total.guarded == guarded
+    assert f"No override fired, and guards rejected {guarded} traces" in text(analysis, "here", 0)
+
+
+def test_an_explanation_advises_no_confidence_above_the_ceiling() -> None:
+    trace = make_trace(confidence=0.9, objective="invoice")
+    decision = decided(trace, Policy(threshold=0.4, max_confidence=0.3))
+    lines = list(decided_words(decision, {trace.id: trace}))
+    (advice,) = (line for line in lines if line.startswith("  outcome confidence ") and "x" not in line)
+    assert advice.endswith("but such a trace has 0.3 at most")
+
+
+def test_an_explanation_names_a_guard_first() -> None:
+    *_, copy = decide(Policy(threshold=0.3, copies="reject"), *traces_about("invoice", "invoice"))
+    assert list(decided_words(copy, {}))[1] == "A guard rejects it whatever its score: scoring.copies."
+    assert why(copy).startswith("guard copies, ")
+
+
+def test_a_domain_with_a_floor_is_one_that_settings_name() -> None:
+    scoring = load_settings({"scoring.min_novelties": {"legal": 0.2}, "scoring.aliases": {"law": "legal"}}).scoring
+    assert {"legal", "law"} <= scoring.domains
+    assert scoring.policy().mentions("legal")

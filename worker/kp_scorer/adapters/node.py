@@ -1,0 +1,112 @@
+"""Values of a source that know where they stand, so that every error can name the place."""
+
+import json
+from typing import Any, Final, NamedTuple
+
+from kp_scorer.errors import NotConverted, Problem
+
+MOST_DEPTH: Final = 100
+"""Of a source: far more than any of these formats nests, and little enough to be walked through and printed."""
+
+
+class Node(NamedTuple):
+    """A value of a source, and its place; a missing value is None, as null is."""
+
+    line: int
+    """The line on which the source begins, counted from 1."""
+    path: str
+    """Dotted, list positions counted from 0, as in :class:`~kp_scorer.errors.Problem`; empty for the source itself."""
+    value: Any
+
+    def at(self, *keys: str) -> "Node":
+        """The value under a key of this object, of the object there, and so on."""
+        node = self
+        for key in keys:
+            node = Node(node.line, node._below(key), node.object().get(key))
+        return node
+
+    def first(self, *keys: str) -> "Node":
+        """The value under the first of several keys that is there; under the first key if none is."""
+        return next((node for key in keys if (node := self.at(key)).value is not None), self.at(keys[0]))
+
+    def object(self) -> dict[str, Any]:
+        """This value, which must be an object."""
+        if not isinstance(self.value, dict):
+            raise self.refusal("expected an object")
+        return self.value
+
+    def items(self, start: int = 0) -> list["Node"]:
+        """The items of this value from ``start`` on; it must be a list, or missing."""
+        if self.value is None:
+            return []
+        if not isinstance(self.value, list):
+            raise self.refusal("expected a list")
+        return [Node(self.line, self._below(number), item) for number, item in enumerate(self.value[start:], start)]
+
+    def text(self) -> str:
+        """This value, which must be a text; empty if it is missing."""
+        if self.value is None:
+            return ""
+        if not isinstance(self.value, str):
+            raise self.refusal("expected a text")
+        return self.value
+
+    def required_text(self) -> str:
+        """This value, which must be a text that is not empty."""
+        if not (text := self.text()):
+            raise self.refusal("expected a text that is not empty")
+        return text
+
+    def number(self) -> float | None:
+        """This value, which must be a number of at least 0, or missing."""
+        if self.value is None:
+            return None
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not self.value >= 0:
+            raise self.refusal("expected a number of at least 0")
+        return self.value
+
+    def parsed(self) -> "Node":
+        """This value; parsed, if it is a text that holds a JSON object or list."""
+        return self._replace(value=parsed(self.value))
+
+    def refusal(self, expected: str) -> NotConverted:
+        """The error for this place; to be raised."""
+        return NotConverted(self.line, [Problem(self.path or "$", expected)])
+
+    def _below(self, key: str | int) -> str:
+        return f"{self.path}.{key}" if self.path else str(key)
+
+
+def source(line: int, value: object) -> Node:
+    """A source of the input; raises NotConverted if it is nested too deep for any format."""
+    node = Node(line, "", value)
+    if _is_too_deep(value):
+        raise node.refusal(f"expected nesting of at most {MOST_DEPTH}")
+    return node
+
+
+def parsed(value: object) -> Any:
+    """The JSON object or list that a text holds, if it is not nested too deep; any other value as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
+        return value
+    try:
+        content = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return value if _is_too_deep(content) else content
+
+
+def as_json(value: object) -> str:
+    """A value as JSON: the same text for the same content, whatever the order of keys."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _is_too_deep(value: object) -> bool:
+    # Level by level, not by recursion, which may end before this does.
+    level: list[Any] = [value]
+    for _ in range(MOST_DEPTH + 1):
+        level = [outer for outer in level if isinstance(outer, dict | list)]
+        if not level:
+            return False
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    return True

@@ -1,0 +1,248 @@
+"""All figures of a report, from the decisions that it is about."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Final, NamedTuple, get_args
+
+import numpy as np
+
+from kp_scorer.decision import Decision, Dimensions, Outcome, Override
+
+DIMENSIONS: Final = tuple(Dimensions.model_fields)
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+OVERRIDES: Final[tuple[Override, ...]] = get_args(Override)
+
+THRESHOLDS: Final = tuple(number / 100 for number in range(101))
+"""Every threshold of two decimals, from 0 to 1."""
+BINS: Final = 20
+"""How many bins a histogram has, all equally wide; an even threshold such as 0.75 lies between two of them."""
+NEAR: Final = 0.95
+"""The similarity from which on two traces count as near duplicates."""
+
+_MOST_DOMAINS: Final = 7
+_MOST_CALLS: Final = 8
+_MOST_STRETCHES: Final = 40
+_FEWEST_IN_STRETCH: Final = 12
+_MOST_POINTS: Final = 600
+
+
+class Quartiles(NamedTuple):
+    """The values below which a quarter, half and three quarters lie."""
+
+    p25: float
+    p50: float
+    p75: float
+
+
+class Distribution(NamedTuple):
+    """How values are spread: their histogram and quartiles."""
+
+    counts: tuple[int, ...]
+    quartiles: Quartiles
+
+
+@dataclass(frozen=True, slots=True)
+class DomainSummary:
+    """The figures of a domain, or of several together, whose name is empty."""
+
+    name: str
+    smaller: int
+    """How many domains these are that are too small to be shown by themselves; 0 for one by itself, and for all."""
+    decisions: Sequence[Decision]
+    outcomes: Mapping[Outcome, int]
+    histograms: Mapping[Outcome, tuple[int, ...]]
+    """Of the scores with each outcome."""
+    scores: Distribution
+    threshold: float
+    """The threshold that applied to most of them."""
+    other_thresholds: int
+    """To how many another one applied: submissions may ask for one, and settings change."""
+    accepted_at: tuple[int, ...]
+    """How many traces each of ``THRESHOLDS`` would accept."""
+    overrides: Mapping[Override, int]
+    """How many traces each override changed the score of; every override is named."""
+    guarded: int
+    """How many traces a guard rejected, whatever their score."""
+
+
+class Member(NamedTuple):
+    """A trace of a group of near duplicates; without decision if another one repeats it and it is not among the decisions."""
+
+    trace_id: str
+    decision: Decision | None
+
+
+class ClosestCalls(NamedTuple):
+    """The decisions with scores next to their thresholds, the closest first; who missed was rejected, or goes to review.
+
+    What a guard rejected missed no threshold.
+    """
+
+    accepted: list[Decision]
+    missed: list[Decision]
+
+
+class Stretch(NamedTuple):
+    """Traces from one place in the order, from 1, to another, and the quartiles of their novelty."""
+
+    first: int
+    last: int
+    quartiles: Quartiles
+
+
+class Course(NamedTuple):
+    """The novelty of traces in their order."""
+
+    stretches: tuple[Stretch, ...]
+    """All traces, in stretches of equal length but for one trace."""
+    points: tuple[tuple[int, float], ...]
+    """Places, from 1, and novelties of evenly spaced traces; all, up to 600."""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The figures of all decisions, altogether and by domain."""
+
+    total: DomainSummary
+    domains: Sequence[DomainSummary]
+    dimensions: Mapping[str, Distribution]
+    novelty: Course
+    groups: Sequence[Sequence[Member]]
+    """Near duplicates."""
+    closest: ClosestCalls
+    dead_letters: Mapping[str, int]
+    """How many dead letters there are of each reason."""
+
+
+def analyse(decisions: Sequence[Decision], dead_letters: Mapping[str, int]) -> Analysis:
+    """Analyse decisions, at least one, in the order of their traces; ``dead_letters`` are counts by reason."""
+    return Analysis(
+        total=_summary(decisions),
+        domains=by_domain(decisions),
+        dimensions={name: _distribution([getattr(each.dimensions, name) for each in decisions]) for name in DIMENSIONS},
+        novelty=novelty_course(decisions),
+        groups=near_duplicates(decisions),
+        closest=closest_calls(decisions),
+        dead_letters=dead_letters,
+    )
+
+
+def by_domain(decisions: Sequence[Decision], most: int = _MOST_DOMAINS) -> list[DomainSummary]:
+    """Summarise each domain, the largest first; from ``most`` on, the smaller ones together, as the last.
+
+    Producers may invent any number of domains.
+    """
+    groups: defaultdict[str, list[Decision]] = defaultdict(list)
+    for decision in decisions:
+        groups[decision.domain].append(decision)
+    ordered = sorted(groups, key=lambda name: (-len(groups[name]), name))
+    # If a single domain is left over, its name is better than "1 other domain".
+    named = ordered if len(ordered) <= most + 1 else ordered[:most]
+    summaries = [_summary(groups[name], name) for name in named]
+    if unnamed := set(ordered[len(named) :]):
+        summaries.append(_summary([each for each in decisions if each.domain in unnamed], smaller=len(unnamed)))
+    return summaries
+
+
+def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) -> DomainSummary:
+    scores = [decision.score for decision in decisions]
+    by_outcome = {outcome: [each.score for each in decisions if each.outcome == outcome] for outcome in OUTCOMES}
+    ((threshold, count),) = Counter(decision.threshold for decision in decisions).most_common(1)
+    fired = Counter(override.name for decision in decisions for override in decision.overrides)
+    return DomainSummary(
+        name=name,
+        smaller=smaller,
+        decisions=decisions,
+        outcomes={outcome: len(of_outcome) for outcome, of_outcome in by_outcome.items()},
+        histograms={outcome: histogram(of_outcome) for outcome, of_outcome in by_outcome.items()},
+        scores=_distribution(scores),
+        threshold=threshold,
+        other_thresholds=len(decisions) - count,
+        accepted_at=accepted_at([decision.score for decision in decisions if not decision.is_guarded]),
+        overrides={override: fired[override] for override in OVERRIDES},
+        guarded=sum(decision.is_guarded for decision in decisions),
+    )
+
+
+def histogram(values: Sequence[float]) -> tuple[int, ...]:
+    """How many values, 0..1, lie in each bin; a value between two bins is in the upper one, and 1 in the last."""
+    counts, _ = np.histogram(np.asarray(values, dtype=np.float64), bins=np.arange(BINS + 1) / BINS)
+    return tuple(counts.tolist())
+
+
+def _quartiles(values: Sequence[float]) -> Quartiles:
+    return Quartiles(*np.quantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75)).tolist())
+
+
+def _distribution(values: Sequence[float]) -> Distribution:
+    return Distribution(histogram(values), _quartiles(values))
+
+
+def accepted_at(scores: Sequence[float]) -> tuple[int, ...]:
+    """How many of the scores each of ``THRESHOLDS`` accepts."""
+    ordered = np.sort(np.asarray(scores, dtype=np.float64))
+    return tuple((ordered.size - np.searchsorted(ordered, THRESHOLDS, "left")).tolist())
+
+
+def lowest_threshold(accepted: Sequence[int], most: float) -> float | None:
+    """The lowest of ``THRESHOLDS`` that accepts at most so many; None if even 1 accepts more.
+
+    ``accepted`` is what :func:`accepted_at` returns.
+    """
+    return next((threshold for threshold, count in zip(THRESHOLDS, accepted, strict=True) if count <= most), None)
+
+
+def closest_calls(decisions: Sequence[Decision], most: int = _MOST_CALLS) -> ClosestCalls:
+    """The closest on each side of the threshold, at most so many."""
+    accepted = (decision for decision in decisions if decision.outcome == "accepted")
+    missed = (decision for decision in decisions if decision.outcome != "accepted" and not decision.is_guarded)
+    return ClosestCalls(nsmallest(most, accepted, key=gap), nsmallest(most, missed, key=gap))
+
+
+def gap(decision: Decision) -> float:
+    """How far a score is from its threshold."""
+    return abs(decision.score - decision.threshold)
+
+
+def near_duplicates(decisions: Sequence[Decision]) -> list[tuple[Member, ...]]:
+    """Group the traces whose nearest earlier one is at least as similar as ``NEAR``, or has the same content.
+
+    No trace is in two groups, and none is alone in one; the largest group comes first, and each is in the order in which its
+    traces came. Decisions name only the nearest earlier trace, which is enough to find the group.
+    """
+    following: dict[str, str] = {}
+    for decision in decisions:
+        nearest, earliest = decision.novelty.nearest, decision.novelty.duplicate_of
+        similar = [nearest.trace_id] if nearest and nearest.similarity >= NEAR else []
+        for earlier in [*similar, *([earliest] if earliest else [])]:
+            following.setdefault(earlier, earlier)
+            following.setdefault(decision.trace_id, decision.trace_id)
+            following[_last(following, decision.trace_id)] = _last(following, earlier)
+    groups: defaultdict[str, list[Member]] = defaultdict(list)
+    by_id = {decision.trace_id: decision for decision in decisions}
+    for trace_id in following:
+        groups[_last(following, trace_id)].append(Member(trace_id, by_id.get(trace_id)))
+    return sorted((tuple(group) for group in groups.values() if len(group) > 1), key=lambda group: -len(group))
+
+
+def _last(following: dict[str, str], trace_id: str) -> str:
+    """The root of a group: following each trace to its successor ends at this one, which is its own successor."""
+    while (after := following[trace_id]) != trace_id:
+        # Shortens the path each time that it is followed.
+        following[trace_id] = following[after]
+        trace_id = after
+    return trace_id
+
+
+def novelty_course(decisions: Sequence[Decision]) -> Course:
+    """The course of novelty through decisions in the order of their traces; empty if no trace was compared."""
+    measured = [each.dimensions.novelty for each in decisions if each.novelty.source != "no_embedder"]
+    if not measured:
+        return Course((), ())
+    parts = np.array_split(np.array(measured), min(_MOST_STRETCHES, max(1, len(measured) // _FEWEST_IN_STRETCH)))
+    ends = np.cumsum([part.size for part in parts]).tolist()
+    stretches = (Stretch(end - part.size + 1, end, _quartiles(part.tolist())) for part, end in zip(parts, ends, strict=True))
+    step = -(-len(measured) // _MOST_POINTS)
+    return Course(tuple(stretches), tuple(enumerate(measured, 1))[::step])

@@ -1,0 +1,173 @@
+"""Additions to py-amqp: publish many messages and wait once for all confirms; bound and check frames before it parses them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import pack_into, unpack_from
+from typing import Any, Final
+from weakref import WeakKeyDictionary, proxy
+
+import amqp
+from amqp import method_framing
+from amqp.exceptions import RecoverableConnectionError
+from amqp.serialization import decode_properties_basic
+
+from kp_scorer.broker.wire import BEGINNING_BYTES, headers_as_sent, leave_packed, raw_body
+from kp_scorer.spans.context import context_in
+
+_HEADERS: Final = ("task", "id", "ignore_result", "compression")
+"""The headers that a worker reads, beside the context. RabbitMQ would act on others, such as where to send copies."""
+_NO_TEXT: Final = "?"
+"""Replaces a header that is no text: py-amqp reads values that it cannot write."""
+
+_CONTENT_HEADER: Final = 2
+_CONTENT_BODY: Final = 3
+_BODY_SIZE_AT: Final = 4
+_BEFORE_PROPERTIES: Final = 12
+_NO_PROPERTIES: Final = b"\0\0"
+
+
+def anew(message: Any) -> amqp.Message:
+    """A kombu message to be published again: its content and, of its producer's headers, those that a worker reads."""
+    headers = headers_as_sent(message.headers)
+    texts = {name: headers[name] if isinstance(headers[name], str | bool) else _NO_TEXT for name in _HEADERS if name in headers}
+    return amqp.Message(
+        raw_body(message),
+        content_type="application/json" if message.content_type == "application/json" else "application/octet-stream",
+        application_headers=texts | dict(context_in(headers)),
+        delivery_mode=2,
+    )
+
+
+class ConfirmingChannel:
+    """A channel on which nothing else publishes, so that the number of a confirm identifies its message."""
+
+    def __init__(self, connection: Any) -> None:
+        """Open a channel of a py-amqp connection."""
+        channel = connection.channel()
+        channel.confirm_select()
+        channel.events["basic_ack"].add(self._on_ack)
+        channel.events["basic_nack"].add(self._on_nack)
+        # The connection keeps it. Kept here as well, it would keep the connection for ever.
+        self._channel = proxy(channel)
+        self._published = 0
+        self.is_broken = False
+        """Whether an error has ended its use."""
+        self._unconfirmed: set[int] = set()
+        self._nacked: set[int] = set()
+
+    def publish_all(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, timeout_s: float) -> list[bool]:
+        """Publish messages, in order; return for each whether RabbitMQ accepted it.
+
+        Raises:
+            amqp.exceptions.ChannelError: there is no such exchange, or no queue behind it.
+            amqp.exceptions.RecoverableConnectionError: no confirm came within ``timeout_s`` of the one before. The connection
+                cannot be used any longer: a late confirm would count for another message.
+        """
+        self.is_broken = True
+        first = self._published + 1
+        self._published += len(messages)
+        self._unconfirmed = set(range(first, first + len(messages)))
+        self._nacked.clear()
+        for message in messages:
+            # By the class: amqp 5.4.2 replaces the method of the channel by one that waits for each confirm.
+            amqp.Channel.basic_publish(self._channel, message, exchange, routing_key, mandatory=True, timeout=timeout_s)
+        deadline = time.monotonic() + timeout_s
+        left = len(self._unconfirmed)
+        while self._unconfirmed:
+            if len(self._unconfirmed) < left:
+                left, deadline = len(self._unconfirmed), time.monotonic() + timeout_s
+            if (left_s := deadline - time.monotonic()) <= 0:
+                raise RecoverableConnectionError("no confirm in time")
+            self._channel.connection.drain_events(timeout=left_s)
+        self.is_broken = False
+        return [number not in self._nacked for number in range(first, first + len(messages))]
+
+    def _on_nack(self, number: int, multiple: bool) -> None:
+        self._nacked |= self._on_ack(number, multiple)
+
+    def _on_ack(self, number: int, multiple: bool) -> set[int]:
+        confirmed = {each for each in self._unconfirmed if each <= number} if multiple else {number}
+        self._unconfirmed -= confirmed
+        return confirmed
+
+
+_CHANNELS: Final[WeakKeyDictionary[Any, ConfirmingChannel]] = WeakKeyDictionary()
+
+
+def confirming_channel(connection: Any) -> ConfirmingChannel:
+    """The confirming channel of a py-amqp connection, opened when it is first asked for. One thread at a time may use it."""
+    channel = _CHANNELS.get(connection)
+    if channel is None or channel.is_broken:
+        _CHANNELS[connection] = ConfirmingChannel(connection)
+    return _CHANNELS[connection]
+
+
+@dataclass
+class _TooLarge:
+    """A message of which only the beginning is kept; the rest is discarded as it arrives."""
+
+    missing_bytes: int
+    beginning: bytes = b""
+
+    def receive(self, part: bytes) -> None:
+        self.missing_bytes -= len(part)
+        self.beginning += part[: BEGINNING_BYTES - len(self.beginning)]
+
+
+def frame_handler(
+    connection: Any, callback: Callable[..., Any], *, largest_bytes: int
+) -> Callable[[tuple[int, int, bytes]], bool]:
+    """Make py-amqp's own handler of frames, for the option ``frame_handler`` of its connections.
+
+    No body is unpacked, or converted from the encoding that its producer names. Properties that py-amqp cannot read are
+    dropped: otherwise it would raise an error in every worker that receives the message, and none could acknowledge it. Of a
+    body over ``largest_bytes`` only the beginning is delivered, without properties, so that it does not count as complete:
+    py-amqp would join as much as RabbitMQ lets producers send.
+    """
+
+    def deliver(channel: int, method: Any, arguments: Any, message: Any) -> Any:
+        if message is not None:
+            # Some encodings take quadratic time, and others do not preserve the bytes.
+            message.properties.pop("content_encoding", None)
+            leave_packed(message.properties.get("application_headers", {}))
+        return callback(channel, method, arguments, message)
+
+    handle = method_framing.frame_handler(connection, deliver)
+    # By channel: the frames of one message follow each other on a channel.
+    too_large: dict[int, _TooLarge] = {}
+
+    def handle_harmless(frame: tuple[int, int, bytes]) -> bool:
+        kind, channel, payload = frame
+        if kind == _CONTENT_HEADER:
+            (body_bytes,) = unpack_from(">Q", payload, _BODY_SIZE_AT)
+            if body_bytes > largest_bytes:
+                too_large[channel] = _TooLarge(body_bytes)
+                payload = _header(payload, BEGINNING_BYTES)
+            elif not _are_readable(payload):
+                payload = _header(payload, body_bytes)
+        elif kind == _CONTENT_BODY and channel in too_large:
+            message = too_large[channel]
+            message.receive(payload)
+            if message.missing_bytes > 0:
+                return False
+            payload = too_large.pop(channel).beginning
+        return bool(handle((kind, channel, payload)))
+
+    return handle_harmless
+
+
+def _header(payload: bytes, body_bytes: int) -> bytes:
+    """The header of a content, but with this size and without properties."""
+    header = bytearray(payload[:_BEFORE_PROPERTIES] + _NO_PROPERTIES)
+    pack_into(">Q", header, _BODY_SIZE_AT, body_bytes)
+    return bytes(header)
+
+
+def _are_readable(payload: bytes) -> bool:
+    try:
+        decode_properties_basic(payload, _BEFORE_PROPERTIES)
+    except Exception:
+        # A text that is not UTF-8, a time beyond the calendar, tables nested deeper than Python can recurse: any of many.
+        return False
+    return True

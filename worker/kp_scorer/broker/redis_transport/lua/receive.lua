@@ -1,0 +1,44 @@
+-- Receive messages from a queue: note them as unacknowledged in the step that takes them off it.
+--
+-- Uses   digest, oversized
+-- KEYS   queue, moving, unacknowledged, renewed, deliveries, oversized
+-- ARGV   moved, most, most_bytes, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s
+-- Reply  (message, digest, deliveries) for each, in order; copies that are unacknowledged at once are one delivery
+--
+-- moved is a message that lies in `moving` already, or an empty string. No more than `most` are received, and none after the first
+-- most_bytes. A message larger than largest_bytes is delivered as cut_mark and its first beginning_bytes.
+
+local DELIVERIES_TTL_S = 86400
+expect('list', queue, moving, oversized)
+expect('hash', unacknowledged, deliveries)
+expect('zset', renewed)
+
+use_reserve(unacknowledged)
+local now, reply, bytes = now_ms(), {}, 0
+
+local function note(message)
+    if #message > largest_bytes then
+        -- It could end every worker that reads it. It is kept here, and its beginning goes on.
+        keep_oversized(oversized, message, oversized_ttl_s)
+        message = cut_mark .. string.sub(message, 1, beginning_bytes)
+    end
+    local digest = digest_of(unacknowledged, message)
+    -- A copy of what is unacknowledged is no sign that a delivery failed.
+    local is_copy = redis.call('HSET', unacknowledged, digest, message) == 0
+    redis.call('ZADD', renewed, now, digest)
+    local count = is_copy and redis.call('HGET', deliveries, digest) or redis.call('HINCRBY', deliveries, digest, 1)
+    reply[#reply + 1] = {message, digest, tonumber(count)}
+    bytes = bytes + #message
+end
+
+if moved ~= '' then
+    redis.call('LREM', moving, 1, moved)
+    note(moved)
+end
+while #reply < most and bytes < most_bytes do
+    local message = redis.call('RPOP', queue)
+    if not message then break end
+    note(message)
+end
+if #reply > 0 then redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S) end
+return reply

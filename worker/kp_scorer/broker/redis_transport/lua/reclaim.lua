@@ -1,0 +1,48 @@
+-- Renew what the caller has in flight, reclaim what dead consumers had, and let messages of other priorities join the queue.
+--
+-- Uses   digest, oversized
+-- KEYS   queue, moving, unacknowledged, renewed, oversized, priorities...
+-- ARGV   visibility_timeout_ms, most, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s, in_flight...
+--
+-- No more than `most` messages of each kind are moved. in_flight holds digests.
+
+local now = now_ms()
+expect('list', queue, moving, oversized, unpack(priorities))
+expect('hash', unacknowledged)
+expect('zset', renewed)
+
+use_reserve(unacknowledged)
+
+-- So however long deciding takes, only a consumer that is dead or stalled loses what it received.
+for _, digest in ipairs(in_flight) do
+    if redis.call('ZSCORE', renewed, digest) then redis.call('ZADD', renewed, now, digest) end
+end
+
+-- Moved and not noted yet: its consumer is about to, or is dead. Noting it here is right for both, as noting is idempotent.
+for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
+    redis.call('LREM', moving, -1, message)
+    if #message > largest_bytes then
+        -- As when it is received; only then its consumer may have died of reading it.
+        keep_oversized(oversized, message, oversized_ttl_s)
+        redis.call('RPUSH', queue, cut_mark .. string.sub(message, 1, beginning_bytes))
+    else
+        local digest = digest_of(unacknowledged, message)
+        redis.call('HSET', unacknowledged, digest, message)
+        redis.call('ZADD', renewed, now, digest)
+    end
+end
+
+for _, digest in ipairs(redis.call('ZRANGEBYSCORE', renewed, '-inf', now - visibility_timeout_ms, 'LIMIT', 0, most)) do
+    local message = redis.call('HGET', unacknowledged, digest)
+    redis.call('ZREM', renewed, digest)
+    redis.call('HDEL', unacknowledged, digest)
+    if message then redis.call('RPUSH', queue, message) end
+end
+
+for _, priority in ipairs(priorities) do
+    for _ = 1, most do
+        local message = redis.call('RPOP', priority)
+        if not message then break end
+        redis.call('LPUSH', queue, message)
+    end
+end

@@ -1,0 +1,115 @@
+"""The two queues beside that of traces on RabbitMQ: the intake queue, and the queue of messages that were delivered too often.
+
+RabbitMQ refuses a client that declares the queue of traces without its arguments; the intake queue has none. What lies there is
+moved to the queue of traces. So is what has expired, which RabbitMQ moves to the dead queue as well as poison messages; those
+become dead letters.
+"""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any, Final
+
+from amqp.exceptions import PreconditionFailed
+from celery import Celery
+from kombu import Producer, Queue
+
+from kp_scorer.broker.dead_letters import dead_letter, poison
+from kp_scorer.broker.publishing import publish_confirmed, with_producer
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.rabbitmq import anew
+from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.wire import deliveries_by, raw_body
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import DeadLetters
+from kp_scorer.settings import Settings
+from kp_scorer.spans.context import context_in
+
+_RECEIVED_AT_ONCE: Final = 100
+_BYTES_AT_ONCE: Final = 1_048_576
+"""Without the last message: a batch is in memory at once."""
+_BATCHES: Final = 5
+"""In one call, so that a worker can stop before the queue is empty."""
+
+
+class SideQueue:
+    """The intake queue or the dead queue, which each worker empties. One thread owns it."""
+
+    def __init__(self, app: Celery, queue: Queue, settings: Settings, dead_letters: DeadLetters, publisher: Publisher) -> None:
+        """Move from ``queue`` by the app's pool; ``publisher`` publishes what is decided already."""
+        self._app = app
+        self._queue = queue
+        self._queues = submission_queues(settings)
+        self._delivery_limit = settings.broker.delivery_limit
+        self._limits = settings.limits
+        self._dead_letters = dead_letters
+        self._publisher = publisher
+
+    def drain(self) -> None:
+        """Move or dead-letter the messages on the queue, 500 at most.
+
+        A message leaves the queue when RabbitMQ has confirmed it on the queue of traces, or its dead letter is stored. A worker
+        that dies in between leaves a copy, which is the same submission and ends the same way.
+
+        Raises:
+            SettingsError: a queue has to be declared anew, and RabbitMQ has one of this name with other arguments.
+            ServiceUnavailable: RabbitMQ cannot be reached or refuses, or Redis cannot be reached; the rest stays on the queue.
+        """
+        # A queue is missing if somebody deleted it, perhaps with the others.
+        if_missing = [self._queue, *self._queues.in_order]
+        for _ in range(_BATCHES):
+            if not with_producer(self._app, self._queue.name, self._drain_batch, if_missing):
+                return
+
+    def _drain_batch(self, producer: Producer) -> int:
+        """End a batch; return how many messages it had. An error ends the connection, and RabbitMQ requeues the rest."""
+        messages = self._receive(producer.channel)
+        # First, as an outage of Redis keeps poison messages here.
+        to_move = [message for message in messages if not self._is_poison(message)]
+        moved = self._move(producer, to_move) if to_move else []
+        for message in compress(to_move, moved):
+            message.ack()
+        for message in filter(self._is_poison, messages):
+            self._dead_letter_poison(message)
+            message.ack()
+        if not all(moved):
+            # A new connection is needed too: RabbitMQ may go on refusing on one on which it has refused a message.
+            raise ServiceUnavailable(f"{self._queue.name}: the queue {self._queues.traces.name} takes no more")
+        return len(messages)
+
+    def _receive(self, channel: Any) -> list[Any]:
+        messages: list[Any] = []
+        size = 0
+        while len(messages) < _RECEIVED_AT_ONCE and size < _BYTES_AT_ONCE:
+            delivered = channel.basic_get(self._queue.name)
+            if delivered is None:
+                break
+            messages.append(channel.message_to_python(delivered))
+            size += len(messages[-1].body)
+        return messages
+
+    def _is_poison(self, message: Any) -> bool:
+        """Whether RabbitMQ moved a message because it was delivered too often, and not because it expired, or had no room."""
+        match message.headers.get("x-death"):
+            # RabbitMQ puts its own entry before those that a producer may have written.
+            case [{"reason": reason}, *_] if self._queue == self._queues.dead:
+                return bool(reason == "delivery_limit")
+        return bool(self._queue == self._queues.dead)
+
+    def _dead_letter_poison(self, message: Any) -> None:
+        decision = dead_letter(self._dead_letters, message, poison(message, self._delivery_limit), self._limits)
+        if decision is not None:
+            # The worker that decided may have died before it published.
+            self._publisher.publish(decision, context_in(message.headers))
+
+    def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
+        """Publish messages to the queue of traces; return for each whether it may leave this one."""
+        try:
+            return publish_confirmed(producer, [anew(message) for message in messages], self._queues.traces)
+        except PreconditionFailed as error:
+            # RabbitMQ refuses one message and drops the others with it, for instance one over a limit that has been lowered.
+            if len(messages) == 1:
+                detail = f"message: RabbitMQ refuses it ({error.reply_text})"
+                (message,) = messages
+                self._dead_letters.dead_letter(raw_body(message), "malformed", detail, deliveries=deliveries_by(message))
+                return [True]
+        return [is_moved for message in messages for is_moved in self._move(producer, [message])]

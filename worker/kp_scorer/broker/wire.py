@@ -1,0 +1,334 @@
+"""Reads and writes messages: the only module that decides how to read what a producer wrote.
+
+A message on the queue of traces calls the task as Celery's do, or it is plain: its body is the trace, and no header names a
+task. Of a call, only the arguments are used, after checks. On Redis a message is in kombu's envelope, or is plain.
+"""
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from kp_scorer.decoding import Limits, check_values, least_bytes, parse_json
+from kp_scorer.errors import InvalidTrace, Problem
+from kp_scorer.ledger.keys import KEPT_S
+from kp_scorer.trace import is_trace_id
+
+TASK_NAME: Final = "score_trace"
+
+DELIVERY_COUNT: Final = "x-delivery-count"
+"""The header in which RabbitMQ, and our Redis transport, count the deliveries before this one."""
+
+SENT_MS: Final = "sent_ms"
+"""The header in which our client notes when it sent a message: Unix time by its own clock, for metrics alone."""
+
+PACKED_BY: Final = "x-packed-by"
+"""The header that names the compression of a body, once a message is received."""
+
+BEGINNING_BYTES: Final = 65_536
+"""How much is delivered of a message that is too large to be parsed."""
+
+CUT_MARK: Final = b"\xffcut\n"
+"""Before the beginning of a message on Redis that was cut: no JSON begins so, so that it is never parsed."""
+
+_PACKED_BY_PRODUCER: Final = "compression"
+_PARSED: Final = "parsed"
+"""The property of a kombu message that holds its body once it is parsed, in this process alone."""
+
+_VALUES_AROUND: Final = 100
+"""Values that the body of a task message has besides the trace: lists of arguments, and Celery's options for callbacks."""
+_BYTES_AROUND: Final = 65_536
+"""Bytes that it may have besides the trace."""
+_MOST_ENVELOPE_VALUES: Final = 1_000
+"""An envelope has some forty values, and its body is one of them."""
+_DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
+"""Celery's names for the compression of zlib."""
+_BEFORE_ARGUMENT: Final = b"[["
+_BEHIND_ARGUMENT: Final = b"], {}, {}]"
+_LATEST_MS: Final = 2**53
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+# What we send.
+
+
+def task_body(argument: bytes) -> bytes:
+    """The body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
+    return _BEFORE_ARGUMENT + argument + _BEHIND_ARGUMENT
+
+
+# How large a message may be.
+
+
+def largest_message_bytes(limits: Limits) -> int:
+    """How large a message may be to be parsed, in bytes.
+
+    A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and one that is somewhat too large
+    still gets a dead letter with the exact reason.
+    """
+    return 16 * limits.message_bytes + _BYTES_AROUND
+
+
+def largest_body_bytes(limits: Limits) -> int:
+    """How large the body of a task message may be to be parsed, in bytes: JSON may write two bytes of UTF-8 as six."""
+    return 4 * limits.message_bytes + _BYTES_AROUND
+
+
+# The message as it lies on a list in Redis.
+
+
+class ListItem(NamedTuple):
+    """The parts of a message on Redis that are used."""
+
+    content_type: str
+    headers: dict[str, Any]
+    body: bytes
+    parsed: Mapping[str, Any] = {}
+    """Properties for the kombu message, so that a plain body is not parsed again."""
+
+
+def open_item(item: bytes) -> ListItem:
+    """Open the envelope of a message; a JSON object that is no envelope is the body of a plain message.
+
+    Raises errors of many types if an item is neither.
+    """
+    if item.startswith(CUT_MARK):
+        # What was cut may look complete.
+        return ListItem("application/octet-stream", {}, item.removeprefix(CUT_MARK))
+    try:
+        check_values(item, _MOST_ENVELOPE_VALUES)
+    except InvalidTrace:
+        # No envelope has so many values. Its body is checked later, as that of any message.
+        return ListItem("application/json", {}, item)
+    message = json.loads(item.decode("utf-8"))
+    if not isinstance(message, dict):
+        raise TypeError("neither an envelope nor a plain message")
+    # A trace may have any fields beside its own, but no envelope has a trace's type.
+    if "@type" in message or not message.keys() >= {"body", "properties"}:
+        return ListItem("application/json", {}, item, {_PARSED: message})
+    body, encoding = message["body"].encode("utf-8", "surrogatepass"), message["properties"].get("body_encoding")
+    if not body or encoding not in (None, "", "base64"):
+        raise ValueError("an envelope without a body, or with one in an unknown encoding")
+    if encoding == "base64":
+        # By default, characters that are no base64 are skipped, and their bytes lost.
+        body = base64.b64decode(body, validate=True)
+    return ListItem(message["content-type"], {**(message.get("headers") or {})}, body)
+
+
+# The body of a message, before it is parsed.
+
+
+def leave_packed(headers: dict[str, Any]) -> None:
+    """Rename the header by which kombu 5.7.0 would unpack a message at once, however large it becomes."""
+    # A producer may have written the header under our name; it does not describe the body.
+    headers.pop(PACKED_BY, None)
+    if _PACKED_BY_PRODUCER in headers:
+        headers[PACKED_BY] = headers.pop(_PACKED_BY_PRODUCER)
+
+
+def raw_body(message: Any) -> bytes:
+    """The body of a kombu message as it came."""
+    # Py-amqp 5.4.2 returns an empty body as str.
+    return message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+
+
+def argument_in(body: bytes) -> bytes:
+    """The object that :func:`task_body` made a body of, without parsing it; a body of another form as it is.
+
+    If there are several arguments in that form, all are returned, which together are no JSON.
+    """
+    is_ours = body.startswith(_BEFORE_ARGUMENT + b"{") and body.endswith(b"}" + _BEHIND_ARGUMENT)
+    return body[len(_BEFORE_ARGUMENT) : -len(_BEHIND_ARGUMENT)] if is_ours else body
+
+
+def _bounded_body(message: Any, limits: Limits) -> bytes:
+    """The body of a message, unpacked and not parsed."""
+    body, packed_by = raw_body(message), message.headers.get(PACKED_BY)
+    if message.content_type != "application/json":
+        raise ValueError("content type: expected application/json")
+    largest_bytes = largest_body_bytes(limits)
+    if packed_by:
+        body = _unpacked(body, packed_by, largest_bytes)
+    most_bytes, most_values = limits.message_bytes + _BYTES_AROUND, limits.values + _VALUES_AROUND
+    if len(body) > largest_bytes or (len(body) > most_bytes and least_bytes(body, most_values) > most_bytes):
+        raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes")])
+    check_values(body, most_values)
+    return body
+
+
+def _unpacked(body: bytes, packed_by: object, largest_bytes: int) -> bytes:
+    """Unpack a body, one byte further than ``largest_bytes`` at most: it may be a thousand times its size."""
+    if packed_by not in _DEFLATE:
+        raise ValueError(f"compression: expected {_DEFLATE[0]}, or none")
+    unpacking = zlib.decompressobj()
+    try:
+        unpacked = unpacking.decompress(body, largest_bytes + 1)
+    except zlib.error:
+        raise ValueError(f"compression: expected {_DEFLATE[0]}") from None
+    if len(unpacked) <= largest_bytes and not unpacking.eof:
+        raise ValueError("compression: expected all of the body")
+    return unpacked
+
+
+# The submission in a message.
+
+
+def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments with which a kombu message from the queue of traces calls the task; of a plain one, its trace.
+
+    Raises:
+        InvalidTrace: it is too large to hold a valid trace, or has too many values, so it was not parsed.
+        ValueError: it is no submission; names the wrong part, without its content.
+    """
+    headers = message.headers
+    try:
+        _, payload, is_plain = _parse(message, limits)
+        # Parsed, a body takes ten times its size: a message in flight does not hold it beside its trace.
+        del message.properties[_PARSED]
+    except InvalidTrace:
+        # It is not parsed, so only its headers and its first byte show whether it is a submission.
+        if headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in headers or _may_be_object(message)):
+            raise ValueError(f"task: expected {TASK_NAME}") from None
+        raise
+    if is_plain:
+        return [payload], {}
+    # Protocol 1 has the fields in the body that protocol 2 has in the headers.
+    fields = {**payload, **headers} if isinstance(payload, dict) else headers
+    if fields.get("task") != TASK_NAME:
+        raise ValueError(f"task: expected {TASK_NAME}")
+    return _arguments_of_call(payload)
+
+
+def submission_in(message: Any, limits: Limits) -> bytes:
+    """The submission in a message, as UTF-8 JSON; the body as it came if there is none.
+
+    Of a plain message, and of one from our client, these are the submitted bytes, in every worker and whatever its limits: a
+    submission is recognised by its bytes.
+    """
+    try:
+        body, payload, is_plain = _parse(message, limits)
+    except InvalidTrace:
+        return argument_in(raw_body(message))
+    except ValueError:
+        return raw_body(message)
+    if is_plain:
+        return body
+    try:
+        argument = only_argument(*_arguments_of_call(payload))
+    except (InvalidTrace, ValueError):
+        return raw_body(message)
+    submitted = argument_in(body)
+    return as_bytes(argument) if submitted == body else submitted
+
+
+def _parse(message: Any, limits: Limits) -> tuple[bytes, Any, bool]:
+    """Return the body of a message, unpacked and parsed, and whether it is plain: a submission itself, and no call of a task.
+
+    A trace has a ``task`` too, which is an object where a call has a name, and may have any fields beside its own; but no call
+    has a trace's type.
+    """
+    body = _bounded_body(message, limits)
+    if _PARSED not in message.properties:
+        try:
+            message.properties[_PARSED] = json.loads(body.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"body: expected JSON ({type(error).__name__})") from None
+    payload = message.properties[_PARSED]
+    if not isinstance(payload, dict) or "task" in message.headers:
+        return body, payload, False
+    is_call = payload.keys() & {"args", "kwargs"} or isinstance(payload.get("task"), str)
+    return body, payload, "@type" in payload or not is_call
+
+
+def _arguments_of_call(payload: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call ``[args, kwargs, embed]``, or of an object that has them."""
+    match payload:
+        case [list() as args, dict() as kwargs, _]:
+            return args, kwargs
+        case dict() as call:
+            args, kwargs = call.get("args", []), call.get("kwargs", {})
+            if call.keys() & {"args", "kwargs"} and isinstance(args, list) and isinstance(kwargs, dict):
+                return args, kwargs
+    raise ValueError("arguments: expected a list and an object")
+
+
+def parse_submission(submission: bytes, limits: Limits) -> object:
+    """Parse a submission from :func:`submission_in`, which white space and escapes may make larger than a trace.
+
+    Raises:
+        InvalidTrace: it is no JSON, or too large even so, or has too many values.
+    """
+    return parse_json(submission, limits.model_copy(update={"message_bytes": largest_body_bytes(limits)}))
+
+
+def only_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The trace among the arguments of a task: its only positional argument, or the one called ``trace``.
+
+    Raises:
+        InvalidTrace: there are other arguments, or none.
+    """
+    if len(args) == 1 and not kwargs:
+        return args[0]
+    if not args and list(kwargs) == ["trace"]:
+        return kwargs["trace"]
+    raise InvalidTrace([Problem("$", "expected the trace as the only argument of score_trace")])
+
+
+def as_bytes(payload: Any) -> bytes:
+    """A submission as the UTF-8 JSON that a dead letter keeps."""
+    return json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def trace_id_of(payload: Any) -> str:
+    """The id of a submission that may be anything; empty unless it is a trace id."""
+    return checked_id(payload.get("id")) if isinstance(payload, dict) else ""
+
+
+def checked_id(value: object) -> str:
+    """The value if it is a trace id, else an empty string."""
+    return value if is_trace_id(value) else ""
+
+
+def _may_be_object(message: Any) -> bool:
+    """Whether a body that is not parsed may be a JSON object; a packed one always may."""
+    return PACKED_BY in message.headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
+
+
+# Other headers.
+
+
+def result_id(message: Any) -> str:
+    """The id of the Celery task whose result the producer of a kombu message waits for; empty if it waits for none.
+
+    Only for a UUID, as Celery's own ids are: with any other id, a producer could forge results of other calls.
+    """
+    task_id = message.headers.get("id")
+    is_wanted = message.headers.get("ignore_result") is False and isinstance(task_id, str)
+    return task_id if is_wanted and _UUID.fullmatch(task_id) else ""
+
+
+def headers_as_sent(headers: dict[str, Any]) -> dict[str, Any]:
+    """The headers of a message as its producer wrote them, without the count of deliveries."""
+    names = {PACKED_BY: _PACKED_BY_PRODUCER}
+    return {names.get(name, name): value for name, value in headers.items() if name != DELIVERY_COUNT}
+
+
+def deliveries_by(message: Any) -> int:
+    """How often a kombu message has been delivered, this time included; 1 if nobody counted."""
+    # In a message that is delivered for the first time, RabbitMQ leaves the count that a producer may have written.
+    if not message.delivery_info.get("redelivered"):
+        return 1
+    count = message.headers.get(DELIVERY_COUNT)
+    return count + 1 if isinstance(count, int) else 1
+
+
+def queued_s(message: Any, received_s: float) -> float | None:
+    """How long a kombu message received at this Unix time was on its queue; None if no header says when it was sent."""
+    sent_ms = message.headers.get(SENT_MS)
+    # The header may hold anything, and one absurd value would spoil all means. If the client's clock is ahead, the time is 0.
+    if type(sent_ms) is not int or not 0 < sent_ms < _LATEST_MS:
+        return None
+    waited_s = max(0.0, received_s - sent_ms / 1_000)
+    return waited_s if waited_s <= KEPT_S else None

@@ -1,0 +1,295 @@
+"""``kp-scorer calibrate``: suggest thresholds from traces of one's own."""
+
+import csv
+import io
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import wraps
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+import click
+from pydantic import BaseModel, ValidationError
+
+from kp_scorer.analysis.calibration import Calibration, Cohort, Share, Target, samples_of
+from kp_scorer.analysis.calibration import calibrate as calibrated
+from kp_scorer.characters import escaped
+from kp_scorer.cli.display import cell, console, percent, table_by_domain
+from kp_scorer.cli.gathering import Gathered, gathering_options
+from kp_scorer.cli.options import Command
+from kp_scorer.cli.output import print_note, write_output
+from kp_scorer.files import read_text
+from kp_scorer.settings import ScoringSettings, Settings
+from kp_scorer.trace import namespace_of
+
+_OTHER_DOMAINS: Final = "(all others)"
+"""What has no threshold of its own, in the tables; the brackets distinguish it from a domain."""
+_LACKS: Final = {"too_few": "too few", "out_of_reach": "none has it"}
+_NEAR: Final = 0.02
+_NAMED: Final = 5
+"""So many producers are named, those with most traces."""
+_LEAST_SHARE: Final = 0.001
+_DIGITS: Final = 12
+"""So many digits make a share in percents exact: 99.9 / 100 is not 0.999."""
+_MOST_BYTES: Final = 2**26
+"""Of labels: those of a million traces."""
+_HEAD: Final = (
+    "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
+    "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",
+)
+
+
+class _Fraction(click.ParamType[float]):
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            share = round(float(text.removesuffix("%")) / (100 if text.endswith("%") else 1), _DIGITS)
+        except ValueError:
+            share = 0.0
+        # To distinguish a smaller one from none, or a larger one from all, takes more traces than anyone has.
+        if not _LEAST_SHARE <= share <= 1 - _LEAST_SHARE:
+            self.fail("expected a share between 0.1% and 99.9%, such as 20% or 0.2", param, ctx)
+        return share
+
+
+def _target_options(command: Command) -> Command:
+    """Add the options that say what to reach, and pass a command the ``target``."""
+
+    @click.option("--accept", type=_Fraction(), metavar="SHARE", help="How many traces of a domain to accept: 20%.")
+    @click.option("--precision", type=_Fraction(), metavar="SHARE", help="How many of the accepted traces are to be good: 90%.")
+    @wraps(command)
+    def with_target(*args: Any, accept: float | None, precision: float | None, **kwargs: Any) -> None:
+        targets = [Target("accept", accept)] if accept else []
+        targets += [Target("precision", precision)] if precision else []
+        if len(targets) != 1:
+            raise click.UsageError("expected either --accept or --precision")
+        command(*args, target=targets[0], **kwargs)
+
+    return with_target
+
+
+def _unless_there(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
+    try:
+        if file and file.exists():
+            # It may be the settings that all workers run by.
+            raise click.BadParameter(escaped(f"{file} is there already; name a new file"))
+    except OSError as error:
+        raise click.BadParameter(escaped(f"{file}: {error.strerror}")) from None
+    return file
+
+
+class _Label(BaseModel):
+    trace_id: str
+    good: bool
+
+
+def read_labels(file: Path) -> dict[str, bool]:
+    """Read labels by trace id: of ``{"trace_id": …, "good": true}`` lines, or of CSV with columns of these names.
+
+    Raises:
+        BadParameter: the file cannot be read or is neither; a line has no such field; a trace is labelled both ways.
+    """
+    try:
+        # Excel begins CSV with a byte order mark.
+        text = read_text(file, _MOST_BYTES)
+    except OSError as error:
+        _refuse(f"{file}: {error.strerror}")
+    labels: dict[str, bool] = {}
+    for number, row in _rows(text):
+        try:
+            # Cells are texts; JSON has a boolean of its own.
+            is_json = isinstance(row, str)
+            label = _Label.model_validate_json(row, strict=True) if is_json else _Label.model_validate(row)
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+            problem = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else "expected a JSON object"
+            _refuse(f"line {number}: {problem}")
+        if labels.setdefault(label.trace_id, label.good) != label.good:
+            _refuse(f"line {number}: good: this trace has the other label on an earlier line")
+    return labels
+
+
+def _rows(text: str) -> Iterator[tuple[int, Any]]:
+    """The lines of JSON, or the rows of CSV as objects, with their numbers."""
+    if text.lstrip().startswith("{"):
+        yield from ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+        return
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        if missing := {"trace_id", "good"} - set(reader.fieldnames or ()):
+            _refuse(f"line 1: {' and '.join(sorted(missing))}: expected columns of this name, or JSON Lines")
+        yield from ((reader.line_num, row | {"good": (row["good"] or "").strip()}) for row in reader)
+    except csv.Error as error:
+        _refuse(f"line {reader.line_num}: {error}")
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise click.BadParameter(problem, param_hint="--labels")
+
+
+@click.command(epilog="Example: kp-scorer calibrate traces.jsonl --accept 20% --output thresholds.toml")
+@_target_options
+@click.option(
+    "--labels",
+    callback=lambda _, __, file: read_labels(file) if file else None,
+    type=click.Path(path_type=Path),
+    help="File that says which traces were good.",
+)
+@click.option("--output", callback=_unless_there, type=click.Path(path_type=Path), help="Where to write, in place of stdout.")
+@gathering_options
+def calibrate(
+    target: Target, labels: Mapping[str, bool] | None, output: Path | None, gathered: Gathered, settings: Settings
+) -> None:
+    """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions that the ledger holds.
+
+    Writes settings as TOML, to be copied into yours, or for --config or KP_CONFIG if you have none; variables such
+    as KP_SCORING_THRESHOLD win over them. Scores are used as they were decided.
+
+    Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}, or CSV with these two columns.
+    Without it, it is metadata.success of the traces in FILE, which is itself a part of their scores.
+
+    An interval says what to expect of other traces of the same kind, in 19 of 20 cases. Domains with too few traces, fewer
+    than 62 to accept 20%, get one threshold together, as do those to come; but those that have one in the settings keep it.
+    """
+    good = gathered.successes if labels is None else labels
+    labelled = sum(decision.trace_id in good for decision in gathered.decisions)
+    if not labelled and (labels is not None or target.of == "precision"):
+        raise click.UsageError("no trace has a label: expected traces in FILE, or --labels for those in it")
+    _note_producers("--namespace", Counter(namespace_of(decision.trace_id) for decision in gathered.decisions))
+    _note_producers("--agent", Counter(decision.agent_id or "" for decision in gathered.decisions))
+    if 0 < labelled < len(gathered.decisions):
+        print_note(f"{labelled} of {len(gathered.decisions)} traces have a label")
+    samples = samples_of(gathered.decisions, good, settings.scoring.aliases)
+    calibration = calibrated(samples, target, settings.scoring.thresholds)
+    thresholds = thresholds_of(calibration, settings.scoring)
+    _show(calibration, thresholds, target, has_labels=labelled > 0)
+    clashes = [
+        escaped(f"change this too: scoring.{clash}")
+        for clash in settings.scoring.reviews_above(thresholds.default, thresholds.domains)
+    ]
+    for note in [*_notes(target, calibration, thresholds), *clashes]:
+        print_note(note)
+    write_output(str(output or "-"), as_toml(thresholds, calibration, target, clashes), "x")
+
+
+def _note_producers(option: str, traces: Counter[str]) -> None:
+    """Show whose traces the suggestion rests on: each producer can move it by traces made for that."""
+    if len(traces) > 1:
+        # As JSON, as producers choose the names, which may look like several, or like none.
+        shares = [f"{json.dumps(name)} {percent(count / traces.total())}" for name, count in traces.most_common(_NAMED)]
+        print_note(f'traces by {option}, "" being those without: {", ".join(shares)}')
+
+
+class Thresholds(NamedTuple):
+    """Values for ``scoring.threshold`` and ``scoring.thresholds``."""
+
+    default: float
+    domains: Mapping[str, float]
+
+    def of(self, domain: str) -> float:
+        """The threshold that a domain gets."""
+        return self.domains.get(domain, self.default)
+
+
+def thresholds_of(calibration: Calibration, scoring: ScoringSettings) -> Thresholds:
+    """The suggested thresholds; where there is no suggestion the settings stay."""
+    domains = dict(scoring.thresholds)
+    for domain, cohort in calibration.domains.items():
+        if cohort.suggestion:
+            domains[domain] = cohort.suggestion.threshold
+        elif cohort.lack == "out_of_reach":
+            # That of the rest would miss the target, too.
+            domains.setdefault(domain, scoring.threshold)
+    fallback = calibration.other_domains.suggestion
+    return Thresholds(fallback.threshold if fallback else scoring.threshold, dict(sorted(domains.items())))
+
+
+def as_toml(thresholds: Thresholds, calibration: Calibration, target: Target, notes: Iterable[str]) -> str:
+    """The file, with comments: what it is, these notes, and what each threshold rests on."""
+    goal = "the traces of each domain to be accepted" if target.of == "accept" else "the accepted traces to be good"
+    which = "" if calibration.other_domains_are_all else "without one of their own "
+    lines = [
+        *(f"# {line}" for line in (f"What kp-scorer calibrate suggests for {target.percents} of {goal}.", *_HEAD, *notes)),
+        "",
+        "[scoring]",
+        f"# All domains {which}together, {_basis(calibration.other_domains)}.",
+        f"threshold = {thresholds.default}",
+    ]
+    if thresholds.domains:
+        lines += ["", "[scoring.thresholds]"]
+    for domain, threshold in thresholds.domains.items():
+        lines += [f"# {_basis(calibration.domains.get(domain))}.", f"{_key(domain)} = {threshold}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _basis(cohort: Cohort | None) -> str:
+    if not cohort or not cohort.suggestion:
+        return f"{cohort.traces if cohort else 'no'} traces: as it was"
+    shares = [(cohort.suggestion.accepted, "accepted"), (cohort.suggestion.precision, "of these good")]
+    outlook = ", ".join(f"{percent(share.value)} ({interval(share)}) {words}" for share, words in shares if share)
+    return f"{cohort.traces} traces: {outlook}"
+
+
+def _key(name: str) -> str:
+    """A name as a key of TOML, which writes texts as JSON does, but for characters that terminals act on."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else escaped(json.dumps(name, ensure_ascii=False))
+
+
+def _show(calibration: Calibration, thresholds: Thresholds, target: Target, *, has_labels: bool) -> None:
+    """Show the suggestions, each figure with its interval; exit if there is none."""
+    table = table_by_domain("traces", "needs", "95%", *(("accept", "95%", "good", "95%") if has_labels else ("accept", "95%")))
+    others = calibration.other_domains
+    cohorts = [(cell(domain), cohort, thresholds.of(domain)) for domain, cohort in calibration.domains.items()]
+    cohorts.append((_OTHER_DOMAINS, others, thresholds.default))
+    for name, cohort, threshold in cohorts:
+        figures = [_LACKS[cohort.lack or "too_few"]]
+        if suggestion := cohort.suggestion:
+            shares = (suggestion.accepted, suggestion.precision) if has_labels else (suggestion.accepted,)
+            cells = [(percent(share.value), interval(share)) if share else ("", "") for share in shares]
+            figures = [f"{suggestion.low:.3f}-{suggestion.high:.3f}", *chain.from_iterable(cells)]
+        table.add_row(name, str(cohort.traces), f"{threshold:g}", *figures)
+    console().print(table)
+    if not any(cohort.suggestion for _, cohort, _ in cohorts):
+        print_note(f"nothing to suggest: {_lack(others, target)}")
+        sys.exit(1)
+
+
+def interval(share: Share) -> str:
+    """Where a share is to be expected, in whole percents."""
+    return f"{100 * share.low:.0f}-{100 * share.high:.0f}%"
+
+
+def _notes(target: Target, calibration: Calibration, thresholds: Thresholds) -> Iterator[str]:
+    """What the tables leave out."""
+    # Nothing was suggested for domains with too few traces, so that they are among the thresholds only if they are set.
+    few = sum(cohort.lack == "too_few" and domain not in thresholds.domains for domain, cohort in calibration.domains.items())
+    if few:
+        whose = "of all domains together" if calibration.other_domains_are_all else "of theirs together"
+        yield f"{few} with fewer than {target.least_traces} traces{_counted(target)}: they get one threshold, {whose}"
+    for domain, cohort in calibration.domains.items():
+        if cohort.lack and domain in thresholds.domains:
+            yield f"{escaped(domain)}: {_lack(cohort, target)}; it stays at {thresholds.of(domain):g}"
+    if few and calibration.other_domains.lack:
+        yield f"{_OTHER_DOMAINS}: {_lack(calibration.other_domains, target)}; it stays at {thresholds.default:g}"
+    yield (
+        f"to be within {100 * _NEAR:g} points of {target.percents} in 19 of 20 cases takes "
+        f"{target.traces_for(_NEAR):,} {'traces' if target.of == 'accept' else 'accepted traces with labels'} a domain"
+    )
+
+
+def _lack(cohort: Cohort, target: Target) -> str:
+    if cohort.lack == "too_few":
+        return f"fewer than {target.least_traces} traces{_counted(target)} are too few for {target.percents}"
+    if target.of == "accept":
+        return f"guards reject so many that no threshold accepts {target.percents}"
+    return f"no threshold with {target.least_accepted} labelled traces above it has {target.percents} good ones"
+
+
+def _counted(target: Target) -> str:
+    return " with labels" if target.of == "precision" else ""

@@ -1,0 +1,156 @@
+"""``kp-scorer dead-letter``: look at what could not be decided, and replay or drop it."""
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, cast
+
+import click
+
+from kp_scorer.broker.wire import parse_submission
+from kp_scorer.cli.ids import exact_trace_id, resolve_dead_letter_id
+from kp_scorer.cli.options import service_options
+from kp_scorer.cli.output import print_json, print_note
+from kp_scorer.client import Client
+from kp_scorer.decoding import Limits, parse_strict_json
+from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
+from kp_scorer.ledger import DeadLetter, Store
+from kp_scorer.settings import Settings
+
+
+@click.group("dead-letter")
+def dead_letter() -> None:
+    """Look at dead letters: submissions that could not be decided. Replay or drop them.
+
+    The beginning of a dead letter's ID will do where no other has it.
+
+    Example: kp-scorer dead-letter list --reason invalid
+    """
+
+
+def _selection(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that select dead letters, and pass the command the ``store`` and the selected ``dead_letters``.
+
+    Exits 1 if there is no dead letter for an id.
+    """
+
+    @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
+    @click.option("--reason", type=click.Choice(REASONS), help="Only those that died for this reason.")
+    @click.option("--trace-id", help="Only those of this trace; its exact id, of which kp:trace: may be left out.")
+    @click.option("--since", type=click.DateTime(), help="Only those last dead-lettered at this time (UTC) or later.")
+    @click.option("--before", type=click.DateTime(), help="Only those last dead-lettered before this time (UTC).")
+    @service_options
+    @wraps(command)
+    def with_selection(
+        letter_ids: tuple[str, ...],
+        reason: str | None,
+        trace_id: str | None,
+        since: datetime | None,
+        before: datetime | None,
+        settings: Settings,
+        **options: Any,
+    ) -> None:
+        with Store.open(settings) as store:
+            dead_letters = list(store.dead_letters.read())
+            existing = {each.letter_id for each in dead_letters}
+            wanted = {resolve_dead_letter_id(letter_id, existing) for letter_id in letter_ids}
+            selected = [
+                each
+                for each in dead_letters
+                if (not wanted or each.letter_id in wanted)
+                and reason in (None, each.reason)
+                and (trace_id is None or each.trace_id == exact_trace_id(trace_id))
+                and (since is None or each.last_ms >= _milliseconds(since))
+                and (before is None or each.last_ms < _milliseconds(before))
+            ]
+            try:
+                command(store=store, dead_letters=selected, settings=settings, **options)
+            finally:
+                for letter_id in sorted(wanted - existing):
+                    print_note(f"{letter_id}: there is no such dead letter")
+        if wanted - existing:
+            sys.exit(1)
+
+    return with_selection
+
+
+def _milliseconds(time: datetime) -> float:
+    return time.replace(tzinfo=UTC).timestamp() * 1_000
+
+
+@dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
+@_selection
+def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
+    """Print a JSON line for each dead letter, without its content, the least recently dead-lettered first."""
+    for each in dead_letters:
+        print_json(_described(each))
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
+@_selection
+def show(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -> None:
+    """Print dead letters with their content, the submission as it was received; of one too large for a worker its beginning."""
+    for each in dead_letters:
+        payload = _readable(store.dead_letters.payload(each.letter_id), settings.limits)
+        print_json({**_described(each), "payload": payload})
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason invalid --dry-run")
+@click.option("--dry-run", is_flag=True, help="Change nothing; only list them.")
+@_selection
+def replay(store: Store, dead_letters: Sequence[DeadLetter], dry_run: bool, settings: Settings) -> None:
+    """Submit dead letters again, as their producers would; those accepted by the queue are dropped, the others stay."""
+    stayed = 0
+    with Client(settings) as client:
+        for each in dead_letters:
+            state = "would be replayed" if dry_run else "pending"
+            try:
+                if not dry_run:
+                    submission = parse_submission(store.dead_letters.payload(each.letter_id), settings.limits)
+                    client.submit(cast("dict[str, Any]", submission))
+                    store.dead_letters.drop(each)
+            except (InvalidTrace, TraceConflict) as error:
+                stayed += 1
+                state = "dead"
+                print_note(f"{each.letter_id}: {error}")
+            _print_state(each, state)
+    if stayed:
+        sys.exit(1)
+
+
+@dead_letter.command(epilog="Example: kp-scorer dead-letter drop 5d41402a")
+@click.option("--dry-run", is_flag=True, help="Change nothing; only list them.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_selection
+def drop(store: Store, dead_letters: Sequence[DeadLetter], dry_run: bool, yes: bool, **_: Any) -> None:
+    """Remove dead letters and their bytes for good; all of them, unless some are selected."""
+    if dead_letters and not (dry_run or yes):
+        click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
+    for each in dead_letters:
+        if dry_run:
+            _print_state(each, "would be dropped")
+        else:
+            # Else it was dead-lettered again meanwhile.
+            _print_state(each, "dropped" if store.dead_letters.drop(each) else "dead")
+
+
+def _print_state(each: DeadLetter, state: str) -> None:
+    print_json({"letter_id": each.letter_id, "trace_id": each.trace_id, "state": state})
+
+
+def _readable(payload: bytes, limits: Limits) -> object:
+    """The payload parsed if it is JSON within a trace's values and depth, else as text that shows every byte."""
+    try:
+        return parse_strict_json(payload, limits)
+    except InvalidTrace:
+        return payload.decode("utf-8", "backslashreplace")
+
+
+def _described(each: DeadLetter) -> dict[str, Any]:
+    """A dead letter as it is printed."""
+    described = each._asdict()
+    for name in ("first", "last"):
+        at = datetime.fromtimestamp(described.pop(f"{name}_ms") / 1_000, UTC)
+        described[f"{name}_at"] = at.isoformat(timespec="milliseconds")
+    return described

@@ -1,0 +1,84 @@
+"""``kp-scorer health``: asks the worker on this machine how it is.
+
+Nothing but the standard library and click is imported: a supervisor runs it every few seconds, beside a worker that needs the
+cores.
+"""
+
+import http.client
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from kp_scorer.characters import escaped
+from kp_scorer.files import read_toml
+
+_DEFAULTS: Final = {"host": "127.0.0.1", "port": "9464"}
+_LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # a worker that listens on all addresses is asked on loopback
+_TIMEOUT_S: Final = 5.0
+_MOST_BYTES: Final = 65_536
+
+
+@click.command(epilog="Example: kp-scorer health --ready")
+@click.option("--ready", "asks_ready", is_flag=True, help="Ask whether it takes work, not only whether it makes progress.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="The worker's port; by default what metrics.port is set to.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
+def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
+    """Ask the worker on this machine whether it makes progress: exit code 0 if it does, else 1.
+
+    A worker that waits for Redis or the broker makes progress: to restart it would not help. It takes work if its model is
+    loaded, Redis and the broker answer it, it has the window of the novelty log, and it does not stop. A JSON line on stdout
+    gives the reasons. Probes that speak HTTP can ask /livez and /readyz on metrics.port themselves.
+    """
+    asked = "ready" if asks_ready else "live"
+    settings = _metrics_settings(config)
+    pid, reasons = _ask(settings["host"], port or _port(settings["port"]), "/readyz" if asks_ready else "/livez")
+    row = {asked: not reasons, "pid": pid, "reasons": reasons}
+    sys.stdout.write(escaped(json.dumps(row, ensure_ascii=False, separators=(",", ":"))) + "\n")
+    sys.stdout.flush()
+    for reason in reasons:
+        click.echo(f"not {asked}: {escaped(reason)}", err=True)
+    sys.exit(1 if reasons else 0)
+
+
+def _metrics_settings(config: Path | None) -> dict[str, str]:
+    """The section ``metrics``, by the environment and a TOML file alone: ``load_settings`` takes half a second of a core."""
+    variables = {name.upper(): value for name, value in os.environ.items()}
+    section: dict[str, Any] = {}
+    if path := config or variables.get("KP_CONFIG"):
+        try:
+            section = read_toml(path).get("metrics", {})
+        except OSError as error:
+            raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--config") from None
+        if not isinstance(section, dict):
+            raise click.BadParameter(f"{path}: metrics: expected a section", param_hint="--config")
+    return {
+        name: str(variables.get(f"KP_METRICS_{name.upper()}", section.get(name, default)))
+        for name, default in _DEFAULTS.items()
+    }
+
+
+def _port(value: str) -> int:
+    if not value.isdecimal() or not 0 < int(value) < 65_536:
+        raise click.BadParameter("expected a port from 1 on: a worker without one answers no probe", param_hint="metrics.port")
+    return int(value)
+
+
+def _ask(host: str, port: int, path: str) -> tuple[int | None, list[str]]:
+    """Ask; return the worker's process, if it answers, and why it is not live or not ready."""
+    # http.client, unlike urllib, obeys no variable that names a proxy.
+    connection = http.client.HTTPConnection(_LOOPBACK_OF.get(host, host), port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        answer = json.loads(response.read(_MOST_BYTES))
+        return int(answer["pid"]), [str(reason) for reason in answer["reasons"]]
+    except OSError as error:
+        return None, [f"no worker answers on port {port}: {error.strerror or 'it takes too long'}"]
+    except (http.client.HTTPException, ValueError, LookupError, TypeError):
+        return None, [f"what answers on port {port} is no worker"]
+    finally:
+        connection.close()

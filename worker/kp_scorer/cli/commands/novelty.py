@@ -1,0 +1,176 @@
+"""``kp-scorer cache`` and ``audit``: what the novelty logs hold, and whether the decisions agree with them."""
+
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import chain
+from typing import Final
+
+import click
+
+from kp_scorer.cli.display import progress
+from kp_scorer.cli.input import Line, ReadAhead
+from kp_scorer.cli.options import file_argument, service_options
+from kp_scorer.cli.output import note_damaged, print_json, print_note, refusal
+from kp_scorer.decider import NoveltyMeter
+from kp_scorer.embedding import select_embedder
+from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
+from kp_scorer.ledger import Store
+from kp_scorer.novelty import Candidate
+from kp_scorer.novelty.audit import audit as audit_log
+from kp_scorer.settings import Settings
+from kp_scorer.trace import ReasoningTrace
+
+_SAMPLED: Final = 1_000
+"""Of how many of the newest entries the domains are counted: a megabyte and a half for Redis to send."""
+_NAMED: Final = 3
+_MOST: Final = 0.5
+
+
+@click.group()
+def cache() -> None:
+    """Show, warm or empty the shared novelty cache.
+
+    Example: kp-scorer cache info
+    """
+
+
+@cache.command(epilog="Example: kp-scorer cache info")
+@service_options
+def info(settings: Settings) -> None:
+    """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model, window, busiest domains.
+
+    The domains are those of the newest 1,000 entries, as far as they are decided, each with its share. Warns if one has more
+    than half of them.
+    """
+    with Store.open(settings) as store:
+        for log in store.novelty_logs():
+            state = log.info()
+            decided = [stored.decision.domain for stored in store.ledger.decided(log.newest(_SAMPLED)) if stored]
+            domains = {name: round(count / len(decided), 3) for name, count in Counter(decided).most_common(_NAMED)}
+            print_json(
+                {
+                    "space": state.space,
+                    "model": state.space.rpartition("-")[0],
+                    "entries": state.entries,
+                    "oldest_age_s": round(time.time() - state.oldest.time_ms / 1_000, 1) if state.oldest else None,
+                    "bytes": state.bytes,
+                    "window": state.window.as_settings() if state.window else None,
+                    "domains": domains,
+                }
+            )
+            for domain, share in domains.items():
+                if share > _MOST:
+                    print_note(
+                        f"{state.space}: {share:.0%} of the newest decided entries are of the domain {domain}; "
+                        "who fills the window makes repeats seem new"
+                    )
+        note_damaged(store.ledger.damaged)
+
+
+@cache.command(epilog="Example: kp-scorer cache warm traces.jsonl --set novelty.recipe=asked_and_did")
+@file_argument
+@click.option("--yes", is_flag=True, help="Add to entries that are there already.")
+@service_options
+def warm(file: str, yes: bool, settings: Settings) -> None:
+    """Fill the cache of a new space, before workers with another model, recipe or type of vectors compare in it.
+
+    Embeds the last novelty.max_elements traces in FILE (- for standard input), which is as for `submit`, with the settings that
+    those workers will have, and decides nothing. Entries count as new from now on. A trace that is submitted later is never
+    compared with its own entry.
+
+    Refuses a space that has entries already, unless --yes is given: more of them push those out of the window. Prints a JSON
+    line for each trace that is invalid or whose id has another content, and one with the space, how many traces it was warmed
+    with, and how many entries it has.
+    """
+    with Store.open(settings) as store:
+        embedder = select_embedder(settings.embedding, settings.novelty.recipe)
+        if embedder is None:
+            raise SettingsError("embedding.embedder: nothing to warm with; install kp-scorer[embedding], and set it to auto")
+        log = store.novelty_log(embedder.space)
+        if (entries := log.info().entries) and not yes:
+            raise click.UsageError(f"{log.space} has {entries} entries already; with --yes these traces are added to them")
+        newest: deque[Line] = deque(maxlen=settings.novelty.max_elements)
+        invalid = 0
+        for line in chain.from_iterable(ReadAhead(file, settings.limits, settings.worker.batch_size).batches()):
+            if isinstance(line.trace, InvalidTrace):
+                invalid += 1
+                print_json(refusal(line.number, line.trace))
+            else:
+                newest.append(line)
+        meter = NoveltyMeter(embedder, log, settings.novelty.window())
+        conflicts = warm_up(store, meter, lines := list(newest), settings.worker.batch_size)
+        print_json({"space": log.space, "warmed": len(lines) - conflicts, "entries": log.info().entries})
+    if not lines:
+        print_note(f"no traces in {file}")
+    if invalid or conflicts:
+        sys.exit(1)
+
+
+def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size: int) -> int:
+    """Embed the traces on these lines and append them, in order; report each conflict and return how many there are.
+
+    Raises ServiceUnavailable if Redis is nearly full; what is appended stays.
+    """
+    conflicts = 0
+    with progress("warmed") as advance:
+        for start in range(0, len(lines), batch_size):
+            batch = lines[start : start + batch_size]
+            traces = [line.trace for line in batch if isinstance(line.trace, ReasoningTrace)]
+            # Appending may use the memory that Redis reserves for workers, and frees none: go on only while Redis accepts
+            # submissions.
+            store.ledger.submit(())
+            vectors = meter.embed(traces, alone=False)
+            candidates = [Candidate(trace.id, trace.digest(), vector) for trace, vector in zip(traces, vectors, strict=True)]
+            for line, candidate, place in zip(batch, candidates, meter.place(candidates), strict=True):
+                if place is None:
+                    conflicts += 1
+                    print_json(refusal(line.number, TraceConflict(candidate.trace_id)))
+            advance(start + len(batch), len(lines))
+    return conflicts
+
+
+@cache.command(epilog="Example: kp-scorer cache clear --yes")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@service_options
+def clear(yes: bool, settings: Settings) -> None:
+    """Empty the cache: what is scored next is compared with nothing. Decisions stay."""
+    with Store.open(settings) as store:
+        for log in store.novelty_logs():
+            entries = log.info().entries
+            if yes or click.confirm(f"Remove the {entries} entries of {log.space}?", err=True):
+                log.clear()
+                print_note(f"removed {entries} entries of {log.space}")
+
+
+@click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
+@service_options
+def audit(settings: Settings) -> None:
+    """Recompute every decision's novelty from the log and report those that differ.
+
+    Prints a JSON line for each difference; exits 1 if there is any, or if an entry or a record is damaged. Decisions made
+    without an embedder have no entry in any log, and are not checked.
+    """
+    checked = differing = 0
+    with Store.open(settings) as store:
+        logs = store.novelty_logs()
+        for log in logs:
+            with progress("audited") as advance:
+                # By the window that the log was written with, whatever the settings say here.
+                window = log.info().window or settings.novelty.window()
+                report = audit_log(list(log.entries()), store.ledger.decided, window, advance)
+            for difference in report.differences:
+                print_json({"space": log.space, **difference._asdict()})
+            differing += len(report.differences) + report.damaged
+            checked += report.agreeing + len(report.differences)
+            print_note(
+                f"{log.space}: {report.entries} entries, {report.agreeing} agree, {len(report.differences)} differ, "
+                f"{report.undecided} undecided, {report.beyond} beyond what the log still holds, {report.damaged} damaged"
+            )
+        damaged = note_damaged(store.ledger.damaged)
+    if not checked:
+        no_log = "there is no novelty log, as where no worker has an embedder"
+        print_note(f"nothing was checked: {'no entry has a decision that can be recomputed' if logs else no_log}")
+    if differing or damaged:
+        sys.exit(1)

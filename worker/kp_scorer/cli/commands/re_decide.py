@@ -1,0 +1,82 @@
+"""``kp-scorer re-decide``: what other thresholds, weights or profiles would have decided."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from kp_scorer.analysis.explanation import bound_of
+from kp_scorer.cli.display import cell, console, percent, table_by_domain
+from kp_scorer.cli.gathering import Gathered, gathering_options
+from kp_scorer.cli.output import print_json, print_note
+from kp_scorer.decision import Decision
+from kp_scorer.scoring import decide_again
+from kp_scorer.settings import Settings, load_scoring
+
+Pair = tuple[Decision, Decision]
+"""A decision as it was made, and as the other policy makes it."""
+
+
+@click.command("re-decide", epilog="Example: kp-scorer re-decide decisions.jsonl --thresholds thresholds.toml > flips.jsonl")
+@click.option(
+    "--thresholds",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="TOML file whose section scoring applies, such as calibrate writes.",
+)
+@gathering_options
+def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
+    """Apply other thresholds, weights or profiles to decisions, and print those whose outcome flips as JSON Lines.
+
+    The decisions themselves stay as they are, in FILE and in the ledger: a decision never changes. Nothing is embedded.
+
+    The file is tried as it is, over variables and flags, which win over it for a worker. What the
+    section scoring does not name is as the settings in force have it, so give this command the --config of your
+    workers. What depends on the traces themselves stays as it was decided: scoring.cap_step_term and
+    scoring.max_confidence change nothing here, and a threshold that a submission asked for counts only if it was obeyed.
+    """
+    policy = load_scoring(thresholds, settings).policy()
+    pairs = [(decision, decide_again(decision, policy)) for decision in gathered.decisions]
+    for before, after in filter(_is_flip, pairs):
+        print_json(_row(before, after))
+    console().print(_table(pairs))
+    print_note(f"{sum(map(_is_flip, pairs))} of {len(pairs)} decisions flip")
+    if weighed := sum(before.weights != after.weights for before, after in pairs):
+        print_note(f"{weighed} have other weights than they were decided with, and so another score")
+    if capped := sum(bound_of(before, "max_confidence") != policy.max_confidence for before, _ in pairs):
+        print_note(f"{capped} were decided by another scoring.max_confidence, which only scoring their traces anew applies")
+
+
+def _is_flip(pair: Pair) -> bool:
+    before, after = pair
+    return before.outcome != after.outcome
+
+
+def _row(before: Decision, after: Decision) -> dict[str, str | float]:
+    both = {
+        f"{field}_{name}": getattr(decision, field)
+        for field in ("outcome", "score", "threshold")
+        for name, decision in (("before", before), ("after", after))
+    }
+    return {"trace_id": before.trace_id, "domain": before.domain, **both}
+
+
+def _table(pairs: Sequence[Pair]) -> Table:
+    """One row a domain, and one for all."""
+    by_domain: defaultdict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_domain[pair[0].domain].append(pair)
+    table = table_by_domain("traces", "accepted", "then", "flips", "to accepted", "review", "rejected")
+    for domain, of_domain in sorted(by_domain.items()):
+        table.add_row(cell(domain), *_figures(of_domain))
+    table.add_row("(all)", *_figures(pairs))
+    return table
+
+
+def _figures(pairs: Sequence[Pair]) -> list[str]:
+    accepted = (sum(decision.outcome == "accepted" for decision in side) for side in zip(*pairs, strict=True))
+    flips = Counter(after.outcome for _, after in filter(_is_flip, pairs))
+    to_each = (flips[outcome] for outcome in ("accepted", "review", "rejected"))
+    return [str(len(pairs)), *(percent(count / len(pairs)) for count in accepted), str(flips.total()), *map(str, to_each)]

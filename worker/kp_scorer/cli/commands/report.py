@@ -1,0 +1,40 @@
+"""``kp-scorer report``: what decisions say, as a page or as text."""
+
+import click
+
+from kp_scorer.analysis.summary import analyse
+from kp_scorer.cli.gathering import Gathered, gathering_options
+from kp_scorer.cli.output import print_note, write_output
+from kp_scorer.report.page import check_installed, page
+from kp_scorer.report.text import text
+from kp_scorer.settings import Settings
+
+
+def _draws_nothing(_context: click.Context, _parameter: click.Parameter, as_text: bool) -> bool:
+    if not as_text:
+        # Before traces are scored, which may take minutes.
+        check_installed()
+    return as_text
+
+
+@click.command(epilog="Example: kp-scorer report decisions.jsonl --output report.html")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    default="report.html",
+    show_default=True,
+    help="Where the page goes; - is stdout.",
+)
+@click.option("--text", "as_text", is_flag=True, callback=_draws_nothing, help="Show it on stderr, in place of a page.")
+@gathering_options
+def report(output: str, as_text: bool, gathered: Gathered, settings: Settings) -> None:
+    """Report what decisions say: scores by domain, what other thresholds would accept, repeats, closest calls.
+
+    FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
+    needs no network and holds no trace's content; it needs kp-scorer[report], --text does not.
+    """
+    analysis = analyse(gathered.decisions, gathered.dead_letters)
+    if as_text:
+        print_note(text(analysis, gathered.source, gathered.refused))
+    else:
+        write_output(output, page(analysis, gathered.source, gathered.refused))

@@ -1,0 +1,43 @@
+"""``kp-scorer stats``: counts of submissions, of decisions by domain, and of messages on the queues."""
+
+from typing import Any
+
+import click
+
+from kp_scorer.broker.backlog import count_oversized, look_at_backlog
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.cli.options import service_options
+from kp_scorer.cli.output import print_json
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
+
+
+@click.command(epilog="Example: kp-scorer stats")
+@service_options
+def stats(settings: Settings) -> None:
+    """Print one JSON line: how many submissions there were and what became of them, and what the queues hold.
+
+    Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
+    Full are the results queues and streams with queues.results_limit unread decisions; dropped are decisions, by queue or
+    stream, and dead letters that made room for others, by reason. On a stream is unread what some consumer group has not
+    acknowledged. With Redis as the broker, oversized is how many messages too large for a worker are kept in the list
+    traces.oversized.
+
+    Domains counts decisions by the domain that was submitted. Unknown domains are those that no setting names, so that the
+    default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
+    under an empty name. Guards counts the decisions in which a guard of the section scoring fired.
+    """
+    policy = settings.scoring.policy()
+    with Store.open(settings) as store, make_celery(settings) as app:
+        row: dict[str, Any] = store.ledger.counts()._asdict()
+        row["dropped"] = store.drops.counts()
+        domains, row["guards"] = store.ledger.tallies()
+        backlog = look_at_backlog(app, settings, store)
+        row["waiting"] = {**backlog.submissions, **backlog.decisions}
+        if settings.broker.is_redis:
+            row["oversized"] = count_oversized(app, submission_queues(settings).traces)
+    row["domains"] = {domain: count for domain, count in domains.items() if policy.mentions(domain)}
+    row["unknown_domains"] = {domain: count for domain, count in domains.items() if not policy.mentions(domain)}
+    row["full"] = list(backlog.full)
+    print_json(row)

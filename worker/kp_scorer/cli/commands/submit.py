@@ -1,0 +1,187 @@
+"""``kp-scorer submit``, ``status`` and ``decisions``: submit traces, and read their states and decisions."""
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from threading import Event
+from typing import Final, cast, get_args
+
+import click
+
+from kp_scorer.broker.backlog import look_at_backlog
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.results import open_results, read_elsewhere
+from kp_scorer.cli.display import progress
+from kp_scorer.cli.ids import resolve_trace_id
+from kp_scorer.cli.input import Line, ReadAhead
+from kp_scorer.cli.options import file_argument, service_options
+from kp_scorer.cli.output import note_if_unmeasured, print_json, print_note, refusal
+from kp_scorer.client import Client, Status, Submitted
+from kp_scorer.client.status import status_of
+from kp_scorer.decision import Outcome
+from kp_scorer.errors import InvalidTrace, OutputFailed, ScorerError
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
+
+_BATCH_SIZE: Final = 100
+"""How many traces the client sends in one step."""
+_CHECK_EVERY_S: Final = 2.0
+"""For how long no trace must be decided before the results queues are checked, and how often they are."""
+_POLL_S: Final = 0.2
+
+
+@click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
+@file_argument
+@click.option("--wait", is_flag=True, help="Wait for the decisions and print each with its trace_id.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Seconds to wait.")
+@click.option("--namespace", default="", help="Goes into every id, after kp:trace:, to keep it apart from other producers'.")
+@service_options
+def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Settings) -> None:
+    """Submit the traces in FILE (- for standard input): JSON Lines, or one JSON document; it may be gzipped.
+
+    Prints one JSON line a trace: trace_id, state (pending, decided, dead, conflict, invalid) and, with --wait, the decision.
+    Invalid lines are reported by number and field; the others are submitted. All are, too, if nobody reads what is printed.
+    """
+    lines = ReadAhead(file, settings.limits, _BATCH_SIZE)
+    trace_ids: list[str] = []
+    total = 0
+    failure: OutputFailed | None = None
+    with Client(settings, namespace) as client:
+        with progress("submitted") as advance:
+            for line, answer in _submit(client, lines):
+                total += 1
+                if isinstance(answer, str):
+                    trace_ids.append(answer)
+                try:
+                    if not isinstance(answer, str):
+                        print_json(refusal(line.number, answer))
+                    elif not wait:
+                        print_json({"trace_id": answer, "state": "pending"})
+                except OutputFailed as error:
+                    failure = error
+                advance(total, lines.total())
+        summary = f"submitted {len(trace_ids)} of {total}" if total else f"no traces in {file}"
+        if failure:
+            raise OutputFailed(f"{failure}; {summary} all the same")
+        print_note(summary)
+        undecided = _wait(client, list(dict.fromkeys(trace_ids)), timeout_s, settings) if wait else 0
+    if len(trace_ids) < total or undecided:
+        sys.exit(1)
+
+
+def _submit(client: Client, lines: ReadAhead) -> Iterator[tuple[Line, Submitted]]:
+    """Submit lines; yield for each the id of its trace, or the error."""
+    for batch in lines.batches():
+        answers = iter(client.submit_many(line.trace for line in batch if not isinstance(line.trace, InvalidTrace)))
+        for line in batch:
+            yield line, line.trace if isinstance(line.trace, InvalidTrace) else next(answers)
+
+
+def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float, settings: Settings) -> int:
+    """Print each trace as it completes, and at last the state of the others; return how many were not decided."""
+    left = dict.fromkeys(trace_ids)
+    deadline = time.monotonic() + timeout_s
+    dead = 0
+    is_unmeasured = is_full = False
+    with progress("decided") as advance:
+        while left and (left_s := deadline - time.monotonic()) >= 0:
+            before = len(left)
+            for status in client.as_completed(list(left), min(left_s, _CHECK_EVERY_S)):
+                del left[status.trace_id]
+                # Some may have been decided before, with another embedder.
+                is_unmeasured = is_unmeasured or (status.decision is not None and note_if_unmeasured(status.decision))
+                dead += status.state == "dead"
+                _print_status(status.trace_id, status)
+                advance(len(trace_ids) - len(left), len(trace_ids))
+            if len(left) == before and not is_full:
+                is_full = _note_if_full(settings)
+    states = []
+    for trace_id, last in zip(left, client.look_up(list(left)) if left else [], strict=True):
+        _print_status(trace_id, last)
+        states.append(last.state if last else "unknown")
+    if pending := states.count("pending"):
+        print_note(f"{pending} still pending after {timeout_s:g} s")
+    if unknown := states.count("unknown"):
+        print_note(f"{unknown} unknown: forgotten, or dropped as dead letters, since they were submitted")
+    return dead + len(left) - states.count("decided")
+
+
+def _note_if_full(settings: Settings) -> bool:
+    """Print which unread decisions keep the workers waiting; return whether any do."""
+    # If the reason cannot be found, the command goes on waiting.
+    with suppress(ScorerError), make_celery(settings) as app, Store.open(settings) as store:
+        outcomes = [outcome for outcome in settings.outcomes if settings.results.via(outcome) != "none"]
+        waits = {settings.queues.name(each) for each in outcomes if settings.queues.when_full(each) == "wait"}
+        full = [name for name in look_at_backlog(app, settings, store).full if name in waits]
+        if full:
+            print_note(f"{', '.join(full)} is full of unread decisions, so workers wait; see `kp-scorer doctor`")
+        return bool(full)
+    return False
+
+
+def _print_status(trace_id: str, status: Status | None) -> None:
+    row: dict[str, object] = {"trace_id": trace_id, "state": status.state if status else "unknown"}
+    if status and status.decision:
+        row["decision"] = status.decision.model_dump(mode="json")
+    if status and status.reason:
+        row |= {"reason": status.reason, "detail": status.detail}
+    print_json(row)
+
+
+@click.command(epilog="Example: kp-scorer status 4f1c20a9")
+@click.argument("trace_ids", metavar="ID...", nargs=-1, required=True)
+@service_options
+def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
+    """Print the state of traces, a JSON line each: pending, decided with the decision, dead with the reason, or unknown.
+
+    Without kp:trace: the beginning of an id will do where no other trace has it. Exits with 0 only if all are decided.
+    """
+    with Store.open(settings) as store:
+        resolved_ids = [resolve_trace_id(trace_id, store.ledger) for trace_id in trace_ids]
+        records = store.ledger.look_up(resolved_ids)
+    for trace_id, record in zip(resolved_ids, records, strict=True):
+        _print_status(trace_id, status_of(trace_id, record) if record else None)
+    if not all(record and record.state == "decided" for record in records):
+        sys.exit(1)
+
+
+@click.command(epilog="Example: kp-scorer decisions --outcome accepted --follow")
+@click.option("--outcome", type=click.Choice(get_args(Outcome)), help="Only the queue of this outcome.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
+@click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C.")
+@service_options
+def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Settings) -> None:
+    """Consume decisions from the results queues and print them as JSON Lines.
+
+    A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are
+    empty, unless --follow is given. A message that is no decision becomes a dead letter, reason malformed.
+    Decisions that go elsewhere, as results.accepted_via and results.rejected_via say, are left to their readers.
+    """
+    # Ctrl-C ends the command between two decisions: one printed but not acknowledged would be printed again next time.
+    stopping = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    consumed = 0
+    only = cast("Outcome | None", outcome)
+    with open_results(make_celery(settings), settings, only) as results:
+        for note in read_elsewhere(settings, only):
+            print_note(note)
+        while not stopping.is_set() and consumed != limit:
+            before = consumed
+            for item in results.receive():
+                print_json(item.decision)
+                item.acknowledge()
+                consumed += 1
+                if consumed == limit or stopping.is_set():
+                    break
+            if consumed == before:
+                if not follow:
+                    break
+                stopping.wait(_POLL_S)
+    print_note(f"consumed {consumed} decisions")
+    if results.dead_lettered:
+        print_note(
+            f"set aside {results.dead_lettered} messages that are none: see `kp-scorer dead-letter list --reason malformed`"
+        )

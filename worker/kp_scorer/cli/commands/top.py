@@ -1,0 +1,153 @@
+"""``kp-scorer top``: watch the workers of a fleet, their work, and the backlog."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import click
+from celery import Celery
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
+
+from kp_scorer.broker.backlog import Backlog, look_at_backlog
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.characters import escaped
+from kp_scorer.cli.display import cell, console
+from kp_scorer.cli.options import service_options
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import Store, SubmissionCounts, Timing, WorkerReport
+from kp_scorer.ledger.connection import nearly_full
+from kp_scorer.settings import Settings
+
+
+class Snapshot(NamedTuple):
+    """The fleet at one moment, by the monotonic clock."""
+
+    at_s: float
+    counts: SubmissionCounts
+    backlog: Backlog
+    dropped: int
+    workers: Sequence[WorkerReport]
+
+
+@click.command(epilog="Example: kp-scorer top --every 5")
+@click.option("--once", is_flag=True, help="Show it once; so it is where stderr is no terminal, too.")
+@click.option(
+    "--every", "every_s", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between updates."
+)
+@service_options
+def top(once: bool, every_s: float, settings: Settings) -> None:
+    """Watch all workers and queues on stderr until Ctrl-C: what waits, how fast it is decided, who decides it, what is wrong.
+
+    Rates and times are of the last seconds; what each worker has decided, since it started.
+    """
+    out = console()
+    with Store.open(settings) as store, make_celery(settings) as app:
+        first = _snapshot(app, settings, store)
+        if once or not out.is_terminal:
+            out.print(view(first, None))
+            return
+        with suppress(KeyboardInterrupt):
+            _watch(out, first, app, settings, store, every_s)
+
+
+def _watch(out: Console, first: Snapshot, app: Celery, settings: Settings, store: Store, every_s: float) -> None:
+    now, before, problem = first, None, ""
+    with Live(view(first, None), console=out, auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(every_s)
+            try:
+                now, before, problem = _snapshot(app, settings, store), now, ""
+            except ServiceUnavailable as error:
+                # The last snapshot stays on the screen, and it tries again.
+                problem = str(error)
+            live.update(view(now, before, problem), refresh=True)
+
+
+def _snapshot(app: Celery, settings: Settings, store: Store) -> Snapshot:
+    backlog = look_at_backlog(app, settings, store)
+    dropped = sum(store.drops.counts().values())
+    return Snapshot(time.monotonic(), store.ledger.counts(), backlog, dropped, store.workers.reports())
+
+
+def view(now: Snapshot, before: Snapshot | None, problem: str = "") -> RenderableType:
+    """Everything, with rates since ``before``, if given; ``problem`` is why there is no newer snapshot."""
+    problems = [Text(escaped(problem), style="red")] if problem else []
+    warnings = [Text(warning, style="yellow") for warning in _warnings(now)]
+    return Group(*problems, _totals(now, before), *warnings, _workers(now, before))
+
+
+def _totals(now: Snapshot, before: Snapshot | None) -> Table:
+    table = Table.grid(padding=(0, 3))
+    counts, then = now.counts, before.counts if before else None
+    table.add_row(
+        f"submitted {counts.submitted:,}{_rate(now, before, counts.submitted, then and then.submitted)}",
+        f"decided {counts.decided:,}{_rate(now, before, counts.decided, then and then.decided)}",
+        f"pending {counts.pending:,}, the oldest for {_seconds(now.backlog.oldest_pending_s)}",
+        f"dead {counts.dead:,}",
+        f"dropped {now.dropped:,}",
+    )
+    waiting = {**now.backlog.submissions, **now.backlog.decisions}
+    table.add_row(*(f"{escape(name)} {count:,}" for name, count in waiting.items()))
+    return table
+
+
+def _warnings(now: Snapshot) -> Iterator[str]:
+    """What needs an operator."""
+    if not now.workers:
+        yield "no worker has reported for 5 s: none runs"
+    for name in now.backlog.full:
+        yield f"{name} is full of unread decisions: read them, or raise queues.results_limit"
+    if shortage := nearly_full(now.backlog.redis_used or 0.0):
+        yield f"Redis: {shortage}"
+    if degraded := [report for report in now.workers if not report.embedder]:
+        nodes = ", ".join(escaped(report.node) for report in degraded)
+        yield f"without embedder, so that every novelty is 0.5: {nodes}"
+
+
+def _workers(now: Snapshot, before: Snapshot | None) -> Table:
+    headings = ("in flight", "decided", "queued for", "in flight for", "a batch embeds", "window", "redelivered", "dead")
+    figures = (Column(heading, justify="right") for heading in headings)
+    table = Table(Column("worker", no_wrap=True), *figures, "ready", header_style="bold", pad_edge=False)
+    earlier = {report.node: report for report in before.workers} if before else {}
+    for report in now.workers:
+        then = earlier.get(report.node)
+        table.add_row(
+            cell(report.node),
+            f"{report.in_hand}",
+            f"{_decided(report):,}{_rate(now, before, _decided(report), _decided(then) if then else None)}",
+            _mean(report.queued, then.queued if then else None),
+            _mean(report.held, then.held if then else None),
+            _mean(report.embedded, then.embedded if then else None),
+            f"{report.window_entries:,}",
+            f"{report.redeliveries:,}",
+            f"{report.dead_letters:,}",
+            cell("; ".join(report.not_ready)) or "yes",
+        )
+    return table
+
+
+def _decided(report: WorkerReport) -> int:
+    return sum(sum(counted.values()) for counted in report.decisions.values())
+
+
+def _rate(now: Snapshot, before: Snapshot | None, count: int, then: int | None) -> str:
+    """How fast a count grows; empty while that is unknown, or if it has started again."""
+    if before is None or then is None or now.at_s <= before.at_s or count < then:
+        return ""
+    return f" ({(count - then) / (now.at_s - before.at_s):,.1f}/s)"
+
+
+def _mean(now: Timing, then: Timing | None) -> str:
+    """The mean time since the last snapshot; since the start if that was the first, or nothing was done."""
+    if then is not None and now.count > then.count:
+        return _seconds((now.seconds - then.seconds) / (now.count - then.count))
+    return _seconds(now.seconds / now.count) if now.count else "–"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1_000:.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"

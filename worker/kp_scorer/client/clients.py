@@ -1,0 +1,368 @@
+"""The Python client: for threads, each of which waits for its answer, and for coroutines; and what both share."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import aclosing, closing, suppress
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Self
+
+from celery import Celery
+
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import send_traces
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.client.io_thread import IoThread, Result
+from kp_scorer.client.status import LEAST_S, Polling, Status, decision_of, status_of
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import decode_for_sending
+from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError, TraceConflict
+from kp_scorer.ledger import Store, Submission
+from kp_scorer.local.endpoints import with_endpoints
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.trace import ReasoningTrace, namespaced
+
+Trace = Mapping[str, Any] | ReasoningTrace
+"""A trace as its producer has it: a ReasoningTrace, or its parsed JSON."""
+Submitted = str | InvalidTrace | TraceConflict
+"""The result for one trace of many: its id, or why it was not submitted."""
+
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+_BATCH_SIZE: Final = 100
+"""How many traces go to the ledger, and to the broker, in one round trip."""
+_BATCH_BYTES: Final = 4_194_304
+"""How many bytes of them, before the last one: all of it is in memory several times, and has to arrive in time."""
+
+_SUBMIT_TOO_LATE: Final = "submit: no answer within {:g} s; submit again, which is always safe"
+_LOOK_UP_TOO_LATE: Final = "look up: no answer within {:g} s"
+
+
+class _Deadline:
+    """How long a call still waits: until its timeout or, without one, so long for each answer."""
+
+    def __init__(self, timeout_s: float | None, answer_s: float, too_late: str) -> None:
+        """Begin to wait, for ``timeout_s`` in all or for ``answer_s`` each time."""
+        self._limit_s = answer_s if timeout_s is None else timeout_s
+        self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._too_late = too_late
+
+    def left_s(self) -> float:
+        """How long to wait for the next answer."""
+        return self._limit_s if self._ends_at is None else max(self._ends_at - time.monotonic(), 0.0)
+
+    def error(self) -> ServiceUnavailable:
+        """What to raise when the time is up."""
+        return ServiceUnavailable(self._too_late.format(self._limit_s))
+
+
+class _Client:
+    """Where a client submits. Only its I/O thread uses the connections; the rest never changes."""
+
+    def __init__(self, settings: Settings, namespace: str = "") -> None:
+        """Use the broker and the Redis of ``settings``, whose URLs must be filled in. Connects on first use.
+
+        Args:
+            settings: where to submit.
+            namespace: goes into the id of every submitted trace, after ``kp:trace:``, so that producers who share a queue use
+                different ids. It is no access control.
+
+        Raises:
+            SettingsError: the namespace has characters other than A-Z, a-z, 0-9 and ``_.-``, or more than 64.
+        """
+        if not _NAMESPACE.fullmatch(namespace):
+            raise SettingsError("namespace: expected up to 64 of A-Z, a-z, 0-9, underscores, dots and hyphens")
+        self._namespace = namespace
+        self._limits = settings.limits
+        self._timeout_s = settings.broker.timeout_s
+        self._io = IoThread()
+        self._queues = submission_queues(settings)
+        self._app: Celery = make_celery(settings)
+        self._store = Store.open(settings)
+
+    @classmethod
+    def connect(cls, broker_url: str = "", redis_url: str = "", namespace: str = "") -> Self:
+        """Make a client from URLs, the environment and the configuration file, or for the running embedded Redis.
+
+        Raises:
+            SettingsError: a setting or the namespace is wrong, or nothing says where the broker is.
+        """
+        urls = {"broker.url": broker_url, "redis.url": redis_url}
+        return cls(with_endpoints(load_settings({name: url for name, url in urls.items() if url})), namespace)
+
+    def _checked(self, trace: Trace) -> Submission:
+        """Check a trace; return it as it is recorded and sent, with the namespace in its id."""
+        if isinstance(trace, ReasoningTrace):
+            payload: Any = trace.model_dump(mode="json", exclude_none=True)
+        else:
+            payload = dict(trace) if isinstance(trace, Mapping) else trace
+        if self._namespace and isinstance(payload, dict) and isinstance(payload.get("id"), str):
+            payload["id"] = namespaced(payload["id"], self._namespace)
+        checked, raw = decode_for_sending(payload, self._limits)
+        return Submission(checked.id, checked.digest(), raw)
+
+    def _checked_each(self, traces: Iterable[Trace]) -> list[Submission | InvalidTrace]:
+        """Check traces; return each as it is recorded and sent, or what is wrong with it."""
+        checked: list[Submission | InvalidTrace] = []
+        for trace in traces:
+            try:
+                checked.append(self._checked(trace))
+            except InvalidTrace as error:
+                # With its traceback it would keep all these traces alive.
+                checked.append(InvalidTrace(error.problems))
+        return checked
+
+    def _queued(self, calls: Iterable[Callable[[], list[Submitted]]]) -> Generator["Future[list[Submitted]]", None, None]:
+        """Queue calls, each while the one before runs; what is not waited for is cancelled."""
+        ahead: Future[list[Submitted]] | None = None
+        try:
+            for call in calls:
+                running, ahead = ahead, self._io.submit(call)
+                if running:
+                    yield running
+            if ahead:
+                yield ahead
+        finally:
+            if ahead:
+                ahead.cancel()
+
+    # Only the client's I/O thread runs what follows.
+
+    def _send(self, checked: Sequence[Submission | InvalidTrace]) -> list[Submitted]:
+        """Record traces in the ledger and publish them to the queue; return the result for each, in order."""
+        answers: list[str | TraceConflict] = []
+        for portion in _portions([each for each in checked if isinstance(each, Submission)]):
+            # Recorded before they are sent: if the message is lost, the trace is pending, and the reconciler resends it.
+            opened = list(zip(portion, self._store.ledger.submit(portion), strict=True))
+            if pending := [(each.trace_id, each.payload) for each, state in opened if state == "pending"]:
+                send_traces(self._app, self._queues, pending)
+            answers += [state if isinstance(state, TraceConflict) else each.trace_id for each, state in opened]
+        answer = iter(answers)
+        return [each if isinstance(each, InvalidTrace) else next(answer) for each in checked]
+
+    def _check_and_send(self, traces: Iterable[Trace]) -> list[Submitted]:
+        return self._send(self._checked_each(traces))
+
+    def _look_up(self, trace_ids: Sequence[str]) -> list[Status | None]:
+        records = self._store.ledger.look_up(trace_ids)
+        return [status_of(trace_id, record) if record else None for trace_id, record in zip(trace_ids, records, strict=True)]
+
+    def _close(self) -> None:
+        self._app.close()
+        self._store.close()
+
+
+class Client(_Client):
+    """Submits traces and reads what became of them. Any thread may use it, and any number of threads at once.
+
+    Their calls take turns on one connection. No call waits longer than its timeout. After one that timed out the next
+    ones do too, until the servers answer again.
+    """
+
+    def submit(self, trace: Trace, timeout_s: float | None = None) -> str:
+        """Put a trace on the queue and return its id, with the namespace if there is one, at once.
+
+        A trace submitted before keeps its place and decision.
+
+        Args:
+            trace: the ReasoningTrace, or what its JSON says.
+            timeout_s: how long to wait for Redis and the broker together; by default ``broker.timeout_s``.
+
+        Raises:
+            InvalidTrace: it is not a ReasoningTrace, or over a limit; nothing was sent.
+            TraceConflict: its id was submitted before with other content; nothing was sent.
+            SettingsError: the queues have to be declared, and RabbitMQ has one of this name with other arguments.
+            ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; or RabbitMQ has no
+                queue yet, and this user may not make it. Submit it again, which is always safe.
+        """
+        checked = self._checked_each([trace])
+        return _id_or_raise(self._do(lambda: self._send(checked), timeout_s, _SUBMIT_TOO_LATE))
+
+    def submit_many(self, traces: Iterable[Trace], timeout_s: float | None = None) -> list[Submitted]:
+        """Put traces on the queue, a hundred in one step; an invalid one does not stop the others.
+
+        As if each were submitted by itself, one after the other, only faster. No more than 200 traces are held at once, so they
+        may come from a generator; it is read while those before are sent.
+
+        Args:
+            traces: ReasoningTraces, or what their JSON says.
+            timeout_s: how long to wait for Redis and the broker in all, and for the traces, if they take their time; by default
+                as long as it takes, if every hundred is answered within ``broker.timeout_s``.
+
+        Returns:
+            For each trace, in order, its id or, if it was not submitted, the InvalidTrace or the TraceConflict that
+            :meth:`submit` would have raised.
+
+        Raises:
+            SettingsError: as :meth:`submit`.
+            ServiceUnavailable: as :meth:`submit`. Some may be submitted; submit all of them again, which is always safe.
+        """
+        deadline = _Deadline(timeout_s, self._timeout_s, _SUBMIT_TOO_LATE)
+        calls = (partial(self._send, self._checked_each(batch)) for batch in _batched(traces))
+        with closing(self._queued(calls)) as answers:
+            return [answer for future in answers for answer in _wait_for(future, deadline)]
+
+    def look_up(self, trace_ids: Sequence[str], timeout_s: float | None = None) -> list[Status | None]:
+        """Return the status of each trace, in order, in one round trip; None if it is unknown or its record has expired.
+
+        ``timeout_s`` is how long to wait for Redis; by default ``broker.timeout_s``.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached, or did not answer in time.
+        """
+        return self._do(lambda: self._look_up(trace_ids), timeout_s, _LOOK_UP_TOO_LATE)
+
+    def wait(self, trace_id: str, timeout_s: float) -> Decision:
+        """Wait for a trace's decision.
+
+        Raises:
+            DecisionTimeout: none came in time; it says whether the trace is known at all.
+            TraceDead: none will come.
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        # It may have completed after the last look-up, or have never been submitted.
+        status = next(self.as_completed([trace_id], timeout_s), None) or self.look_up([trace_id], LEAST_S)[0]
+        return decision_of(trace_id, status, timeout_s)
+
+    def as_completed(self, trace_ids: Iterable[str], timeout_s: float) -> Iterator[Status]:
+        """Yield each trace's status as soon as it is decided or dead; end when all are, or when the time is up.
+
+        Raises:
+            ServiceUnavailable: Redis cannot be reached.
+        """
+        polling = Polling(trace_ids, timeout_s, self._timeout_s)
+        while polling.pending:
+            yield from polling.update(self.look_up(polling.pending, polling.look_up_s()))
+            if polling.is_over():
+                return
+            time.sleep(polling.pause_s)
+
+    def close(self) -> None:
+        """Close the connections; those to a server that does not answer are abandoned after ``broker.timeout_s``."""
+        with suppress(ServiceUnavailable):
+            self._do(self._close)
+        self._io.stop()
+
+    def _do(self, call: Callable[[], Result], timeout_s: float | None = None, too_late: str = "") -> Result:
+        return _wait_for(self._io.submit(call), _Deadline(timeout_s, self._timeout_s, too_late))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(_Client):
+    """Submits traces and reads what became of them, as :class:`~kp_scorer.client.Client` does, for coroutines.
+
+    Any number of tasks may use it at once, in any event loop: one thread talks to the servers for all of them. Their
+    calls take turns, so use :meth:`submit_many` for a thousand traces, not a thousand tasks. Do not change a trace until its
+    submission is awaited. A call that is cancelled may have submitted all the same. Every method raises what that of
+    :class:`~kp_scorer.client.Client` does.
+    """
+
+    async def submit(self, trace: Trace, timeout_s: float | None = None) -> str:
+        """Put a trace on the queue and return its id; see :meth:`Client.submit <kp_scorer.client.Client.submit>`."""
+        # Checked by the I/O thread too: the largest one would block the loop for some 40 ms.
+        return _id_or_raise(await self._do(lambda: self._check_and_send([trace]), timeout_s, _SUBMIT_TOO_LATE))
+
+    async def submit_many(self, traces: Iterable[Trace], timeout_s: float | None = None) -> list[Submitted]:
+        """Put traces on the queue, a hundred in one step; see :meth:`Client.submit_many <kp_scorer.client.Client.submit_many>`.
+
+        The traces are iterated in the event loop.
+        """
+        deadline = _Deadline(timeout_s, self._timeout_s, _SUBMIT_TOO_LATE)
+        calls = (partial(self._check_and_send, batch) for batch in _batched(traces))
+        with closing(self._queued(calls)) as answers:
+            return [answer for future in answers for answer in await _await(future, deadline)]
+
+    async def look_up(self, trace_ids: Sequence[str], timeout_s: float | None = None) -> list[Status | None]:
+        """Return the status of each trace, in order, in one round trip; None if it is unknown or its record has expired."""
+        return await self._do(lambda: self._look_up(trace_ids), timeout_s, _LOOK_UP_TOO_LATE)
+
+    async def wait(self, trace_id: str, timeout_s: float) -> Decision:
+        """Wait for a trace's decision."""
+        async with aclosing(self.as_completed([trace_id], timeout_s)) as completed:
+            status = await anext(completed, None)
+        # It may have completed after the last look-up, or have never been submitted.
+        return decision_of(trace_id, status or (await self.look_up([trace_id], LEAST_S))[0], timeout_s)
+
+    async def as_completed(self, trace_ids: Iterable[str], timeout_s: float) -> AsyncGenerator[Status, None]:
+        """Yield each trace's status as soon as it is decided or dead; end when all are, or when the time is up."""
+        polling = Polling(trace_ids, timeout_s, self._timeout_s)
+        while polling.pending:
+            for status in polling.update(await self.look_up(polling.pending, polling.look_up_s())):
+                yield status
+            if polling.is_over():
+                return
+            await asyncio.sleep(polling.pause_s)
+
+    async def close(self) -> None:
+        """Close the connections; those to a server that does not answer are abandoned after ``broker.timeout_s``."""
+        try:
+            with suppress(ServiceUnavailable):
+                await self._do(self._close)
+        finally:
+            self._io.stop()
+
+    async def _do(self, call: Callable[[], Result], timeout_s: float | None = None, too_late: str = "") -> Result:
+        return await _await(self._io.submit(call), _Deadline(timeout_s, self._timeout_s, too_late))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _wait_for(future: "Future[Result]", deadline: _Deadline) -> Result:
+    """Return what a call returns, or raise what it raises, or ServiceUnavailable if it does not end in time."""
+    try:
+        return future.result(deadline.left_s())
+    except FutureTimeoutError:
+        raise deadline.error() from None
+    finally:
+        future.cancel()
+
+
+async def _await(future: "Future[Result]", deadline: _Deadline) -> Result:
+    """Return what a call returns, or raise what it raises, or ServiceUnavailable if it does not end in time."""
+    try:
+        async with asyncio.timeout(deadline.left_s()):
+            # Cancelled with what waits for it, a call that has not started never does.
+            return await asyncio.wrap_future(future)
+    except TimeoutError:
+        raise deadline.error() from None
+
+
+def _batched(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
+    """Batches of as many traces as go to the servers in one round trip; iterates no further than the batch."""
+    iterator = iter(traces)
+    while batch := list(islice(iterator, _BATCH_SIZE)):
+        yield batch
+
+
+def _id_or_raise(answers: Sequence[Submitted]) -> str:
+    """The id of the only trace that was submitted; raises the error if it was not."""
+    (answer,) = answers
+    if isinstance(answer, str):
+        return answer
+    raise answer
+
+
+def _portions(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
+    """Cut where there are bytes enough."""
+    portion: list[Submission] = []
+    size_bytes = 0
+    for submission in submissions:
+        portion.append(submission)
+        size_bytes += len(submission.payload)
+        if size_bytes >= _BATCH_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+    if portion:
+        yield portion

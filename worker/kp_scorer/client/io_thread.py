@@ -1,0 +1,72 @@
+"""One thread that talks to the servers, for callers who wait only so long: threads and coroutines, any number of them."""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_Calls = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+
+_starting = threading.Lock()
+
+
+def _renew_lock() -> None:
+    # A fork while another thread holds it would leave it locked for ever.
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class IoThread:
+    """Runs calls one after the other in a thread of its own. Any thread may submit them.
+
+    A call to a server retries each of its steps, which takes much longer than one timeout. A daemon thread: a stuck call must
+    not keep the interpreter from exiting.
+    """
+
+    def __init__(self) -> None:
+        """The thread starts with the first call."""
+        self._calls: _Calls = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+        """Queue a call; return the future of its result.
+
+        A caller who stops waiting cancels the future: then a call that is queued behind a stuck one never starts.
+        """
+        future: Future[Result] = Future()
+        with _starting:
+            # A fork leaves the thread behind.
+            if self._thread is None or not self._thread.is_alive():
+                self._calls = SimpleQueue()
+                self._thread = threading.Thread(target=_run, args=[self._calls], name="kp-scorer-client", daemon=True)
+                self._thread.start()
+            # The caller's context: spans recorded by the call belong to the caller's.
+            self._calls.put((partial(copy_context().run, call), future))
+        return future
+
+    def stop(self) -> None:
+        """End the thread after the calls that are queued; a later call starts another."""
+        with _starting:
+            self._calls.put(None)
+            self._thread = None
+
+
+def _run(calls: _Calls) -> None:
+    while (queued := calls.get()) is not None:
+        call, future = queued
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        # An idle thread keeps nothing of it alive.
+        del queued, call, future

@@ -1,0 +1,85 @@
+"""Files that somebody names: a bounded part of a regular one is read, and none is written through a link.
+
+Nothing but the standard library is imported: `health` does without all else.
+"""
+
+import errno
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import IO, Any, Final
+
+_MOST_TOML_BYTES: Final = 2**20
+_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def open_regular(path: Path | str, mode: str = "rb", *, follow: bool = True, **options: Any) -> IO[Any]:
+    """Open a regular file, with the options of ``open``; without ``follow`` a symbolic link is refused.
+
+    Raises:
+        OSError: it cannot be opened, or is a FIFO, a device or a directory.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        # Without waiting: nobody may ever open the other end of a FIFO.
+        return os.open(name, flags | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o666)
+
+    try:
+        file: IO[Any] = open(path, mode, opener=opener, **options)  # noqa: SIM115 - returned open
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise OSError(errno.ELOOP, "expected a file, not a symbolic link") from None
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "expected a regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "expected a regular file")
+    return file
+
+
+def read_text(path: Path | str, most_bytes: int) -> str:
+    """Read a regular file of at most so many bytes of UTF-8, which may begin with a byte order mark.
+
+    Raises:
+        OSError: it is none; its ``strerror`` is for people, and quotes nothing of the content.
+    """
+    with open_regular(path) as file:
+        content: bytes = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"expected at most {most_bytes} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise OSError(errno.EILSEQ, "expected UTF-8") from None
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """Read a TOML file of at most a mebibyte.
+
+    Raises:
+        OSError: it is none, as by ``read_text``, or what is wrong with it.
+    """
+    try:
+        return tomllib.loads(read_text(path, _MOST_TOML_BYTES))
+    except tomllib.TOMLDecodeError as error:
+        raise OSError(errno.EINVAL, str(error)) from None
+    except RecursionError:
+        raise OSError(errno.EINVAL, "expected less nesting") from None
+    except ValueError:
+        raise OSError(errno.EINVAL, "expected numbers of fewer digits") from None
+
+
+def make_only_ours(path: Path) -> bool:
+    """Let nobody else change a file or directory; False if it is not this user's own."""
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        return False
+    path.chmod(stat.S_IMODE(status.st_mode) & ~_WRITABLE_BY_OTHERS)
+    return True
+
+
+def is_only_ours(status: os.stat_result) -> bool:
+    """Whether nobody but this user and root can change what has this status."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE_BY_OTHERS

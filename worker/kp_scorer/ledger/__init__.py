@@ -1,0 +1,45 @@
+"""What lies in Redis: ledger, dead letters, novelty logs, streams of decisions; every key and every script of theirs."""
+
+from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters
+from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Published
+from kp_scorer.ledger.log import RedisLog
+from kp_scorer.ledger.monitoring import Drops, Timing, WorkerReport
+from kp_scorer.ledger.records import (
+    CommitResult,
+    Identity,
+    LostSubmission,
+    MemoryLedger,
+    Record,
+    Submission,
+    SubmissionCounts,
+    Tally,
+    TraceState,
+    Verdict,
+)
+from kp_scorer.ledger.redis_ledger import Ledger, RedisLedger
+from kp_scorer.ledger.store import Store
+
+__all__ = [
+    "CommitResult",
+    "DeadLetter",
+    "DeadLetters",
+    "DecisionStream",
+    "Drops",
+    "Identity",
+    "Ledger",
+    "LostSubmission",
+    "MemoryLedger",
+    "Publication",
+    "Published",
+    "Record",
+    "RedisLedger",
+    "RedisLog",
+    "Store",
+    "Submission",
+    "SubmissionCounts",
+    "Tally",
+    "Timing",
+    "TraceState",
+    "Verdict",
+    "WorkerReport",
+]

@@ -1,0 +1,232 @@
+"""One way to connect to Redis, and one error for whatever goes wrong there."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import RedisSettings
+from kp_scorer.settings.urls import ServerUrl
+
+T = TypeVar("T")
+
+# A command whose connection broke is retried a few times, with backoff; longer patience is the caller's to choose. A timeout is
+# not: redis-py 8.1.0 retries each connect of each retry as often again, which made 16 timeouts of one.
+_RETRY: Final = Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), 3, (redis.exceptions.ConnectionError,))
+
+# What these say is about the server, the user or the password, never about the command's arguments.
+_NAMED: Final = re.compile(
+    r"\b(NOAUTH|WRONGPASS|NOPERM|DENIED|MISCONF|LOADING|BUSY|READONLY|NOREPLICAS|MASTERDOWN|WRONGTYPE)\b.*"
+    r"|DB index is out of range",
+    re.DOTALL,
+)
+_QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
+_LONGEST_REFUSAL: Final = 300
+REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError)
+"""What redis-py raises where Redis has answered, and says no."""
+
+
+def connect(settings: RedisSettings) -> redis.Redis:
+    """Make a client that gives bytes, bounds every wait and reconnects by itself. Connects on first use."""
+    server = settings.server()
+    options: dict[str, Any] = {
+        "db": server.database,
+        "socket_timeout": settings.timeout_s,
+        "socket_connect_timeout": settings.timeout_s,
+        "health_check_interval": 25,
+        "retry": _RETRY,
+        **tls_options(server),
+        # A socket of this machine is never half open.
+        **({} if server.scheme == "unix" else {"socket_keepalive": True}),
+    }
+    if server.sentinels:
+        user: dict[str, Any] = {"username": server.user or None, "password": server.password or None, "ssl": server.is_tls}
+        client = redis.Redis.from_pool(primary_pool(**sentinel_options(server, settings.timeout_s), **user, **options))
+    else:
+        client = redis.Redis.from_url(server.without_parameters(), **options)
+    leave_replicas(client.connection_pool)
+    return client
+
+
+def tls_options(server: ServerUrl) -> dict[str, Any]:
+    """TLS options for redis-py, kombu's channel and Celery's backend; none where the URL does not ask for it."""
+    return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **server.tls_files} if server.is_tls else {}
+
+
+def sentinel_options(server: ServerUrl, timeout_s: float) -> dict[str, Any]:
+    """Options for :func:`primary_pool` and Celery's backend; none where the URL names none.
+
+    All sentinels together may be waited for as long as one server, for ``timeout_s``.
+    """
+    if server.sentinels is None:
+        return {}
+    each_s = timeout_s / len(server.sentinels.addresses)
+    sentinel_kwargs = {
+        "username": server.sentinels.user or None,
+        "password": server.sentinels.password or None,
+        "socket_timeout": each_s,
+        "socket_connect_timeout": each_s,
+        # The next one is asked instead.
+        "retry": Retry(NoBackoff(), 0),
+        "ssl": server.is_tls,
+        **tls_options(server),
+    }
+    listening = [(host.strip("[]"), port) for host, port in server.sentinels.addresses]
+    return {"sentinels": listening, "master_name": server.sentinels.primary, "sentinel_kwargs": sentinel_kwargs}
+
+
+def leave_replicas(pool: redis.ConnectionPool) -> None:
+    """Have connections that the pool makes from now on break when their server says that it has become a replica.
+
+    After a failover they would lead to the old primary for ever (celery#7946).
+    """
+    pool.connection_class = type("LeavingConnection", (_LeavesReplicas, pool.connection_class), {})
+
+
+class _LeavesReplicas:
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        connection: Any = super()
+        try:
+            return connection.read_response(*args, **kwargs)
+        except redis.exceptions.ResponseError as error:
+            if not _is_from_replica(error):
+                raise
+            connection.disconnect()
+            raise redis.exceptions.ConnectionError("the server has become a replica") from None
+
+
+def reports_outages(what: str) -> Callable[[type[T]], type[T]]:
+    """Have every public method of a class raise ServiceUnavailable, under the name ``what``, for whatever redis-py raises.
+
+    A server that refuses a command is no fault of the trace either.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        for name, method in list(vars(kind).items()):
+            if inspect.isfunction(method) and not name.startswith("_"):
+                decorator = _reporting_iterator if inspect.isgeneratorfunction(method) else _unavailable_if_down
+                setattr(kind, name, decorator(what)(method))
+        return kind
+
+    return decorate
+
+
+def _reporting_iterator(what: str) -> Callable[[Callable[..., Iterator[T]]], Callable[..., Iterator[T]]]:
+    def decorate(method: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
+        @wraps(method)
+        def iterate(*args: Any, **kwargs: Any) -> Iterator[T]:
+            with _unavailable_if_down(what):
+                yield from method(*args, **kwargs)
+
+        return iterate
+
+    return decorate
+
+
+@contextmanager
+def _unavailable_if_down(what: str) -> Iterator[None]:
+    try:
+        yield
+    except REFUSALS as error:
+        raise ServiceUnavailable(f"{what}: Redis refuses: {refusal(error)}") from None
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+        problem = f"{what}: {type(error).__name__}: {error}".removesuffix(".")
+        raise ServiceUnavailable(f"{problem}; is Redis running where redis.url says?") from error
+    except redis.exceptions.RedisError as error:
+        raise ServiceUnavailable(f"{what}: {type(error).__name__}") from None
+
+
+def refusal(error: redis.exceptions.RedisError) -> str:
+    """Why Redis refuses, in its own words where they say what to do about the server; else only what kind of error it is.
+
+    Other errors quote the command, and with it what the trace says.
+    """
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        return str(error)
+    if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(error.__context__, redis.exceptions.NoScriptError):
+        return "it has not the scripts of this version, and this user may not load them: start a worker of this version"
+    if is_full(error):
+        return "it is full, its maxmemory is reached"
+    # redis-py takes the name off some errors, and keeps it beside them; a script's error has it within.
+    named = _NAMED.search(f"{getattr(error, 'status_code', None) or ''} {error}")
+    if named is None or _QUOTES.search(str(error)):
+        return type(error).__name__
+    return "".join(filter(str.isprintable, named[0]))[:_LONGEST_REFUSAL]
+
+
+def _is_from_replica(error: redis.exceptions.ResponseError) -> bool:
+    """Whether Redis refused to write, or to let a client wait any longer, because it is no primary any more."""
+    text = str(error)
+    # Redis 7 names the error; 6.2 quotes it within that of the script. What waits at an empty queue is unblocked.
+    return isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY " in text or text.startswith("UNBLOCKED ")
+
+
+def is_full(error: redis.exceptions.RedisError) -> bool:
+    """Whether Redis refused a command because its memory limit is reached."""
+    # Redis 7 names the error; 6.2 quotes it within that of the script.
+    return isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM " in str(error)
+
+
+def primary_pool(
+    sentinels: Sequence[tuple[str, int]], master_name: str, sentinel_kwargs: dict[str, Any], **options: Any
+) -> SentinelConnectionPool:
+    """Make a pool of connections, with ``options``, to the primary that the sentinels call ``master_name``."""
+    asked: Any = _Sentinels(sentinels, sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]  # redis-py has no types
+    return SentinelConnectionPool(master_name, asked, **options)  # type: ignore[no-untyped-call]
+
+
+class _Sentinels(Sentinel):
+    """Raises an error for a missing primary that is not retried at once.
+
+    A failover takes seconds; redis-py 8.1.0 would try each command four times, and each time ask all sentinels four times.
+    """
+
+    def discover_master(self, service_name: str) -> Any:
+        try:
+            return super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        except MasterNotFoundError as error:
+            # Of redis-py's message only the kinds of errors: none if the sentinels answer, and have no such primary.
+            reasons = ", ".join(dict.fromkeys(re.findall(r"\b[A-Z]\w*Error\b", str(error)))) or "unknown to them"
+            message = f"none of {len(self.sentinels)} sentinels says where the primary {service_name!r} is: {reasons}"
+            raise redis.exceptions.TimeoutError(message) from None
+
+
+_OLDEST: Final = (6, 2)
+_NEARLY_FULL: Final = 0.8
+"""A tenth more, and no submission is accepted."""
+
+
+def memory_used(info: Mapping[str, Any]) -> float:
+    """Of the memory that Redis may take, the share that is taken, by the reply to ``INFO``; 0 where it may take all."""
+    limit = info.get("maxmemory", 0)
+    return float(info["used_memory"] / limit) if limit else 0.0
+
+
+def nearly_full(used: float) -> str:
+    """The shortcoming of a memory of which so large a share is used; empty while there is room."""
+    advice = f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
+    return advice if used >= _NEARLY_FULL else ""
+
+
+def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
+    """What may lose queues, decisions or the log, each with its remedy, by the reply to ``INFO``."""
+    version = str(info.get("redis_version", ""))
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _OLDEST:
+        yield f"Redis {version} is too old: install 6.2 or later"
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield f"it throws keys away when its memory is full ({policy}): set maxmemory-policy noeviction"
+    if not info.get("maxmemory"):
+        yield "it takes memory without limit until the machine ends it: set maxmemory"
+    elif shortage := nearly_full(memory_used(info)):
+        yield shortage
+    if not info.get("aof_enabled"):
+        yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"

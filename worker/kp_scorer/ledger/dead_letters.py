@@ -1,0 +1,227 @@
+"""The dead letters in Redis: one hash each, and an index by the time each was last dead-lettered."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+import redis
+import structlog
+
+from kp_scorer.decision import Decision
+from kp_scorer.errors import Reason, ServiceUnavailable
+from kp_scorer.ledger.connection import reports_outages
+from kp_scorer.ledger.keys import KEPT_S, Keys
+from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
+from kp_scorer.ledger.scripts import row, script
+from kp_scorer.settings import LedgerSettings
+
+_READ_CHUNK: Final = 500
+_DROPPED_AT_ONCE: Final = 100
+"""So many take Redis some 10 ms."""
+
+log = structlog.get_logger("kp_scorer.ledger.dead_letters")
+
+
+class DeadLetterCounter(Protocol):
+    """Counts dead letters by their reasons."""
+
+    def count_dead_letter(self, reason: Reason) -> None:
+        """Count one that is stored."""
+
+    def count_dropped(self, reason: Reason, count: int) -> None:
+        """Count some that made room for others."""
+
+
+class DeadLetter(NamedTuple):
+    """A dead letter, all but its payload. Times are Unix time by Redis' clock."""
+
+    letter_id: str
+    """BLAKE2b-128 of the payload, in hex: the same bytes are the same dead letter."""
+    reason: str
+    detail: str
+    """Field paths and figures, never content."""
+    trace_id: str
+    """Empty where the submission has none."""
+    deliveries: int
+    """How often it was delivered; 0 if it was lost, when the detail says how often it was sent."""
+    first_ms: int
+    last_ms: int
+    """When it was last dead-lettered: redelivered, or submitted and failed again."""
+    occurrences: int
+    """How often it was dead-lettered."""
+    size_bytes: int
+    """Of its payload."""
+
+
+class _Reply(NamedTuple):
+    decision: bytes
+    has_too_many: int
+
+
+class _Dropped(NamedTuple):
+    reasons: list[bytes]
+    has_too_many: int
+
+
+class _Bounds(NamedTuple):
+    ttl_ms: int
+    most: int
+    most_bytes: int
+
+
+@script(row(_Reply))
+def _dead_letter(
+    *,
+    keys: Keys,
+    dead_letter: str,
+    records: Sequence[str],
+    dead_letter_id: str,
+    reason: str,
+    detail: str,
+    trace_id: str,
+    digest: bytes,
+    deliveries: int,
+    payload: bytes,
+    unreadable: bytes,
+    record_prefix: str,
+    record_ttl_ms: int,
+    bounds: _Bounds,
+) -> None: ...
+
+
+@script(row(_Dropped))
+def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_once: int, bounds: _Bounds) -> None: ...
+
+
+@script(bool)
+def _drop(
+    *, keys: Keys, dead_letter: str, dead_letter_id: str, record_prefix: str, chosen_burials: int, chosen_last_ms: int
+) -> None: ...
+
+
+@reports_outages("dead letters")
+class DeadLetters:
+    """The dead letters, each kept for 30 days after it was last dead-lettered, unless others need its room.
+
+    Of too many, those go that died of the reason, and in it were of the producer, that takes most: junk makes room for junk.
+
+    ServiceUnavailable if Redis cannot be reached.
+    """
+
+    def __init__(
+        self, client: redis.Redis, keys: Keys, settings: LedgerSettings, counter: DeadLetterCounter | None = None
+    ) -> None:
+        """Count with ``counter`` those that are kept and dropped by way of this object, in the thread that does so."""
+        self._counter = counter
+        self._client = client
+        self._keys = keys
+        self._record_ttl_ms = settings.ttl_ms
+        # No record outlives the dead letter that its trace died by.
+        ttl_ms = max(KEPT_S * 1_000, settings.ttl_ms)
+        self._bounds = _Bounds(ttl_ms, settings.max_dead_letters, settings.max_dead_letter_bytes)
+
+    def dead_letter(
+        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", deliveries: int = 1
+    ) -> Decision | None:
+        """Keep a submission's bytes and why it is dead, log it, and end its trace's record if that is of the same submission.
+
+        If there are too many dead letters by then, or too large ones, some go, each with the record that died by it.
+
+        ``payload`` is the submission as UTF-8 JSON, or the body of a message that is malformed; ``detail`` names fields and
+        figures, never content. The record of another submission of the same ``trace_id`` comes to no harm.
+
+        Returns:
+            The decision on this very submission, if there is one: then it is not dead-lettered.
+        """
+        dead_letter_id, keys = dead_letter_id_of(payload), self._keys
+        stored = b""
+        while True:
+            stored, has_too_many = _dead_letter(
+                self._client,
+                keys=keys,
+                dead_letter=keys.dead_letter(dead_letter_id),
+                records=[keys.record(trace_id)] if trace_id else [],
+                dead_letter_id=dead_letter_id,
+                reason=reason,
+                detail=detail,
+                trace_id=trace_id,
+                digest=digest,
+                deliveries=deliveries,
+                payload=payload,
+                unreadable=stored,
+                record_prefix=keys.record(""),
+                record_ttl_ms=self._record_ttl_ms,
+                bounds=self._bounds,
+            )
+            if not stored:
+                break
+            if decision := parsed_in(Decision, stored):
+                return decision
+            reason, detail = "damaged", DAMAGED_DECISION
+        log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
+        if self._counter:
+            self._counter.count_dead_letter(reason)
+        if has_too_many:
+            try:
+                self.make_room()
+            except ServiceUnavailable as error:
+                # This submission is kept all the same, and must not be dead-lettered again; the next one makes room.
+                log.warning("dead_letters_not_dropped", detail=str(error))
+        return None
+
+    def make_room(self) -> None:
+        """Drop dead letters while there are too many, or too large ones; each with the record that died by it.
+
+        Junk also makes room for submissions: invalid, malformed and in conflict with others, while Redis takes no more of them.
+        """
+        dropped = Counter[bytes]()
+        has_too_many = 1
+        while has_too_many:
+            reasons, has_too_many = _make_room(
+                self._client,
+                keys=self._keys,
+                dead_letter_prefix=self._keys.dead_letter(""),
+                record_prefix=self._keys.record(""),
+                at_once=_DROPPED_AT_ONCE,
+                bounds=self._bounds,
+            )
+            dropped.update(reasons)
+        for reason, count in dropped.items():
+            log.warning("dead_letters_dropped", reason=reason.decode(), count=count)
+            if self._counter:
+                self._counter.count_dropped(cast("Reason", reason.decode()), count)
+
+    def read(self) -> Iterator[DeadLetter]:
+        """Yield all dead letters, the one that was dead-lettered longest ago first."""
+        ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
+        for start in range(0, len(ids), _READ_CHUNK):
+            chunk = [text_in(letter_id) for letter_id in ids[start : start + _READ_CHUNK]]
+            pipeline = self._client.pipeline(transaction=False)
+            for letter_id in chunk:
+                key = self._keys.dead_letter(letter_id)
+                pipeline.hmget(key, "reason", "detail", "trace_id", "deliveries", "first_ms", "last_ms", "burials")
+                pipeline.hstrlen(key, "payload")
+            replies = iter(pipeline.execute())
+            for letter_id, fields, size_bytes in zip(chunk, replies, replies, strict=True):
+                # Else dropped or expired since the index was read.
+                if fields[0] is not None:
+                    reason, detail, trace_id = map(text_in, fields[:3])
+                    deliveries, first_ms, last_ms, times = map(number_in, fields[3:])
+                    yield DeadLetter(letter_id, reason, detail, trace_id, deliveries, first_ms, last_ms, times, size_bytes)
+
+    def payload(self, letter_id: str) -> bytes:
+        """Read a dead letter's payload; empty if there is no such dead letter any more."""
+        payload: Any = self._client.hget(self._keys.dead_letter(letter_id), "payload")
+        return payload or b""
+
+    def drop(self, letter: DeadLetter) -> bool:
+        """Remove a dead letter, and the record that died by it; whether it was there and not dead-lettered again."""
+        return _drop(
+            self._client,
+            keys=self._keys,
+            dead_letter=self._keys.dead_letter(letter.letter_id),
+            dead_letter_id=letter.letter_id,
+            record_prefix=self._keys.record(""),
+            chosen_burials=letter.occurrences,
+            chosen_last_ms=letter.last_ms,
+        )

@@ -1,0 +1,96 @@
+"""Every Redis key the scorer owns, in one place. Each has a TTL or a bound.
+
+    {prefix}:log:{space}        stream   the novelty log: entry id = time and place; fields: i trace id, d digest,
+                                         v vector. Trimmed by length and age; expires once all its entries have
+    {prefix}:log:{space}:head   hash     epoch, time_ms and place of the newest entry, and the window that its workers
+                                         share; expires a minute after the log
+    {prefix}:log:{space}:erased stream   field e: an entry that was erased, for mirrors that have read it; trimmed by length;
+                                         expires with the log
+    {prefix}:workers            zset     ids of workers by the time until which each counts as alive, in ms; an hour
+    {prefix}:worker:{id}        string   a worker's report, as JSON; expires after 5 s
+    {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
+                                         ``ledger.ttl_s`` after it was decided or died, and not before
+    {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
+    {prefix}:counts             hash     how many were submitted, decided and dead; one key
+    {prefix}:tallies            hash     how many decisions were stored of each domain; one key with a field a domain, of 1,000
+                                         domains and those that settings name. ``lua/commit.lua`` lists its fields
+    {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
+    {prefix}:dropped            hash     how many decisions were dropped unread, by queue or stream, and how many dead letters
+                                         of each reason, to make room; one key with a field a queue
+    {prefix}:dead               zset     ids of dead letters by the time each was last dead-lettered, in ms; trimmed by age,
+                                         and to ``ledger.max_dead_letters`` and ``ledger.max_dead_letter_bytes``
+    {prefix}:dead_sizes         hash     bytes that each dead letter takes and its class, its reason and its trace's namespace
+    {prefix}:dead_classes       zset     classes of dead letters by the bytes that those of each take
+    {prefix}:dead_of:{class}    zset     as ``dead``, of one class. All these expire with the last dead letter
+    {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last dead-lettered
+
+Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: called as
+``queues.accepted``, ``queues.review`` and ``queues.rejected`` say, and bounded by ``queues.results_limit``.
+
+Queues belong to the broker and are bounded by whoever consumes them.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+KEPT_S: Final = 30 * 86_400
+"""How long dead letters are kept, and pending traces that there is nothing of to send."""
+
+
+class LogKeys(NamedTuple):
+    """The keys of one novelty log."""
+
+    log: str
+    head: str
+    """The newest place, kept apart so that trimming cannot lose it."""
+    erasures: str
+
+
+class _Key:
+    """A name that there is one of under each prefix."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, keys: "Keys | None", _: type) -> str:
+        return f"{keys.prefix if keys else ''}:{self._name}"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Names of the keys under one prefix."""
+
+    prefix: str
+
+    workers = _Key("workers")
+    pending = _Key("pending")
+    counts = _Key("counts")
+    tallies = _Key("tallies")
+    drained = _Key("drained")
+    dropped = _Key("dropped")
+    dead_letters = _Key("dead")
+    dead_letter_sizes = _Key("dead_sizes")
+    dead_letter_classes = _Key("dead_classes")
+    any_log = _Key("log:*")
+    """A pattern for the logs of all spaces; what belongs to them matches it too."""
+
+    def of_log(self, space: str) -> LogKeys:
+        """The keys of the novelty log of one embedding space."""
+        log = f"{self.prefix}:log:{space}"
+        return LogKeys(log, f"{log}:head", f"{log}:erased")
+
+    def space_of(self, key: str) -> str:
+        """The space whose log is at ``key``; empty if it is no log, but belongs to one."""
+        return "" if key.endswith((":head", ":erased")) else key.removeprefix(self.of_log("").log)
+
+    def worker(self, worker: str) -> str:
+        """A worker's report."""
+        return f"{self.prefix}:worker:{worker}"
+
+    def record(self, trace_id: str) -> str:
+        """The ledger's record of a trace."""
+        return f"{self.prefix}:trace:{trace_id}"
+
+    def dead_letter(self, dead_letter_id: str) -> str:
+        """One dead letter."""
+        return f"{self.prefix}:dead:{dead_letter_id}"

@@ -1,0 +1,200 @@
+"""The novelty log as a Redis stream, shared by all workers."""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import redis
+
+from kp_scorer.errors import SettingsError
+from kp_scorer.ledger.connection import reports_outages
+from kp_scorer.ledger.keys import Keys, LogKeys
+from kp_scorer.ledger.records import text_in
+from kp_scorer.ledger.scripts import row, script
+from kp_scorer.novelty.log import Candidate, Cursor, Entry, Erasure, Place, Tail, Window
+
+READ_CHUNK: Final = 1_000
+"""Entries read in one round trip, 1.6 MB of 384 float32 each: a late worker catches up without stalling Redis."""
+_VECTOR: Final = np.dtype("<f4")
+
+
+class LogInfo(NamedTuple):
+    """What a log holds; ``window`` is the one that its writers share, None if it has no writer yet."""
+
+    space: str
+    entries: int
+    oldest: Place | None
+    bytes: int
+    window: Window | None
+
+
+class _CandidateRow(NamedTuple):
+    trace_id: str
+    digest: bytes
+    vector: bytes
+
+
+class _Appended(NamedTuple):
+    other_window: bytes
+    places: list[bytes]
+    epoch: bytes
+    last_trace_id: bytes
+    has_last_erasure: int
+    entries: list[Any]
+    erasures: list[Any]
+
+
+@script(row(_Appended))
+def _append(
+    *,
+    keys: LogKeys,
+    records: Sequence[str],
+    new_epoch: str,
+    window: Window,
+    record_ttl_ms: int,
+    last_entry: str,
+    last_erasure: str,
+    most: int,
+    candidates: Sequence[_CandidateRow],
+) -> None: ...
+
+
+@script(int)
+def _erase_entries(*, keys: LogKeys, record: str, erasures_ttl_ms: int, most: int, entries: Sequence[str]) -> None: ...
+
+
+@reports_outages("novelty log")
+class RedisLog:
+    """One space's log, which the first entry creates. ServiceUnavailable if Redis cannot be reached."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, space: str, window: Window, record_ttl_ms: int) -> None:
+        self._client = client
+        self._keys = keys
+        self.space = space
+        self._own = keys.of_log(space)
+        self._window = window
+        self._record_ttl_ms = record_ttl_ms
+
+    def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
+        """Append and read on, in one round trip; see :class:`~kp_scorer.novelty.log.NoveltyLog`."""
+        reply = _append(
+            self._client,
+            keys=self._own,
+            records=[self._keys.record(candidate.trace_id) for candidate in candidates],
+            new_epoch=uuid.uuid4().hex,
+            window=self._window,
+            record_ttl_ms=self._record_ttl_ms,
+            last_entry=str(cursor.place) if cursor and cursor.place else "",
+            last_erasure=cursor.erasure if cursor else "",
+            most=READ_CHUNK,
+            candidates=[
+                _CandidateRow(each.trace_id, each.digest, each.vector.astype(_VECTOR).tobytes()) for each in candidates
+            ],
+        )
+        if reply.other_window:
+            raise SettingsError(_disagreement(self.space, _window_in(reply.other_window), self._window))
+        return [_place_in(place) if place else None for place in reply.places], self._tail(cursor, reply)
+
+    def entries(self) -> Iterator[Entry]:
+        """Read the whole log, oldest first, in chunks."""
+        start = "-"
+        while True:
+            chunk: Any = self._client.xrange(self._own.log, start, "+", READ_CHUNK)
+            for entry_id, fields in chunk:
+                yield _entry(entry_id, list(chain(*fields.items())))
+            if len(chunk) < READ_CHUNK:
+                return
+            start = f"({chunk[-1][0].decode()}"
+
+    def newest(self, count: int) -> list[str]:
+        """The ids of the traces of the newest entries, at most ``count``, newest first."""
+        entries: Any = self._client.xrevrange(self._own.log, count=count)
+        return [_entry(entry_id, list(chain(*fields.items()))).trace_id for entry_id, fields in entries]
+
+    def erase(self, trace_id: str) -> int:
+        """Remove a trace's vectors from the log and, as soon as they read on, from all mirrors; return how many there were."""
+        # The log itself knows: a record that has expired, and one after it, has forgotten the places of the first.
+        entries = [str(entry.place) for entry in self.entries() if entry.trace_id == trace_id]
+        if not entries:
+            return 0
+        return _erase_entries(
+            self._client,
+            keys=self._own,
+            record=self._keys.record(trace_id),
+            erasures_ttl_ms=self._window.ttl_ms + self._window.slack_ms,
+            most=self._window.kept_elements,
+            entries=entries,
+        )
+
+    def clear(self) -> None:
+        """Empty the log; mirrors notice when they next read."""
+        self._client.delete(*self._own)
+
+    def info(self) -> LogInfo:
+        """What the log holds."""
+        entries = int(self._client.xlen(self._own.log))
+        used: Any = self._client.memory_usage(self._own.log, samples=0) or 0
+        oldest: Any = self._client.xrange(self._own.log, count=1)
+        window: Any = self._client.hget(self._own.head, "window")
+        return LogInfo(self.space, entries, _place_in(oldest[0][0]) if oldest else None, int(used), _window_in(window))
+
+    def _tail(self, cursor: Cursor | None, reply: _Appended) -> Tail:
+        epoch = text_in(reply.epoch)
+        entries = [_entry(entry_id, fields) for entry_id, fields in reply.entries]
+        erasures = [Erasure(erasure_id.decode(), _place_in(fields[1])) for erasure_id, fields in reply.erasures]
+        if cursor is not None and (
+            cursor.epoch != epoch or not reply.has_last_erasure or _is_lost(cursor, reply.last_trace_id, erasures)
+        ):
+            # Emptied, or back from a backup or a replica that is behind: what the mirror read is not the log's any more.
+            return Tail(epoch, (), (), restart=True, more=True)
+        return Tail(epoch, entries, erasures, restart=False, more=READ_CHUNK in (len(entries), len(erasures)))
+
+
+def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
+    """An entry; without trace and vector if it is damaged, as one that was erased: its place is another's for nobody."""
+    place = _place_in(entry_id)
+    try:
+        _, trace_id, _, digest, _, raw = fields
+        vector = np.frombuffer(raw, _VECTOR).astype(np.float32)
+        if np.isfinite(vector).all():
+            return Entry(place, trace_id.decode(), digest, vector)
+    except ValueError:
+        # It has other fields, or they hold no text or no vector.
+        pass
+    return Entry(place, "", b"", np.empty(0, np.float32))
+
+
+def _place_in(field: bytes) -> Place:
+    """The place in a field; where nothing is, if it is none."""
+    try:
+        return Place.parse(field.decode())
+    except ValueError:
+        return Place(0, 0)
+
+
+def _window_in(field: bytes | None) -> Window | None:
+    try:
+        return Window.parse(text_in(field))
+    except (ValueError, TypeError):
+        return None
+
+
+def _disagreement(space: str, noted: Window | None, own: Window) -> str:
+    if noted is None:
+        return f"the log {space} does not say with which window it was begun: empty it with `kp-scorer cache clear`"
+    pairs = zip(noted.as_settings().items(), own.as_settings().values(), strict=True)
+    differing = [
+        f"novelty.{name} is {theirs:.12g} there and {ours:.12g} here" for (name, theirs), ours in pairs if theirs != ours
+    ]
+    what = ", ".join(differing) or f"its slack is {noted.slack_ms} ms there and {own.slack_ms} ms here"
+    return f"{what}: the log {space} was begun otherwise; make them equal, or empty it with `kp-scorer cache clear`"
+
+
+def _is_lost(cursor: Cursor, last_trace_id: bytes, erasures: Sequence[Erasure]) -> bool:
+    """Whether the cursor's entry is not in the log any more, and was not erased either."""
+    # Its trace id too: a log that was failed over may have the same place for another trace.
+    if not cursor.trace_id or text_in(last_trace_id) == cursor.trace_id:
+        return False
+    return bool(last_trace_id) or all(erasure.place != cursor.place for erasure in erasures)

@@ -1,0 +1,51 @@
+-- Acquire traces for a worker: read their records, make those that are missing, and lease what is pending to the worker.
+--
+-- Uses   ledger
+-- KEYS   pending, counts, workers, records...
+-- ARGV   worker, worker_lease_ms, remembered_ms, lease_ms, alone, identities... (trace_id, digest)
+-- Reply  (state, digest, decision, reason, detail, attempts, is_held) for each trace; 1 for is_held if another worker holds it
+--
+-- A worker counts as alive for worker_lease_ms and is forgotten after remembered_ms, each without another report.
+
+local now = now_ms()
+expect('zset', pending, workers)
+expect('hash', counts)
+
+local function is_alive(owner)
+    local until_ms = redis.call('ZSCORE', workers, owner)
+    return until_ms and tonumber(until_ms) > now
+end
+
+use_reserve(pending)
+redis.call('ZADD', workers, now + worker_lease_ms, worker)
+redis.call('PEXPIRE', workers, remembered_ms)
+
+local reply = {}
+for i, record in ipairs(records) do
+    local trace_id, digest = identities[i].trace_id, identities[i].digest
+    local state, known_digest, decision, reason, detail, attempts, owner, held_until_ms =
+        read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'attempts', 'owner', 'lease_ms')
+    if not state or (state == 'dead' and known_digest ~= digest) then
+        to_pending(record, trace_id, digest, pending, counts, now)
+        state, known_digest, decision, reason, detail, attempts, owner = 'pending', digest, false, false, false, 0, false
+    end
+    attempts = number(attempts)
+    local is_held = false
+    if state == 'pending' and known_digest == digest then
+        if owner and owner ~= worker then
+            if is_alive(owner) then
+                -- No lease is longer, whatever its record says.
+                is_held = number(held_until_ms) > now and number(held_until_ms) <= now + lease_ms
+            else
+                -- The trace may be what ended its worker.
+                attempts = add(record, 'attempts', 1)
+                redis.call('HDEL', record, 'owner', 'lease_ms')
+            end
+        end
+        if not is_held and (alone or attempts == 0) then
+            redis.call('HSET', record, 'owner', worker, 'lease_ms', now + lease_ms)
+        end
+    end
+    reply[i] = {state, known_digest or '', decision or '', reason or '', detail or '', attempts, is_held and 1 or 0}
+end
+return reply

@@ -1,0 +1,97 @@
+-- Append traces to a novelty log, in order, once each, and read what is newer than a mirror's cursor, all as of one moment.
+--
+-- Idempotent: a trace that is appended again gets its first place back. A script and no transaction, whose commands Redis would
+-- refuse while it is full.
+--
+-- KEYS   log, head, erasures, records...
+-- ARGV   new_epoch, max_elements, ttl_ms, slack_elements, slack_ms, record_ttl_ms, last_entry, last_erasure, most,
+--        candidates... (trace_id, digest, vector)
+-- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
+--
+-- new_epoch is for a log that is new. last_entry and last_erasure are the newest that the mirror has read, or empty. No more than
+-- `most` entries and erasures are read.
+--
+-- other_window is the one that the log was begun with, if that is another; then nothing else is in the reply. A place is an entry
+-- id, or empty if the trace's id belongs to another digest. last_trace_id is that of last_entry, empty if the log no longer holds it.
+
+expect('stream', log, erasures)
+expect('hash', head)
+local window = string.format('%.0f %.0f %.0f %.0f', max_elements, ttl_ms, slack_elements, slack_ms)
+
+local epoch, head_time, head_place, head_window = read(head, 'epoch', 'time_ms', 'place', 'window')
+-- Workers with other windows would disagree on what is new, and trim what each other's windows need.
+if head_window and head_window ~= window and redis.call('XLEN', log) > 0 then return {head_window, {}, '', '', 0, {}, {}} end
+
+-- The log's time never goes back, even if the server's clock does, so that entry ids keep growing.
+local time, place = math.max(now_ms(), number(head_time)), number(head_place)
+
+-- A trace keeps its place only while everything its window needs is sure to be in the log and in every mirror, also when all
+-- the candidates that come with it have been appended.
+local newest_place = place + #records
+local function is_within_slack(entry)
+    local entry_time, entry_place = string.match(entry, '^(%d+)-(%d+)$')
+    return number(entry_place) > newest_place - slack_elements and number(entry_time) > time - slack_ms
+end
+
+-- What a record says of the log may be wrong.
+local function is_in_log(entry, candidate)
+    local stored = redis.call('XRANGE', log, entry, entry)[1]
+    return stored and stored[2][2] == candidate.trace_id and stored[2][4] == candidate.digest
+end
+
+local function append(candidate)
+    place = place + 1
+    local entry = string.format('%.0f-%.0f', time, place)
+    redis.call('XADD', log, entry, 'i', candidate.trace_id, 'd', candidate.digest, 'v', candidate.vector)
+    return entry
+end
+
+local function admit(record, candidate)
+    local digest = candidate.digest
+    local state, known_digest, entry_epoch, entry = read(record, 'state', 'digest', 'epoch', 'entry')
+    -- What is dead and has no digest is a submission that could not be decoded, and another one.
+    if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then return '' end
+    if entry and entry_epoch == epoch and is_within_slack(entry) and is_in_log(entry, candidate) then return entry end
+    local new_entry = append(candidate)
+    -- What has ended keeps the place that its end rests on. This one is for the worker's comparison only, which comes too late.
+    if state == 'decided' or state == 'dead' then return new_entry end
+    -- No state: if Redis came back without the record, the ledger must make and count it when it meets it next.
+    redis.call('HSET', record, 'digest', digest, 'epoch', epoch, 'entry', new_entry)
+    -- What is pending does not expire before it has ended.
+    if not state then redis.call('PEXPIRE', record, record_ttl_ms) end
+    return new_entry
+end
+
+local places = {}
+if #records > 0 then
+    -- Admitting leads to a decision, which frees memory.
+    use_reserve(erasures)
+    epoch = epoch or new_epoch
+    local known_place = place
+    for i, record in ipairs(records) do places[i] = admit(record, candidates[i]) end
+    if place > known_place then
+        redis.call('HSET', head, 'epoch', epoch, 'time_ms', string.format('%.0f', time), 'place', string.format('%.0f', place),
+            'window', window)
+        redis.call('XTRIM', log, 'MAXLEN', '~', max_elements + slack_elements)
+        redis.call('XTRIM', log, 'MINID', '~', string.format('%.0f', math.max(0, time - ttl_ms - slack_ms)))
+        redis.call('PEXPIRE', log, string.format('%.0f', ttl_ms + slack_ms))
+        -- The head must outlive the log: a log that went on from place 1 would assign places twice.
+        redis.call('PEXPIRE', head, string.format('%.0f', ttl_ms + slack_ms + 60000))
+    end
+end
+
+local function after(stream, last)
+    return redis.call('XRANGE', stream, last == '' and '-' or '(' .. last, '+', 'COUNT', most)
+end
+
+local last = last_entry ~= '' and redis.call('XRANGE', log, last_entry, last_entry)[1]
+local has_last_erasure = last_erasure == '' or redis.call('XRANGE', erasures, last_erasure, last_erasure)[1]
+return {
+    '',
+    places,
+    epoch or '',
+    last and last[2][2] or '',
+    has_last_erasure and 1 or 0,
+    after(log, last_entry),
+    after(erasures, last_erasure),
+}

@@ -1,0 +1,60 @@
+-- Store decisions; the first end of a trace stands, so a commit is idempotent. What is stored is counted in the same step.
+--
+-- Uses   ledger
+-- KEYS   pending, counts, tallies, records...
+-- ARGV   record_ttl_ms, verdicts... (trace_id, digest, decision, entry, domain, is_known, guards)
+-- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
+--
+-- entry is the one of the novelty log that the decision rests on, empty without an embedder. is_known is 1 if settings name the
+-- domain. guards are those that fired, with a space between them.
+--
+-- outcome is `stored`; `stands`, with the earlier decision; `dead`, with reason and detail; `conflict` if the id belongs to another
+-- digest; or `again` if the trace's place has changed, and with it its novelty.
+--
+-- tallies is a hash: `decided DOMAIN`, decisions of this domain; `names`, how many domains have fields that no settings name.
+-- What comes after MOST_NAMES of those has a field with no domain in it. `guard NAME`: decisions for which this guard fired.
+
+expect('zset', pending)
+expect('hash', counts, tallies)
+local MOST_NAMES = 1000
+local now = now_ms()
+local names = number(read(tallies, 'names'))
+
+use_reserve(pending)
+
+-- What a domain is counted under.
+local function name_of(domain, is_known)
+    if is_known or redis.call('HGET', tallies, 'decided ' .. domain) then return domain end
+    if names >= MOST_NAMES then return '' end
+    names = add(tallies, 'names', 1)
+    return domain
+end
+
+local function tally(stored)
+    add(tallies, 'decided ' .. name_of(stored.domain, stored.is_known), 1)
+    for guard in string.gmatch(stored.guards, '%S+') do add(tallies, 'guard ' .. guard, 1) end
+end
+
+local reply = {}
+for i, record in ipairs(records) do
+    local verdict = verdicts[i]
+    local trace_id, digest, entry = verdict.trace_id, verdict.digest, verdict.entry
+    local state, known_digest, known_decision, reason, detail, known_entry =
+        read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'entry')
+    if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then
+        reply[i] = {'conflict'}
+    elseif state == 'decided' then
+        reply[i] = {'stands', known_decision}
+    elseif state == 'dead' then
+        reply[i] = {'dead', '', reason, detail}
+    elseif entry ~= '' and known_entry ~= entry then
+        reply[i] = {'again'}
+    else
+        -- Its record was forgotten, or Redis came back without it, so this submission has not been counted.
+        if state ~= 'pending' then to_pending(record, trace_id, digest, pending, counts, now) end
+        to_decided(record, trace_id, verdict.decision, pending, counts, record_ttl_ms)
+        tally(verdict)
+        reply[i] = {'stored'}
+    end
+end
+return reply

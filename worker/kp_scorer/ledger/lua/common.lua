@@ -1,0 +1,64 @@
+-- Every script begins with this, and then with locals for its keys and its arguments, which `scripts.py` makes.
+
+-- Milliseconds of Unix time by Redis' clock, the only one that counts.
+local function now_ms()
+    local seconds, microseconds = unpack(redis.call('TIME'))
+    return seconds * 1000 + math.floor(microseconds / 1000)
+end
+
+-- The fields of a hash; FOREIGN for the first of them if it is no hash.
+local FOREIGN = 'foreign'
+local function read(record, ...)
+    local fields = redis.pcall('HMGET', record, ...)
+    if not fields.err then return unpack(fields) end
+    if string.find(fields.err, 'WRONGTYPE', 1, true) then return FOREIGN end
+    -- A refusal says nothing of the record, and ends the script.
+    return redis.call('HMGET', record, ...)
+end
+
+-- A count or a time in ms, until the year 9999; 0 if it is anything else, as who may write a record may write what he likes.
+local MOST = 253402300799999
+local function number(text)
+    local value = tonumber(text or 0)
+    return value and value >= 0 and value <= MOST and math.floor(value) or 0
+end
+
+local function add(key, field, by)
+    local sum = number(redis.call('HGET', key, field)) + by
+    redis.call('HSET', key, field, string.format('%.0f', sum))
+    return sum
+end
+
+local LOOKS_AT = {
+    list = function(key) return redis.pcall('LLEN', key) end,
+    hash = function(key) return redis.pcall('HGET', key, '') end,
+    zset = function(key) return redis.pcall('ZCARD', key) end,
+    stream = function(key) return redis.pcall('XLEN', key) end,
+}
+
+-- Fail before anything is written if another application uses one of these keys for something else. What a script has written
+-- until an error stays written: a message would be off its queue and not in flight either.
+local function expect(kind, ...)
+    for _, key in ipairs({...}) do
+        local reply = LOOKS_AT[kind](key)
+        if type(reply) == 'table' and reply.err then error('WRONGTYPE ' .. key .. ': expected a ' .. kind .. ', or nothing') end
+    end
+end
+
+-- How many bytes Redis uses, and how many it may; 0 if it may use all.
+local function memory()
+    local info = redis.call('INFO', 'memory')
+    return tonumber(string.match(info, '\nused_memory:(%d+)')), tonumber(string.match(info, '\nmaxmemory:(%d+)'))
+end
+
+-- Whether what is left is for what workers do, as it is they who free memory.
+local function is_nearly_full(used, limit)
+    return limit > 0 and used > limit * 0.9
+end
+
+-- Redis when full lets a script add only after that script has removed something, or tried to. What ends a submission must get
+-- through, from receiving it to publishing its decision: it is what frees memory.
+local function use_reserve(key)
+    redis.call('PERSIST', key .. ':none')
+end
+

@@ -1,0 +1,70 @@
+-- Dead-letter a submission, and end its trace's record if that is a record of this very submission.
+--
+-- Uses   ledger
+-- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, pending, counts, dead_letter, records...
+-- ARGV   dead_letter_id, reason, detail, trace_id, digest, deliveries, payload, unreadable, record_prefix, record_ttl_ms,
+--        ttl_ms, most, most_bytes
+-- Reply  (decision, has_too_many): the decision on this very submission, and then no dead letter, or an empty string; 1 if others
+--        are to make room
+--
+-- records holds the trace's record, or nothing if the submission has no name. digest is empty if it could not be decoded. unreadable
+-- is the decision on it that the caller cannot read, or empty.
+
+local record = records[1]
+local now = now_ms()
+expect('zset', dead_letters, dead_letter_classes, pending)
+expect('hash', dead_letter_sizes, dead_letter, counts)
+
+use_reserve(pending)
+
+local state, known_digest, decision, as_letter
+if record then state, known_digest, decision, as_letter = read(record, 'state', 'digest', 'decision', 'as_letter') end
+if state == FOREIGN then record, state = nil end
+-- Another worker may have decided the trace since its record was seen damaged, or a later version, whose decision stands.
+local function is_decision(text)
+    local is_json, fields = pcall(cjson.decode, text)
+    return is_json and type(fields) == 'table' and fields.trace_id == trace_id and fields.schema_version ~= nil
+end
+-- A damaged record says nothing that can be believed; whether the trace is pending, the index does.
+local is_damaged = record and reason == 'damaged' and state ~= 'pending' and not (state == 'decided' and is_decision(decision))
+if is_damaged then
+    redis.call('DEL', record)
+    state, known_digest, decision, as_letter = redis.call('ZSCORE', pending, trace_id) and 'pending', nil, nil, nil
+end
+-- What could not be decoded is the same if its bytes are, also where the limits of one worker alone keep it from that.
+local is_same = is_damaged or (digest ~= '' and known_digest == digest) or as_letter == (known_digest or '') .. dead_letter_id
+if state == 'decided' and is_same and (decision or '') ~= unreadable then return {decision, 0} end
+
+local is_new = redis.call('HSETNX', dead_letter, 'first_ms', now) == 1
+redis.call('HSET', dead_letter, 'last_ms', now, 'reason', reason, 'detail', detail, 'deliveries', deliveries, 'payload', payload)
+-- Bytes that could not be decoded may come under several names, or none. Their dead letter has the first, and ends no other's
+-- record, until it is known whose they are.
+local named = redis.call('HGET', dead_letter, 'trace_id') or ''
+local is_known = digest ~= '' or is_same
+if named == '' or is_known then
+    if named ~= '' and named ~= trace_id then forget_dead(record_prefix .. named, dead_letter_id) end
+    redis.call('HSET', dead_letter, 'trace_id', trace_id)
+elseif named ~= trace_id then
+    record, state = nil, nil
+end
+add(dead_letter, 'burials', 1)
+redis.call('PEXPIRE', dead_letter, ttl_ms)
+redis.call('ZADD', dead_letters, now, dead_letter_id)
+redis.call('PEXPIRE', dead_letters, ttl_ms)
+join_class(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter_id, reason, redis.call('HGET', dead_letter, 'trace_id'),
+    #payload, now, ttl_ms)
+
+local ends_pending = state == 'pending' and is_same
+-- What is dead-lettered again was counted when it was new; a pending submission was counted when it became so.
+if is_new and not ends_pending then add(counts, 'submitted', 1) end
+if is_new or ends_pending then add(counts, 'dead', 1) end
+-- Another content's record is none of this submission's business.
+if record and (not state or state == 'dead' or ends_pending) then
+    if known_digest ~= digest and (digest ~= '' or not state) then
+        forget_place(record)
+        redis.call('HDEL', record, 'digest')
+        if digest ~= '' then redis.call('HSET', record, 'digest', digest) end
+    end
+    to_dead(record, trace_id, dead_letter_id, reason, detail, pending, record_ttl_ms)
+end
+return {'', next_to_go(dead_letters, dead_letter_sizes, dead_letter_classes, most, most_bytes, now - ttl_ms) and 1 or 0}

@@ -1,0 +1,37 @@
+-- Remove dead letters: those whose time is over, and others while there are too many or too large ones; with each the record that died
+-- by it. Not all at once: a large one takes the place of many small ones, and Redis has others to serve.
+--
+-- Uses   ledger
+-- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, dropped
+-- ARGV   dead_letter_prefix, record_prefix, at_once, ttl_ms, most, most_bytes
+-- Reply  (reasons, has_too_many): the reason of each that went before its time, and 1 if more are to go
+
+expect('zset', dead_letters, dead_letter_classes)
+expect('hash', dead_letter_sizes, dropped)
+local expired_ms = now_ms() - ttl_ms
+
+use_reserve(dead_letters)
+
+local reasons = {}
+local function follow()
+    return next_to_go(dead_letters, dead_letter_sizes, dead_letter_classes, most, most_bytes, expired_ms)
+end
+local dead_letter_id, is_early, class = follow()
+for _ = 1, at_once do
+    if not dead_letter_id then break end
+    if dead_letter_id == '' then
+        redis.call('ZREM', dead_letter_classes, class)
+    else
+        local dead_letter = dead_letter_prefix .. dead_letter_id
+        local reason = is_early and redis.call('HGET', dead_letter, 'reason')
+        if reason then
+            reasons[#reasons + 1] = reason
+            add(dropped, 'dead letters, ' .. reason, 1)
+        end
+        remove_dead_letter(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, dead_letter_id, record_prefix)
+        -- Its own class may be another one, or none, if somebody has damaged an index.
+        if class then redis.call('ZREM', dead_letters .. '_of:' .. class, dead_letter_id) end
+    end
+    dead_letter_id, is_early, class = follow()
+end
+return {reasons, dead_letter_id and 1 or 0}

@@ -1,0 +1,20 @@
+-- Note that a worker is alive, renew the leases of what it decides, and forget workers that ended long ago.
+--
+-- KEYS   workers, records...
+-- ARGV   worker, worker_lease_ms, remembered_ms, lease_ms
+-- Reply  for each trace 1 if the worker holds it, else 0
+
+local now = now_ms()
+
+-- Removing comes first, as Redis when full lets a script add only then.
+redis.call('ZREMRANGEBYSCORE', workers, '-inf', now - remembered_ms)
+redis.call('ZADD', workers, now + worker_lease_ms, worker)
+redis.call('PEXPIRE', workers, remembered_ms)
+
+local reply = {}
+for i, record in ipairs(records) do
+    local is_held = read(record, 'owner') == worker
+    if is_held then redis.call('HSET', record, 'lease_ms', now + lease_ms) end
+    reply[i] = is_held and 1 or 0
+end
+return reply

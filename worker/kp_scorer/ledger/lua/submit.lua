@@ -1,0 +1,32 @@
+-- Note submissions as pending before they are sent, unless their traces are known.
+--
+-- Uses   ledger
+-- KEYS   pending, counts, records...
+-- ARGV   submissions... (trace_id, digest, payload, dead_letter_id)
+-- Reply  (has_room, states): a state for each trace, empty if its id belongs to another digest; 0 and none if Redis is nearly full
+
+expect('zset', pending)
+expect('hash', counts)
+local now = now_ms()
+
+-- Backpressure.
+if is_nearly_full(memory()) then return {0, {}} end
+
+local states = {}
+for i, record in ipairs(records) do
+    local submission = submissions[i]
+    local trace_id, digest = submission.trace_id, submission.digest
+    local state, known_digest = read(record, 'state', 'digest')
+    if state == FOREIGN or ((state == 'pending' or state == 'decided') and known_digest ~= digest) then
+        states[i] = ''
+    elseif state == 'decided' then
+        states[i] = 'decided'
+    else
+        -- A dead trace submitted again is a new submission, with whatever it holds now.
+        if state ~= 'pending' then to_pending(record, trace_id, digest, pending, counts, now) end
+        redis.call('HSET', record, 'submission', submission.payload, 'as_letter', digest .. submission.dead_letter_id)
+        redis.call('ZADD', pending, now, trace_id)
+        states[i] = 'pending'
+    end
+end
+return {1, states}

@@ -1,0 +1,178 @@
+"""What a ledger holds and does, wherever it is; and the one in memory, for scoring offline."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kp_scorer.decision import Decision
+from kp_scorer.errors import Reason
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+TraceState = Literal["pending", "decided", "dead"]
+
+DAMAGED_DECISION: Final = "the ledger's record of it, decision: expected a decision"
+"""The detail of what is dead because the decision in its record is none."""
+_MOST: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
+
+
+class Identity(NamedTuple):
+    """Which trace it is and what it says: its id and its 16-byte digest."""
+
+    trace_id: str
+    digest: bytes
+
+
+class Record(NamedTuple):
+    """What the ledger holds of a trace."""
+
+    state: TraceState
+    digest: bytes
+    """Empty where a dead letter could not be decoded."""
+    decision: Decision | None = None
+    """None unless decided."""
+    reason: Reason | None = None
+    """Why it is dead; None if it is not. A record that cannot be read is dead, and ``damaged``."""
+    detail: str = ""
+    """What exactly it died of."""
+    attempts: int = 0
+    """How many workers have ended while they decided it."""
+    is_held: bool = False
+    """Whether another worker, which is alive, is deciding it; False where it is only looked up."""
+    since_ms: int = 0
+    """Since when it is pending, by Redis' clock; where it is looked up."""
+    resends: int = 0
+    """How often it was lost and sent again since; where it is looked up."""
+
+
+class Tally(NamedTuple):
+    """What a decision counts as once it is stored."""
+
+    domain: str
+    is_known: bool
+    """Whether settings name this domain. Of others, which producers may invent for ever, only so many are told apart."""
+    guards: str = ""
+    """The guards that fired, with a space between them."""
+
+
+class Tallies(NamedTuple):
+    """How many decisions were stored."""
+
+    domains: dict[str, int]
+    """By domain; under an empty name those of domains after too many."""
+    guards: dict[str, int]
+    """By each guard that fired."""
+
+
+class Verdict(NamedTuple):
+    """A decision to commit, as JSON, the digest it was made for, and the entry of the novelty log that it rests on."""
+
+    trace_id: str
+    digest: bytes
+    decision: bytes
+    entry: str
+    """Empty without an embedder."""
+    tally: Tally
+
+
+class CommitResult(NamedTuple):
+    """How a commit ended."""
+
+    outcome: Literal["stored", "stands", "dead", "conflict", "again"]
+    """An earlier decision ``stands``; ``conflict``: the trace's id belongs to another digest; ``again``: the trace has another
+    place in the novelty log by now, and with it another novelty, so that it must be decided again."""
+    decision: Decision | None = None
+    """The one that stands."""
+    reason: Reason | None = None
+    """Why the trace is dead."""
+    detail: str = ""
+
+
+class Submission(NamedTuple):
+    """A submission about to be sent: its trace's id, its 16-byte digest, and itself as UTF-8 JSON."""
+
+    trace_id: str
+    digest: bytes
+    payload: bytes
+
+
+class LostSubmission(NamedTuple):
+    """A submission to be sent again, and how often that was done before."""
+
+    trace_id: str
+    payload: bytes
+    resends: int
+    digest: bytes
+
+
+class SubmissionCounts(NamedTuple):
+    """How many submissions there have been, and what became of them: submitted = pending + decided + dead."""
+
+    submitted: int
+    pending: int
+    decided: int
+    dead: int
+
+
+def number_in(field: bytes | int | None) -> int:
+    """A count, or a time in ms, in a field in Redis; 0 if it is anything else, as for the scripts."""
+    try:
+        number = int(field or 0)
+    except ValueError:
+        return 0
+    return number if 0 <= number <= _MOST else 0
+
+
+def text_in(field: bytes | None) -> str:
+    """The text in a field in Redis; bytes that are no text are escaped."""
+    return (field or b"").decode("utf-8", "backslashreplace")
+
+
+def parsed_in(model: type[Parsed], field: bytes | None) -> Parsed | None:
+    """The decision or the like that a field in Redis holds as JSON; None if it holds none."""
+    try:
+        return model.model_validate_json(field or b"")
+    except ValidationError:
+        # It quotes what it does not expect.
+        return None
+
+
+def dead_letter_id_of(payload: bytes) -> str:
+    """The id that a submission of these bytes has as a dead letter."""
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+
+class MemoryLedger:
+    """The part of :class:`~kp_scorer.ledger.RedisLedger` that deciding needs, as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, bytes] = {}
+        self._decisions: dict[str, bytes] = {}
+
+    def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
+        """Read the records, or make them. No attempt ends but with the process."""
+        return [self._record(trace_id, self._digests.setdefault(trace_id, digest)) for trace_id, digest in identities]
+
+    def release(self, trace_ids: Sequence[str]) -> None:
+        """Nothing is held."""
+
+    def commit(self, verdicts: Sequence[Verdict]) -> list[CommitResult]:
+        """Store decisions, the first end stands; count nothing."""
+        return [self._commit(verdict) for verdict in verdicts]
+
+    def _commit(self, verdict: Verdict) -> CommitResult:
+        record = self._record(verdict.trace_id, self._digests.setdefault(verdict.trace_id, verdict.digest))
+        if record.digest != verdict.digest:
+            return CommitResult("conflict")
+        if record.decision:
+            return CommitResult("stands", record.decision)
+        self._decisions[verdict.trace_id] = verdict.decision
+        return CommitResult("stored")
+
+    def _record(self, trace_id: str, digest: bytes) -> Record:
+        if decision := self._decisions.get(trace_id):
+            return Record("decided", digest, Decision.model_validate_json(decision))
+        return Record("pending", digest)

@@ -1,0 +1,322 @@
+"""The ledger in Redis: one hash a trace, changed only by scripts, so that no two processes see it half changed."""
+
+import re
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple, cast
+
+import redis
+
+from kp_scorer.decision import Decision
+from kp_scorer.errors import REASONS, ServiceUnavailable, TraceConflict
+from kp_scorer.ledger.connection import reports_outages
+from kp_scorer.ledger.keys import KEPT_S, Keys
+from kp_scorer.ledger.records import (
+    DAMAGED_DECISION,
+    CommitResult,
+    Identity,
+    LostSubmission,
+    MemoryLedger,
+    Record,
+    Submission,
+    SubmissionCounts,
+    Tallies,
+    TraceState,
+    Verdict,
+    dead_letter_id_of,
+    number_in,
+    parsed_in,
+    text_in,
+)
+from kp_scorer.ledger.scripts import nothing, row, rows, script
+from kp_scorer.novelty.audit import DecidedTrace
+
+_CLAIMED_AT_ONCE: Final = 100
+_READ_AT_ONCE: Final = 500
+_SCANNED_AT_ONCE: Final = 5_000
+"""Redis does nothing else meanwhile, for a millisecond or two."""
+_WORKER_LEASE_MS: Final = 5_000
+"""A worker that has not reported for this long counts as dead: five times as long as between two renewals."""
+LEASE_MS: Final = 5_000
+"""A trace that its worker has not renewed for this long is held no longer, whether the worker lives or not."""
+_WORKERS_REMEMBERED_MS: Final = 3_600_000
+_LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends")
+_KEPT_MS: Final = KEPT_S * 1_000
+
+
+class _Lease(NamedTuple):
+    """How a worker holds traces."""
+
+    worker: str
+    worker_lease_ms: int
+    remembered_ms: int
+    lease_ms: int
+
+
+class _SubmissionRow(NamedTuple):
+    submission: Submission
+    dead_letter_id: str
+
+
+class _SubmitReply(NamedTuple):
+    has_room: int
+    states: list[bytes]
+
+
+def _record(
+    state: bytes, digest: bytes, decision: bytes, reason: bytes, detail: bytes, attempts: int | bytes, is_held: int = 0
+) -> Record:
+    """Read a record's fields, which whoever may write to Redis may have changed."""
+    if state == b"decided":
+        decided = parsed_in(Decision, decision)
+        return Record("decided", digest or b"", decided) if decided else _damaged(digest, DAMAGED_DECISION)
+    if state == b"dead":
+        if (cause := text_in(reason)) not in REASONS:
+            return _damaged(digest, "the ledger's record of it, reason: expected why the trace is dead")
+        return Record("dead", digest or b"", None, cause, text_in(detail))
+    if state != b"pending":
+        return _damaged(digest, "the ledger's record of it, state: expected pending, decided or dead")
+    return Record("pending", digest or b"", attempts=number_in(attempts), is_held=bool(is_held))
+
+
+def _damaged(digest: bytes, problem: str) -> Record:
+    return Record("dead", digest or b"", None, "damaged", problem)
+
+
+def _lost_submission(trace_id: bytes, payload: bytes, resends: int, digest: bytes) -> LostSubmission:
+    return LostSubmission(text_in(trace_id), payload, resends, digest)
+
+
+def _commit_result(outcome: bytes, decision: bytes = b"", reason: bytes = b"", detail: bytes = b"") -> CommitResult:
+    if outcome in (b"stands", b"dead"):
+        record = _record(b"decided" if decision else b"dead", b"", decision, reason, detail, 0)
+        return CommitResult("stands" if record.decision else "dead", record.decision, record.reason, record.detail)
+    return CommitResult(outcome.decode())  # type: ignore[arg-type]  # by commit.lua
+
+
+def _looked_up(reply: Any) -> Record | None:
+    if isinstance(reply, redis.exceptions.ResponseError) and "WRONGTYPE" in str(reply):
+        return _damaged(b"", "the ledger's record of it: expected a hash")
+    if isinstance(reply, Exception):
+        raise reply
+    state, digest, *fields, since_ms, resends = reply
+    if state is None and not any((*fields, since_ms, resends)):
+        # At most it has a place.
+        return None
+    return _record(state, digest, *fields)._replace(since_ms=number_in(since_ms), resends=number_in(resends))
+
+
+@script(row(_SubmitReply))
+def _submit(*, keys: Keys, records: Sequence[str], submissions: Sequence[_SubmissionRow]) -> None: ...
+
+
+@script(rows(_record))
+def _acquire(*, keys: Keys, records: Sequence[str], lease: _Lease, alone: bool, identities: Sequence[Identity]) -> None: ...
+
+
+@script(list[int])
+def _renew(*, keys: Keys, records: Sequence[str], lease: _Lease) -> None: ...
+
+
+@script(nothing)
+def _release(*, records: Sequence[str], worker: str) -> None: ...
+
+
+@script(rows(_commit_result))
+def _commit(*, keys: Keys, records: Sequence[str], record_ttl_ms: int, verdicts: Sequence[Verdict]) -> None: ...
+
+
+@script(rows(_lost_submission))
+def _claim_lost(
+    *, keys: Keys, record_prefix: str, resend_after_ms: int, queue_is_empty: bool, most: int, forget_after_ms: int
+) -> None: ...
+
+
+@script(nothing)
+def _count_resend(*, keys: Keys, record: str, trace_id: str) -> None: ...
+
+
+@script(row(SubmissionCounts))
+def _counts(*, keys: Keys) -> None: ...
+
+
+@script(int)
+def _erase_record(*, keys: Keys, record: str, trace_id: str) -> None: ...
+
+
+@reports_outages("ledger")
+class RedisLedger:
+    """The records of traces, as one worker or one client uses them; ServiceUnavailable if Redis cannot be reached."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, ttl_ms: int, lease_ms: int = LEASE_MS) -> None:
+        """Keep records for ``ttl_ms`` after they ended, and hold a trace for ``lease_ms`` after each renewal."""
+        self._client = client
+        self._keys = keys
+        self._ttl_ms = ttl_ms
+        self.worker = uuid.uuid4().hex
+        """What this worker is called among all."""
+        self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
+        self._deciding: set[str] = set()
+        self.damaged: dict[str, str] = {}
+        """What is wrong with the records in whose place :meth:`decided` and :meth:`all_decided` gave nothing, by trace id."""
+
+    def load_scripts(self) -> None:
+        """Have Redis, which forgets scripts when it restarts, know the one that clients call, who may load none."""
+        if not self._client.script_exists(_submit.sha)[0]:
+            _submit.load(self._client)
+
+    def submit(self, submissions: Sequence[Submission]) -> list[TraceState | TraceConflict]:
+        """Note submissions as pending before they are sent. Idempotent.
+
+        Returns:
+            For each the state it has now (an earlier decision stands), or the conflict if its id belongs to another digest.
+
+        Raises:
+            ServiceUnavailable: as ever, or Redis is nearly full and takes no more submissions.
+        """
+        noted = [_SubmissionRow(each, dead_letter_id_of(each.payload)) for each in submissions]
+        has_room, states = _submit(self._client, keys=self._keys, records=self._records(submissions), submissions=noted)
+        if not has_room:
+            raise ServiceUnavailable(
+                "ledger: Redis is nearly full, what is left of its maxmemory is for deciding what waits; submit again later"
+            )
+        return [
+            cast("TraceState", state.decode()) if state else TraceConflict(submission.trace_id)
+            for submission, state in zip(submissions, states, strict=True)
+        ]
+
+    def look_up(self, trace_ids: Sequence[str]) -> list[Record | None]:
+        """Read records, in order; None where there is none."""
+        pipeline = self._client.pipeline(transaction=False)
+        for trace_id in trace_ids:
+            pipeline.hmget(self._keys.record(trace_id), _LOOKED_UP)
+        return [_looked_up(reply) for reply in pipeline.execute(raise_on_error=False)]
+
+    def decided(self, trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
+        """Read decisions, in order; None where there is none. What is wrong with a damaged record goes to :attr:`damaged`."""
+        records = self.look_up(trace_ids)
+        self.damaged |= {
+            trace_id: record.detail
+            for trace_id, record in zip(trace_ids, records, strict=True)
+            if record and record.reason == "damaged"
+        }
+        return [DecidedTrace(record.decision, record.digest) if record and record.decision else None for record in records]
+
+    def all_decided(self) -> Iterator[DecidedTrace]:
+        """Yield every decision that is kept, in no order. One made meanwhile may be missing; none comes twice."""
+        trace_ids = self._scan("", at_once=_READ_AT_ONCE)
+        while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
+            yield from filter(None, self.decided(chunk))
+
+    def ids_with_prefix(self, prefix: str, most: int) -> list[str] | None:
+        """The ids of traces that begin with ``prefix``, ``most`` at most, in no order; None if this user may not look for them.
+
+        Redis looks through the names of all its keys, which takes a second for a million.
+        """
+        try:
+            return list(islice(self._scan(prefix, at_once=_SCANNED_AT_ONCE), most))
+        except redis.exceptions.NoPermissionError:
+            return None
+
+    def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
+        """Read the records of traces about to be decided, in order, and make those that are missing.
+
+        The worker holds a pending trace from now on, by a lease, until it commits, dead-letters or releases it. An attempt is
+        counted when the holder is gone. A trace with attempts is held only by who decides it ``alone``, so that it takes no
+        other trace along.
+        """
+        keys, names = self._keys, self._records(identities)
+        records = _acquire(self._client, keys=keys, records=names, lease=self._lease, alone=alone, identities=identities)
+        self._deciding.update(
+            identity.trace_id
+            for identity, record in zip(identities, records, strict=True)
+            if record.state == "pending" and record.digest == identity.digest and not record.is_held
+        )
+        return records
+
+    def renew(self) -> None:
+        """Note that this worker is alive, and renew what it is deciding. Any thread may do so."""
+        # Copied, as other threads acquire and commit meanwhile.
+        deciding = tuple(self._deciding)
+        records = [self._keys.record(trace_id) for trace_id in deciding]
+        holds = _renew(self._client, keys=self._keys, records=records, lease=self._lease)
+        self._deciding.difference_update(trace_id for trace_id, is_held in zip(deciding, holds, strict=True) if not is_held)
+
+    def release(self, trace_ids: Sequence[str]) -> None:
+        """Hold traces no longer whose deciding ended, but not in a decision."""
+        self._deciding.difference_update(trace_ids)
+        _release(self._client, records=[self._keys.record(trace_id) for trace_id in trace_ids], worker=self.worker)
+
+    def commit(self, verdicts: Sequence[Verdict]) -> list[CommitResult]:
+        """Store each decision unless its trace has ended, in order. The first end stands, so committing again is safe."""
+        keys, names = self._keys, self._records(verdicts)
+        results = _commit(self._client, keys=keys, records=names, record_ttl_ms=self._ttl_ms, verdicts=verdicts)
+        self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
+        return results
+
+    def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
+        """Claim pending submissions that nothing will bring back, to send them again; each is claimed by one caller.
+
+        They were last sent more than ``resend_after_ms`` ago, and the queue was empty since.
+        """
+        return _claim_lost(
+            self._client,
+            keys=self._keys,
+            record_prefix=self._keys.record(""),
+            resend_after_ms=resend_after_ms,
+            queue_is_empty=queue_is_empty,
+            most=_CLAIMED_AT_ONCE,
+            forget_after_ms=_KEPT_MS,
+        )
+
+    def count_resend(self, trace_id: str) -> None:
+        """Count that a claimed submission has been sent again."""
+        _count_resend(self._client, keys=self._keys, record=self._keys.record(trace_id), trace_id=trace_id)
+
+    def counts(self) -> SubmissionCounts:
+        """Count the submissions, as of one moment."""
+        return _counts(self._client, keys=self._keys)
+
+    def tallies(self) -> Tallies:
+        """Count decisions by what they count as, most first."""
+        fields: Any = self._client.hgetall(self._keys.tallies)
+        counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for field, count in fields.items():
+            kind, _, name = text_in(field).partition(" ")
+            counts[kind][name] = number_in(count)
+        return Tallies(*(_most_first(counts[kind]) for kind in ("decided", "guard")))
+
+    def oldest_pending_s(self) -> float:
+        """Seconds since the pending submission was sent that was sent first, by Redis' clock; 0 if none is pending."""
+        oldest: Any = self._client.zrange(self._keys.pending, 0, 0, withscores=True)
+        seconds, microseconds = self._client.time()
+        # Nothing was sent before 1970: somebody else has written that, and the reconciler removes it.
+        is_sent = oldest and oldest[0][1] > 0
+        return max(0.0, seconds + microseconds / 1e6 - oldest[0][1] / 1_000) if is_sent else 0.0
+
+    def erase(self, trace_id: str) -> int:
+        """Remove a trace's record, its decision with it; return how many there were (0 or 1)."""
+        return _erase_record(self._client, keys=self._keys, record=self._keys.record(trace_id), trace_id=trace_id)
+
+    def _records(self, traces: Sequence[Submission | Identity | Verdict]) -> list[str]:
+        return [self._keys.record(trace.trace_id) for trace in traces]
+
+    def _scan(self, prefix: str, *, at_once: int) -> Iterator[str]:
+        start = self._keys.record("")
+        pattern = re.sub(r"[][*?\\]", r"\\\g<0>", start + prefix)
+        # Redis gives some twice while its table grows or shrinks.
+        seen: set[bytes] = set()
+        for key in self._client.scan_iter(f"{pattern}*", count=at_once, _type="hash"):
+            if key not in seen:
+                seen.add(key)
+                yield text_in(key).removeprefix(start)
+
+
+def _most_first(counts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+Ledger = RedisLedger | MemoryLedger
+"""A ledger, wherever it is; of the one in memory deciding needs no more."""

@@ -1,0 +1,171 @@
+"""The Lua scripts of the package, each called by the names of its keys, its arguments and what it replies.
+
+Redis runs a script as one step, so that no process sees another's work half done. A script is declared as a function without a
+body, and its file, ``lua/NAME.lua`` beside the module of the function, begins with the same names in the same order::
+
+    @script(rows(_record))                              -- Uses   ledger
+    def _acquire(                                       -- KEYS   pending, workers, records...
+        *, keys: Keys, records: Sequence[str],          -- ARGV   worker, lease_ms, identities... (trace_id, digest)
+        lease: _Lease, identities: Sequence[Identity],  -- Reply  (state, digest) for each trace
+    ) -> None: ...
+
+If they differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``; a NamedTuple is
+an argument for each of its fields. The names are locals of the script: numbers where the function has int, booleans where it
+has bool, tables of strings or of rows with these fields where a name ends with dots, else strings.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+
+from redis.exceptions import NoScriptError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_HEADER: Final = re.compile(r"^-- (Uses|KEYS|ARGV) +(.*(?:\n--    +.*)*)", re.MULTILINE)
+
+
+def row(kind: Callable[..., R]) -> Callable[[Any], R]:
+    """A reply of several parts, of which ``kind`` makes one thing."""
+    return lambda reply: kind(*reply)
+
+
+def rows(kind: Callable[..., R]) -> Callable[[Any], list[R]]:
+    """A reply of any number of such rows."""
+    return lambda reply: [kind(*parts) for parts in reply]
+
+
+def nothing(_: Any) -> None:
+    """The reply of a script that has none."""
+
+
+class Script(Generic[P, R]):
+    """A script, called with a client and then by the keywords of its function. Safe to share between threads and clients."""
+
+    def __init__(self, function: Callable[P, None], reply: Callable[[Any], R]) -> None:
+        """Read the script that is called like ``function``, but for a leading underscore.
+
+        Raises:
+            TypeError: it begins with other names than those of the function.
+        """
+        self.name = function.__name__.lstrip("_")
+        self.parse = reply
+        self._package = function.__module__.rpartition(".")[0]
+        header = self._header()
+        hints = get_type_hints(function)
+        owner = hints.pop("keys", None)
+        parameters = [_parameter(name, hint) for name, hint in hints.items() if name != "return"]
+        listed = header["KEYS"].split(", ")
+        self._keys = [each for each in parameters if str(each) in listed]
+        self._arguments = [each for each in parameters if str(each) not in listed]
+        self._of_owner = [name for name in listed if hasattr(owner, name) and name not in map(str, self._keys)]
+        declared = [*self._of_owner, *map(str, self._keys)], ", ".join(map(str, self._arguments))
+        if declared != (listed, header.get("ARGV", "")):
+            raise TypeError(f"{self.name}.lua has {header}, its function has {declared}")
+        self.compile()
+
+    def compile(self) -> None:
+        """Make the text that Redis runs, and the digest that Redis knows it by."""
+        uses = self._header().get("Uses")
+        keys = [_Parameter(name, {name: str}, is_list=False) for name in self._of_owner]
+        lines = [*_locals("KEYS", [*keys, *self._keys]), *_locals("ARGV", self._arguments)]
+        preludes = ["common", *(uses.split(", ") if uses else ())]
+        self.source = "\n".join([*(_text(self._package, name) for name in preludes), *lines, _text(self._package, self.name)])
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def command(self, *_: P.args, **values: P.kwargs) -> tuple[Any, ...]:
+        """The command that calls it; for a connection whose replies are read elsewhere, which :attr:`parse` converts."""
+        keys = [getattr(values["keys"], name) for name in self._of_owner]
+        keys += [part for each in self._keys for part in each.pack(values[each.name])]
+        arguments = [part for each in self._arguments for part in each.pack(values[each.name])]
+        return "EVALSHA", self.sha, len(keys), *keys, *arguments
+
+    def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it."""
+        return self.run(client, self.command(*args, **kwargs))
+
+    def run(self, client: Any, command: tuple[Any, ...]) -> R:
+        """Run its command; where Redis does not have it, as after a restart or a failover, load it first."""
+        try:
+            reply = client.execute_command(*command)
+        except NoScriptError:
+            self.load(client)
+            reply = client.execute_command(*command)
+        return self.parse(reply)
+
+    def load(self, client: Any) -> None:
+        """Have Redis keep it until it restarts, also for users who may run scripts and load none."""
+        client.execute_command("SCRIPT LOAD", self.source)
+
+    def _header(self) -> dict[str, str]:
+        text = _text(self._package, self.name)
+        return {label: " ".join(names.replace("\n--", " ").split()) for label, names in _HEADER.findall(text)}
+
+
+def script(reply: Callable[[Any], R]) -> Callable[[Callable[P, None]], Script[P, R]]:
+    """Make a :class:`Script` of a function without a body, whose reply ``reply`` converts."""
+    return lambda function: Script(function, reply)
+
+
+class _Parameter(NamedTuple):
+    name: str
+    fields: dict[str, Any]
+    """Names and types of its parts; itself if it has none."""
+    is_list: bool
+
+    def __str__(self) -> str:
+        names = ", ".join(self.fields)
+        return names if not self.is_list else f"{self.name}..." if names == self.name else f"{self.name}... ({names})"
+
+    def pack(self, value: Any) -> Iterator[Any]:
+        return _flat(value if self.is_list else [value])
+
+
+def _parameter(name: str, hint: Any) -> _Parameter:
+    is_list = get_origin(hint) is Sequence
+    return _Parameter(name, _fields(name, get_args(hint)[0] if is_list else hint), is_list)
+
+
+def _fields(name: str, kind: Any) -> dict[str, Any]:
+    if not hasattr(kind, "_fields"):
+        return {name: kind}
+    return {field: of for part, hint in get_type_hints(kind).items() for field, of in _fields(part, hint).items()}
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _flat(value)
+        else:
+            # redis-py takes no booleans.
+            yield int(value) if isinstance(value, bool) else value
+
+
+def _locals(table: str, parameters: Sequence[_Parameter]) -> Iterator[str]:
+    """Lua that gives the keys or the arguments their names."""
+    number = 1
+    for name, fields, is_list in parameters:
+        place = "i" if is_list else str(number)
+        parts = {field: _converted(kind, f"{table}[{place} + {at}]") for at, (field, kind) in enumerate(fields.items())}
+        if is_list:
+            of_row = parts.get(name) or "{" + ", ".join(f"{field} = {part}" for field, part in parts.items()) + "}"
+            yield f"local {name} = {{}}"
+            yield f"for i = {number}, #{table}, {len(parts)} do {name}[#{name} + 1] = {of_row} end"
+        else:
+            yield from (f"local {field} = {part}" for field, part in parts.items())
+        number += len(parts)
+
+
+def _converted(kind: Any, place: str) -> str:
+    return f"tonumber({place})" if kind is int else f"{place} == '1'" if kind is bool else place
+
+
+@cache
+def _text(package: str, name: str) -> str:
+    """A file beside the module that declares a script; or here, if it is for all."""
+    file = resources.files(__package__ if name == "common" else package).joinpath("lua", f"{name}.lua")
+    return file.read_text("utf-8")

@@ -1,0 +1,99 @@
+"""Everything of ours in one Redis, opened in one place."""
+
+import time
+from collections.abc import Iterator
+from typing import Self
+
+import redis
+
+from kp_scorer.decision import Decision
+from kp_scorer.ledger.connection import connect, memory_used, reports_outages, shortcomings
+from kp_scorer.ledger.dead_letters import DeadLetterCounter, DeadLetters
+from kp_scorer.ledger.decision_stream import DecisionStream
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.log import RedisLog
+from kp_scorer.ledger.monitoring import Drops, Workers
+from kp_scorer.ledger.redis_ledger import RedisLedger
+from kp_scorer.local.endpoints import with_endpoints
+from kp_scorer.settings import Settings, load_settings
+
+
+@reports_outages("redis.url")
+class Store:
+    """What lies under one prefix. A context manager; connects on first use; raises ServiceUnavailable."""
+
+    def __init__(self, client: redis.Redis, settings: Settings, counter: DeadLetterCounter | None = None) -> None:
+        """Own ``client`` from now on; ``counter`` is for :class:`DeadLetters`."""
+        self._client = client
+        self._settings = settings
+        self._keys = Keys(settings.redis.prefix)
+        self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
+        self.dead_letters = DeadLetters(client, self._keys, settings.ledger, counter)
+        self.workers = Workers(client, self._keys)
+        self.drops = Drops(client, self._keys)
+
+    @classmethod
+    def open(cls, settings: Settings, counter: DeadLetterCounter | None = None) -> Self:
+        """Make a store for the Redis that the settings name."""
+        return cls(connect(settings.redis), settings, counter)
+
+    def ping(self) -> None:
+        """Return if Redis answers."""
+        self._client.ping()
+
+    def shortcomings(self) -> list[str]:
+        """What this Redis is not set up for, each with its remedy."""
+        return list(shortcomings(self._client.info()))
+
+    def memory_used(self) -> float | None:
+        """Of the memory that Redis may take, the share taken; 0 where it may take all, None where this user may not ask."""
+        try:
+            return memory_used(self._client.info("memory"))
+        except redis.exceptions.ResponseError:
+            return None
+
+    def clock_ahead_s(self) -> float:
+        """How many seconds the clock of Redis is ahead of this machine's; less than 0 if it is behind."""
+        asked_at_s = time.time()
+        seconds, microseconds = self._client.time()
+        return seconds + microseconds / 1e6 - (asked_at_s + time.time()) / 2
+
+    def decision_stream(self, name: str) -> DecisionStream:
+        """A stream of decisions, which need not exist yet."""
+        return DecisionStream(self._client, self._keys, name)
+
+    def novelty_log(self, space: str) -> RedisLog:
+        """The log of a space, which need not exist yet."""
+        return RedisLog(self._client, self._keys, space, self._settings.novelty.window(), self._settings.ledger.ttl_ms)
+
+    def novelty_logs(self) -> list[RedisLog]:
+        """The logs that exist, by space."""
+        streams = [key.decode() for key in self._client.scan_iter(self._keys.any_log, _type="stream")]
+        return [self.novelty_log(space) for space in sorted(filter(None, map(self._keys.space_of, streams)))]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
+    """Yield every decision that the ledger holds, in no order. One made meanwhile may be missing; none comes twice.
+
+    Records that are damaged are left out.
+
+    Args:
+        settings: where the ledger is; by default what the environment and the configuration file say.
+
+    Raises:
+        SettingsError: a setting is wrong, or nothing says where Redis is.
+        ServiceUnavailable: Redis cannot be reached.
+    """
+    with Store.open(with_endpoints(settings or load_settings())) as store:
+        for decided in store.ledger.all_decided():
+            yield decided.decision

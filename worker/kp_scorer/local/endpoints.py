@@ -1,0 +1,27 @@
+"""Where the broker and the store are, when the settings leave that open."""
+
+from kp_scorer.errors import SettingsError
+from kp_scorer.local.embedded import running_url
+from kp_scorer.settings import Settings
+
+
+def with_endpoints(settings: Settings) -> Settings:
+    """Fill in missing URLs: a Redis broker is also the store; without any URL, the running embedded Redis is both."""
+    broker, store = settings.broker.url, settings.redis.url
+    if not broker and not store:
+        broker = store = running_url()
+        if not store:
+            raise SettingsError(
+                "broker.url: no broker is configured and no embedded one is running; "
+                "start one with `kp-scorer up`, or set KP_BROKER_URL and KP_REDIS_URL"
+            )
+    if not broker and settings.redis.server().scheme == "unix":
+        raise SettingsError("broker.url: a broker is reached by TCP only, not by the socket of redis.url; set KP_BROKER_URL")
+    if not store and not settings.broker.is_redis:
+        raise SettingsError("redis.url: the novelty log and the ledger need a Redis beside this broker; set KP_REDIS_URL")
+    return settings.model_copy(
+        update={
+            "broker": settings.broker.model_copy(update={"url": broker or store}),
+            "redis": settings.redis.model_copy(update={"url": store or broker}),
+        }
+    )

@@ -1,0 +1,152 @@
+"""The HTTP port of a worker, with ``/livez``, ``/readyz`` and ``/metrics``. No peer costs more than a thread and some kB."""
+
+import errno
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from typing import Any, Final
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from kp_scorer.errors import SettingsError
+from kp_scorer.settings import MetricsSettings
+
+_OPEN_AT_ONCE: Final = 8
+_TIMEOUT_S: Final = 5.0
+"""A peer that has not sent its request by then is disconnected; so is one that has not read the answer as long after that."""
+_ROOM_WITHIN_S: Final = 0.5
+_REQUEST_BYTES: Final = 8_192
+
+log = structlog.get_logger("kp_scorer.process.http")
+
+Reasons = Callable[[], Sequence[str]]
+
+
+# Not http.server's, which reads 6.5 MB of headers, and gives each line of them its time.
+class _Handler(BaseRequestHandler):
+    server: "_Server"
+
+    def handle(self) -> None:
+        with suppress(OSError):
+            if request := self._read_request():
+                self.request.settimeout(_TIMEOUT_S)
+                self.request.sendall(self.server.answer(request))
+
+    def _read_request(self) -> bytes:
+        """A request up to the blank line behind its headers; empty if there is none within the limits."""
+        request, deadline = b"", time.monotonic() + _TIMEOUT_S
+        while b"\n\r\n" not in request and b"\n\n" not in request:
+            self.request.settimeout(max(0.001, deadline - time.monotonic()))
+            chunk = self.request.recv(_REQUEST_BYTES)
+            request += chunk
+            if not chunk or len(request) > _REQUEST_BYTES:
+                return b""
+        return request
+
+
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, settings: MetricsSettings, registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons):
+        self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        self._registry = registry
+        self._why_not_live = why_not_live
+        self._why_not_ready = why_not_ready
+        self._open: list[socket.socket] = []
+        self._closed = threading.Condition()
+        super().__init__((settings.host, settings.port), _Handler)
+
+    def answer(self, request: bytes) -> bytes:
+        """The whole answer to a request."""
+        method, _, path = request.partition(b"\n")[0].partition(b" ")
+        match path.partition(b" ")[0].partition(b"?")[0].strip() if method == b"GET" else None:
+            case b"/metrics":
+                return _response(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry))
+            case b"/livez":
+                return _probed(self._why_not_live())
+            case b"/readyz":
+                return _probed(self._why_not_live() or self._why_not_ready())
+            case None:
+                return _response(HTTPStatus.NOT_IMPLEMENTED)
+        return _response(HTTPStatus.NOT_FOUND)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, once there is room: the oldest makes it, so that idle connections keep no probe out."""
+        with self._closed:
+            # First it may still answer what it has received.
+            for how in (socket.SHUT_RD, socket.SHUT_RDWR):
+                if len(self._open) >= _OPEN_AT_ONCE:
+                    with suppress(OSError):
+                        self._open[0].shutdown(how)
+                    self._closed.wait_for(lambda: len(self._open) < _OPEN_AT_ONCE, _ROOM_WITHIN_S)
+            has_room = len(self._open) < _OPEN_AT_ONCE
+            if has_room:
+                self._open.append(request)
+        if has_room:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._closed, suppress(ValueError):
+            self._open.remove(request)
+            self._closed.notify()
+
+    def handle_error(self, *_: Any) -> None:
+        """Log nothing of what a peer can cause."""
+
+
+def _probed(reasons: Sequence[str]) -> bytes:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+    body = json.dumps({"pid": os.getpid(), "reasons": list(reasons)}) + "\n"
+    return _response(status, "application/json", body.encode())
+
+
+def _response(status: HTTPStatus, content_type: str = "text/plain", body: bytes = b"") -> bytes:
+    head = f"HTTP/1.0 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@contextmanager
+def http_server(
+    settings: MetricsSettings, registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons
+) -> Iterator[None]:
+    """Serve probes and metrics while the context lasts, unless the port is 0, or in use, which is logged.
+
+    Args:
+        settings: where to listen.
+        registry: the metrics.
+        why_not_live: why the process is to be restarted; empty if it makes progress.
+        why_not_ready: why the worker receives no messages; empty if it does.
+
+    Raises:
+        SettingsError: it cannot listen there for another reason, such as a host that is not this machine's.
+    """
+    if not settings.port:
+        yield
+        return
+    try:
+        server = _Server(settings, registry, why_not_live, why_not_ready)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
+        # Another worker has the default port. Scoring does not need it.
+        log.warning("port_in_use", port=settings.port, detail="no probes and no metrics: give each worker a metrics.port")
+        yield
+        return
+    with server:
+        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()

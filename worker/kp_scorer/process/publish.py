@@ -1,0 +1,196 @@
+"""The last stage of every message: its decision is published, or it becomes a dead letter."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from celery import Celery
+from celery.states import SUCCESS
+
+from kp_scorer.broker.dead_letters import DeadLettering, dead_letter
+from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.wire import deliveries_by, queued_s, result_id
+from kp_scorer.decider import Resolved
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits
+from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
+from kp_scorer.ledger import DeadLetters, Publication
+from kp_scorer.logs import raised_at
+from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.spans.context import TRACE_ID, Context, context_in
+
+if TYPE_CHECKING:
+    from kp_scorer.spans.exporting import Recorder
+    from kp_scorer.spans.recording import SpanRecording
+
+log = structlog.get_logger("kp_scorer.process.publish")
+
+
+class PublishStage:
+    """Publishes decisions and stores dead letters, whole batches at a time. One thread owns it."""
+
+    def __init__(
+        self,
+        app: Celery,
+        publisher: Publisher,
+        dead_letters: DeadLetters,
+        limits: Limits,
+        metrics: Metrics,
+        recorder: "Recorder | None" = None,
+    ) -> None:
+        """Store requested results in the app's result backend; ``limits`` are those that messages were received within.
+
+        ``recorder`` records each message that ends here. One that is requeued is redelivered, and has no spans.
+        """
+        self._app = app
+        self._publisher = publisher
+        self._dead_letters = dead_letters
+        self._limits = limits
+        self._metrics = metrics
+        self._recorder = recorder
+
+    def resolve(self, delivery: Delivery, resolved: Resolved | BaseException) -> None:
+        """Set a delivery's decision or dead-lettering by how its trace was resolved, or by the error of deciding it.
+
+        Raises:
+            ServiceUnavailable: it is to be decided again, later.
+            SettingsError: the same.
+            BaseException: the message could not be read, by an error of our own.
+        """
+        match resolved:
+            case Decision():
+                delivery.decision = resolved
+            case TraceConflict():
+                delivery.dead_lettering = _dead_lettering(delivery, "conflict", str(resolved))
+            case TraceDead():
+                # Also for one that is dead already: its dead letter has the same bytes, and only the times in it change.
+                delivery.dead_lettering = _dead_lettering(delivery, resolved.reason, resolved.detail)
+            case Exception() if delivery.trace and not isinstance(resolved, ServiceUnavailable | SettingsError):
+                # One trace that cannot be scored must neither stop the worker nor come back for ever. The error's message is
+                # not logged: it may quote the trace.
+                trace, error = delivery.trace, type(resolved).__name__
+                domain = trace.metadata.task_domain
+                log.error("scoring_failed", trace_id=trace.id, domain=domain, error=error, where=raised_at(resolved))
+                delivery.dead_lettering = _dead_lettering(delivery, "scoring_failed", error)
+            case BaseException():
+                raise resolved
+
+    def complete(self, deliveries: Sequence[Delivery]) -> list[BaseException | None]:
+        """Store dead letters, which is idempotent, and publish decisions, which a retry may publish twice.
+
+        Returns:
+            For each delivery None if that is done, so that its message is to be acknowledged; or why it is not. After a
+            ScorerError the caller retries it.
+        """
+        errors: dict[Delivery, BaseException] = {}
+        self._dead_letter([delivery for delivery in deliveries if delivery.dead_lettering], errors)
+        self._publish([delivery for delivery in deliveries if delivery.decision], errors)
+        self._store_results([delivery for delivery in deliveries if delivery not in errors])
+        return [errors.get(delivery) for delivery in deliveries]
+
+    def _dead_letter(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
+        outage: ServiceUnavailable | None = None
+        for delivery in deliveries:
+            assert delivery.dead_lettering
+            if outage:
+                # Each would wait for Redis as long as the first one did.
+                errors[delivery] = outage
+                continue
+            try:
+                delivery.decision = dead_letter(self._dead_letters, delivery.message, delivery.dead_lettering, self._limits)
+            except ServiceUnavailable as error:
+                outage = errors[delivery] = error
+            except BaseException as error:
+                # Not only an Exception: what a native library raises when it panics is none, and would end this thread.
+                errors[delivery] = error
+            else:
+                if delivery.decision:
+                    delivery.dead_lettering = None
+                elif recording := self._recording(delivery):
+                    why = delivery.dead_lettering
+                    attributes = {TRACE_ID: why.trace_id, "kp_scorer.dead_letter.reason": why.reason}
+                    _end(recording, delivery, attributes, error=why.reason)
+
+    def _publish(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
+        decided = [(delivery, delivery.decision) for delivery in deliveries if delivery.decision]
+        failures: Sequence[BaseException | None]
+        try:
+            failures = self._publisher.publish_all(
+                [Publication(decision, self._context(delivery, decision)) for delivery, decision in decided]
+            )
+        except BaseException as broken:
+            # As when there is no memory for all of them at once.
+            failures = [broken] * len(decided)
+        for (delivery, decision), error in zip(decided, failures, strict=True):
+            if error is not None:
+                errors[delivery] = error
+            else:
+                self._count_published(delivery, decision)
+
+    def _count_published(self, delivery: Delivery, decision: Decision) -> None:
+        in_flight_s = delivery.in_flight_s()
+        waited_s = queued_s(delivery.message, delivery.received_at_s)
+        self._metrics.count_published(decision, waited_s, in_flight_s)
+        log.info(
+            "trace_decided",
+            trace_id=decision.trace_id,
+            domain=decision.domain,
+            outcome=decision.outcome,
+            score=round(decision.score, 6),
+            novelty_source=decision.novelty.source,
+            embed_ms=decision.timings.embed_ms,
+            batch_size=decision.timings.batch_size,
+            duration_ms=round(in_flight_s * 1_000, 1),
+        )
+        if recording := self._recording(delivery):
+            attributes = {
+                TRACE_ID: decision.trace_id,
+                "kp_scorer.outcome": decision.outcome,
+                "kp_scorer.score": decision.score,
+                # Producers may write anything there.
+                "kp_scorer.domain": self._metrics.counted_as(decision.domain),
+                **{f"kp_scorer.{name}": value for name, value in decision.timings.model_dump().items()},
+            }
+            _end(recording, delivery, attributes if waited_s is None else {**attributes, "kp_scorer.queued_s": waited_s})
+
+    def _recording(self, delivery: Delivery) -> "SpanRecording | None":
+        """The spans of a message, which begin with the first that there is to record; None if no spans are recorded."""
+        if self._recorder and not delivery.recording:
+            delivery.recording = self._recorder.begin(context_in(delivery.message.headers), delivery.received_at_s)
+        return delivery.recording
+
+    def _context(self, delivery: Delivery, decision: Decision) -> Context:
+        """The context that goes with a decision: that of its publishing, or of its submission if no spans are recorded."""
+        if recording := self._recording(delivery):
+            return recording.publishing(self._publisher.destinations.get(decision.outcome))
+        return context_in(delivery.message.headers)
+
+    def _store_results(self, deliveries: Sequence[Delivery]) -> None:
+        """Store the results of messages whose producers ask for them.
+
+        If that fails, the result is missing; the decision is published or the dead letter stored all the same.
+        """
+        for delivery in deliveries:
+            if not (task_id := result_id(delivery.message)):
+                continue
+            result: dict[str, Any] = {}
+            if why := delivery.dead_lettering:
+                result = {"trace_id": why.trace_id, "state": "dead", "reason": why.reason, "detail": why.detail}
+            elif delivery.decision:
+                result = delivery.decision.model_dump(mode="json")
+            try:
+                self._app.backend.store_result(task_id, result, SUCCESS)
+            except Exception as error:
+                log.warning("result_not_stored", detail=type(error).__name__)
+                # Each of the others would wait for Redis as long as this one did.
+                return
+
+
+def _dead_lettering(delivery: Delivery, reason: Reason, detail: str) -> DeadLettering:
+    assert delivery.trace, "only a submission is decided"
+    return DeadLettering(reason, detail, deliveries_by(delivery.message), delivery.trace.id, delivery.trace.digest())
+
+
+def _end(recording: "SpanRecording", delivery: Delivery, attributes: dict[str, Any], error: str = "") -> None:
+    recording.end({**attributes, "kp_scorer.deliveries": deliveries_by(delivery.message)}, error)

@@ -1,0 +1,91 @@
+"""What a worker waits for, loads and checks before it consumes."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import structlog
+from celery import Celery
+from threadpoolctl import ThreadpoolController
+
+from kp_scorer.broker.publishing import broker_shortcomings, declare_queues
+from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
+from kp_scorer.decider import NoveltyMeter
+from kp_scorer.embedding import Embedder
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.ledger import Store
+from kp_scorer.settings import EmbeddingSettings, RecipeName, Settings
+
+log = structlog.get_logger("kp_scorer.process.startup")
+
+Answer = TypeVar("Answer")
+LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
+
+
+def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues) -> None:
+    """Load the scripts, declare all queues, and look at the streams: who cannot publish decisions must not begin to decide.
+
+    Raises:
+        SettingsError: a setting cannot be used.
+        ServiceUnavailable: Redis or the broker could not be reached within ``worker.patience_s``.
+    """
+    patience_s = settings.worker.patience_s
+    _wait_for("redis", store.ping, patience_s)
+    _wait_for("redis", store.ledger.load_scripts, patience_s)
+    intake = [queues.intake] if queues.intake else []
+    declared = [*queues.in_order, *intake, *results_queues(settings, settings.outcomes).values()]
+    _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
+    for name in results_streams(settings).values():
+        _wait_for("redis", store.decision_stream(name).count_unread, patience_s)
+    _warn_of_shortcomings(settings, app, store)
+
+
+def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) -> NoveltyMeter | None:
+    """Load the embedder and read the log of its space; None without an embedder.
+
+    Raises:
+        SettingsError: the embedder is required and missing.
+        ServiceUnavailable: Redis could not be reached within ``worker.patience_s``.
+    """
+    started = time.perf_counter()
+    embedder = load_embedder(settings.embedding, settings.novelty.recipe)
+    if embedder is None:
+        log.warning("no_embedder", novelty=0.5, detail="every trace gets this novelty: install kp-scorer[embedding]")
+        return None
+    loaded_ms = round((time.perf_counter() - started) * 1_000)
+    log.info("embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms)
+    # The other threads of numpy's matrix products spin for a while after each, on the cores that the engine embeds with: some
+    # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
+    ThreadpoolController().select(internal_api="openblas").limit(limits=1)
+    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window())
+    # Redis answered a moment ago; it may still be loading its file, or have gone away since.
+    log.info("novelty_log_read", entries=_wait_for("redis", novelty.cache.catch_up, settings.worker.patience_s))
+    return novelty
+
+
+def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None:
+    """Log how the Redis of the store, and that of the queues if it is another, is configured unsuitably."""
+    checks = {"redis": store.shortcomings}
+    if settings.broker.is_redis and settings.broker.url != settings.redis.url:
+        checks["broker"] = partial(broker_shortcomings, app)
+    for service, check in checks.items():
+        try:
+            for detail in check():
+                log.warning("redis_unsuitable", service=service, detail=detail)
+        except ServiceUnavailable as error:
+            # A user that may not ask can do everything else.
+            log.warning("redis_unsuitable", service=service, detail=f"cannot be looked at: {error}")
+
+
+def _wait_for(service: str, reach: Callable[[], Answer], patience_s: float) -> Answer:
+    """Retry until a service answers that starts together with the worker; raise the last error after ``patience_s``."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return reach()
+        except ServiceUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("service_unavailable", service=service, detail=str(error))
+            time.sleep(1.0)

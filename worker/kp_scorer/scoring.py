@@ -1,0 +1,280 @@
+"""The score of a trace: four dimensions, each in 0..1, their weighted sum, the overrides; and the policy that decides by it.
+
+A pure function of a trace and its novelty, by the formulas of the KnowledgePulse reference SDK's ``evaluateValue``.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, NoveltySource, Outcome, Override, ThresholdSource
+from kp_scorer.trace import STEP_TYPES, ReasoningTrace
+
+UNKNOWN_NOVELTY: Final = 0.5
+"""Novelty when there is nothing to compare with: an empty cache, or no embedder."""
+
+DEFAULT_THRESHOLD: Final = 0.75
+"""The reference SDK's threshold."""
+
+DEFAULT_PROFILE: Final = "default"
+
+_STEPS_FOR_FULL_TERM: Final = 20
+
+_WEIGHTS: Final = {
+    DEFAULT_PROFILE: (0.25, 0.35, 0.15, 0.25),
+    "finance": (0.20, 0.25, 0.10, 0.45),
+    "code": (0.20, 0.30, 0.30, 0.20),
+    "medical": (0.15, 0.20, 0.10, 0.55),
+    "customer_service": (0.20, 0.30, 0.20, 0.30),
+}
+"""Complexity, novelty, tool diversity, outcome confidence."""
+
+PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
+    {name: Dimensions(**dict(zip(Dimensions.model_fields, row, strict=True))) for name, row in _WEIGHTS.items()}
+)
+"""The reference SDK's profiles. A domain that is not among them, matched exactly, gets the default."""
+
+
+class Bounds(NamedTuple):
+    """The scores from which a trace is accepted, and from which it is reviewed otherwise."""
+
+    threshold: float
+    source: ThresholdSource
+    review: float | None
+
+    def outcome(self, score: float, guards: Iterable[Guard] = ()) -> Outcome:
+        """The outcome of a trace with this score, unless one of the ``guards`` rejects it."""
+        if any(guard.rejects for guard in guards):
+            return "rejected"
+        if score >= self.threshold:
+            return "accepted"
+        return "rejected" if self.review is None or score < self.review else "review"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Profiles and bounds by domain, matched exactly after aliases are resolved; other domains get the defaults."""
+
+    profiles: Mapping[str, Dimensions] = field(default_factory=lambda: PROFILES)
+    threshold: float = DEFAULT_THRESHOLD
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    review: float | None = None
+    """The score from which a trace that is not accepted goes to review; None has none reviewed."""
+    reviews: Mapping[str, float] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Domains by their aliases; no alias has a profile or bounds of its own."""
+    submitted_thresholds: bool = False
+    """Whether the threshold that a submission asks for replaces the operator's."""
+    cap_step_term: bool = False
+    max_confidence: float = 1.0
+    """What a producer says of its own confidence counts up to this."""
+    min_novelty: float = 0.0
+    """A trace that is less novel is rejected. Unknown novelty passes."""
+    min_novelties: Mapping[str, float] = field(default_factory=dict)
+    copies: Literal["score", "reject"] = "score"
+    """What happens to a trace whose content another one in the window has."""
+
+    def profile(self, domain: str) -> str:
+        """Name of the profile that weighs traces of ``domain``."""
+        domain = self.aliases.get(domain, domain)
+        return domain if domain in self.profiles else DEFAULT_PROFILE
+
+    def bounds(self, domain: str, asked: float | None = None) -> Bounds:
+        """The bounds for a trace of ``domain``; its submission may have ``asked`` for a threshold."""
+        domain = self.aliases.get(domain, domain)
+        threshold: float = self.threshold
+        source: ThresholdSource = "default"
+        if self.submitted_thresholds and asked is not None:
+            threshold, source = asked, "submission"
+        elif domain in self.thresholds:
+            threshold, source = self.thresholds[domain], "domain"
+        review = self.reviews.get(domain, self.review)
+        return Bounds(threshold, source, review if review is not None and review < threshold else None)
+
+    def guard_confidence(self, confidence: float) -> Iterator[Guard]:
+        """The guard against a trace that states ``confidence`` of itself."""
+        if self.max_confidence < 1:
+            yield Guard(name="max_confidence", bound=self.max_confidence, fired=confidence > self.max_confidence)
+
+    def guard_novelty(self, domain: str, value: float, source: NoveltySource, *, is_copy: bool) -> Iterator[Guard]:
+        """The guards against a trace of ``domain`` whose novelty is ``value``; they reject it when they fire."""
+        floor = self.min_novelties.get(self.aliases.get(domain, domain), self.min_novelty)
+        if floor:
+            yield Guard(name="min_novelty", bound=floor, fired=source == "embedding" and value < floor)
+        if self.copies == "reject":
+            yield Guard(name="copies", fired=is_copy)
+
+    def mentions(self, domain: str) -> bool:
+        """Whether the policy names ``domain``. If not, its name may be misspelt."""
+        names = (self.aliases, self.profiles, self.thresholds, self.reviews, self.min_novelties)
+        return any(domain in each for each in names)
+
+
+def check_weights(weights: Dimensions) -> Dimensions:
+    """Return the weights if they sum to 1 (each is in 0..1 by its type); raise ValueError otherwise."""
+    total = math.fsum((weights.complexity, weights.novelty, weights.tool_diversity, weights.outcome_confidence))
+    if not math.isclose(total, 1.0, abs_tol=1e-9):
+        raise ValueError(f"weights must sum to 1, these sum to {total:g}")
+    return weights
+
+
+class ComplexityTerms(NamedTuple):
+    """The terms whose sum is complexity, before it is limited to 1."""
+
+    types: float
+    """0.5 for all four types of steps, in equal parts."""
+    recovery: float
+    """0.3 if any step recovers from an error."""
+    steps: float
+    """0.2 for every 20 steps."""
+
+    @property
+    def complexity(self) -> float:
+        """The dimension, 0..1."""
+        return min(1.0, self.types + self.recovery + self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score and the parts it is computed from."""
+
+    value: float
+    """The score, 0..1, after the overrides."""
+    dimensions: Dimensions
+    profile: str
+    weights: Dimensions
+    composite: float
+    """The weighted sum, 0..1, before the overrides."""
+    overrides: tuple[FiredOverride, ...]
+
+
+def score(trace: ReasoningTrace, novelty: float, policy: Policy) -> Score:
+    """Score a trace whose novelty (0..1) is known."""
+    parts = dimensions(trace, novelty, cap_step_term=policy.cap_step_term, max_confidence=policy.max_confidence)
+    return _score(trace.metadata.task_domain, parts, _overrides(trace), policy)
+
+
+def decide_again(decision: Decision, policy: Policy) -> Decision:
+    """Decide a trace again by another policy, from its decision.
+
+    What depends on the trace itself stays: its dimensions, whatever ``policy.cap_step_term`` and ``policy.max_confidence`` are,
+    which overrides fire, and the threshold that its submission asked for, if that applied.
+    """
+    scored = _score(decision.domain, decision.dimensions, (fired.name for fired in decision.overrides), policy)
+    bounds = policy.bounds(decision.domain, decision.threshold if decision.threshold_source == "submission" else None)
+    novelty = decision.novelty
+    # A decision that names no other trace still has the guard that fired.
+    is_copy = novelty.duplicate_of is not None or any(guard.fired for guard in decision.guards if guard.name == "copies")
+    guards = (
+        *(guard for guard in decision.guards if guard.name == "max_confidence"),
+        *policy.guard_novelty(decision.domain, decision.dimensions.novelty, novelty.source, is_copy=is_copy),
+    )
+    changed = {
+        "outcome": bounds.outcome(scored.value, guards),
+        "score": scored.value,
+        "threshold": bounds.threshold,
+        "threshold_source": bounds.source,
+        "review": bounds.review,
+        "taken_for": policy.aliases.get(decision.domain),
+        "profile": scored.profile,
+        "weights": scored.weights,
+        "composite": scored.composite,
+        "overrides": scored.overrides,
+        "guards": guards,
+    }
+    return decision.model_copy(update=changed)
+
+
+def novelty_of(similarity: float | None) -> float:
+    """Novelty, 0..1, from the largest cosine similarity to an earlier trace; None if there is nothing to compare with."""
+    return UNKNOWN_NOVELTY if similarity is None else min(1.0, max(0.0, 1.0 - similarity))
+
+
+def dimensions(
+    trace: ReasoningTrace, novelty: float, *, cap_step_term: bool = False, max_confidence: float = 1.0
+) -> Dimensions:
+    """Compute the dimensions of a trace whose novelty (0..1) is known.
+
+    ``cap_step_term`` limits the step term of complexity to what 20 steps give, ``max_confidence`` the confidence that the trace
+    states of itself; the reference has no such limits.
+    """
+    return Dimensions(
+        complexity=complexity_terms(trace, cap_step_term=cap_step_term).complexity,
+        novelty=novelty,
+        tool_diversity=min(1.0, len(tool_names(trace)) / max(1, len(trace.steps)) * 3),
+        outcome_confidence=min(trace.outcome.confidence, max_confidence) * success_factor(trace),
+    )
+
+
+def tool_names(trace: ReasoningTrace) -> set[str]:
+    """Names of the tools used; any step may name one, and the same name on two servers is one tool."""
+    return {step.tool.name for step in trace.steps if step.tool is not None}
+
+
+def recoveries(trace: ReasoningTrace) -> int:
+    """How many steps recover from an error."""
+    return sum(step.type == "error_recovery" for step in trace.steps)
+
+
+def success_factor(trace: ReasoningTrace) -> float:
+    """The factor of the confidence: a failure leaves three tenths of it."""
+    return 1.0 if trace.metadata.success else 0.3
+
+
+def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> ComplexityTerms:
+    """The terms of a trace's complexity, before their sum is limited to 1."""
+    types = {step.type for step in trace.steps}
+    steps = min(len(trace.steps), _STEPS_FOR_FULL_TERM) if cap_step_term else len(trace.steps)
+    return ComplexityTerms(
+        types=len(types) / len(STEP_TYPES) * 0.5,
+        recovery=0.3 if recoveries(trace) else 0.0,
+        steps=steps / _STEPS_FOR_FULL_TERM * 0.2,
+    )
+
+
+def _score(domain: str, parts: Dimensions, overrides: Iterable[Override], policy: Policy) -> Score:
+    profile = policy.profile(domain)
+    weights = policy.profiles[profile]
+    total = (
+        parts.complexity * weights.complexity
+        + parts.novelty * weights.novelty
+        + parts.tool_diversity * weights.tool_diversity
+        + parts.outcome_confidence * weights.outcome_confidence
+    )
+    # Four dimensions of 1 can sum to 1 + 2e-16, which is not a valid score.
+    composite = min(1.0, total)
+    fired = tuple(_fired(overrides, composite))
+    return Score(
+        value=fired[-1].score if fired else composite,
+        dimensions=parts,
+        profile=profile,
+        weights=weights,
+        composite=composite,
+        overrides=fired,
+    )
+
+
+def _overrides(trace: ReasoningTrace) -> Iterator[Override]:
+    """The rules that change the score of a trace, in the order in which they apply."""
+    if len(trace.steps) == 1 and trace.steps[0].type == "thought":
+        yield "single_thought"
+    if recoveries(trace) > 2 and trace.metadata.success:
+        yield "recovered_from_errors"
+    if len(tool_names(trace)) == 1:
+        yield "single_tool"
+
+
+def _fired(overrides: Iterable[Override], composite: float) -> Iterator[FiredOverride]:
+    """Apply each rule to the result of the one before."""
+    value = composite
+    for name in overrides:
+        match name:
+            case "single_thought":
+                value = 0.1
+            case "recovered_from_errors":
+                value = min(1.0, value + 0.1)
+            case "single_tool":
+                value = max(0.0, value - 0.1)
+        yield FiredOverride(name=name, score=value)
