@@ -116,9 +116,10 @@ def test_a_trace_that_kills_its_workers_is_decided_alone_and_then_dead(
     make_worker().begin(deadly)
     redis_client.delete(keys.workers)
     second = make_worker()
-    prepared = second.decider.prepare([deadly, harmless])
-    assert [case.trace for case in prepared.claimed] == [harmless], "it takes no other trace along"
-    assert [case.trace for case in second.decider.prepare([deadly], alone=True).claimed] == [deadly]
+    cases = second.decider.acquire([deadly, harmless])
+    assert [case.is_claimed for case in cases] == [False, True], "it takes no other trace along"
+    (case,) = second.decider.acquire([deadly], alone=True)
+    assert case.is_claimed
     redis_client.delete(keys.workers)
     (resolved,) = make_worker().decider.decide([deadly])
     assert isinstance(resolved, TraceDead)
