@@ -75,7 +75,7 @@ def test_junk_pushes_out_junk(
     assert sum(letter.size_bytes for letter in kept) <= 2 * MB + size_bytes
     dropped = len(honest) + count - len(kept)
     assert dropped > 0
-    assert store.drops.counts() == {f"dead letters, {reason}": dropped}
+    assert store.dead_letters.dropped() == {reason: dropped}
     name_of_sample = "kp_scorer_dead_letters_dropped_total"
     assert metrics.registry.get_sample_value(name_of_sample, {"reason": reason}) == dropped
 
