@@ -224,7 +224,6 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str,
     assert with_payload["payload"] == long
     assert run("dead-letter", "replay", invalid["letter_id"], **at_worker).returncode == 1
     replay = ("dead-letter", "replay", dead_letter["letter_id"], "--set", "limits.field_chars=1000000")
-    assert rows(run(*replay, "--dry-run", **at_worker).stdout)[0]["state"] == "would be replayed"
     assert rows(run(*replay, **at_worker).stdout)[0]["state"] == "pending"
     # The worker's own limit still holds, so it dies again: the same submission, in the bytes of who submitted it last.
     (again,) = wait_until(lambda: listed("--trace-id", good["id"]))
@@ -233,7 +232,6 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str,
     for trace_id in (bad["id"], good["id"]):
         drop = ("dead-letter", "drop", "--trace-id", trace_id)
         assert run(*drop, stdin="n\n", **at_worker).returncode == 1
-        assert rows(run(*drop, "--dry-run", **at_worker).stdout)[0]["state"] == "would be dropped"
         assert rows(run(*drop, "--yes", **at_worker).stdout)[0]["state"] == "dropped"
         assert listed("--trace-id", trace_id) == []
 
@@ -262,11 +260,8 @@ def test_cache_is_shown_and_cleared_and_fills_again(at_worker: dict[str, str]) -
     assert rows(run("cache", "info", **at_worker).stdout) == []
     (decided,) = rows(run("submit", "-", "--wait", stdin=lines(second), **at_worker).stdout)
     assert decided["decision"]["novelty"]["source"] == "empty_cache"
-    informed = run("cache", "info", **at_worker)
-    (space,) = rows(informed.stdout)
-    domain = second["metadata"]["task_domain"]
-    assert space["domains"] == {domain: 1.0}
-    assert f"100% of the newest decided entries are of the domain {domain}" in informed.stderr
+    (space,) = rows(run("cache", "info", **at_worker).stdout)
+    assert space["entries"] == 1
 
 
 @pytest.mark.slow
@@ -293,7 +288,7 @@ def test_demo_without_an_embedder_notes_it_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_up_serves_other_commands_until_ctrl_c(tmp_path: Path) -> None:
-    arguments = [*COMMAND, "up", "--workers", "2", "--data-dir", str(tmp_path / "data")]
+    arguments = [*COMMAND, "up", "--workers", "2"]
     without_embedder = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     traces = fresh_samples(10)
     stderr_file = tmp_path / "stderr"
@@ -315,8 +310,8 @@ def test_up_serves_other_commands_until_ctrl_c(tmp_path: Path) -> None:
     assert run("decisions").returncode == 2
 
 
-def test_processes_of_up_end_when_it_is_killed(tmp_path: Path) -> None:
-    arguments = [*COMMAND, "up", "--data-dir", str(tmp_path / "data")]
+def test_processes_of_up_end_when_it_is_killed() -> None:
+    arguments = [*COMMAND, "up"]
     with subprocess.Popen(arguments, env=os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}, stderr=subprocess.DEVNULL) as up:
         started = psutil.Process(up.pid)
         # A Redis and a worker.

@@ -11,7 +11,7 @@ from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.cli.main import commands
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import DeadLetters, Drops, Identity, RedisLedger, Store, Submission, Tally, Verdict, redis_ledger
+from kp_scorer.ledger import DeadLetters, Identity, RedisLedger, Store, Submission, Tally, Verdict, redis_ledger
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.ledger.scripts import Script, nothing
@@ -58,7 +58,7 @@ def test_the_oldest_dead_letters_are_dropped_with_their_records(
     assert ids > {f"kp:trace:{number}" for number in range(56, 256)}
     trace_ids = [f"kp:trace:{number}" for number in range(256)]
     assert {trace_id for trace_id, record in zip(trace_ids, ledger.look_up(trace_ids), strict=True) if record} == ids
-    assert Drops(redis_client, keys).counts() == {"dead letters, invalid": 6}
+    assert letters.dropped() == {"invalid": 6}
     # One that is larger than everything pushes out nothing, and is the first to go, with all that it has no room beside.
     if "max_dead_letter_bytes" in bound:
         letters.dead_letter(b"large" * 100_000, "malformed", "$")

@@ -1,6 +1,5 @@
 """What commands show: progress, tables, ids by their beginning, and nothing that a terminal acts on."""
 
-import io
 import json
 import os
 import re
@@ -12,15 +11,12 @@ import click
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kp_scorer.broker.backlog import Backlog
 from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.commands.demo import decisions_table, why
-from kp_scorer.cli.commands.top import Snapshot, view
 from kp_scorer.cli.display import console, pace, short_id
 from kp_scorer.cli.ids import resolve_among, resolve_dead_letter_id
 from kp_scorer.cli.output import print_json, print_note
 from kp_scorer.decision import Decision, Nearest, Novelty
-from kp_scorer.ledger import SubmissionCounts
 from kp_scorer.trace import TRACE_ID_PREFIX
 from rich.console import Console
 from rich.progress import Progress
@@ -50,15 +46,6 @@ def test_pace_describes_rate_and_time_left() -> None:
     for total, words in [(128, ", 0:00:04 left"), (2_000, ", 0:02:01 left"), (128_000, ", 2:13:16 left"), (64, "")]:
         task.total = total
         assert pace(task) == f"64 of {total}, 16 a second{words}"
-
-
-@pytest.mark.parametrize(("used", "warning"), [(None, ""), (0.0, ""), (0.79, ""), (0.8, "80%"), (0.85, "85%")])
-def test_top_warns_of_a_redis_that_is_nearly_full(used: float | None, warning: str) -> None:
-    screen = Console(file=io.StringIO(), width=120, record=True)
-    screen.print(view(Snapshot(0.0, SubmissionCounts(0, 0, 0, 0), Backlog({}, {}, (), 0, 0.0, used), 0, []), None))
-    text = screen.export_text()
-    assert ("maxmemory" in text) == bool(warning)
-    assert warning in text
 
 
 def decision(outcome: str = "rejected", parts: dict[str, float] | None = None, **fields: Any) -> Decision:

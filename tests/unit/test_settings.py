@@ -155,10 +155,8 @@ WRONG: Final = {
     "broker.visibility_timeout_s": ("2", "1" + "0" * 17),
     "broker.delivery_limit": ("0",),
     "queues.results_limit": ("-1",),
-    "queues.accepted_when_full": ("drop_newest", "none"),
     "results.accepted_via": ("topic",),
     "results.rejected_via": ("",),
-    "results.plain": ("sometimes",),
     "results.task": ("two words",),
     "broker.url": ("localhost:6379", "http://localhost"),
     "redis.url": ("amqp://localhost",),
@@ -214,10 +212,8 @@ TASK: Final = {"results.rejected_via": "task", "results.task": "shop.decided"}
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({**ONE_QUEUE, "queues.rejected_when_full": "drop_oldest"}, "queues.accepted_when_full: expected that of rejected"),
         ({**ONE_QUEUE, "results.accepted_via": "stream"}, "results.accepted_via: expected that of rejected"),
         ({"results.accepted_via": "task"}, "results.task: expected the name of the task to call"),
-        ({**TASK, "queues.rejected_when_full": "drop_oldest"}, "queues.rejected_when_full: expected 'wait' where"),
         ({"ledger.ttl_s": "59", "novelty.ttl_s": "60"}, "ledger.ttl_s: expected at least novelty.ttl_s"),
         ({"embedding.required": "true", "embedding.embedder": "none"}, "embedding.required: expected false where"),
     ],
@@ -230,9 +226,9 @@ def test_settings_that_do_not_fit_together_are_refused_by_name(flags: dict[str, 
 @pytest.mark.parametrize(
     "flags",
     [
-        {**ONE_QUEUE, "queues.accepted_when_full": "drop_oldest", "queues.rejected_when_full": "drop_oldest"},
+        ONE_QUEUE,
         {**ONE_QUEUE, "results.accepted_via": "stream", "results.rejected_via": "none"},
-        {**TASK, "queues.accepted_when_full": "drop_oldest"},
+        TASK,
         {"ledger.ttl_s": "60", "novelty.ttl_s": "60"},
     ],
 )
@@ -370,7 +366,7 @@ CHOSEN: Final = st.fixed_dictionaries(
     optional={
         "broker.url": st.sampled_from(["", "redis://:pa%23ss@host:1/0", "amqps://user:pass@host//"])
         | NAMES.map(lambda name: f"amqp://u{quote(name, safe='')}:%3F@host/{quote(name, safe='')}"),
-        "redis.url": st.sampled_from(["", "unix:///run/kp.sock?db=1", "rediss://host", "redis+sentinel://a,b?primary=c"]),
+        "redis.url": st.sampled_from(["", "rediss://host", "redis+sentinel://a,b?primary=c"]),
         "redis.timeout_s": st.floats(0.001, 86_400),
         "queues.accepted": st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True),
         "scoring.threshold": st.floats(0, 1),

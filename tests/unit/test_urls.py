@@ -29,8 +29,6 @@ SECRET = "Hunter2Hunter2"
         ("redis://:pa:ss@host/0", "redis://:pa%3Ass@host/0"),
         ("redis://user:p%23a%2Fs%40s;@[::1]:6379/0", "redis://user:p%23a%2Fs%40s%3B@[::1]:6379/0"),
         ("rediss://host:1", "rediss://host:1/"),
-        ("unix:///run/redis.sock?db=3", "unix:///run/redis.sock"),
-        ("unix://user:secret@/run/redis.sock", "unix://user:secret@/run/redis.sock"),
         ("amqp://guest:guest@rabbit:5672//", "amqp://guest:guest@rabbit:5672/%2F"),
         ("amqps://rabbit/%2Fa%2Fb", "amqps://rabbit/%2Fa%2Fb"),
         ("pyamqp://rabbit/vhost", "pyamqp://rabbit/vhost"),
@@ -53,7 +51,6 @@ def test_a_url_is_read_in_one_way(url: str, expected: str) -> None:
         "redis://:pass@word@host/0",
         "redis://one;redis://two",
         "redis://one,two",
-        "unix://run/redis.sock",
         "unix://host:12/run/redis.sock",
         "redis://:p%ffq@host",
         "redis://:p%zz@host",
@@ -67,9 +64,6 @@ def test_a_url_is_read_in_one_way(url: str, expected: str) -> None:
         "redis://host?db=1",
         "redis://:\udcff@host",
         "redis://password@host",
-        "unix://",
-        "unix:///run/redis.sock?db=-1",
-        "unix:///run/redis.sock?virtual_host=1",
         "rediss://host?ssl_keyfile=/etc/passwd",
         "amqp://host/one/two",
         "amqp://host/?heartbeat=10",
@@ -105,20 +99,6 @@ def test_sentinels_have_options_apart_from_those_of_their_server() -> None:
             assert (transport_options["sentinels"], transport_options["master_name"]) == (listening, "name")
             expected = {"username": "you", "password": "a&b@", "ssl": True, "ssl_check_hostname": True}
             assert expected.items() <= transport_options["sentinel_kwargs"].items()
-
-
-def test_a_socket_serves_the_store_and_its_results_but_no_broker() -> None:
-    socket = "unix://user:pa%23ss@/run/redis.sock?db=2"
-    with pytest.raises(SettingsError, match=r"^broker\.url: .*by TCP only"):
-        with_endpoints(load_settings({"redis.url": socket}))
-    with pytest.raises(SettingsError, match=r"^broker\.url: expected a URL that begins with"):
-        load_settings({"broker.url": "unix:///run/redis.sock"})
-    settings = load_settings({"broker.url": "amqp://host", "redis.url": socket})
-    expected = {"path": "/run/redis.sock", "db": 2, "username": "user", "password": "pa#ss"}
-    with make_celery(settings) as app:
-        assert expected.items() <= app.backend.connparams.items()
-    with connect(settings.redis) as client:
-        assert expected.items() <= client.connection_pool.connection_kwargs.items()
 
 
 PIECES = st.sampled_from(
