@@ -86,7 +86,7 @@ def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedd
     from kp_scorer.embedding.text_embedder import TextEmbedder
     from kp_scorer.embedding.tokens import Tokens
 
-    tokens = Tokens(model.tokenizer)
+    tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
     return TextEmbedder(model, recipe, tokens, _load_engine(settings, model, converts))
 
 
@@ -125,7 +125,7 @@ def _load_torch_on_gpu(model: ModelFiles, threads: int, _converts: bool) -> Engi
 
     if not torch.cuda.is_available():
         raise EngineUnavailable("torch sees no GPU")
-    return TorchEngine(model.path, threads, "cuda")
+    return TorchEngine(model, threads, "cuda")
 
 
 def _load_openvino(model: ModelFiles, threads: int, converts: bool) -> Engine:
@@ -135,7 +135,7 @@ def _load_openvino(model: ModelFiles, threads: int, converts: bool) -> Engine:
 
     try:
         with converted_model(model, converts=converts) as file:
-            return OpenVinoEngine(file, threads)
+            return OpenVinoEngine(file, threads, model.max_tokens)
     except EngineUnavailable as error:
         # Worth a warning: the engine used instead is several times slower.
         log.warning("engine_unavailable", engine="openvino", detail=str(error))
@@ -147,7 +147,7 @@ def _load_torch_on_cpu(model: ModelFiles, threads: int, _converts: bool) -> Engi
         raise EngineUnavailable("sentence-transformers is not installed")
     from kp_scorer.embedding.torch_engine import TorchEngine
 
-    return TorchEngine(model.path, threads, "cpu")
+    return TorchEngine(model, threads, "cpu")
 
 
 def _has_torch() -> bool:
