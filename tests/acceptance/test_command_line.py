@@ -112,12 +112,6 @@ def test_decisions_stay_on_the_queue_if_nobody_reads_the_output(at_worker: dict[
     assert {row["trace_id"] for row in rows(second.stdout)} == {trace["id"] for trace in traces}
 
 
-def test_empty_input_is_reported(at_worker: dict[str, str]) -> None:
-    done = run("submit", "-", **at_worker)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "no traces in -" in done.stderr
-
-
 @pytest.mark.parametrize("command", [["submit", "-"], ["decisions"]])
 def test_unreachable_broker_exits_3(command: list[str]) -> None:
     done = run(*command, stdin=lines(*fresh_samples(1)), KP_BROKER_URL=NOWHERE)
@@ -130,22 +124,6 @@ def test_without_a_broker_the_error_names_kp_scorer_up() -> None:
     done = run("submit", "-", stdin=lines(*fresh_samples(1)))
     assert done.returncode == 2
     assert "kp-scorer up" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [
-        ({"KP_NOVELTY_MAX_ELEMENTS": "0"}, "novelty.max_elements"),
-        ({"KP_EMBEDDING_EMBEDDER": "maybe"}, "embedding.embedder"),
-        ({"KP_NO_SUCH": "1"}, "KP_NO_SUCH"),
-        ({"KP_CONFIG": "/does/not/exist"}, "config"),
-        ({"KP_BROKER_URL": "gopher://x"}, "broker.url"),
-    ],
-)
-def test_wrong_setting_exits_2(variables: dict[str, str], named: str) -> None:
-    done = run("score", "-", **variables)
-    assert done.returncode == 2
-    assert named in done.stderr
 
 
 def test_status_exits_0_only_if_all_traces_are_decided(at_worker: dict[str, str]) -> None:
@@ -224,7 +202,6 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str,
     assert with_payload["payload"] == long
     assert run("dead-letter", "replay", invalid["letter_id"], **at_worker).returncode == 1
     replay = ("dead-letter", "replay", dead_letter["letter_id"], "--set", "limits.field_chars=1000000")
-    assert rows(run(*replay, "--dry-run", **at_worker).stdout)[0]["state"] == "would be replayed"
     assert rows(run(*replay, **at_worker).stdout)[0]["state"] == "pending"
     # The worker's own limit still holds, so it dies again: the same submission, in the bytes of who submitted it last.
     (again,) = wait_until(lambda: listed("--trace-id", good["id"]))
@@ -233,20 +210,8 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str,
     for trace_id in (bad["id"], good["id"]):
         drop = ("dead-letter", "drop", "--trace-id", trace_id)
         assert run(*drop, stdin="n\n", **at_worker).returncode == 1
-        assert rows(run(*drop, "--dry-run", **at_worker).stdout)[0]["state"] == "would be dropped"
         assert rows(run(*drop, "--yes", **at_worker).stdout)[0]["state"] == "dropped"
         assert listed("--trace-id", trace_id) == []
-
-
-def test_forget_erases_vector_record_and_dead_letters(at_worker: dict[str, str]) -> None:
-    (trace,) = fresh_samples(1)
-    run("submit", "-", "--wait", stdin=lines(trace), **at_worker)
-    (erased,) = rows(run("forget", trace["id"], **at_worker).stdout)
-    assert erased == {"trace_id": trace["id"], "vectors": 1, "records": 1, "dead_letters": 0}
-    forgotten = run("forget", trace["id"], **at_worker)
-    assert forgotten.returncode == 1
-    (again,) = rows(forgotten.stdout)
-    assert again == {"trace_id": trace["id"], "vectors": 0, "records": 0, "dead_letters": 0}
 
 
 def test_cache_is_shown_and_cleared_and_fills_again(at_worker: dict[str, str]) -> None:
@@ -262,11 +227,8 @@ def test_cache_is_shown_and_cleared_and_fills_again(at_worker: dict[str, str]) -
     assert rows(run("cache", "info", **at_worker).stdout) == []
     (decided,) = rows(run("submit", "-", "--wait", stdin=lines(second), **at_worker).stdout)
     assert decided["decision"]["novelty"]["source"] == "empty_cache"
-    informed = run("cache", "info", **at_worker)
-    (space,) = rows(informed.stdout)
-    domain = second["metadata"]["task_domain"]
-    assert space["domains"] == {domain: 1.0}
-    assert f"100% of the newest decided entries are of the domain {domain}" in informed.stderr
+    (space,) = rows(run("cache", "info", **at_worker).stdout)
+    assert space["entries"] == 1
 
 
 @pytest.mark.slow
@@ -293,7 +255,7 @@ def test_demo_without_an_embedder_notes_it_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_up_serves_other_commands_until_ctrl_c(tmp_path: Path) -> None:
-    arguments = [*COMMAND, "up", "--workers", "2", "--data-dir", str(tmp_path / "data")]
+    arguments = [*COMMAND, "up", "--workers", "2"]
     without_embedder = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     traces = fresh_samples(10)
     stderr_file = tmp_path / "stderr"
@@ -315,8 +277,8 @@ def test_up_serves_other_commands_until_ctrl_c(tmp_path: Path) -> None:
     assert run("decisions").returncode == 2
 
 
-def test_processes_of_up_end_when_it_is_killed(tmp_path: Path) -> None:
-    arguments = [*COMMAND, "up", "--data-dir", str(tmp_path / "data")]
+def test_processes_of_up_end_when_it_is_killed() -> None:
+    arguments = [*COMMAND, "up"]
     with subprocess.Popen(arguments, env=os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}, stderr=subprocess.DEVNULL) as up:
         started = psutil.Process(up.pid)
         # A Redis and a worker.

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from kp_scorer.settings import Settings
 from rich.cells import cell_len
 
 from tests.support.builders import Payload, decided, make_trace, minimal_payload
-from tests.support.commands import COMMAND, run
+from tests.support.commands import run
 
 DECIDED, LIKE_IT, PENDING, DEAD, DEAD_WITHOUT_RECORD = (
     f"kp:trace:{name}" for name in ("4f1c20a9-1", "4f1c20aa", "waits", "died", "norecord")
@@ -87,10 +85,11 @@ def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> No
     assert "asked  as the file has it" in done.stderr
 
 
-def test_pending_trace_is_explained(settings: Settings) -> None:
-    done = invoke(settings, "explain", "waits")
+@pytest.mark.parametrize(("beginning", "words"), [("waits", f"{PENDING}: pending since 20"), ("nope", "nope: unknown: ")])
+def test_pending_and_unknown_traces_are_explained(settings: Settings, beginning: str, words: str) -> None:
+    done = invoke(settings, "explain", beginning)
     assert done.exit_code == 1
-    assert f"{PENDING}: pending since 20" in done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize("trace_id", [DEAD, DEAD_WITHOUT_RECORD])
@@ -102,15 +101,9 @@ def test_a_dead_trace_is_explained_also_without_its_record(settings: Settings, s
     assert f"kp-scorer dead-letter replay {letter_id}\n" in done.stderr
 
 
-def test_unknown_trace_is_reported(settings: Settings) -> None:
-    done = invoke(settings, "explain", "nope")
-    assert done.exit_code == 1
-    assert "nope: unknown: " in done.stderr
-
-
-@pytest.mark.parametrize("command", ["status", "explain", "forget --prefix --yes"])
+@pytest.mark.parametrize("command", ["status", "explain"])
 def test_an_ambiguous_beginning_is_refused_with_its_matches(settings: Settings, store: Store, command: str) -> None:
-    done = invoke(settings, *command.split(), "4f1c")
+    done = invoke(settings, command, "4f1c")
     assert (done.exit_code, done.stdout) == (2, "")
     assert DECIDED in done.stderr
     assert LIKE_IT in done.stderr
@@ -137,49 +130,13 @@ def test_forget_erases_no_trace_whose_id_only_begins_so(settings: Settings, stor
     assert len(list(store.dead_letters.read())) == 2
 
 
-def test_forget_by_a_beginning_needs_a_terminal_or_yes(settings: Settings, store: Store) -> None:
-    refused = invoke(settings, "forget", "--prefix", "4f1c20a9")
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "--yes" in refused.stderr
-    assert None not in store.ledger.look_up([DECIDED, LIKE_IT, PENDING, DEAD])
-
-
-@pytest.mark.parametrize(("answer", "is_left"), [("n\n", True), ("\n", True), ("y\n", False)])
-def test_forget_by_a_beginning_asks_on_a_terminal(settings: Settings, store: Store, answer: str, is_left: bool) -> None:
-    controller, terminal = os.openpty()
-    os.write(controller, answer.encode())
-    done = subprocess.run(
-        [*COMMAND, "forget", "--prefix", "4f1c20a9", "--broker-url", settings.broker.url],
-        stdin=terminal,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(terminal)
-    os.close(controller)
-    assert f"Erase all that is kept of {DECIDED}?" in done.stderr
-    assert done.returncode == int(is_left)
-    assert [record is not None for record in store.ledger.look_up([DECIDED, LIKE_IT])] == [is_left, True]
-
-
 def test_forget_erases_the_trace_of_the_exact_id_and_names_it(settings: Settings, store: Store) -> None:
     done = invoke(settings, "forget", "4f1c20aa")
     assert row(done) == erased(LIKE_IT, records=1)
     assert done.stderr == f"erased {LIKE_IT}\n"
-    assert row(invoke(settings, "forget", "--prefix", "--yes", "norec")) == erased(DEAD_WITHOUT_RECORD, dead_letters=1)
+    assert row(invoke(settings, "forget", DEAD_WITHOUT_RECORD)) == erased(DEAD_WITHOUT_RECORD, dead_letters=1)
     left = store.ledger.look_up([DECIDED, LIKE_IT, PENDING])
     assert [record and record.state for record in left] == ["decided", None, "pending"]
-
-
-@pytest.mark.parametrize("nothing", ["", "kp:trace:"])
-def test_forget_refuses_an_empty_id(settings: Settings, store: Store, nothing: str) -> None:
-    before = store.ledger.counts()
-    for dead_letter in list(store.dead_letters.read()):
-        store.dead_letters.drop(dead_letter)
-    store.dead_letters.dead_letter(b"no trace", "malformed", "body: expected JSON")
-    assert invoke(settings, "forget", nothing).exit_code == 2
-    assert (len(list(store.dead_letters.read())), store.ledger.counts().pending) == (1, before.pending)
 
 
 def test_dead_letters_are_selected_by_unique_beginnings(settings: Settings, store: Store) -> None:

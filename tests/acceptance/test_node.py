@@ -42,8 +42,8 @@ def on_rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[Settings]:
         yield load_settings({"broker.url": url, "redis.url": settings.redis.url})
 
 
-def test_the_first_example_submits_to_a_fresh_service_and_reads_its_decision(folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kp_scorer.cli", "up", "--data-dir", str(tmp_path / "data")]
+def test_the_first_example_submits_to_a_fresh_service_and_reads_its_decision(folder: Path) -> None:
+    command = [sys.executable, "-m", "kp_scorer.cli", "up"]
     variables = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as up:
         try:

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import redis
+from kp_scorer.client import Client
 from kp_scorer.embedding.model import find_model
+from kp_scorer.ledger import Store
 from kp_scorer.local.embedded import redis_executable
 from kp_scorer.settings import Settings, load_settings
 
@@ -18,6 +21,8 @@ from tests.support.servers import RedisServer, redis_servers
 from tests.support.shipped import Shipped
 
 REDIS_PATHS: Final = [parameter.values[0] for parameter in redis_servers()]
+MEMORY: Final = "maxmemory 1gb\n"
+"""As deploy/compose.yaml has it."""
 
 
 class ShippedRedis(RedisServer):
@@ -25,7 +30,7 @@ class ShippedRedis(RedisServer):
 
     def __init__(self, directory: Path, executable: str) -> None:
         super().__init__(directory, executable)
-        self.shipped = Shipped(directory, executable, more="maxmemory 1gb\n")
+        self.shipped = Shipped(directory, executable, more=MEMORY)
         self.url = self.shipped.url("administrator")
 
     def start(self) -> None:
@@ -49,6 +54,40 @@ class ShippedArena(Arena):
         urls = {"broker.url": self._of_broker.url(user), "redis.url": self._of_store.url(user)}
         # Nothing is broken here: a broker that is busy for a second shall be waited for.
         return load_settings({**urls, **IMPATIENT, "broker.timeout_s": 5.0, **changed})
+
+
+@pytest.fixture(scope="session", params=redis_servers())
+def shipped_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
+    """The Redis of all tests of this tier that have none of their own."""
+    shipped = Shipped(tmp_path_factory.mktemp("shipped"), request.param, more=MEMORY)
+    yield shipped
+    shipped.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_url(shipped_redis: Shipped) -> str:
+    """By which the tests look into that Redis, and change it."""
+    return shipped_redis.url("administrator")
+
+
+@pytest.fixture
+def settings(shipped_redis: Shipped, redis_client: redis.Redis) -> Settings:
+    """A worker's, on that Redis, emptied."""
+    return shipped_redis.settings("worker")
+
+
+@pytest.fixture
+def client(shipped_redis: Shipped, store: Store) -> Iterator[Client]:
+    """A client's, on that Redis, to which a worker has brought the scripts."""
+    store.ledger.load_scripts()
+    with Client(shipped_redis.settings("client")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def as_operator(shipped_redis: Shipped, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that this test runs are an operator's."""
+    monkeypatch.setenv("KP_BROKER_URL", shipped_redis.url("operator"))
 
 
 @pytest.fixture(params=[*redis_servers(), "rabbitmq"])

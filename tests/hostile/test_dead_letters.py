@@ -10,12 +10,13 @@ import pytest
 import redis
 from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.ledger import DeadLetters, Store, Submission
+from kp_scorer.ledger.connection import connect
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.local.embedded import embedded_redis
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.settings import LedgerSettings, load_settings
+from kp_scorer.settings import LedgerSettings, Settings
 
 from tests.support.processes import wait_until
+from tests.support.shipped import Shipped
 
 MB: Final = 2**20
 DIGEST: Final = bytes(16)
@@ -27,17 +28,23 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def bounded(redis_client: redis.Redis, keys: Keys, metrics: Metrics) -> DeadLetters:
-    return DeadLetters(redis_client, keys, LedgerSettings(max_dead_letters=200, max_dead_letter_bytes=2 * MB), metrics)
+def of_worker(settings: Settings) -> Iterator[redis.Redis]:
+    with connect(settings.redis) as connection:
+        yield connection
 
 
 @pytest.fixture
-def small(tmp_path: Path, metrics: Metrics) -> Iterator[tuple[Store, Any]]:
+def bounded(of_worker: redis.Redis, keys: Keys, metrics: Metrics) -> DeadLetters:
+    return DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=200, max_dead_letter_bytes=2 * MB), metrics)
+
+
+@pytest.fixture
+def small(tmp_path: Path, shipped_redis: Shipped, metrics: Metrics) -> Iterator[tuple[Store, Any]]:
     """A Redis of its own, so small that junk could fill it, and its administrator's connection."""
-    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as admin:
-        settings = load_settings({"broker.url": url, "redis.url": url})
-        with Store.open(settings, metrics) as store:
-            yield store, admin
+    server = Shipped(tmp_path, str(shipped_redis.process.args[0]))  # type: ignore[index]
+    with server.connect("administrator") as admin, Store.open(server.settings("worker"), metrics) as store:
+        yield store, admin
+    server.stop()
 
 
 def keep_honest(letters: DeadLetters) -> set[str]:
@@ -68,13 +75,13 @@ def test_junk_pushes_out_junk(
     assert sum(letter.size_bytes for letter in kept) <= 2 * MB + size_bytes
     dropped = len(honest) + count - len(kept)
     assert dropped > 0
-    assert store.drops.counts() == {f"dead letters, {reason}": dropped}
+    assert store.dead_letters.dropped() == {reason: dropped}
     name_of_sample = "kp_scorer_dead_letters_dropped_total"
     assert metrics.registry.get_sample_value(name_of_sample, {"reason": reason}) == dropped
 
 
-def test_many_small_letters_push_out_no_large_ones(redis_client: redis.Redis, keys: Keys) -> None:
-    letters = DeadLetters(redis_client, keys, LedgerSettings(max_dead_letters=10))
+def test_many_small_letters_push_out_no_large_ones(of_worker: redis.Redis, keys: Keys) -> None:
+    letters = DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=10))
     honest = keep_honest(letters)
     flood(letters, 40, 10, "invalid", "kp:trace:evil:{}")
     kept = [letter.trace_id for letter in letters.read()]
@@ -82,8 +89,10 @@ def test_many_small_letters_push_out_no_large_ones(redis_client: redis.Redis, ke
     assert honest < set(kept)
 
 
-def test_letters_that_no_class_has_go_first_and_room_is_made_whatever_is_damaged(redis_client: redis.Redis, keys: Keys) -> None:
-    letters = DeadLetters(redis_client, keys, LedgerSettings(max_dead_letters=6))
+def test_letters_that_no_class_has_go_first_and_room_is_made_whatever_is_damaged(
+    of_worker: redis.Redis, redis_client: redis.Redis, keys: Keys
+) -> None:
+    letters = DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=6))
     old = keep_honest(letters)
     # Letters of one millisecond have no order.
     kept_s = redis_client.time()

@@ -8,9 +8,11 @@ import pytest
 from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
 from kp_scorer.ledger import Store
 
-from tests.support.arena import Arena
+from tests.hostile.conftest import ShippedArena
 from tests.support.attacks import Attack, open_queue
+from tests.support.changed_settings import with_changed
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.proxy import Proxy
 
 IN_FLIGHT_BYTES: Final = 20_000_000
 MESSAGES_BYTES: Final = 240_000_000
@@ -25,26 +27,27 @@ flight it has 320 to 400."""
 
 
 @pytest.mark.slow
-def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_away(arena: Arena, tmp_path: Path) -> None:
+def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_away(
+    shipped_arena: ShippedArena, tmp_path: Path
+) -> None:
+    arena = shipped_arena
     limits = arena.settings().limits
     size_bytes = largest_message_bytes(limits) if arena.broker == "redis" else largest_body_bytes(limits)
     bodies = [b"%d" % number + b" " * (size_bytes - 10) for number in range(MESSAGES_BYTES // size_bytes)]
-    settings = arena.settings(
-        redis__url=arena.store_proxy.url,
-        redis__timeout_s=10.0,
-        worker__in_flight_bytes=IN_FLIGHT_BYTES,
-        worker__concurrency=96,
-        broker__timeout_s=10.0,
-    )
-    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
-        arena.store_proxy.refuse()
+    changed = {"redis.timeout_s": 10.0, "worker.in_flight_bytes": IN_FLIGHT_BYTES, "worker.concurrency": 96}
+    settings = arena.settings_of("worker", **changed, **{"broker.timeout_s": 10.0})
+    with (
+        Proxy(settings.redis.url) as proxy,
+        start_worker(with_changed(settings, redis__url=proxy.url), tmp_path / "worker.log", command=SMALL_WORKER) as worker,
+    ):
+        proxy.refuse()
         with open_queue(arena) as put:
             for body in bodies:
                 put(Attack("", body, {}, {"no envelope": True} if arena.broker == "redis" else {}))
         wait_until(lambda: worker.events("message_waits"))
         # There is nothing to wait for: a worker must not receive more.
         threading.Event().wait(OUTAGE_S)
-        arena.store_proxy.accept()
+        proxy.accept()
         with Store.open(arena.settings(redis__timeout_s=10.0)) as store:
             wait_until(lambda: len(list(store.dead_letters.read())) == len(bodies))
         assert worker.peak_bytes() < RESIDENT_BYTES

@@ -9,35 +9,40 @@ import pytest
 import redis
 from celery import Celery
 from click.testing import CliRunner
+from kombu import Queue
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.shipped import Shipped
 from tests.support.traces import new_id, short_traces
 
 
+@pytest.mark.usefixtures("as_operator")
 @pytest.mark.parametrize("via", ["queue", "stream"])
 def test_only_operators_learn_which_trace_is_nearest(
-    via: str, settings: Settings, keys: Keys, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    via: str, settings: Settings, shipped_redis: Shipped, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     ways = {"results.accepted_via": via, "results.rejected_via": via, "results.nearest": False}
     settings = load_settings({"broker.url": settings.broker.url, "redis.url": settings.redis.url, **ways})
     (victim,) = short_traces(1, seed=51)
     probe, asked = victim | {"id": new_id()}, victim | {"id": new_id()}
-    asking = Celery("asking", broker=settings.broker.url, backend=settings.redis.url, set_as_current=False)
-    with Client(settings) as client, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
+    of_client = shipped_redis.url("client")
+    asking = Celery("asking", broker=of_client, backend=of_client, set_as_current=False)
+    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER):
         client.wait(client.submit(victim), timeout_s=30)
         decision = client.wait(client.submit(probe), timeout_s=30)
-        task = asking.send_task("score_trace", args=[asked], queue=settings.queues.traces, ignore_result=False)
+        task = asking.send_task(
+            "score_trace", args=[asked], queue=Queue(settings.queues.traces, no_declare=True), ignore_result=False
+        )
         learnt = [decision.model_dump_json(), str(task.get(timeout=30)), str(redis_client.hgetall(keys.record(probe["id"])))]
         learnt += wait_until(lambda: _published(redis_client, settings, via))
     assert len(learnt) == 6
     assert [victim["id"] in each for each in learnt].count(True) == 1, "in its own decision"
     assert (decision.novelty.source, decision.dimensions.novelty) == ("embedding", 0)
     asking.close()
-    monkeypatch.setenv("KP_BROKER_URL", settings.broker.url)
     shown = CliRunner().invoke(commands, ["explain", probe["id"]])
     assert "1 - 1.0000, the similarity to the nearest earlier trace" in shown.output
     assert f"{victim['id']}, similarity 1.0000, of the same content" in " ".join(shown.output.split())

@@ -83,9 +83,9 @@ def answering(answer: Answer) -> Iterator[tuple[str, threading.Event]]:
 
 
 @pytest.mark.parametrize("answer", [endless, redirected, packed])
-def test_an_answer_of_the_collector_is_not_read(settings: Settings, tmp_path: Path, answer: Answer) -> None:
+def test_an_answer_of_the_collector_is_not_read(settings: Settings, client: Client, tmp_path: Path, answer: Answer) -> None:
     recording = with_changed(settings, otel__enabled=True)
-    with answering(answer) as (url, ended), Client(settings) as client:
+    with answering(answer) as (url, ended):
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
         with start_worker(recording, tmp_path / "worker.log", command=SMALL_WORKER, variables=variables) as worker:
             for traces in (short_traces(2, seed=1), short_traces(2, seed=2)):

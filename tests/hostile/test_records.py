@@ -24,7 +24,7 @@ from kp_scorer.process.reconciler import reconcile
 from kp_scorer.settings import LedgerSettings, Settings
 
 from tests.support.builders import decision_on
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import SMALL_WORKER, start_worker, wait_until
 from tests.support.traces import short_traces
 
 SECRET: Final = "the patient's name"
@@ -63,22 +63,21 @@ def decide(store: Store, *trace_ids: str) -> None:
 
 
 def test_a_worker_decides_what_comes_with_damaged_records(
-    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+    settings: Settings, client: Client, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     traces = short_traces(len(DAMAGES) + 4, seed=31)
     foreign, damaged, honest = traces[0], traces[1 : len(DAMAGES) + 1], traces[len(DAMAGES) + 1 :]
-    with Client(settings) as client:
-        for trace in (foreign, *damaged, *honest):
-            client.submit(trace)
-        for trace, fields in zip((foreign, *damaged), ({}, *DAMAGES.values()), strict=True):
-            damage(redis_client, keys.record(trace["id"]), fields)
-        for counter in ("submitted", "decided", "dead"):
-            redis_client.hset(keys.counts, counter, SECRET)
-        with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
-            for trace in (*honest, *damaged[-MENDED:]):
-                assert client.wait(trace["id"], timeout_s=30)
-            wait_until(lambda: len(list(store.dead_letters.read())) == len(damaged) - MENDED + 1)
-            wait_until(lambda: redis_client.llen(settings.queues.traces) == 0)
+    for trace in (foreign, *damaged, *honest):
+        client.submit(trace)
+    for trace, fields in zip((foreign, *damaged), ({}, *DAMAGES.values()), strict=True):
+        damage(redis_client, keys.record(trace["id"]), fields)
+    for counter in ("submitted", "decided", "dead"):
+        redis_client.hset(keys.counts, counter, SECRET)
+    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
+        for trace in (*honest, *damaged[-MENDED:]):
+            assert client.wait(trace["id"], timeout_s=30)
+        wait_until(lambda: len(list(store.dead_letters.read())) == len(damaged) - MENDED + 1)
+        wait_until(lambda: redis_client.llen(settings.queues.traces) == 0)
     assert {letter.reason for letter in store.dead_letters.read()} == {"damaged"}
     assert "patient" not in worker.text()
     # What is dead-lettered is dead like any other, so that it can be replayed.
@@ -89,10 +88,10 @@ def test_a_worker_decides_what_comes_with_damaged_records(
 
 
 def test_a_place_that_is_not_in_the_log_stops_nobody(
-    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+    settings: Settings, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     first, second = short_traces(2, seed=32)
-    with Client(settings) as client, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
+    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER):
         client.wait(client.submit(first), timeout_s=30)
         epoch: Any = redis_client.hget(f"{keys.of_log('word-hash-1').head}", "epoch")
         seconds, _ = redis_client.time()
@@ -216,14 +215,10 @@ def test_what_is_claimed_no_more_is_counted_again_when_its_message_comes(
     assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
 
 
+@pytest.mark.usefixtures("as_operator")
 @pytest.mark.parametrize("fields", [{}, *DAMAGES.values()], ids=["something else", *DAMAGES])
 def test_commands_name_a_damaged_record_and_go_on(
-    settings: Settings,
-    store: Store,
-    keys: Keys,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    fields: dict[str, Any],
+    store: Store, keys: Keys, redis_client: redis.Redis, fields: dict[str, Any]
 ) -> None:
     decide(store, *(f"kp:trace:{number}" for number in range(70)), "kp:trace:damaged")
     candidate = Candidate("kp:trace:damaged", DIGEST, np.full(4, 0.5, np.float32))
@@ -234,7 +229,6 @@ def test_commands_name_a_damaged_record_and_go_on(
     # Something that is not named like an id, either.
     redis_client.hset(b"kp:trace:\xff", "state", SECRET)
     redis_client.pexpire(b"kp:trace:\xff", TTL_MS)
-    monkeypatch.setenv("KP_BROKER_URL", settings.broker.url)
     # What is no hash is nobody's record for who reads all.
     naming = ("status", "explain", "audit", "report", "calibrate")[: 5 if "state" in fields else 0 if fields else 3]
     shown = {
@@ -261,12 +255,13 @@ def test_commands_name_a_damaged_record_and_go_on(
     assert store.ledger.look_up(["kp:trace:damaged"]) == [None]
 
 
+@pytest.mark.usefixtures("as_operator")
 def test_a_damaged_entry_of_the_log_is_as_good_as_erased(
-    settings: Settings, keys: Keys, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     first, second = short_traces(2, seed=33)
     log = keys.of_log("word-hash-1").log
-    with Client(settings) as client, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
+    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
         client.wait(client.submit(first), timeout_s=30)
         entries: Any = redis_client.xrevrange(log, count=1)
         at_ms, _, number = entries[0][0].decode().partition("-")
@@ -285,7 +280,6 @@ def test_a_damaged_entry_of_the_log_is_as_good_as_erased(
         assert decision.novelty.nearest
         assert decision.novelty.nearest.trace_id == first["id"]
         assert worker.process.poll() is None
-    monkeypatch.setenv("KP_BROKER_URL", settings.broker.url)
     audited = CliRunner().invoke(commands, ["audit"])
     assert (audited.exit_code, "4 damaged" in audited.output) == (1, True), audited.output
 

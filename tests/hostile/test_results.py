@@ -16,7 +16,7 @@ from kp_scorer.broker.publishing import declare_queues, with_producer
 from kp_scorer.broker.queues import results_queue
 from kp_scorer.settings import as_environment
 
-from tests.support.arena import Arena
+from tests.hostile.conftest import ShippedArena
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision_on
 from tests.support.commands import COMMAND
@@ -34,8 +34,8 @@ def unread_bytes(pipe: Any) -> int:
 
 
 @pytest.mark.slow
-def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(arena: Arena) -> None:
-    settings = arena.settings()
+def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shipped_arena: ShippedArena) -> None:
+    settings = shipped_arena.settings_of("worker")
     queue = results_queue(settings, "accepted")
     headers = {"compression": GZIP}
     bodies = [(bombs()[GZIP], headers), (OVERSIZED, {}), *[(LARGE, {})] * 40, (decision_on("kp:trace:last"), {})]
@@ -45,7 +45,8 @@ def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(arena:
             message = {"body": body, "routing_key": queue.name, "content_type": "application/json", "headers": extra}
             with_producer(app, "test", lambda producer, message=message: producer.publish(exchange="", **message))  # type: ignore[misc]
     command = [*COMMAND, "decisions", "--follow"]
-    with subprocess.Popen(command, env=os.environ | as_environment(settings), stdout=subprocess.PIPE) as follow:
+    environment = os.environ | as_environment(shipped_arena.settings_of("operator"))
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as follow:
         assert follow.stdout
         process = psutil.Process(follow.pid)
         # Until it waits for its reader.

@@ -1,4 +1,4 @@
-"""Texts that are as costly to tokenise as a trace's bytes allow: a worker with the real model decides them all, and lives."""
+"""Texts that are as costly to embed as a trace's bytes allow: a worker decides them all, and lives."""
 
 from pathlib import Path
 from typing import Final
@@ -11,12 +11,13 @@ from kp_scorer.settings import Settings
 
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed
+from tests.support.container_worker import CONTAINER_BYTES
 from tests.support.costly import COSTLY_TEXTS
-from tests.support.processes import start_worker
+from tests.support.processes import CONTAINER_WORKER, start_worker
 from tests.support.traces import new_id
 
-MEMORY_BYTES: Final = 1_536 * 2**20 * 3 // 5
-"""Of what deploy/kubernetes gives a worker's container: less than is needed where whole texts are tokenised."""
+MEMORY_BYTES: Final = CONTAINER_BYTES * 3 // 5
+"""Less than is needed where whole texts are tokenised."""
 
 AT_ONCE: Final = 32
 """As many as a worker embeds together."""
@@ -26,20 +27,19 @@ FIELD_CHARS: Final = Limits().field_chars
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_model("") is None, reason="the model is not installed")
-@pytest.mark.parametrize("recipe", ["trace", "asked_and_did"])
+@pytest.mark.parametrize(("embedder", "recipe"), [("auto", "trace"), ("auto", "asked_and_did"), ("words", "asked_and_did")])
 def test_a_worker_decides_the_most_costly_texts_in_the_memory_of_its_container(
-    settings: Settings, tmp_path: Path, recipe: str
+    settings: Settings, client: Client, tmp_path: Path, embedder: str, recipe: str
 ) -> None:
-    settings = with_changed(settings, novelty__recipe=recipe)
+    settings = with_changed(settings, embedding__embedder=embedder, novelty__recipe=recipe)
     half_and_half = " " * 510_000 + "!" * 510_000
     texts = [*[half_and_half] * 2 * AT_ONCE, *COSTLY_TEXTS.values()]
-    with Client(settings) as client:
-        ids = [client.submit(minimal_payload(trace_id=new_id(), steps=steps(text))) for text in texts]
-        with start_worker(settings, tmp_path / "worker.log") as worker:
-            for trace_id in ids:
-                assert client.wait(trace_id, timeout_s=60).novelty.source in ("embedding", "empty_cache")
-            assert worker.process.poll() is None
-            assert worker.peak_bytes() < MEMORY_BYTES
+    ids = [client.submit(minimal_payload(trace_id=new_id(), steps=steps(text))) for text in texts]
+    with start_worker(settings, tmp_path / "worker.log", command=CONTAINER_WORKER) as worker:
+        for trace_id in ids:
+            assert client.wait(trace_id, timeout_s=60).novelty.source in ("embedding", "empty_cache")
+        assert worker.process.poll() is None
+        assert worker.peak_bytes() < MEMORY_BYTES
 
 
 def steps(text: str) -> list[dict[str, object]]:

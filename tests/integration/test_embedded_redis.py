@@ -34,18 +34,9 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     os.chown(data, ANOTHER_USER, ANOTHER_USER)
-    with pytest.raises(SettingsError, match=f"--data-dir: {data} belongs to another user"), embedded_redis(data):
+    with pytest.raises(SettingsError, match=f"{data} belongs to another user"), embedded_redis(data):
         pass
     assert list(data.iterdir()) == []
-
-
-def test_a_directory_with_other_things_in_it_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").touch()
-    tmp_path.chmod(0o755)
-    with pytest.raises(SettingsError, match=f"--data-dir: {tmp_path} is not empty"), embedded_redis(tmp_path):
-        pass
-    assert tmp_path.stat().st_mode & 0o777 == 0o755
-    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
 @pytest.fixture

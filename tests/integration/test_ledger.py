@@ -11,7 +11,7 @@ from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.cli.main import commands
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import DeadLetters, Drops, Identity, RedisLedger, Store, Submission, Tally, Verdict, redis_ledger
+from kp_scorer.ledger import DeadLetters, Identity, RedisLedger, Store, Submission, Tally, Verdict, redis_ledger
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.ledger.scripts import Script, nothing
@@ -58,7 +58,7 @@ def test_the_oldest_dead_letters_are_dropped_with_their_records(
     assert ids > {f"kp:trace:{number}" for number in range(56, 256)}
     trace_ids = [f"kp:trace:{number}" for number in range(256)]
     assert {trace_id for trace_id, record in zip(trace_ids, ledger.look_up(trace_ids), strict=True) if record} == ids
-    assert Drops(redis_client, keys).counts() == {"dead letters, invalid": 6}
+    assert letters.dropped() == {"invalid": 6}
     # One that is larger than everything pushes out nothing, and is the first to go, with all that it has no room beside.
     if "max_dead_letter_bytes" in bound:
         letters.dead_letter(b"large" * 100_000, "malformed", "$")
@@ -86,20 +86,6 @@ def test_ids_are_found_by_their_beginning_whatever_characters_they_have(ledger: 
         assert matches is not None
         assert sorted(matches) == sorted(f"kp:trace:{end}" for end in ends if end.startswith(beginning))
     assert len(ledger.ids_with_prefix("kp:trace:a", 2) or ()) == 2
-
-
-def test_a_pending_record_has_its_time(ledger: RedisLedger, redis_client: redis.Redis) -> None:
-    seconds, _ = redis_client.time()
-    ledger.submit([submission()])
-    (waiting,) = ledger.look_up([TRACE_ID])
-    assert waiting
-    assert waiting.since_ms >= seconds * 1_000
-    assert (waiting.state, waiting.resends, waiting.attempts) == ("pending", 0, 0)
-    ledger.acquire([Identity(TRACE_ID, DIGEST)])
-    ledger.commit([verdict()])
-    (decided,) = ledger.look_up([TRACE_ID])
-    assert decided
-    assert (decided.state, decided.since_ms) == ("decided", 0)
 
 
 def test_all_decisions_are_read_and_nothing_else(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
@@ -158,10 +144,6 @@ def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store:
     assert {decision.trace_id for decision in decisions} == trace_ids
     assert {decision.model_dump_json().encode() for decision in decisions} == {decision_on(trace_id) for trace_id in trace_ids}
     assert {row.trace_id for row in rows(decisions)} == trace_ids
-
-
-def test_an_empty_ledger_holds_none(settings: Settings) -> None:
-    assert list(stored_decisions(settings)) == []
 
 
 def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(

@@ -276,14 +276,6 @@ def test_a_full_redis_leaves_a_living_consumer_its_messages(channel: Channel, an
         message.ack()
 
 
-@pytest.mark.usefixtures("full")
-def test_a_full_redis_accepts_decisions_and_no_submissions(connection: Connection, redis_client: redis.Redis) -> None:
-    assert connection.default_channel.publish_within("decisions.accepted", [b"1"], 0, drop_oldest=False) == (1, 0, 1)
-    assert redis_client.llen("decisions.accepted") == 1
-    with pytest.raises(redis.exceptions.OutOfMemoryError):
-        publish(connection, 4)
-
-
 def _drained(connection: Connection) -> bool:
     with suppress(TimeoutError):
         connection.drain_events(timeout=0.1)
@@ -410,7 +402,7 @@ def test_as_many_messages_as_a_worker_may_have_in_flight_are_published_and_ackno
     redis_client: redis.Redis,
 ) -> None:
     keys, bodies = keys_of(QUEUE), [str(number) for number in range(10_000)]
-    transport_queue.publish(redis_client, keys=keys, most=0, drops_oldest=False, messages=bodies)
+    transport_queue.publish(redis_client, keys=keys, most=0, messages=bodies)
     received = []
     while chunk := transport_queue.receive(redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, sizes=Sizes(2**20)):
         received += chunk

@@ -4,23 +4,20 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import redis
-from amqp.exceptions import MessageNacked, NotFound
+from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
-from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, as_environment, load_settings
 
-from tests.support.builders import decision_on
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import run
 from tests.support.outcomes import published
@@ -77,35 +74,7 @@ def test_a_worker_that_waits_for_room_drains_at_once(limited: Settings, tmp_path
         wait_until_read(limited, traces.keys() - read)
 
 
-def test_the_oldest_are_dropped_also_from_a_queue_that_others_filled(limited: Settings, store: Store) -> None:
-    settings = dropping_the_oldest(limited)
-    first, last = decision_on_a_sample(), decision_on_a_sample()
-    with make_celery(settings) as app:
-        publisher = Publisher(app, settings, store)
-        publisher.publish(first)
-        # This publisher has just seen room for many more.
-        _fill(settings)
-        publisher.publish(last)
-    assert published(settings)[-1]["trace_id"] == last.trace_id
-
-
-def test_a_worker_does_not_wait_where_the_oldest_are_dropped(limited: Settings, store: Store, tmp_path: Path) -> None:
-    settings = dropping_the_oldest(limited)
-    traces = short_traces(TRACES, seed=9)
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
-        for trace in traces:
-            client.submit(trace)
-        wait_until(lambda: store.ledger.counts().decided == TRACES)
-        wait_until(lambda: len(worker.events("trace_decided")) == TRACES)
-        assert worker.events("trace_waits") == []
-    left = len(published(settings))
-    assert left <= LIMIT + IN_FLIGHT
-    if settings.broker.is_redis:
-        assert worker.events("results_dropped")
-        assert left + store.drops.counts()[settings.queues.rejected] == TRACES
-
-
-def test_commands_name_the_full_queue(limited: Settings, tmp_path: Path) -> None:
+def test_stats_name_the_full_queue(limited: Settings, tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_text("\n".join(map(json.dumps, short_traces(TRACES, seed=11))))
     with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER):
@@ -113,8 +82,7 @@ def test_commands_name_the_full_queue(limited: Settings, tmp_path: Path) -> None
         # Decided, and not published, what is in flight counts as pending no more.
         stats = json.loads(kp_scorer(limited, "stats").stdout)
     name = limited.queues.rejected
-    notes = [line for line in waited.stderr.splitlines() if "full" in line]
-    assert notes == [f"{name} is full of unread decisions, so workers wait; see `kp-scorer doctor`"]
+    assert "still pending after 4 s; see `kp-scorer doctor`" in waited.stderr
     assert (stats["full"], stats["dropped"]) == ([name], {})
     assert stats["waiting"][name] >= LIMIT
 
@@ -132,31 +100,6 @@ def wait_until_read(settings: Settings, trace_ids: Collection[str]) -> None:
 
 def kp_scorer(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return run(*arguments, **as_environment(settings))
-
-
-def dropping_the_oldest(settings: Settings) -> Settings:
-    """The same settings, but that the oldest decisions make room."""
-    return with_changed(settings, queues__accepted_when_full="drop_oldest", queues__rejected_when_full="drop_oldest")
-
-
-def decision_on_a_sample() -> Decision:
-    (trace,) = fresh_samples(1)
-    (decision,) = score_traces([trace], load_settings({"embedding.embedder": "none"}))
-    return decision
-
-
-def _fill(settings: Settings) -> None:
-    """Publish until the queue is full, or over full where nothing but manners keeps it from that."""
-    with make_celery(settings) as app, app.connection_for_write() as connection, connection.channel() as channel:
-        producer = connection.Producer(channel)
-        for _ in range(LIMIT + 5):
-            with suppress(MessageNacked):
-                producer.publish(
-                    json.loads(decision_on("kp:trace:another")),
-                    exchange="",
-                    routing_key=settings.queues.rejected,
-                    serializer="json",
-                )
 
 
 def test_reviewed_decisions_have_a_queue_of_their_own(on_broker: SettingsWith, tmp_path: Path) -> None:

@@ -25,14 +25,11 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Publication, Store
 from kp_scorer.settings import Settings, as_environment, load_settings
-from structlog.testing import capture_logs
 
 from tests.support.changed_settings import with_changed
 from tests.support.documents import code_with
-from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ, own_queues
-from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples, short_traces
 
 TRACES: Final = 20
@@ -62,17 +59,6 @@ def read_messages(settings: Settings, name: str) -> list[Received]:
             message = channel.message_to_python(message)
             message.ack()
             received.append(Received(message.properties["message_id"], message.headers["decided_at"], message.decode()))
-    return received
-
-
-def read_plain(settings: Settings, name: str) -> list[Received]:
-    """With BRPOP."""
-    received = []
-    with redis.Redis.from_url(settings.broker.url) as client:
-        while client.llen(name):
-            popped: Any = client.brpop([name])
-            decision = json.loads(popped[1])
-            received.append(Received(decision["trace_id"], decision["decided_at"], decision))
     return received
 
 
@@ -148,11 +134,9 @@ STREAM: Final = {"results__accepted_via": "stream", "results__rejected_via": "st
 TASK: Final = {"results__accepted_via": "task", "results__rejected_via": "task", "results__task": "shop.decided"}
 WAYS: Final = {
     "redis queue": Way("redis", {}, read_messages),
-    "redis plain": Way("redis", {"results__plain": True}, read_plain),
     "redis stream": Way("redis", STREAM, read_stream, with_groups),
     "redis task": Way("redis", TASK, read_shop, with_shop),
     "rabbitmq queue": Way("rabbitmq", {}, read_messages),
-    "rabbitmq plain": Way("rabbitmq", {"results__plain": True}, read_messages),
     "rabbitmq stream": Way("rabbitmq", STREAM, read_stream, with_groups),
     "rabbitmq task": Way("rabbitmq", TASK, read_shop, with_shop),
 }
@@ -279,26 +263,6 @@ def test_full_results_are_refused_until_some_are_read(scene_name: str, request: 
     assert [each.message_id for each in [*first, *scene.read()]][: LIMIT + 3] == [decision.trace_id for decision in made]
 
 
-def test_the_oldest_results_are_dropped_and_counted_except_by_rabbitmq(
-    scene_name: str, request: pytest.FixtureRequest, store: Store
-) -> None:
-    made = decisions(LIMIT + 3)
-    changed = {"queues__results_limit": LIMIT, "queues__rejected_when_full": "drop_oldest"}
-    with scene_of(scene_name, request, **changed) as scene, make_celery(scene.settings) as app, capture_logs() as lines:
-        publisher, name = Publisher(app, scene.settings, store), scene.settings.queues.rejected
-        for decision in made:
-            publisher.publish(decision)
-        wait_until(lambda: unread(app, scene.settings, store)[name] == LIMIT)
-        received = [each.message_id for each in scene.read()]
-    assert received == [decision.trace_id for decision in made[3:]]
-    logged = [(line["queue"], line["count"]) for line in lines if line["event"] == "results_dropped"]
-    if scene_name in ("rabbitmq queue", "rabbitmq plain"):
-        assert (store.drops.counts(), logged) == ({}, [])
-    else:
-        # The others come with the next line, a second later at the soonest.
-        assert (store.drops.counts(), logged[0]) == ({name: 3}, (name, 1))
-
-
 @pytest.fixture(params=[name for name in WAYS if "task" not in name])
 def scene_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -367,15 +331,6 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
     assert_each_once(submitted, received)
 
 
-def test_our_own_reader_reads_decisions_with_and_without_an_envelope(settings: Settings, store: Store) -> None:
-    made = decisions(4)
-    for plain, decision in zip((False, True, True, False), made, strict=True):
-        now = with_changed(settings, results__plain=plain)
-        with make_celery(now) as app:
-            Publisher(app, now, store).publish(decision)
-    assert [decision["trace_id"] for decision in published(settings)] == [decision.trace_id for decision in made]
-
-
 def test_the_consumer_in_the_readme_acts_once_on_each(settings: Settings, store: Store, tmp_path: Path) -> None:
     first, second, last = (decision.model_copy(update={"outcome": "accepted"}) for decision in decisions(3))
     anew = first.model_copy(update={"decided_at": "2030-01-01T00:00:00.000+00:00"})
@@ -385,7 +340,7 @@ def test_the_consumer_in_the_readme_acts_once_on_each(settings: Settings, store:
         client.xgroup_create("decisions.accepted", "books", id="0", mkstream=True)
         for batch in ([first, second, first], [second, anew, anew, last]):
             stream = store.decision_stream("decisions.accepted")
-            stream.publish(publications(batch), 0, drop_oldest=False)
+            stream.publish(publications(batch), 0)
             with subprocess.Popen([sys.executable, "-uc", code], cwd=tmp_path, stdout=output) as consumer:
                 wait_until(lambda: groups(client, stream.name) and not stream.count_unread())  # noqa: B023
                 consumer.kill()
@@ -401,7 +356,7 @@ def groups(client: redis.Redis, name: str) -> list[Any]:
 def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redis_client: redis.Redis, store: Store) -> None:
     stream, name = store.decision_stream("decisions"), "decisions"
     made = decisions(4)
-    stream.publish(publications(made), 0, drop_oldest=False)
+    stream.publish(publications(made), 0)
     # Nobody is known to read it.
     assert stream.count_unread() == 4
     for group in ("quick", "slow"):
@@ -418,30 +373,28 @@ def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redi
     redis_client.xgroup_destroy(name, "slow")
     assert stream.count_unread() == 0
     redis_client.xgroup_create(name, "late", id="$")
-    stream.publish(publications(made[:1]), 0, drop_oldest=False)
+    stream.publish(publications(made[:1]), 0)
     assert stream.count_unread() == 1
 
 
-def test_acknowledged_stream_entries_make_room_and_do_not_count_as_dropped(redis_client: redis.Redis, store: Store) -> None:
+def test_acknowledged_stream_entries_make_room(redis_client: redis.Redis, store: Store) -> None:
     stream, name = store.decision_stream("decisions"), "decisions"
-    made = decisions(8)
+    made = decisions(6)
     redis_client.xgroup_create(name, GROUP, id="0", mkstream=True)
-    assert stream.publish(publications(made[:4]), 4, drop_oldest=False) == (4, 0, 4)
-    assert stream.publish(publications(made[4:6]), 4, drop_oldest=False) == (0, 0, 4)
+    assert stream.publish(publications(made[:4]), 4) == (4, 4)
+    assert stream.publish(publications(made[4:6]), 4) == (0, 4)
     delivered: Any = redis_client.xreadgroup(GROUP, "consumer", {name: ">"}, count=1)
     redis_client.xack(name, GROUP, delivered[0][1][0][0])
-    assert stream.publish(publications(made[4:6]), 4, drop_oldest=False) == (1, 0, 4)
-    assert stream.publish(publications(made[5:]), 4, drop_oldest=True) == (3, 3, 4)
-    assert store.drops.counts() == {name: 3}
+    assert stream.publish(publications(made[4:6]), 4) == (1, 4)
     left: Any = redis_client.xrange(name)
-    assert [fields[b"trace_id"].decode() for _, fields in left] == [decision.trace_id for decision in made[4:]]
+    assert [fields[b"trace_id"].decode() for _, fields in left] == [decision.trace_id for decision in made[1:5]]
 
 
 def test_counting_unread_streams_opens_no_connection_each_time(
     settings: Settings, store: Store, redis_client: redis.Redis
 ) -> None:
     settings = with_changed(settings, **STREAM)
-    store.decision_stream(settings.queues.accepted).publish(publications(decisions(2)), 0, drop_oldest=False)
+    store.decision_stream(settings.queues.accepted).publish(publications(decisions(2)), 0)
 
     def connected() -> int:
         stats: Any = redis_client.info("stats")
@@ -452,14 +405,6 @@ def test_counting_unread_streams_opens_no_connection_each_time(
         before = connected()
         look_at_backlog(app, settings, store)
     assert connected() == before
-
-
-def test_a_stream_accepts_decisions_while_redis_is_full(tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as server, Store.open(load_settings({"redis.url": server.url})) as store:
-        server.limit_memory(1_000)
-        stream = store.decision_stream("decisions")
-        assert stream.publish(publications(decisions(3)), 2, drop_oldest=True) == (3, 1, 2)
-        assert stream.count_unread() == 2
 
 
 def test_a_worker_does_not_start_on_a_list_named_as_its_stream(

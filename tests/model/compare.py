@@ -39,7 +39,7 @@ def _expected(model: Reference) -> dict[str, object]:
         KEYS.dead_letters: model.letter_index,
         KEYS.dead_letter_sizes: {letter_id: f"{size} {of_class}" for letter_id, (size, of_class) in model.letter_sizes.items()},
         KEYS.dead_letter_classes: model.classes,
-        KEYS.dropped: {f"dead letters, {reason}": count for reason, count in model.dropped.items()},
+        KEYS.dropped: model.dropped,
         KEYS.counts: _counts({"submitted": model.submitted, "decided": model.decided, "dead": model.dead}),
         KEYS.tallies: _counts(model.tallies),
         KEYS.drained: model.drained,

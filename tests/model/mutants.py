@@ -86,7 +86,7 @@ MUTANTS: Final = (
     Mutant("ledger", "if class == newest_class then", "if false then", "the newest pushes out others by its size"),
     Mutant("ledger", "sum.weight > chosen.weight or", "sum.weight < chosen.weight or", "what takes least makes room"),
     Mutant("ledger", "weight > sum.largest_weight", "not sum.largest", "the smallest class makes room"),
-    Mutant("make_room", "add(dropped, 'dead letters, ' .. reason, 1)", "", "what makes room is not counted"),
+    Mutant("make_room", "add(dropped, reason, 1)", "", "what makes room is not counted"),
     Mutant(
         "drop",
         "if number(burials) ~= chosen_burials or number(last_ms) ~= chosen_last_ms then",

@@ -49,13 +49,12 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
     """A file that says which of them were good."""
-    path = tmp_path / "labels.csv"
-    path.write_text("good,trace_id\n" + "".join(f"{str(good).lower()},{trace_id}\n" for trace_id, good in GOOD.items()))
-    return path
+    rows = [{"trace_id": trace_id, "good": bool(good)} for trace_id, good in GOOD.items()]
+    return written_to(tmp_path / "labels.jsonl", _lines(rows))
 
 
 def without_good_ones_in_the_first_domain(labels: str) -> str:
-    return "".join(line.replace("true", "no") if ":trace:0:" in line else line for line in labels.splitlines(keepends=True))
+    return "".join(line.replace("true", "false") if ":trace:0:" in line else line for line in labels.splitlines(keepends=True))
 
 
 def written_to(path: Path, text: str) -> Path:
@@ -115,17 +114,13 @@ def test_success_of_traces_labels_them(tmp_path: Path, monkeypatch: pytest.Monke
     assert "no trace has a label" in without.stderr
 
 
-def test_table_fits_80_columns_and_is_escaped(tmp_path: Path, labels: Path) -> None:
+def test_domains_are_escaped(tmp_path: Path, labels: Path) -> None:
     hostile = "d\x1b[2J\n[bold]" + "o" * 190
     more = [each.model_copy(update={"domain": hostile}) if each.domain == "code" else each for each in DECISIONS]
     path = file_of(tmp_path, more)
     labels.write_text(without_good_ones_in_the_first_domain(labels.read_text()))
     result = run(path, "--precision", "80%", "--labels", labels)
     assert result.exit_code == 0, result.output
-    begin = ("domain ", "d\\u001b[2J\\u000…", "x ", "(all others) ")
-    table = [line for line in result.stderr.splitlines() if line.startswith(begin)]
-    assert len(table) == len(begin)
-    assert max(map(len, table)) <= 80
     assert "\x1b" not in result.output
     assert not any(line.startswith("[bold]") for line in result.output.splitlines())
     assert tomllib.loads(result.stdout)["scoring"]["thresholds"].keys() == {hostile, "customer service"}
@@ -205,21 +200,13 @@ def test_share_must_be_between_its_bounds(file: Path, share: str) -> None:
 def test_number_of_labels_is_noted_unless_all_traces_have_one(file: Path, labels: Path) -> None:
     assert "have a label" not in run(file, "--accept", "20%", "--labels", labels).stderr
     assert "have a label" not in run(file, "--accept", "20%").stderr
-    labels.write_text("".join(labels.read_text().splitlines(keepends=True)[:3]))
+    labels.write_text("".join(labels.read_text().splitlines(keepends=True)[:2]))
     assert f"2 of {len(DECISIONS)} traces have a label" in run(file, "--accept", "20%", "--labels", labels).stderr
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"trace_id": "kp:trace:1", "good": true}\n\n{"good": false, "trace_id": "kp:trace:2", "by": "me"}\n',
-        "trace_id,good\nkp:trace:1,true\nkp:trace:2,false\n",
-        '\ufeffgood,note,trace_id\r\nYes,"a, b",kp:trace:1\r\n0,,kp:trace:2\r\n1,,kp:trace:1\r\n',
-    ],
-)
-def test_labels_are_json_lines_or_csv(tmp_path: Path, text: str) -> None:
-    (tmp_path / "labels").write_bytes(text.encode())
-    assert read_labels(tmp_path / "labels") == {"kp:trace:1": True, "kp:trace:2": False}
+def test_labels_are_json_lines(tmp_path: Path) -> None:
+    text = '{"trace_id": "kp:trace:1", "good": true}\n\n{"good": false, "trace_id": "kp:trace:2", "by": "me"}\n'
+    assert read_labels(written_to(tmp_path / "labels", text)) == {"kp:trace:1": True, "kp:trace:2": False}
 
 
 @pytest.mark.parametrize(
@@ -231,22 +218,14 @@ def test_labels_are_json_lines_or_csv(tmp_path: Path, text: str) -> None:
         ('{"trace_id": "kp:trace:1", "good": true}\n{"good": true}', "line 2: trace_id: Field required"),
         ('{"trace_id": "kp:trace:1", "good": true}\n[]', "line 2: expected a JSON object"),
         ('{"trace_id": "kp:trace:1", "good": true}\n{}', "line 2: trace_id: Field required"),
-        ("trace_id,good\nkp:trace:1,maybe\n", "line 2: good: Input should be a valid boolean"),
-        ("trace_id,good\nkp:trace:1\n", "line 2: good: Input should be a valid boolean"),
-        ("id,good\nkp:trace:1,true\n", "line 1: trace_id: expected columns of this name, or JSON Lines"),
-        ("", "line 1: good and trace_id: expected columns"),
-        ("trace_id,good\na,true\nb,true\na,false\n", "line 4: good: this trace has the other label on an earlier line"),
+        ("trace_id,good\nkp:trace:1,true\n", "line 1: expected a JSON object"),
+        ('{"trace_id": "a", "good": true}\n{"trace_id": "a", "good": false}', "line 2: good: this trace has the other label"),
     ],
 )
 def test_wrong_label_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "labels").write_text(text)
     with pytest.raises(click.BadParameter, match=message):
         read_labels(tmp_path / "labels")
-
-
-def test_cells_of_labels_may_have_spaces_around_them(tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("trace_id,good\nkp:trace:1, true\nkp:trace:2,NO \n")
-    assert read_labels(tmp_path / "labels.csv") == {"kp:trace:1": True, "kp:trace:2": False}
 
 
 def test_unreadable_file_of_labels_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What commands show: progress, tables, ids by their beginning, and nothing that a terminal acts on."""
 
-import io
 import json
 import os
 import re
@@ -12,15 +11,12 @@ import click
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kp_scorer.broker.backlog import Backlog
 from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.commands.demo import decisions_table, why
-from kp_scorer.cli.commands.top import Snapshot, view
 from kp_scorer.cli.display import console, pace, short_id
 from kp_scorer.cli.ids import resolve_among, resolve_dead_letter_id
 from kp_scorer.cli.output import print_json, print_note
 from kp_scorer.decision import Decision, Nearest, Novelty
-from kp_scorer.ledger import SubmissionCounts
 from kp_scorer.trace import TRACE_ID_PREFIX
 from rich.console import Console
 from rich.progress import Progress
@@ -50,15 +46,6 @@ def test_pace_describes_rate_and_time_left() -> None:
     for total, words in [(128, ", 0:00:04 left"), (2_000, ", 0:02:01 left"), (128_000, ", 2:13:16 left"), (64, "")]:
         task.total = total
         assert pace(task) == f"64 of {total}, 16 a second{words}"
-
-
-@pytest.mark.parametrize(("used", "warning"), [(None, ""), (0.0, ""), (0.79, ""), (0.8, "80%"), (0.85, "85%")])
-def test_top_warns_of_a_redis_that_is_nearly_full(used: float | None, warning: str) -> None:
-    screen = Console(file=io.StringIO(), width=120, record=True)
-    screen.print(view(Snapshot(0.0, SubmissionCounts(0, 0, 0, 0), Backlog({}, {}, (), 0, 0.0, used), 0, []), None))
-    text = screen.export_text()
-    assert ("maxmemory" in text) == bool(warning)
-    assert warning in text
 
 
 def decision(outcome: str = "rejected", parts: dict[str, float] | None = None, **fields: Any) -> Decision:
@@ -112,13 +99,6 @@ def test_rejection_names_the_earlier_trace_that_is_alike(novelty: Novelty, words
 def test_overrides_come_first(outcome: str) -> None:
     explained = why(decision(outcome, overrides=("recovered_from_errors", "single_tool", "single_thought")))
     assert explained.startswith("a single thought (score 0.1), recovered from errors (+0.1), only one tool (-0.1), ")
-
-
-@pytest.mark.parametrize(
-    ("trace_id", "short"), [("kp:trace:0123456789", "01234567"), ("kp:trace:ab", "ab"), ("kp:trace:kp:trace:x", "kp:trace")]
-)
-def test_short_id_is_the_start_of_the_part_that_differs(trace_id: str, short: str) -> None:
-    assert short_id(trace_id) == short
 
 
 def test_nothing_in_the_table_acts_on_a_terminal() -> None:

@@ -52,15 +52,11 @@ def test_flag_wins_over_variable_and_variable_over_file_and_file_over_default(
     assert settings.novelty.recipe == Settings().novelty.recipe
 
 
-def test_file_may_be_named_by_a_variable(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KP_CONFIG", str(config))
-    assert load_settings().novelty.max_elements == 20
-
-
 def test_named_file_wins_over_the_variables_file(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named_file = tmp_path / "other.toml"
     named_file.write_text("[novelty]\nmax_elements = 50\n", "utf-8")
     monkeypatch.setenv("KP_CONFIG", str(config))
+    assert load_settings().novelty.max_elements == 20
     settings = load_settings(config=named_file)
     assert (settings.novelty.max_elements, settings.log.level) == (50, "info")
 
@@ -135,11 +131,6 @@ def test_tables_of_several_sources_are_merged(tmp_path: Path, monkeypatch: pytes
     assert settings.scoring.thresholds == {"medical": 0.9, "code": 0.6, "finance": 0.8}
 
 
-def test_variable_may_hold_thresholds_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KP_SCORING_THRESHOLDS", '{"code": 0.4, "data_eng": 1}')
-    assert load_settings().scoring.thresholds == {"code": 0.4, "data_eng": 1.0}
-
-
 WRONG: Final = {
     "novelty.max_elements": ("many", "0"),
     "novelty.ttl_s": ("0", "nan"),
@@ -155,10 +146,8 @@ WRONG: Final = {
     "broker.visibility_timeout_s": ("2", "1" + "0" * 17),
     "broker.delivery_limit": ("0",),
     "queues.results_limit": ("-1",),
-    "queues.accepted_when_full": ("drop_newest", "none"),
     "results.accepted_via": ("topic",),
     "results.rejected_via": ("",),
-    "results.plain": ("sometimes",),
     "results.task": ("two words",),
     "broker.url": ("localhost:6379", "http://localhost"),
     "redis.url": ("amqp://localhost",),
@@ -214,10 +203,8 @@ TASK: Final = {"results.rejected_via": "task", "results.task": "shop.decided"}
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({**ONE_QUEUE, "queues.rejected_when_full": "drop_oldest"}, "queues.accepted_when_full: expected that of rejected"),
         ({**ONE_QUEUE, "results.accepted_via": "stream"}, "results.accepted_via: expected that of rejected"),
         ({"results.accepted_via": "task"}, "results.task: expected the name of the task to call"),
-        ({**TASK, "queues.rejected_when_full": "drop_oldest"}, "queues.rejected_when_full: expected 'wait' where"),
         ({"ledger.ttl_s": "59", "novelty.ttl_s": "60"}, "ledger.ttl_s: expected at least novelty.ttl_s"),
         ({"embedding.required": "true", "embedding.embedder": "none"}, "embedding.required: expected false where"),
     ],
@@ -230,9 +217,9 @@ def test_settings_that_do_not_fit_together_are_refused_by_name(flags: dict[str, 
 @pytest.mark.parametrize(
     "flags",
     [
-        {**ONE_QUEUE, "queues.accepted_when_full": "drop_oldest", "queues.rejected_when_full": "drop_oldest"},
+        ONE_QUEUE,
         {**ONE_QUEUE, "results.accepted_via": "stream", "results.rejected_via": "none"},
-        {**TASK, "queues.accepted_when_full": "drop_oldest"},
+        TASK,
         {"ledger.ttl_s": "60", "novelty.ttl_s": "60"},
     ],
 )
@@ -344,17 +331,6 @@ def test_scoring_of_a_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text
         load_scoring(written(tmp_path, text), Settings())
 
 
-def test_scoring_of_no_file_is_refused_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"absent\.toml: No such file"):
-        load_scoring(tmp_path / "absent.toml", Settings())
-
-
-def test_variable_that_should_be_json_and_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KP_SCORING_THRESHOLDS", "code=0.4")
-    with pytest.raises(SettingsError, match=r"^KP_SCORING_THRESHOLDS: expected JSON"):
-        load_settings()
-
-
 def test_settings_cannot_be_changed() -> None:
     settings: Any = load_settings()
     with pytest.raises(ValidationError, match="frozen"):
@@ -370,7 +346,7 @@ CHOSEN: Final = st.fixed_dictionaries(
     optional={
         "broker.url": st.sampled_from(["", "redis://:pa%23ss@host:1/0", "amqps://user:pass@host//"])
         | NAMES.map(lambda name: f"amqp://u{quote(name, safe='')}:%3F@host/{quote(name, safe='')}"),
-        "redis.url": st.sampled_from(["", "unix:///run/kp.sock?db=1", "rediss://host", "redis+sentinel://a,b?primary=c"]),
+        "redis.url": st.sampled_from(["", "rediss://host", "redis+sentinel://a,b?primary=c"]),
         "redis.timeout_s": st.floats(0.001, 86_400),
         "queues.accepted": st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True),
         "scoring.threshold": st.floats(0, 1),
@@ -399,7 +375,4 @@ REFERENCE = REPOSITORY / "config" / "kp-scorer.toml"
 
 def test_the_reference_file_holds_every_setting_with_its_default() -> None:
     assert tomllib.loads(REFERENCE.read_text("utf-8")) == Settings().model_dump(exclude_none=True)
-
-
-def test_the_reference_file_loads_as_the_defaults() -> None:
     assert load_settings(config=REFERENCE).model_dump() == Settings().model_dump()

@@ -1,9 +1,8 @@
 """Why a decision came out as it did: its arithmetic, and what it would have taken to pass."""
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kp_scorer.decision import Decision, Dimensions, GuardName, Override
+from kp_scorer.decision import Decision, Dimensions, GuardName
 from kp_scorer.scoring import DEFAULT_PROFILE, Policy, decide_again, dimensions
 from kp_scorer.trace import ReasoningTrace
 
@@ -31,17 +30,18 @@ def terms_of(decision: Decision) -> list[Term]:
     return [Term(name, parts[name], weights[name], parts[name] * weights[name], _least(decision, name)) for name in DIMENSIONS]
 
 
-def without_overrides(decision: Decision) -> Iterator[tuple[Override, Decision]]:
-    """Each override that fired, with what the decision would have been without it, all else being as it is."""
-    for fired in decision.overrides:
-        others = tuple(each for each in decision.overrides if each is not fired)
-        yield fired.name, _decide_as_before(decision.model_copy(update={"overrides": others}))
-
-
 def with_dimension(decision: Decision, dimension: str, value: float) -> Decision:
-    """What a decision would have been with another value, 0..1, of one dimension."""
+    """What a decision would have been with another value, 0..1, of one dimension, by the policy that it was decided by."""
     changed = decision.dimensions.model_copy(update={dimension: value})
-    return _decide_as_before(decision.model_copy(update={"dimensions": changed}))
+    policy = Policy(
+        # The name of the profile does not matter.
+        profiles={DEFAULT_PROFILE: decision.weights},
+        threshold=decision.threshold,
+        review=decision.review,
+        min_novelty=bound_of(decision, "min_novelty", 0.0),
+        copies="reject" if any(guard.name == "copies" for guard in decision.guards) else "score",
+    )
+    return decide_again(decision.model_copy(update={"dimensions": changed}), policy)
 
 
 def was_capped(trace: ReasoningTrace, decision: Decision) -> bool | None:
@@ -51,18 +51,6 @@ def was_capped(trace: ReasoningTrace, decision: Decision) -> bool | None:
         if dimensions(trace, decision.dimensions.novelty, cap_step_term=capped, max_confidence=most) == decision.dimensions:
             return capped
     return None
-
-
-def _decide_as_before(decision: Decision) -> Decision:
-    """Decide again by the policy that it was decided by; the name of the profile does not matter."""
-    policy = Policy(
-        profiles={DEFAULT_PROFILE: decision.weights},
-        threshold=decision.threshold,
-        review=decision.review,
-        min_novelty=bound_of(decision, "min_novelty", 0.0),
-        copies="reject" if any(guard.name == "copies" for guard in decision.guards) else "score",
-    )
-    return decide_again(decision, policy)
 
 
 def bound_of(decision: Decision, name: GuardName, default: float = 1.0) -> float:

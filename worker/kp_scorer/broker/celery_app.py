@@ -137,9 +137,7 @@ def _result_backend(settings: Settings) -> str:
     if server.sentinels:
         sentinels = (server._replace(host=host, port=port) for host, port in server.sentinels.addresses)
         return ";".join(f"sentinel://{sentinel.authority()}/{sentinel.database}" for sentinel in sentinels)
-    if server.scheme != "unix":
-        return server.without_parameters()
-    return f"redis+socket://{server.authority()}{server.path}?virtual_host={server.database}"
+    return server.without_parameters()
 
 
 def _transport_options(settings: Settings) -> dict[str, Any]:

@@ -50,16 +50,13 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
 def results_queue(settings: Settings, outcome: Outcome) -> Queue:
     """The queue of decisions with this outcome.
 
-    On RabbitMQ, a queue of our own holds at most ``queues.results_limit``, unless that is 0, and then refuses more or drops the
-    oldest by itself. A queue that carries calls of another app's task is declared by that app alone, which knows its arguments.
+    On RabbitMQ, a queue of our own refuses more than ``queues.results_limit``, unless that is 0. A queue that carries calls of
+    another app's task is declared by that app alone, which knows its arguments.
     """
     queues, name, is_task = settings.queues, settings.queues.name(outcome), settings.results.via(outcome) == "task"
     if settings.broker.is_redis or is_task:
         return _queue(name, declare=settings.broker.is_redis)
-    if not queues.results_limit:
-        return _quorum_queue(name)
-    overflow = "drop-head" if queues.when_full(outcome) == "drop_oldest" else "reject-publish"
-    return _quorum_queue(name, {"x-max-length": queues.results_limit, "x-overflow": overflow})
+    return _quorum_queue(name, {"x-max-length": queues.results_limit} if queues.results_limit else None)
 
 
 def results_queues(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[Outcome, Queue]:

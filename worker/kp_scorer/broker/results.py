@@ -5,9 +5,8 @@ a queue of this name with other arguments.
 """
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final, get_args
 
 import structlog
@@ -28,14 +27,13 @@ from kp_scorer.broker.wire import raw_body, task_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
-from kp_scorer.ledger import DeadLetters, DecisionStream, Drops, Publication, Published, Store
+from kp_scorer.ledger import DeadLetters, DecisionStream, Publication, Published, Store
 from kp_scorer.settings import QueueSettings, Settings
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 
 _MARK: Final = "decided_at"
 """The header that holds a decision's mark."""
 
-_LOG_EVERY_S: Final = 1.0
 _LIMITS: Final = Limits()
 """No decision comes near them, whatever those of traces are set to."""
 
@@ -46,14 +44,12 @@ class Publisher:
     """Publishes decisions. Safe to share between threads."""
 
     def __init__(self, app: Celery, settings: Settings, store: Store) -> None:
-        """Publish through the app's connection pool, and to streams in ``store``, which counts dropped decisions."""
+        """Publish through the app's connection pool, and to streams in ``store``."""
         queues, streams = results_queues(settings), results_streams(settings)
         # One outbox for each queue or stream, because several outcomes may go to the same one. One for review also where no
         # trace goes there any more: a decision may have been made before, and not been published.
-        of_queues = {queue.name: _QueueOutbox(app, queue, settings, outcome, store.drops) for outcome, queue in queues.items()}
-        of_streams = {
-            name: _StreamOutbox(store.decision_stream(name), settings.queues, outcome) for outcome, name in streams.items()
-        }
+        of_queues = {queue.name: _QueueOutbox(app, queue, settings, outcome) for outcome, queue in queues.items()}
+        of_streams = {name: _StreamOutbox(store.decision_stream(name), settings.queues) for name in streams.values()}
         self._outboxes: dict[Outcome, _Outbox] = {
             **{outcome: of_queues[queue.name] for outcome, queue in queues.items()},
             **{outcome: of_streams[name] for outcome, name in streams.items()},
@@ -98,83 +94,63 @@ class Publisher:
 class _Outbox:
     """Where decisions for one queue or stream are put. Safe to share between threads."""
 
-    def __init__(self, kind: str, destination: Destination, settings: QueueSettings, outcome: Outcome) -> None:
+    def __init__(self, kind: str, destination: Destination, settings: QueueSettings) -> None:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
         self._limit = settings.results_limit
-        self._drops_oldest = settings.when_full(outcome) == "drop_oldest"
         self._lock = threading.Lock()
         self._is_full = False
-        self._unlogged_drops = 0
-        self._log_again_at = 0.0
 
     def put_all(self, publications: Sequence[Publication]) -> list[bool]:
-        """Publish decisions, in order; where the settings say so, in place of the oldest that are too many.
+        """Publish decisions, in order; log when it becomes full, and when that is over.
 
         Returns:
             For each whether it is published; there is no room for the others. After an error any of them may be.
         """
-        accepted, dropped, unread = self._put(publications)
+        accepted, unread = self._put(publications)
         # One that the last decision has just filled does not count as full: nothing waits for room yet.
-        self._log(unread, dropped, is_full=dropped > 0 or not all(accepted))
-        return accepted
-
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int, int]:
-        """Publish; return for each decision whether it is, how many were dropped, and how many are unread."""
-        raise NotImplementedError
-
-    def _log(self, unread: int, dropped: int, *, is_full: bool) -> None:
-        """Log when it becomes full, when that is over, and, once a second at the most, how many are dropped."""
+        is_full = not all(accepted)
         with self._lock:
             was_full, self._is_full = self._is_full, is_full
-            self._unlogged_drops += dropped
-            count = self._unlogged_drops if time.monotonic() >= self._log_again_at else 0
-            if count:
-                self._log_again_at, self._unlogged_drops = time.monotonic() + _LOG_EVERY_S, 0
         if is_full and not was_full:
             log.warning("results_full", queue=self.destination.name, unread=unread)
         elif was_full and not is_full:
             log.info("results_drained", queue=self.destination.name, unread=unread)
-        if count:
-            log.warning("results_dropped", queue=self.destination.name, count=count)
+        return accepted
+
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
+        """Publish; return for each decision whether it is, and how many are unread."""
+        raise NotImplementedError
 
 
 class _QueueOutbox(_Outbox):
-    def __init__(self, app: Celery, queue: Queue, settings: Settings, outcome: Outcome, drops: Drops) -> None:
-        super().__init__("queue", destination_of(app, queue.name), settings.queues, outcome)
+    def __init__(self, app: Celery, queue: Queue, settings: Settings, outcome: Outcome) -> None:
+        super().__init__("queue", destination_of(app, queue.name), settings.queues)
         self._app = app
         self._queue = queue
         self._task = settings.results.task if settings.results.via(outcome) == "task" else ""
-        self._plain = settings.results.plain and not self._task
-        self._drops = drops
 
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int, int]:
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         messages = [self._message(*publication) for publication in publications]
         if self.destination.system == "redis":
             return self._put_on_redis(messages)
         unread, room = 0, len(messages)
-        # What RabbitMQ drops, it drops by itself. It refuses late, and on a queue of another app not at all.
-        if self._limit and not self._drops_oldest:
+        # RabbitMQ refuses late, and on a queue of another app not at all.
+        if self._limit:
             unread = waiting(self._app, self._queue)
             room = max(0, min(room, self._limit - unread))
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
-        return [*accepted, *[False] * (len(messages) - room)], 0, unread + sum(accepted)
+        return [*accepted, *[False] * (len(messages) - room)], unread + sum(accepted)
 
-    def _put_on_redis(self, messages: Sequence[Outgoing]) -> tuple[list[bool], int, int]:
+    def _put_on_redis(self, messages: Sequence[Outgoing]) -> tuple[list[bool], int]:
         name = self._queue.name
 
         def publish(producer: Producer) -> Published:
-            channel = producer.channel
-            items = [message.body if self._plain else channel.envelope(name, *message) for message in messages]
-            published: Published = channel.publish_within(name, items, self._limit, drop_oldest=self._drops_oldest)
+            items = [producer.channel.envelope(name, *message) for message in messages]
+            published: Published = producer.channel.publish_within(name, items, self._limit)
             return published
 
-        published = with_producer(self._app, "results", publish)
-        if published.dropped:
-            # They are published all the same, and their log line has the count.
-            with suppress(ServiceUnavailable):
-                self._drops.count(name, published.dropped)
-        return _accepted(published, len(messages)), published.dropped, published.unread
+        return _accepted(with_producer(self._app, "results", publish), len(messages))
 
     def _message(self, decision: Decision, context: Context) -> Outgoing:
         """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
@@ -187,17 +163,16 @@ class _QueueOutbox(_Outbox):
 
 
 class _StreamOutbox(_Outbox):
-    def __init__(self, stream: DecisionStream, settings: QueueSettings, outcome: Outcome) -> None:
-        super().__init__("stream", Destination("redis", stream.name), settings, outcome)
+    def __init__(self, stream: DecisionStream, settings: QueueSettings) -> None:
+        super().__init__("stream", Destination("redis", stream.name), settings)
         self._stream = stream
 
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int, int]:
-        published = self._stream.publish(publications, self._limit, drop_oldest=self._drops_oldest)
-        return _accepted(published, len(publications)), published.dropped, published.unread
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
+        return _accepted(self._stream.publish(publications, self._limit), len(publications))
 
 
-def _accepted(published: Published, count: int) -> list[bool]:
-    return [place < published.published for place in range(count)]
+def _accepted(published: Published, count: int) -> tuple[list[bool], int]:
+    return [place < published.published for place in range(count)], published.unread
 
 
 def read_elsewhere(settings: Settings, outcome: Outcome | None = None) -> list[str]:

@@ -40,10 +40,6 @@ def service_options(command: Command) -> Command:
 
     @wraps(command)
     def with_services(*args: Any, settings: Settings, **kwargs: Any) -> None:
-        # Here, as they bring Celery and the Redis client, which other commands do without.
-        from kp_scorer.broker.celery_app import warn_of_celery_variables
-
-        warn_of_celery_variables()
         command(*args, settings=with_endpoints(settings), **kwargs)
 
     return ledger_options(with_services)

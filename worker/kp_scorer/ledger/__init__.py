@@ -3,7 +3,7 @@
 from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters
 from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Published
 from kp_scorer.ledger.log import RedisLog
-from kp_scorer.ledger.monitoring import Drops, Timing, WorkerReport
+from kp_scorer.ledger.monitoring import Timing, WorkerReport
 from kp_scorer.ledger.records import (
     CommitResult,
     Identity,
@@ -24,7 +24,6 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "DecisionStream",
-    "Drops",
     "Identity",
     "Ledger",
     "LostSubmission",

@@ -43,9 +43,8 @@ def connect(settings: RedisSettings) -> redis.Redis:
         "socket_connect_timeout": settings.timeout_s,
         "health_check_interval": 25,
         "retry": _RETRY,
+        "socket_keepalive": True,
         **tls_options(server),
-        # A socket of this machine is never half open.
-        **({} if server.scheme == "unix" else {"socket_keepalive": True}),
     }
     if server.sentinels:
         user: dict[str, Any] = {"username": server.user or None, "password": server.password or None, "ssl": server.is_tls}
@@ -210,12 +209,6 @@ def memory_used(info: Mapping[str, Any]) -> float:
     return float(info["used_memory"] / limit) if limit else 0.0
 
 
-def nearly_full(used: float) -> str:
-    """The shortcoming of a memory of which so large a share is used; empty while there is room."""
-    advice = f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
-    return advice if used >= _NEARLY_FULL else ""
-
-
 def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
     """What may lose queues, decisions or the log, each with its remedy, by the reply to ``INFO``."""
     version = str(info.get("redis_version", ""))
@@ -226,7 +219,7 @@ def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
         yield f"it throws keys away when its memory is full ({policy}): set maxmemory-policy noeviction"
     if not info.get("maxmemory"):
         yield "it takes memory without limit until the machine ends it: set maxmemory"
-    elif shortage := nearly_full(memory_used(info)):
-        yield shortage
+    elif (used := memory_used(info)) >= _NEARLY_FULL:
+        yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
     if not info.get("aof_enabled"):
         yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"

@@ -191,6 +191,11 @@ class DeadLetters:
             if self._counter:
                 self._counter.count_dropped(cast("Reason", reason.decode()), count)
 
+    def dropped(self) -> dict[str, int]:
+        """How many made room for others by now, by reason; reasons of none are not there."""
+        counts: Any = self._client.hgetall(self._keys.dropped)
+        return {text_in(reason): number_in(count) for reason, count in sorted(counts.items())}
+
     def read(self) -> Iterator[DeadLetter]:
         """Yield all dead letters, the one that was dead-lettered longest ago first."""
         ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)

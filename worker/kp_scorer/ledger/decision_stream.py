@@ -7,7 +7,6 @@ import redis
 
 from kp_scorer.decision import Decision
 from kp_scorer.ledger.connection import reports_outages
-from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.scripts import row, script
 from kp_scorer.spans.context import NO_CONTEXT, TRACEPARENT, TRACESTATE, Context
 
@@ -20,10 +19,9 @@ class Publication(NamedTuple):
 
 
 class Published(NamedTuple):
-    """How many decisions were published, the first ones; how many others were dropped for them unread; how many are unread."""
+    """How many decisions were published, the first ones, and how many are unread now."""
 
     published: int
-    dropped: int
     unread: int
 
 
@@ -38,9 +36,7 @@ class _Entry(NamedTuple):
 
 
 @script(row(Published))
-def _publish_decisions(
-    *, keys: Keys, stream: str, name: str, most: int, drops_oldest: bool, decisions: Sequence[_Entry]
-) -> None: ...
+def _publish_decisions(*, stream: str, most: int, decisions: Sequence[_Entry]) -> None: ...
 
 
 @reports_outages("results")
@@ -51,29 +47,18 @@ class DecisionStream:
     read makes room for what comes. ServiceUnavailable if Redis cannot be reached, or has something else by this name.
     """
 
-    def __init__(self, client: redis.Redis, keys: Keys, name: str) -> None:
+    def __init__(self, client: redis.Redis, name: str) -> None:
         self.name = name
         self._client = client
-        self._keys = keys
 
-    def publish(self, publications: Sequence[Publication], most: int, *, drop_oldest: bool) -> Published:
-        """Publish decisions, in order and in one step, as long as no more than ``most`` are unread; 0 is no limit.
-
-        Where the oldest make room, all are published, and the oldest that are too many go, read or not.
-        """
-        return _publish_decisions(
-            self._client,
-            keys=self._keys,
-            stream=self.name,
-            name=self.name,
-            most=most,
-            drops_oldest=drop_oldest,
-            decisions=[_entry(*each) for each in publications],
-        )
+    def publish(self, publications: Sequence[Publication], most: int) -> Published:
+        """Publish decisions, in order and in one step, as long as no more than ``most`` are unread; 0 is no limit."""
+        entries = [_entry(*each) for each in publications]
+        return _publish_decisions(self._client, stream=self.name, most=most, decisions=entries)
 
     def count_unread(self) -> int:
         """Count the unread decisions."""
-        return self.publish((), 0, drop_oldest=False).unread
+        return self.publish((), 0).unread
 
 
 def _entry(decision: Decision, context: Context) -> _Entry:

@@ -15,8 +15,7 @@
     {prefix}:tallies            hash     how many decisions were stored of each domain; one key with a field a domain, of 1,000
                                          domains and those that settings name. ``lua/commit.lua`` lists its fields
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
-    {prefix}:dropped            hash     how many decisions were dropped unread, by queue or stream, and how many dead letters
-                                         of each reason, to make room; one key with a field a queue
+    {prefix}:dropped            hash     how many dead letters of each reason were dropped to make room; one key
     {prefix}:dead               zset     ids of dead letters by the time each was last dead-lettered, in ms; trimmed by age,
                                          and to ``ledger.max_dead_letters`` and ``ledger.max_dead_letter_bytes``
     {prefix}:dead_sizes         hash     bytes that each dead letter takes and its class, its reason and its trace's namespace

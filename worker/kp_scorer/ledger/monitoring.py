@@ -1,4 +1,4 @@
-"""What all workers report and count in Redis, for whoever watches them; ServiceUnavailable if it cannot be reached."""
+"""What all workers report in Redis, for whoever watches them; ServiceUnavailable if it cannot be reached."""
 
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from kp_scorer.decision import Outcome
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import number_in, parsed_in, text_in
+from kp_scorer.ledger.records import parsed_in
 from kp_scorer.ledger.scripts import nothing, script
 
 _REPORT_TTL_MS: Final = 5_000
@@ -17,10 +17,6 @@ _REPORT_TTL_MS: Final = 5_000
 
 @script(nothing)
 def _report(*, report: str, text: str, ttl_ms: int) -> None: ...
-
-
-@script(nothing)
-def _count_dropped(*, keys: Keys, queue: str, count: int) -> None: ...
 
 
 class Timing(BaseModel):
@@ -81,21 +77,3 @@ class Workers:
         # A worker that has died has no report soon after.
         reports = [parsed_in(WorkerReport, text) for text in pipeline.execute() if text]
         return sorted(filter(None, reports), key=lambda report: report.node)
-
-
-@reports_outages("drops")
-class Drops:
-    """Counts drops, of all workers together."""
-
-    def __init__(self, client: redis.Redis, keys: Keys) -> None:
-        self._client = client
-        self._keys = keys
-
-    def count(self, queue: str, count: int) -> None:
-        """Count decisions that are dropped from a queue."""
-        _count_dropped(self._client, keys=self._keys, queue=queue, count=count)
-
-    def counts(self) -> dict[str, int]:
-        """How many decisions were dropped by now, by queue, and how many ``dead letters`` of each reason; none is not there."""
-        counts: Any = self._client.hgetall(self._keys.dropped)
-        return {text_in(queue): number_in(count) for queue, count in sorted(counts.items())}

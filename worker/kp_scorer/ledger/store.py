@@ -12,7 +12,7 @@ from kp_scorer.ledger.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.ledger.decision_stream import DecisionStream
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.log import RedisLog
-from kp_scorer.ledger.monitoring import Drops, Workers
+from kp_scorer.ledger.monitoring import Workers
 from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.settings import Settings, load_settings
@@ -30,7 +30,6 @@ class Store:
         self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
         self.dead_letters = DeadLetters(client, self._keys, settings.ledger, counter)
         self.workers = Workers(client, self._keys)
-        self.drops = Drops(client, self._keys)
 
     @classmethod
     def open(cls, settings: Settings, counter: DeadLetterCounter | None = None) -> Self:
@@ -60,7 +59,7 @@ class Store:
 
     def decision_stream(self, name: str) -> DecisionStream:
         """A stream of decisions, which need not exist yet."""
-        return DecisionStream(self._client, self._keys, name)
+        return DecisionStream(self._client, name)
 
     def novelty_log(self, space: str) -> RedisLog:
         """The log of a space, which need not exist yet."""

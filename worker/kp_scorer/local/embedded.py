@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -22,7 +21,6 @@ from kp_scorer.files import is_only_ours, make_only_ours, open_regular
 
 _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 20.0
-_LOCK: Final = "lock"
 _MOST_BYTES: Final = 4_096
 _PRIVATE: Final = 0o700
 _READY: Final = b"Ready to accept connections"
@@ -119,12 +117,12 @@ def embedded_redis(data_dir: Path, *, advertise: bool = False) -> Iterator[str]:
 
 
 def _lock(data_dir: Path) -> IO[str]:
-    lock = (data_dir / _LOCK).open("w")
+    lock = (data_dir / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise SettingsError(f"--data-dir: {data_dir} is in use by another kp-scorer; name another") from None
+        raise SettingsError(f"{data_dir} is in use by another kp-scorer") from None
     return lock
 
 
@@ -143,15 +141,9 @@ def stop(processes: "Sequence[subprocess.Popen[bytes]]", timeout_s: float) -> No
 
 def _make_private(data_dir: Path) -> None:
     """Make a directory for the server's data, which no other user may read or replace."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = data_dir.stat()
-    if status.st_uid != os.geteuid():
-        raise SettingsError(f"--data-dir: {data_dir} belongs to another user; name one of your own")
-    if not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return
-    # A home directory, or root's /tmp, would no longer be what others need.
-    if any(data_dir.iterdir()) and not (data_dir / _LOCK).exists():
-        raise SettingsError(f"--data-dir: {data_dir} is not empty, and no data directory of kp-scorer; name an empty one")
+    data_dir.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+    if data_dir.stat().st_uid != os.geteuid():
+        raise SettingsError(f"{data_dir} belongs to another user")
     data_dir.chmod(_PRIVATE)
 
 

@@ -15,8 +15,6 @@ def with_endpoints(settings: Settings) -> Settings:
                 "broker.url: no broker is configured and no embedded one is running; "
                 "start one with `kp-scorer up`, or set KP_BROKER_URL and KP_REDIS_URL"
             )
-    if not broker and settings.redis.server().scheme == "unix":
-        raise SettingsError("broker.url: a broker is reached by TCP only, not by the socket of redis.url; set KP_BROKER_URL")
     if not store and not settings.broker.is_redis:
         raise SettingsError("redis.url: the novelty log and the ledger need a Redis beside this broker; set KP_REDIS_URL")
     return settings.model_copy(

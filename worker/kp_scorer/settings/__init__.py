@@ -13,7 +13,6 @@ from kp_scorer.settings.sections import (
     RedisSettings,
     ScoringSettings,
     Settings,
-    WhenFull,
     WorkerSettings,
 )
 
@@ -29,7 +28,6 @@ __all__ = [
     "RedisSettings",
     "ScoringSettings",
     "Settings",
-    "WhenFull",
     "WorkerSettings",
     "as_environment",
     "config_file",

@@ -24,7 +24,6 @@ With fewer than a worker has in flight, the first traces of a batch could lose t
 """
 
 RecipeName = Literal["trace", "asked_and_did"]
-WhenFull = Literal["wait", "drop_oldest"]
 Via = Literal["queue", "stream", "task", "none"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
@@ -84,9 +83,6 @@ class QueueSettings(Section):
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
     results_limit: Annotated[int, Field(ge=0)] = 100_000
-    accepted_when_full: WhenFull = "wait"
-    review_when_full: WhenFull = "wait"
-    rejected_when_full: WhenFull = "wait"
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
@@ -111,11 +107,6 @@ class QueueSettings(Section):
         """RabbitMQ only: the queue to which the broker moves traces delivered too often."""
         return f"{self.traces}.dead"
 
-    def when_full(self, outcome: Outcome) -> WhenFull:
-        """What to do with a decision of this outcome when its queue is full."""
-        when_full: WhenFull = getattr(self, f"{outcome}_when_full")
-        return when_full
-
     def is_full(self, unread: int) -> bool:
         """Whether a queue with so many unread decisions accepts no more."""
         return 0 < self.results_limit <= unread
@@ -128,7 +119,6 @@ class ResultsSettings(Section):
     review_via: Via = "queue"
     rejected_via: Via = "queue"
     task: Annotated[str, Field(pattern=r"^[!-~]{0,255}$")] = ""
-    plain: bool = False
     nearest: bool = True
 
     def via(self, outcome: Outcome) -> Via:
@@ -214,7 +204,7 @@ class NoveltySettings(Section):
 class EmbeddingSettings(Section):
     """The embedder."""
 
-    embedder: Literal["auto", "openvino", "torch", "none"] = "auto"
+    embedder: Literal["auto", "openvino", "torch", "words", "none"] = "auto"
     required: bool = False
     model: str = ""
     threads: Annotated[int, Field(ge=0)] = 0
@@ -311,18 +301,12 @@ class Settings(Section):
     def _clashes_of_outcomes(self) -> Iterator[str]:
         queues, results = self.queues, self.results
         for first, second in combinations(get_args(Outcome), 2):
-            if queues.name(first) != queues.name(second):
-                continue
-            if queues.when_full(first) != queues.when_full(second):
-                yield f"queues.{first}_when_full: expected that of {second}, which shares its queue"
-            if len({results.via(first), results.via(second)} - {"none"}) > 1:
+            is_shared = queues.name(first) == queues.name(second)
+            if is_shared and len({results.via(first), results.via(second)} - {"none"}) > 1:
                 yield f"results.{first}_via: expected that of {second}, which shares its name in queues"
         for outcome in get_args(Outcome):
             if results.via(outcome) == "task" and not results.task:
                 yield f"results.task: expected the name of the task to call where results.{outcome}_via is 'task'"
-            if results.via(outcome) == "task" and queues.when_full(outcome) == "drop_oldest":
-                # The oldest task on that queue may be somebody else's.
-                yield f"queues.{outcome}_when_full: expected 'wait' where results.{outcome}_via is 'task'"
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:

@@ -11,7 +11,7 @@ from pydantic_core import MultiHostUrl
 
 SENTINEL_SCHEMES: Final = ("redis+sentinel", "rediss+sentinel")
 BROKER_SCHEMES: Final = ("redis", "rediss", *SENTINEL_SCHEMES, "amqp", "amqps", "pyamqp")
-REDIS_SCHEMES: Final = ("redis", "rediss", *SENTINEL_SCHEMES, "unix")
+REDIS_SCHEMES: Final = ("redis", "rediss", *SENTINEL_SCHEMES)
 TLS_SCHEMES: Final = frozenset({"rediss", "rediss+sentinel", "amqps"})
 
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -19,7 +19,7 @@ _SENTINEL_PARAMETERS: Final = ("primary", "sentinel_user", "sentinel_password")
 _SENTINEL_PORT: Final = 26_379
 _SHAPE: Final = (
     "expected SCHEME://USER:PASSWORD@HOST:PORT/PATH; in the user and the password write / as %2F, # as %23, ? as %3F, "
-    "@ as %40, % as %25; of a socket unix:///PATH"
+    "@ as %40, % as %25"
 )
 # Libraries read these in different ways: as part of a password, or as the end of the host or the path.
 _AMBIGUOUS: Final = re.compile(r"[\s#\\]|[/?@].*@|%(?![0-9A-Fa-f]{2})")
@@ -50,7 +50,7 @@ class ServerUrl(NamedTuple):
     """With sentinels, the first of them, as is the port."""
     port: int | None
     path: str
-    """Redis' database, RabbitMQ's virtual host, or the path of a socket; empty for the default."""
+    """Redis' database or RabbitMQ's virtual host; empty for the default."""
     database: int
     tls_files: dict[str, str]
     """Paths by redis-py's names: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``."""
@@ -63,8 +63,7 @@ class ServerUrl(NamedTuple):
 
     def without_parameters(self) -> str:
         """The URL in the form that all libraries read alike: escaped, with one address and without parameters."""
-        path = self.path if self.scheme == "unix" else "/" + quote(self.path, safe="")
-        return f"{self.scheme.removesuffix('+sentinel')}://{self.authority()}{path}"
+        return f"{self.scheme.removesuffix('+sentinel')}://{self.authority()}/{quote(self.path, safe='')}"
 
     def authority(self) -> str:
         """User, password, host and port, escaped."""
@@ -85,7 +84,7 @@ def parse_url(url: str, schemes: Sequence[str]) -> ServerUrl:
         parsed = _parse(scheme, after_scheme)
         addresses = [(host["host"] or "", host["port"]) for host in parsed.hosts()]
         user, password = (unquote(parsed.hosts()[0][part] or "", errors="strict") for part in ("username", "password"))
-        path = unquote((parsed.path or "")[0 if scheme == "unix" else 1 :], errors="strict")
+        path = unquote((parsed.path or "")[1:], errors="strict")
     except ValueError:
         raise ValueError(_SHAPE) from None
     if len(addresses) > 1 and scheme not in SENTINEL_SCHEMES:
@@ -94,33 +93,27 @@ def parse_url(url: str, schemes: Sequence[str]) -> ServerUrl:
         # Logs show the user, which here is often a password.
         raise ValueError(f"a user needs a password, and a password alone stands behind a colon; {_SHAPE}")
     parameters = dict(parsed.query_params())
-    names: tuple[str, ...] = ("db",) if scheme == "unix" else _SENTINEL_PARAMETERS if scheme in SENTINEL_SCHEMES else ()
-    names += _TLS_FILES if scheme in TLS_SCHEMES else ()
+    names = (*(_SENTINEL_PARAMETERS if scheme in SENTINEL_SCHEMES else ()), *(_TLS_FILES if scheme in TLS_SCHEMES else ()))
     if not parameters.keys() <= set(names):
         # Not even ssl_cert_reqs: certificates are always verified.
         raise ValueError(f"expected {'no parameters but ' + ', '.join(names) if names else 'no parameters'} after a ?")
-    database = parameters.get("db", "") if scheme == "unix" else path if scheme.startswith("redis") else ""
+    database = path if scheme.startswith("redis") else ""
     if not re.fullmatch(r"[0-9]{0,9}", database):
         raise ValueError(f"expected the number of a database, or none; {_SHAPE}")
     sentinels = _sentinels(addresses, parameters) if scheme in SENTINEL_SCHEMES else None
-    host, port = sentinels.addresses[0] if sentinels else ("", None) if scheme == "unix" else addresses[0]
+    host, port = sentinels.addresses[0] if sentinels else addresses[0]
     return ServerUrl(scheme, user, password, host, port, path, int(database or 0), _tls_files(parameters), sentinels)
 
 
 def _parse(scheme: str, after_scheme: str) -> MultiHostUrl:
     credentials, at, location = after_scheme.rpartition("@")
-    if scheme != "unix" and location[:1] in ("", "/", "?", ":"):
+    if location[:1] in ("", "/", "?", ":"):
         location = "localhost" + location
-    elif scheme == "unix" and location.startswith("/"):
-        # MultiHostUrl takes no user without a host.
-        location = "socket" + location
-    elif scheme == "unix":
-        raise ValueError
     # A comma separates addresses, except in a password.
     parsed = MultiHostUrl(f"{scheme}://{credentials.replace(',', '%2C')}{at}{location}")
     path = parsed.path or ""
     # RabbitMQ's default virtual host is written as two slashes; any other slash in a name is escaped.
-    is_one_name = scheme == "unix" or path == "//" or "/" not in path[1:]
+    is_one_name = path == "//" or "/" not in path[1:]
     are_hosts = all(re.fullmatch(r"[\w.-]+|\[[\w:.%]+\]", host["host"] or "") and host["port"] != 0 for host in parsed.hosts())
     if not after_scheme.isprintable() or _AMBIGUOUS.search(after_scheme) or not is_one_name or not are_hosts:
         raise ValueError

@@ -1,14 +1,11 @@
 """``kp-scorer calibrate``: suggest thresholds from traces of one's own."""
 
-import csv
-import io
 import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -18,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from kp_scorer.analysis.calibration import Calibration, Cohort, Share, Target, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
 from kp_scorer.characters import escaped
-from kp_scorer.cli.display import cell, console, percent, table_by_domain
+from kp_scorer.cli.display import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note, write_output
@@ -27,8 +24,7 @@ from kp_scorer.settings import ScoringSettings, Settings
 from kp_scorer.trace import namespace_of
 
 _OTHER_DOMAINS: Final = "(all others)"
-"""What has no threshold of its own, in the tables; the brackets distinguish it from a domain."""
-_LACKS: Final = {"too_few": "too few", "out_of_reach": "none has it"}
+"""What has no threshold of its own; the brackets distinguish it from a domain."""
 _NEAR: Final = 0.02
 _NAMED: Final = 5
 """So many producers are named, those with most traces."""
@@ -90,22 +86,21 @@ class _Label(BaseModel):
 
 
 def read_labels(file: Path) -> dict[str, bool]:
-    """Read labels by trace id: of ``{"trace_id": …, "good": true}`` lines, or of CSV with columns of these names.
+    """Read labels by trace id, of lines such as ``{"trace_id": …, "good": true}``.
 
     Raises:
-        BadParameter: the file cannot be read or is neither; a line has no such field; a trace is labelled both ways.
+        BadParameter: the file cannot be read; a line is not such an object; a trace is labelled both ways.
     """
     try:
-        # Excel begins CSV with a byte order mark.
         text = read_text(file, _MOST_BYTES)
     except OSError as error:
         _refuse(f"{file}: {error.strerror}")
     labels: dict[str, bool] = {}
-    for number, row in _rows(text):
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
         try:
-            # Cells are texts; JSON has a boolean of its own.
-            is_json = isinstance(row, str)
-            label = _Label.model_validate_json(row, strict=True) if is_json else _Label.model_validate(row)
+            label = _Label.model_validate_json(line, strict=True)
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
             problem = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else "expected a JSON object"
@@ -113,20 +108,6 @@ def read_labels(file: Path) -> dict[str, bool]:
         if labels.setdefault(label.trace_id, label.good) != label.good:
             _refuse(f"line {number}: good: this trace has the other label on an earlier line")
     return labels
-
-
-def _rows(text: str) -> Iterator[tuple[int, Any]]:
-    """The lines of JSON, or the rows of CSV as objects, with their numbers."""
-    if text.lstrip().startswith("{"):
-        yield from ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
-        return
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    try:
-        if missing := {"trace_id", "good"} - set(reader.fieldnames or ()):
-            _refuse(f"line 1: {' and '.join(sorted(missing))}: expected columns of this name, or JSON Lines")
-        yield from ((reader.line_num, row | {"good": (row["good"] or "").strip()}) for row in reader)
-    except csv.Error as error:
-        _refuse(f"line {reader.line_num}: {error}")
 
 
 def _refuse(problem: str) -> NoReturn:
@@ -151,8 +132,8 @@ def calibrate(
     Writes settings as TOML, to be copied into yours, or for --config or KP_CONFIG if you have none; variables such
     as KP_SCORING_THRESHOLD win over them. Scores are used as they were decided.
 
-    Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}, or CSV with these two columns.
-    Without it, it is metadata.success of the traces in FILE, which is itself a part of their scores.
+    Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, it is
+    metadata.success of the traces in FILE, which is itself a part of their scores.
 
     An interval says what to expect of other traces of the same kind, in 19 of 20 cases. Domains with too few traces, fewer
     than 62 to accept 20%, get one threshold together, as do those to come; but those that have one in the settings keep it.
@@ -168,7 +149,9 @@ def calibrate(
     samples = samples_of(gathered.decisions, good, settings.scoring.aliases)
     calibration = calibrated(samples, target, settings.scoring.thresholds)
     thresholds = thresholds_of(calibration, settings.scoring)
-    _show(calibration, thresholds, target, has_labels=labelled > 0)
+    if not any(cohort.suggestion for cohort in (*calibration.domains.values(), calibration.other_domains)):
+        print_note(f"nothing to suggest: {_lack(calibration.other_domains, target)}")
+        sys.exit(1)
     clashes = [
         escaped(f"change this too: scoring.{clash}")
         for clash in settings.scoring.reviews_above(thresholds.default, thresholds.domains)
@@ -231,33 +214,15 @@ def as_toml(thresholds: Thresholds, calibration: Calibration, target: Target, no
 def _basis(cohort: Cohort | None) -> str:
     if not cohort or not cohort.suggestion:
         return f"{cohort.traces if cohort else 'no'} traces: as it was"
-    shares = [(cohort.suggestion.accepted, "accepted"), (cohort.suggestion.precision, "of these good")]
+    suggestion = cohort.suggestion
+    shares = [(suggestion.accepted, "accepted"), (suggestion.precision, "of these good")]
     outlook = ", ".join(f"{percent(share.value)} ({interval(share)}) {words}" for share, words in shares if share)
-    return f"{cohort.traces} traces: {outlook}"
+    return f"{cohort.traces} traces: threshold ({suggestion.low:.3f}-{suggestion.high:.3f}), {outlook}"
 
 
 def _key(name: str) -> str:
     """A name as a key of TOML, which writes texts as JSON does, but for characters that terminals act on."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else escaped(json.dumps(name, ensure_ascii=False))
-
-
-def _show(calibration: Calibration, thresholds: Thresholds, target: Target, *, has_labels: bool) -> None:
-    """Show the suggestions, each figure with its interval; exit if there is none."""
-    table = table_by_domain("traces", "needs", "95%", *(("accept", "95%", "good", "95%") if has_labels else ("accept", "95%")))
-    others = calibration.other_domains
-    cohorts = [(cell(domain), cohort, thresholds.of(domain)) for domain, cohort in calibration.domains.items()]
-    cohorts.append((_OTHER_DOMAINS, others, thresholds.default))
-    for name, cohort, threshold in cohorts:
-        figures = [_LACKS[cohort.lack or "too_few"]]
-        if suggestion := cohort.suggestion:
-            shares = (suggestion.accepted, suggestion.precision) if has_labels else (suggestion.accepted,)
-            cells = [(percent(share.value), interval(share)) if share else ("", "") for share in shares]
-            figures = [f"{suggestion.low:.3f}-{suggestion.high:.3f}", *chain.from_iterable(cells)]
-        table.add_row(name, str(cohort.traces), f"{threshold:g}", *figures)
-    console().print(table)
-    if not any(cohort.suggestion for _, cohort, _ in cohorts):
-        print_note(f"nothing to suggest: {_lack(others, target)}")
-        sys.exit(1)
 
 
 def interval(share: Share) -> str:
@@ -266,7 +231,7 @@ def interval(share: Share) -> str:
 
 
 def _notes(target: Target, calibration: Calibration, thresholds: Thresholds) -> Iterator[str]:
-    """What the tables leave out."""
+    """What the file leaves out."""
     # Nothing was suggested for domains with too few traces, so that they are among the thresholds only if they are set.
     few = sum(cohort.lack == "too_few" and domain not in thresholds.domains for domain, cohort in calibration.domains.items())
     if few:

@@ -38,18 +38,10 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
     @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
     @click.option("--reason", type=click.Choice(REASONS), help="Only those that died for this reason.")
     @click.option("--trace-id", help="Only those of this trace; its exact id, of which kp:trace: may be left out.")
-    @click.option("--since", type=click.DateTime(), help="Only those last dead-lettered at this time (UTC) or later.")
-    @click.option("--before", type=click.DateTime(), help="Only those last dead-lettered before this time (UTC).")
     @service_options
     @wraps(command)
     def with_selection(
-        letter_ids: tuple[str, ...],
-        reason: str | None,
-        trace_id: str | None,
-        since: datetime | None,
-        before: datetime | None,
-        settings: Settings,
-        **options: Any,
+        letter_ids: tuple[str, ...], reason: str | None, trace_id: str | None, settings: Settings, **options: Any
     ) -> None:
         with Store.open(settings) as store:
             dead_letters = list(store.dead_letters.read())
@@ -61,8 +53,6 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
                 if (not wanted or each.letter_id in wanted)
                 and reason in (None, each.reason)
                 and (trace_id is None or each.trace_id == exact_trace_id(trace_id))
-                and (since is None or each.last_ms >= _milliseconds(since))
-                and (before is None or each.last_ms < _milliseconds(before))
             ]
             try:
                 command(store=store, dead_letters=selected, settings=settings, **options)
@@ -73,10 +63,6 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(1)
 
     return with_selection
-
-
-def _milliseconds(time: datetime) -> float:
-    return time.replace(tzinfo=UTC).timestamp() * 1_000
 
 
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
@@ -96,43 +82,36 @@ def show(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -
         print_json({**_described(each), "payload": payload})
 
 
-@dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason invalid --dry-run")
-@click.option("--dry-run", is_flag=True, help="Change nothing; only list them.")
+@dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason scoring_failed")
 @_selection
-def replay(store: Store, dead_letters: Sequence[DeadLetter], dry_run: bool, settings: Settings) -> None:
+def replay(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -> None:
     """Submit dead letters again, as their producers would; those accepted by the queue are dropped, the others stay."""
     stayed = 0
     with Client(settings) as client:
         for each in dead_letters:
-            state = "would be replayed" if dry_run else "pending"
             try:
-                if not dry_run:
-                    submission = parse_submission(store.dead_letters.payload(each.letter_id), settings.limits)
-                    client.submit(cast("dict[str, Any]", submission))
-                    store.dead_letters.drop(each)
+                submission = parse_submission(store.dead_letters.payload(each.letter_id), settings.limits)
+                client.submit(cast("dict[str, Any]", submission))
+                store.dead_letters.drop(each)
+                _print_state(each, "pending")
             except (InvalidTrace, TraceConflict) as error:
                 stayed += 1
-                state = "dead"
                 print_note(f"{each.letter_id}: {error}")
-            _print_state(each, state)
+                _print_state(each, "dead")
     if stayed:
         sys.exit(1)
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter drop 5d41402a")
-@click.option("--dry-run", is_flag=True, help="Change nothing; only list them.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_selection
-def drop(store: Store, dead_letters: Sequence[DeadLetter], dry_run: bool, yes: bool, **_: Any) -> None:
+def drop(store: Store, dead_letters: Sequence[DeadLetter], yes: bool, **_: Any) -> None:
     """Remove dead letters and their bytes for good; all of them, unless some are selected."""
-    if dead_letters and not (dry_run or yes):
+    if dead_letters and not yes:
         click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
     for each in dead_letters:
-        if dry_run:
-            _print_state(each, "would be dropped")
-        else:
-            # Else it was dead-lettered again meanwhile.
-            _print_state(each, "dropped" if store.dead_letters.drop(each) else "dead")
+        # Else it was dead-lettered again meanwhile.
+        _print_state(each, "dropped" if store.dead_letters.drop(each) else "dead")
 
 
 def _print_state(each: DeadLetter, state: str) -> None:

@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped, without_overrides
+from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped
 from kp_scorer.cli.display import OVERRIDE_WORDS
 from kp_scorer.cli.gathering import gather_file
 from kp_scorer.cli.ids import resolve_among, resolve_trace_id
@@ -273,9 +273,6 @@ def _changes(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | 
     for term in terms:
         most = most_confidence if term.dimension == "outcome_confidence" else 1.0
         yield f"  {spaced(term.dimension):<20}{_change(term, most)}"
-    for override, without in without_overrides(decision):
-        passes = "would pass" if without.outcome == "accepted" else "would not pass" if is_accepted else "would not pass either"
-        yield f"  without {OVERRIDE_WORDS[override]}: {without.score:.4f}, it {passes}"
 
 
 def _change(term: Term, most: float) -> str:

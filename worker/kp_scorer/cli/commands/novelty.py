@@ -2,10 +2,9 @@
 
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from typing import Final
 
 import click
 
@@ -22,11 +21,6 @@ from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace
 
-_SAMPLED: Final = 1_000
-"""Of how many of the newest entries the domains are counted: a megabyte and a half for Redis to send."""
-_NAMED: Final = 3
-_MOST: Final = 0.5
-
 
 @click.group()
 def cache() -> None:
@@ -39,16 +33,10 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model, window, busiest domains.
-
-    The domains are those of the newest 1,000 entries, as far as they are decided, each with its share. Warns if one has more
-    than half of them.
-    """
+    """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model, window."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
-            decided = [stored.decision.domain for stored in store.ledger.decided(log.newest(_SAMPLED)) if stored]
-            domains = {name: round(count / len(decided), 3) for name, count in Counter(decided).most_common(_NAMED)}
             print_json(
                 {
                     "space": state.space,
@@ -57,16 +45,8 @@ def info(settings: Settings) -> None:
                     "oldest_age_s": round(time.time() - state.oldest.time_ms / 1_000, 1) if state.oldest else None,
                     "bytes": state.bytes,
                     "window": state.window.as_settings() if state.window else None,
-                    "domains": domains,
                 }
             )
-            for domain, share in domains.items():
-                if share > _MOST:
-                    print_note(
-                        f"{state.space}: {share:.0%} of the newest decided entries are of the domain {domain}; "
-                        "who fills the window makes repeats seem new"
-                    )
-        note_damaged(store.ledger.damaged)
 
 
 @cache.command(epilog="Example: kp-scorer cache warm traces.jsonl --set novelty.recipe=asked_and_did")
@@ -87,7 +67,7 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
     with Store.open(settings) as store:
         embedder = select_embedder(settings.embedding, settings.novelty.recipe)
         if embedder is None:
-            raise SettingsError("embedding.embedder: nothing to warm with; install kp-scorer[embedding], and set it to auto")
+            raise SettingsError("embedding.embedder: nothing to warm with; install kp-scorer[embedding], or set it to words")
         log = store.novelty_log(embedder.space)
         if (entries := log.info().entries) and not yes:
             raise click.UsageError(f"{log.space} has {entries} entries already; with --yes these traces are added to them")

@@ -19,10 +19,9 @@ def stats(settings: Settings) -> None:
     """Print one JSON line: how many submissions there were and what became of them, and what the queues hold.
 
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
-    Full are the results queues and streams with queues.results_limit unread decisions; dropped are decisions, by queue or
-    stream, and dead letters that made room for others, by reason. On a stream is unread what some consumer group has not
-    acknowledged. With Redis as the broker, oversized is how many messages too large for a worker are kept in the list
-    traces.oversized.
+    Full are the results queues and streams with queues.results_limit unread decisions; on a stream is unread what some
+    consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With Redis as the
+    broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
 
     Domains counts decisions by the domain that was submitted. Unknown domains are those that no setting names, so that the
     default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
@@ -31,7 +30,7 @@ def stats(settings: Settings) -> None:
     policy = settings.scoring.policy()
     with Store.open(settings) as store, make_celery(settings) as app:
         row: dict[str, Any] = store.ledger.counts()._asdict()
-        row["dropped"] = store.drops.counts()
+        row["dropped"] = store.dead_letters.dropped()
         domains, row["guards"] = store.ledger.tallies()
         backlog = look_at_backlog(app, settings, store)
         row["waiting"] = {**backlog.submissions, **backlog.decisions}

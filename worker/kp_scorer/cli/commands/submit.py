@@ -2,15 +2,12 @@
 
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from threading import Event
 from typing import Final, cast, get_args
 
 import click
 
-from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import open_results, read_elsewhere
 from kp_scorer.cli.display import progress
@@ -21,14 +18,12 @@ from kp_scorer.cli.output import note_if_unmeasured, print_json, print_note, ref
 from kp_scorer.client import Client, Status, Submitted
 from kp_scorer.client.status import status_of
 from kp_scorer.decision import Outcome
-from kp_scorer.errors import InvalidTrace, OutputFailed, ScorerError
+from kp_scorer.errors import InvalidTrace, OutputFailed
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 _BATCH_SIZE: Final = 100
 """How many traces the client sends in one step."""
-_CHECK_EVERY_S: Final = 2.0
-"""For how long no trace must be decided before the results queues are checked, and how often they are."""
 _POLL_S: Final = 0.2
 
 
@@ -66,7 +61,7 @@ def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Se
         if failure:
             raise OutputFailed(f"{failure}; {summary} all the same")
         print_note(summary)
-        undecided = _wait(client, list(dict.fromkeys(trace_ids)), timeout_s, settings) if wait else 0
+        undecided = _wait(client, list(dict.fromkeys(trace_ids)), timeout_s) if wait else 0
     if len(trace_ids) < total or undecided:
         sys.exit(1)
 
@@ -79,46 +74,28 @@ def _submit(client: Client, lines: ReadAhead) -> Iterator[tuple[Line, Submitted]
             yield line, line.trace if isinstance(line.trace, InvalidTrace) else next(answers)
 
 
-def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float, settings: Settings) -> int:
+def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
     """Print each trace as it completes, and at last the state of the others; return how many were not decided."""
     left = dict.fromkeys(trace_ids)
-    deadline = time.monotonic() + timeout_s
     dead = 0
-    is_unmeasured = is_full = False
+    is_unmeasured = False
     with progress("decided") as advance:
-        while left and (left_s := deadline - time.monotonic()) >= 0:
-            before = len(left)
-            for status in client.as_completed(list(left), min(left_s, _CHECK_EVERY_S)):
-                del left[status.trace_id]
-                # Some may have been decided before, with another embedder.
-                is_unmeasured = is_unmeasured or (status.decision is not None and note_if_unmeasured(status.decision))
-                dead += status.state == "dead"
-                _print_status(status.trace_id, status)
-                advance(len(trace_ids) - len(left), len(trace_ids))
-            if len(left) == before and not is_full:
-                is_full = _note_if_full(settings)
+        for status in client.as_completed(trace_ids, timeout_s):
+            del left[status.trace_id]
+            # Some may have been decided before, with another embedder.
+            is_unmeasured = is_unmeasured or (status.decision is not None and note_if_unmeasured(status.decision))
+            dead += status.state == "dead"
+            _print_status(status.trace_id, status)
+            advance(len(trace_ids) - len(left), len(trace_ids))
     states = []
     for trace_id, last in zip(left, client.look_up(list(left)) if left else [], strict=True):
         _print_status(trace_id, last)
         states.append(last.state if last else "unknown")
     if pending := states.count("pending"):
-        print_note(f"{pending} still pending after {timeout_s:g} s")
+        print_note(f"{pending} still pending after {timeout_s:g} s; see `kp-scorer doctor`")
     if unknown := states.count("unknown"):
         print_note(f"{unknown} unknown: forgotten, or dropped as dead letters, since they were submitted")
     return dead + len(left) - states.count("decided")
-
-
-def _note_if_full(settings: Settings) -> bool:
-    """Print which unread decisions keep the workers waiting; return whether any do."""
-    # If the reason cannot be found, the command goes on waiting.
-    with suppress(ScorerError), make_celery(settings) as app, Store.open(settings) as store:
-        outcomes = [outcome for outcome in settings.outcomes if settings.results.via(outcome) != "none"]
-        waits = {settings.queues.name(each) for each in outcomes if settings.queues.when_full(each) == "wait"}
-        full = [name for name in look_at_backlog(app, settings, store).full if name in waits]
-        if full:
-            print_note(f"{', '.join(full)} is full of unread decisions, so workers wait; see `kp-scorer doctor`")
-        return bool(full)
-    return False
 
 
 def _print_status(trace_id: str, status: Status | None) -> None:

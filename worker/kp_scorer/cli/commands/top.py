@@ -1,7 +1,7 @@
 """``kp-scorer top``: watch the workers of a fleet, their work, and the backlog."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from kp_scorer.cli.display import cell, console
 from kp_scorer.cli.options import service_options
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store, SubmissionCounts, Timing, WorkerReport
-from kp_scorer.ledger.connection import nearly_full
 from kp_scorer.settings import Settings
 
 
@@ -41,9 +40,9 @@ class Snapshot(NamedTuple):
 )
 @service_options
 def top(once: bool, every_s: float, settings: Settings) -> None:
-    """Watch all workers and queues on stderr until Ctrl-C: what waits, how fast it is decided, who decides it, what is wrong.
+    """Watch all workers and queues on stderr until Ctrl-C: what waits, how fast it is decided, who decides it.
 
-    Rates and times are of the last seconds; what each worker has decided, since it started.
+    Rates and times are of the last seconds; what each worker has decided, since it started. `doctor` says what is wrong.
     """
     out = console()
     with Store.open(settings) as store, make_celery(settings) as app:
@@ -70,15 +69,14 @@ def _watch(out: Console, first: Snapshot, app: Celery, settings: Settings, store
 
 def _snapshot(app: Celery, settings: Settings, store: Store) -> Snapshot:
     backlog = look_at_backlog(app, settings, store)
-    dropped = sum(store.drops.counts().values())
+    dropped = sum(store.dead_letters.dropped().values())
     return Snapshot(time.monotonic(), store.ledger.counts(), backlog, dropped, store.workers.reports())
 
 
 def view(now: Snapshot, before: Snapshot | None, problem: str = "") -> RenderableType:
     """Everything, with rates since ``before``, if given; ``problem`` is why there is no newer snapshot."""
     problems = [Text(escaped(problem), style="red")] if problem else []
-    warnings = [Text(warning, style="yellow") for warning in _warnings(now)]
-    return Group(*problems, _totals(now, before), *warnings, _workers(now, before))
+    return Group(*problems, _totals(now, before), _workers(now, before))
 
 
 def _totals(now: Snapshot, before: Snapshot | None) -> Table:
@@ -94,19 +92,6 @@ def _totals(now: Snapshot, before: Snapshot | None) -> Table:
     waiting = {**now.backlog.submissions, **now.backlog.decisions}
     table.add_row(*(f"{escape(name)} {count:,}" for name, count in waiting.items()))
     return table
-
-
-def _warnings(now: Snapshot) -> Iterator[str]:
-    """What needs an operator."""
-    if not now.workers:
-        yield "no worker has reported for 5 s: none runs"
-    for name in now.backlog.full:
-        yield f"{name} is full of unread decisions: read them, or raise queues.results_limit"
-    if shortage := nearly_full(now.backlog.redis_used or 0.0):
-        yield f"Redis: {shortage}"
-    if degraded := [report for report in now.workers if not report.embedder]:
-        nodes = ", ".join(escaped(report.node) for report in degraded)
-        yield f"without embedder, so that every novelty is 0.5: {nodes}"
 
 
 def _workers(now: Snapshot, before: Snapshot | None) -> Table:

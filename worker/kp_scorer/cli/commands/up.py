@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, NoReturn
 
 import click
@@ -21,20 +20,14 @@ _LOOK_EVERY_S: Final = 0.2
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many worker processes.")
-@click.option(
-    "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where Redis keeps its data across restarts."
-)
 @settings_options
-def up(workers: int, data_dir: Path | None, settings: Settings) -> None:
+def up(workers: int, settings: Settings) -> None:
     """Run an embedded Redis and workers until Ctrl-C; other commands use this Redis by default."""
     if settings.broker.url or settings.redis.url:
         raise SettingsError("broker.url, redis.url: `up` brings its own Redis; leave them unset, or run `kp-scorer worker`")
     if running_url():
         raise SettingsError("up: an embedded Redis is running already for this user; the other commands use it")
-    with (
-        embedded_redis(data_dir or state_dir() / "data", advertise=True) as url,
-        worker_processes(settings, url, workers) as processes,
-    ):
+    with embedded_redis(state_dir() / "data", advertise=True) as url, worker_processes(settings, url, workers) as processes:
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         if not is_embedder_installed(settings.embedding):
             print_note(NO_EMBEDDER)

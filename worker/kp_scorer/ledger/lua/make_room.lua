@@ -26,7 +26,7 @@ for _ = 1, at_once do
         local reason = is_early and redis.call('HGET', dead_letter, 'reason')
         if reason then
             reasons[#reasons + 1] = reason
-            add(dropped, 'dead letters, ' .. reason, 1)
+            add(dropped, reason, 1)
         end
         remove_dead_letter(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, dead_letter_id, record_prefix)
         -- Its own class may be another one, or none, if somebody has damaged an index.

@@ -1,10 +1,10 @@
 -- Publish decisions to a stream, as many as it has room for, whether Redis is full or not; without any, count what is unread.
 --
--- KEYS   dropped, stream
--- ARGV   name, most, drops_oldest, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
--- Reply  (published, dropped, unread): how many were published, how many others dropped for them unread, how many are unread now
+-- KEYS   stream
+-- ARGV   most, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
+-- Reply  (published, unread): how many were published, how many are unread now
 --
--- `most` unread entries have room, any number if it is 0; with drops_oldest the oldest make room, and are counted under `name`.
+-- `most` unread entries have room, any number if it is 0.
 
 local MOST_EXACT = 2 ^ 53
 
@@ -40,12 +40,11 @@ local function remove_acknowledged()
 end
 
 expect('stream', stream)
-expect('hash', dropped)
 
 use_reserve(stream)
 remove_acknowledged()
 local room = #decisions
-if most > 0 and not drops_oldest then room = math.max(0, math.min(room, most - redis.call('XLEN', stream))) end
+if most > 0 then room = math.max(0, math.min(room, most - redis.call('XLEN', stream))) end
 for i = 1, room do
     local entry = decisions[i]
     local fields = {'trace_id', entry.trace_id, 'decided_at', entry.decided_at, 'decision', entry.decision}
@@ -55,10 +54,4 @@ for i = 1, room do
     redis.call('XADD', stream, '*', unpack(fields))
 end
 
-local excess = 0
-if most > 0 and drops_oldest then excess = math.max(0, redis.call('XLEN', stream) - most) end
-if excess > 0 then
-    redis.call('XTRIM', stream, 'MAXLEN', most)
-    add(dropped, name, excess)
-end
-return {room, excess, redis.call('XLEN', stream)}
+return {room, redis.call('XLEN', stream)}
