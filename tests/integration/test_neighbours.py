@@ -181,14 +181,3 @@ def test_misspelt_settings_alone_or_beside_links_are_refused(changed: dict[str, 
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match="no setting has this name"):
         load_settings()
-
-
-@pytest.mark.parametrize("command", [KP_SCORER_WORKER, CELERY], ids=["kp-scorer", "celery"])
-def test_a_worker_reads_its_urls_from_files(command: tuple[str, ...], settings: Settings, tmp_path: Path) -> None:
-    file = tmp_path / "url"
-    file.write_text(f"{settings.broker.url}\n", "utf-8")
-    unnamed = Settings.model_validate({"embedding": {"embedder": "none"}})
-    variables = {"KP_BROKER_URL_FILE": str(file), "KP_REDIS_URL_FILE": str(file)}
-    (trace,) = fresh_samples(1)
-    with start_worker(unnamed, tmp_path / "worker.log", command=command, variables=variables), Client(settings) as client:
-        assert client.wait(client.submit(trace), timeout_s=30).trace_id == trace["id"]
