@@ -112,12 +112,6 @@ def test_decisions_stay_on_the_queue_if_nobody_reads_the_output(at_worker: dict[
     assert {row["trace_id"] for row in rows(second.stdout)} == {trace["id"] for trace in traces}
 
 
-def test_empty_input_is_reported(at_worker: dict[str, str]) -> None:
-    done = run("submit", "-", **at_worker)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "no traces in -" in done.stderr
-
-
 @pytest.mark.parametrize("command", [["submit", "-"], ["decisions"]])
 def test_unreachable_broker_exits_3(command: list[str]) -> None:
     done = run(*command, stdin=lines(*fresh_samples(1)), KP_BROKER_URL=NOWHERE)
@@ -130,22 +124,6 @@ def test_without_a_broker_the_error_names_kp_scorer_up() -> None:
     done = run("submit", "-", stdin=lines(*fresh_samples(1)))
     assert done.returncode == 2
     assert "kp-scorer up" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [
-        ({"KP_NOVELTY_MAX_ELEMENTS": "0"}, "novelty.max_elements"),
-        ({"KP_EMBEDDING_EMBEDDER": "maybe"}, "embedding.embedder"),
-        ({"KP_NO_SUCH": "1"}, "KP_NO_SUCH"),
-        ({"KP_CONFIG": "/does/not/exist"}, "config"),
-        ({"KP_BROKER_URL": "gopher://x"}, "broker.url"),
-    ],
-)
-def test_wrong_setting_exits_2(variables: dict[str, str], named: str) -> None:
-    done = run("score", "-", **variables)
-    assert done.returncode == 2
-    assert named in done.stderr
 
 
 def test_status_exits_0_only_if_all_traces_are_decided(at_worker: dict[str, str]) -> None:
@@ -234,17 +212,6 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str,
         assert run(*drop, stdin="n\n", **at_worker).returncode == 1
         assert rows(run(*drop, "--yes", **at_worker).stdout)[0]["state"] == "dropped"
         assert listed("--trace-id", trace_id) == []
-
-
-def test_forget_erases_vector_record_and_dead_letters(at_worker: dict[str, str]) -> None:
-    (trace,) = fresh_samples(1)
-    run("submit", "-", "--wait", stdin=lines(trace), **at_worker)
-    (erased,) = rows(run("forget", trace["id"], **at_worker).stdout)
-    assert erased == {"trace_id": trace["id"], "vectors": 1, "records": 1, "dead_letters": 0}
-    forgotten = run("forget", trace["id"], **at_worker)
-    assert forgotten.returncode == 1
-    (again,) = rows(forgotten.stdout)
-    assert again == {"trace_id": trace["id"], "vectors": 0, "records": 0, "dead_letters": 0}
 
 
 def test_cache_is_shown_and_cleared_and_fills_again(at_worker: dict[str, str]) -> None:

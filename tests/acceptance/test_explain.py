@@ -85,10 +85,11 @@ def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> No
     assert "asked  as the file has it" in done.stderr
 
 
-def test_pending_trace_is_explained(settings: Settings) -> None:
-    done = invoke(settings, "explain", "waits")
+@pytest.mark.parametrize(("beginning", "words"), [("waits", f"{PENDING}: pending since 20"), ("nope", "nope: unknown: ")])
+def test_pending_and_unknown_traces_are_explained(settings: Settings, beginning: str, words: str) -> None:
+    done = invoke(settings, "explain", beginning)
     assert done.exit_code == 1
-    assert f"{PENDING}: pending since 20" in done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize("trace_id", [DEAD, DEAD_WITHOUT_RECORD])
@@ -98,12 +99,6 @@ def test_a_dead_trace_is_explained_also_without_its_record(settings: Settings, s
     assert done.exit_code == 1
     assert f"{trace_id}: dead, invalid: steps: expected more\n" in done.stderr
     assert f"kp-scorer dead-letter replay {letter_id}\n" in done.stderr
-
-
-def test_unknown_trace_is_reported(settings: Settings) -> None:
-    done = invoke(settings, "explain", "nope")
-    assert done.exit_code == 1
-    assert "nope: unknown: " in done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "explain"])
@@ -142,16 +137,6 @@ def test_forget_erases_the_trace_of_the_exact_id_and_names_it(settings: Settings
     assert row(invoke(settings, "forget", DEAD_WITHOUT_RECORD)) == erased(DEAD_WITHOUT_RECORD, dead_letters=1)
     left = store.ledger.look_up([DECIDED, LIKE_IT, PENDING])
     assert [record and record.state for record in left] == ["decided", None, "pending"]
-
-
-@pytest.mark.parametrize("nothing", ["", "kp:trace:"])
-def test_forget_refuses_an_empty_id(settings: Settings, store: Store, nothing: str) -> None:
-    before = store.ledger.counts()
-    for dead_letter in list(store.dead_letters.read()):
-        store.dead_letters.drop(dead_letter)
-    store.dead_letters.dead_letter(b"no trace", "malformed", "body: expected JSON")
-    assert invoke(settings, "forget", nothing).exit_code == 2
-    assert (len(list(store.dead_letters.read())), store.ledger.counts().pending) == (1, before.pending)
 
 
 def test_dead_letters_are_selected_by_unique_beginnings(settings: Settings, store: Store) -> None:

@@ -86,22 +86,6 @@ def test_of_two_identical_traces_at_the_same_moment_exactly_one_is_new(small: Se
     assert len(published(small)) == 400
 
 
-def test_the_audit_finds_a_decision_that_the_log_does_not_explain(
-    small: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
-) -> None:
-    traces = short_traces(20, seed=8)
-    with start_fleet(small, tmp_path, 1, FAST_WORKER), Client(small) as client:
-        decide_all(client, traces)
-    key = f"kp:trace:{traces[10]['id']}"
-    stored: Any = redis_client.hget(key, "decision")
-    decision = Decision.model_validate_json(stored)
-    wrong = decision.dimensions.model_copy(update={"novelty": decision.dimensions.novelty / 2})
-    redis_client.hset(key, "decision", decision.model_copy(update={"dimensions": wrong}).model_dump_json())
-    report = audited(small, store)
-    assert [difference.trace_id for difference in report.differences] == [traces[10]["id"]]
-    assert report.agreeing == 19
-
-
 def test_no_worker_compares_with_an_erased_trace_after_a_second(
     small: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
 ) -> None:

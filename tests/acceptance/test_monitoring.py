@@ -90,7 +90,6 @@ def output_of_top(settings: Settings, *options: str) -> str:
 
 def test_workers_are_shown_with_their_work(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
     traces = fresh_samples(10)
-    assert "no worker has reported for 5 s" in output_of_top(settings)
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
         client.submit_many(traces)
         for _ in client.as_completed([str(trace["id"]) for trace in traces], timeout_s=30):
@@ -132,7 +131,6 @@ def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
         process.communicate()
         os.close(leader)
     assert process.returncode == 0
-    assert "no worker has reported for 5 s" in "".join(output)
 
 
 def _read_on(leader: int, output: list[str]) -> str:

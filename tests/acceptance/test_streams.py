@@ -21,7 +21,7 @@ from tests.support.builders import minimal_payload, step
 from tests.support.commands import COMMAND, run, run_in_shell
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_until
-from tests.support.traces import fresh_samples, short_traces
+from tests.support.traces import fresh_samples
 
 SCORE: Final = ("score", "--set", "embedding.embedder=none", "-")
 
@@ -92,18 +92,6 @@ def test_submit_prints_each_trace_as_it_arrives(settings: Settings) -> None:
         assert end_of(process)[0] == 0
 
 
-def test_submit_reads_a_gzipped_file_and_keeps_the_order(settings: Settings, tmp_path: Path) -> None:
-    traces = short_traces(250, seed=21)
-    file = tmp_path / "traces.jsonl.gz"
-    file.write_bytes(gzip.compress(b"{}\n" + lines(traces)))
-    done = run("submit", str(file), **as_environment(settings))
-    assert done.returncode == 1
-    invalid, *pending = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (invalid["line"], invalid["state"]) == (1, "invalid")
-    assert pending == [{"trace_id": trace["id"], "state": "pending"} for trace in traces]
-    assert "submitted 250 of 251" in done.stderr
-
-
 def test_score_reports_a_conflict_and_scores_the_others(tmp_path: Path) -> None:
     first, second = fresh_samples(2)
     file = tmp_path / "traces.jsonl"
@@ -134,17 +122,6 @@ def test_score_ends_when_nobody_reads_its_output() -> None:
         stdin.write(lines([second]))
         code, stderr = end_of(process)
     assert (code, stderr.splitlines()[-1]) == (2, "kp-scorer: stdout: Broken pipe")
-
-
-def test_score_reports_a_damaged_gzip_file_after_the_lines_before(tmp_path: Path) -> None:
-    (trace,) = fresh_samples(1)
-    file = tmp_path / "traces.jsonl.gz"
-    file.write_bytes(gzip.compress(lines([trace])) + gzip.compress(b"{}")[:-3])
-    done = run("score", "--set", "embedding.embedder=none", str(file))
-    assert done.returncode == 2
-    assert ids(done.stdout)[0] == trace["id"]
-    assert "Invalid value for FILE: it cannot be read: a gzip file that is cut off" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 SAMPLES = REPOSITORY / "worker" / "kp_scorer" / "samples" / "traces.jsonl"
@@ -186,12 +163,6 @@ def test_closed_stdin_is_an_error() -> None:
     assert done.returncode == 2
     assert done.stderr.endswith("Invalid value for FILE: it cannot be read: Bad file descriptor\n")
     assert "Traceback" not in done.stderr
-
-
-def test_endless_input_is_refused() -> None:
-    done = run_in_shell("score /dev/zero")
-    assert done.returncode == 2
-    assert "expected JSON Lines or one JSON document" in done.stderr
 
 
 def test_ctrl_c_during_imports_aborts(tmp_path: Path) -> None:

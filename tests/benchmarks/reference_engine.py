@@ -84,7 +84,7 @@ def export(model_path: str, target: str) -> None:
 
     names = ["input_ids", "attention_mask", "token_type_ids"]
     ids = torch.arange(16).reshape(2, 8)
-    transformer = load_model(Path(model_path), "cpu")[0]
+    transformer = load_model(Path(model_path), Path(model_path) / "tokenizer.json", "cpu")[0]
 
     class Transformer(torch.nn.Module):
         def __init__(self) -> None:

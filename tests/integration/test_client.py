@@ -238,15 +238,3 @@ def test_a_client_works_on_in_a_fork(settings: Settings) -> None:
     )
     child_process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert child_process.stdout == "[None]\n" * 2
-
-
-def test_closed_clients_leave_no_threads(settings: Settings) -> None:
-    def threads() -> int:
-        return sum(thread.name == "kp-scorer-client" for thread in threading.enumerate())
-
-    before = threads()
-    for _ in range(3):
-        with Client(settings) as client:
-            client.look_up(["kp:trace:one"])
-            assert threads() > before
-    wait_until(lambda: threads() <= before, timeout_s=10)

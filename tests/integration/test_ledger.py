@@ -88,20 +88,6 @@ def test_ids_are_found_by_their_beginning_whatever_characters_they_have(ledger: 
     assert len(ledger.ids_with_prefix("kp:trace:a", 2) or ()) == 2
 
 
-def test_a_pending_record_has_its_time(ledger: RedisLedger, redis_client: redis.Redis) -> None:
-    seconds, _ = redis_client.time()
-    ledger.submit([submission()])
-    (waiting,) = ledger.look_up([TRACE_ID])
-    assert waiting
-    assert waiting.since_ms >= seconds * 1_000
-    assert (waiting.state, waiting.resends, waiting.attempts) == ("pending", 0, 0)
-    ledger.acquire([Identity(TRACE_ID, DIGEST)])
-    ledger.commit([verdict()])
-    (decided,) = ledger.look_up([TRACE_ID])
-    assert decided
-    assert (decided.state, decided.since_ms) == ("decided", 0)
-
-
 def test_all_decisions_are_read_and_nothing_else(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
     ids = [f"kp:trace:{number}" for number in range(1_200)]
     for some in (ids[:600], ids[600:]):
@@ -158,10 +144,6 @@ def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store:
     assert {decision.trace_id for decision in decisions} == trace_ids
     assert {decision.model_dump_json().encode() for decision in decisions} == {decision_on(trace_id) for trace_id in trace_ids}
     assert {row.trace_id for row in rows(decisions)} == trace_ids
-
-
-def test_an_empty_ledger_holds_none(settings: Settings) -> None:
-    assert list(stored_decisions(settings)) == []
 
 
 def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import redis
 from kp_scorer.errors import SettingsError
@@ -98,16 +97,6 @@ def test_a_redelivery_beyond_the_slack_is_placed_anew_and_still_never_meets_itse
     assert (nearest(after) or ("late",))[0] != "late"
 
 
-def test_a_late_mirror_reads_in_chunks_and_misses_nothing(redis_client: redis.Redis) -> None:
-    window = Window(max_elements=3_000, ttl_ms=10 * MINUTE_MS, slack_elements=10, slack_ms=MINUTE_MS)
-    log = log_in(redis_client, window)
-    writer = cache_of(log, window)
-    place(writer, "needle", 1)
-    for start in range(0, 2_500, 500):
-        writer.place([candidate(f"hay-{index}", 10 + index) for index in range(start, start + 500)])
-    assert nearest(place(cache_of(log, window), "again", 1)) == ("needle", 1.0)
-
-
 @pytest.mark.parametrize("space", ["space", "other"])
 def test_spaces_never_meet(redis_client: redis.Redis, space: str) -> None:
     place(cache_of(log_in(redis_client)), "a", 1)
@@ -123,22 +112,6 @@ def test_the_log_keeps_no_more_than_window_and_slack(redis_client: redis.Redis) 
     # Redis trims whole nodes of the stream, of at most 100 entries.
     assert window.kept_elements <= redis_client.xlen(KEYS.of_log("space").log) <= window.kept_elements + 100
     assert all(redis_client.pttl(key) > 0 for key in redis_client.scan_iter())
-
-
-def test_vectors_come_back_as_they_went_in(redis_client: redis.Redis) -> None:
-    sent = candidate("a", 1)
-    _, tail = log_in(redis_client).append([sent], None)
-    assert np.array_equal(tail.entries[0].vector, sent.vector)
-
-
-def test_an_erased_trace_is_dropped_by_mirrors_that_have_read_it(redis_client: redis.Redis) -> None:
-    log = log_in(redis_client)
-    cache = cache_of(log)
-    cache.place([candidate("erased", 1), candidate("other", 2)])
-    assert log.erase("erased") == 1
-    assert cache.catch_up() == 2, "read on, not from the start: the row stays as a blank"
-    assert (nearest(place(cache, "again", 1)) or ("",))[0] == "other"
-    assert all(entry.trace_id != "erased" for entry in log.entries())
 
 
 def test_a_trace_whose_record_has_expired_can_still_be_erased(redis_client: redis.Redis) -> None:

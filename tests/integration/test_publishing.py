@@ -65,12 +65,6 @@ def test_messages_arrive_in_order_and_are_acknowledged_together(app: Celery, que
     assert waiting(app, queue) == 0
 
 
-def test_a_connection_publishes_many_times(app: Celery, queue: Queue) -> None:
-    for first in range(0, 5 * LIMIT, LIMIT):
-        assert all(publish_all(app, "test", queue, numbered(LIMIT, first)))
-        assert len(receive_all(app, queue)) == LIMIT
-
-
 def test_publish_all_reports_which_messages_are_refused(rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings(queues__results_limit=LIMIT)
     queue = results_queue(settings, "accepted")

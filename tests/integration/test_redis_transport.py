@@ -276,14 +276,6 @@ def test_a_full_redis_leaves_a_living_consumer_its_messages(channel: Channel, an
         message.ack()
 
 
-@pytest.mark.usefixtures("full")
-def test_a_full_redis_accepts_decisions_and_no_submissions(connection: Connection, redis_client: redis.Redis) -> None:
-    assert connection.default_channel.publish_within("decisions.accepted", [b"1"], 0) == (1, 1)
-    assert redis_client.llen("decisions.accepted") == 1
-    with pytest.raises(redis.exceptions.OutOfMemoryError):
-        publish(connection, 4)
-
-
 def _drained(connection: Connection) -> bool:
     with suppress(TimeoutError):
         connection.drain_events(timeout=0.1)

@@ -10,38 +10,14 @@ import pytest
 import redis
 from kp_scorer.client import Client
 from kp_scorer.decoding import decode_trace
-from kp_scorer.errors import DecisionTimeout, InvalidTrace, ServiceUnavailable, SettingsError, TraceConflict
+from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError, TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import LIMITS, minimal_payload
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples, new_id, short_traces
-
-
-def test_waiting_times_out_and_names_the_state(settings: Settings) -> None:
-    (trace,) = fresh_samples(1)
-    with Client(settings) as client:
-        with pytest.raises(DecisionTimeout, match="it is unknown"):
-            client.wait(new_id(), timeout_s=0.05)
-        # Nobody consumes this database's queue.
-        with pytest.raises(DecisionTimeout, match="it is still pending"):
-            client.wait(client.submit(trace), timeout_s=0.05)
-
-
-def test_submitting_subscribes_to_no_result(settings: Settings, redis_client: redis.Redis) -> None:
-    # Workers of other tests may still be about to let go of theirs.
-    others = {each["id"] for each in redis_client.client_list()}
-    with Client(settings) as client:
-        for trace in fresh_samples(3):
-            client.submit(trace)
-        connected: Any = redis_client.client_list()
-        assert redis_client.pubsub_channels() == []
-        ours = [each for each in connected if each["id"] not in others]
-        assert ours
-        assert {(int(each["sub"]), int(each["psub"])) for each in ours} == {(0, 0)}
 
 
 def test_namespaces_keep_the_ids_of_producers_apart(settings: Settings) -> None:
@@ -124,21 +100,6 @@ def test_submitting_no_valid_trace_writes_nothing(settings: Settings, redis_clie
         assert client.submit_many([]) == []
         assert kinds(client.submit_many([BAD, BAD])) == ["InvalidTrace"] * 2
     assert redis_client.keys() == []
-
-
-def test_an_invalid_trace_keeps_no_other_from_being_submitted(settings: Settings, store: Store) -> None:
-    first, second, third = fresh_samples(3)
-    conflicting = second | {"task": {"objective": "something else"}}
-    with Client(settings) as client:
-        client.submit(second)
-        answers = client.submit_many([BAD, first, 5, conflicting, third])  # type: ignore[list-item]  # 5 is no trace
-        assert kinds(answers) == ["InvalidTrace", "str", "InvalidTrace", "TraceConflict", "str"]
-        assert (answers[1], answers[4]) == (first["id"], third["id"])
-        assert isinstance(answers[0], InvalidTrace)
-        assert "metadata: Field required" in str(answers[0])
-        assert isinstance(answers[3], TraceConflict)
-        assert answers[3].trace_id == second["id"]
-    assert store.ledger.counts().pending == 3
 
 
 def test_submitting_many_returns_what_submitting_each_returns(settings: Settings, redis_client: redis.Redis) -> None:
@@ -251,10 +212,3 @@ def test_a_server_that_falls_silent_half_way_ends_the_call_and_all_may_be_submit
 def test_the_timeout_is_for_all_portions_together(settings: Settings) -> None:
     with Client(settings) as client, pytest.raises(ServiceUnavailable, match=r"no answer within 0\.05 s"):
         client.submit_many(short_traces(2_000, seed=8), timeout_s=0.05)
-
-
-def test_many_traces_are_submitted_to_rabbitmq(rabbitmq: RabbitMQ) -> None:
-    traces = short_traces(250, seed=9)
-    with Client(rabbitmq.settings()) as client:
-        assert client.submit_many(traces) == [trace["id"] for trace in traces]
-    wait_until(lambda: rabbitmq.waiting("traces") == 250)

@@ -101,13 +101,6 @@ def test_overrides_come_first(outcome: str) -> None:
     assert explained.startswith("a single thought (score 0.1), recovered from errors (+0.1), only one tool (-0.1), ")
 
 
-@pytest.mark.parametrize(
-    ("trace_id", "short"), [("kp:trace:0123456789", "01234567"), ("kp:trace:ab", "ab"), ("kp:trace:kp:trace:x", "kp:trace")]
-)
-def test_short_id_is_the_start_of_the_part_that_differs(trace_id: str, short: str) -> None:
-    assert short_id(trace_id) == short
-
-
 def test_nothing_in_the_table_acts_on_a_terminal() -> None:
     text = rendered(decision().model_copy(update={"domain": "a\x1b[2J[b]c"}))
     assert "a\\u001b[2J[b]c" in text

@@ -105,11 +105,6 @@ def test_columns_have_their_types_also_where_no_row_has_a_value() -> None:
     assert pl.DataFrame(rows([PLAIN])).schema == pl.DataFrame(rows([FULL])).schema
 
 
-def test_row_with_an_invalid_time_is_refused() -> None:
-    with pytest.raises(ValueError, match="isoformat"):
-        rows([PLAIN.model_copy(update={"decided_at": "yesterday"})])
-
-
 ENTRY = Entry(Place.parse("1000-1"), "kp:trace:1", b"a" * 16, np.eye(1, 8, dtype=np.float32)[0])
 
 

@@ -115,6 +115,8 @@ def test_an_explanation_names_the_guard_and_what_it_would_take() -> None:
 def test_nothing_makes_a_copy_pass() -> None:
     *_, copy = decide(Policy(threshold=0.3, copies="reject"), *traces_about("invoice", "invoice"))
     assert {term.least for term in terms_of(copy)} == {None}
+    assert list(decided_words(copy, {}))[1] == "A guard rejects it whatever its score: scoring.copies."
+    assert why(copy).startswith("guard copies, ")
 
 
 def decisions_with_copies(accept: Policy) -> list[Decision]:
@@ -155,12 +157,6 @@ def test_an_explanation_advises_no_confidence_above_the_ceiling() -> None:
     lines = list(decided_words(decision, {trace.id: trace}))
     (advice,) = (line for line in lines if line.startswith("  outcome confidence ") and "x" not in line)
     assert advice.endswith("but such a trace has 0.3 at most")
-
-
-def test_an_explanation_names_a_guard_first() -> None:
-    *_, copy = decide(Policy(threshold=0.3, copies="reject"), *traces_about("invoice", "invoice"))
-    assert list(decided_words(copy, {}))[1] == "A guard rejects it whatever its score: scoring.copies."
-    assert why(copy).startswith("guard copies, ")
 
 
 def test_a_domain_with_a_floor_is_one_that_settings_name() -> None:

@@ -1,14 +1,20 @@
 """Which model is loaded: the default one only as it was pinned, another one under a name that its files give."""
 
 import importlib.util
+import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kp_scorer.embedding import select_embedder
-from kp_scorer.embedding.model import find_model
+from kp_scorer.embedding.model import ModelFiles, find_model
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import EmbeddingSettings
+
+from tests.support.tiny_models import change_json
 
 PINNED_SPACE = "all-MiniLM-L6-v2-b7d7cb00cf25"
 
@@ -48,12 +54,122 @@ def test_default_model_with_an_adapter_is_refused(package: Path) -> None:
         find_model("")
 
 
-def test_space_of_another_model_is_its_directory_and_what_makes_its_vectors(package: Path) -> None:
-    (package / "config_sentence_transformers.json").write_text("{}")
-    model = find_model(str(package))
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    """A directory with the files that say what a model is, and no weights."""
+    directory = tmp_path / "tiny"
+    change_json(directory / "config.json", model_type="bert", max_position_embeddings=512, pad_token_id=0)
+    change_json(directory / "1_Pooling" / "config.json", pooling_mode="mean")
+    change_json(directory / "tokenizer.json")
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (directory / "modules.json").write_text(json.dumps(modules), "utf-8")
+    return directory
+
+
+def read(directory: Path) -> ModelFiles:
+    model = find_model(str(directory))
     assert model
-    assert (model.name, model.space) == ("model", "model-b7d7cb00cf25")
-    (package / "1_Pooling" / "config.json").write_text("{}")
-    other = find_model(str(package))
-    assert other
-    assert other.space != model.space
+    return model
+
+
+def test_space_of_another_model_is_its_directory_and_what_makes_its_vectors(described: Path) -> None:
+    spaces = [read(described).space]
+    change_json(described / "config_sentence_transformers.json", __version__={}, prompts={"query": "find: "})
+    (described / "README.md").write_text("another text")
+    assert [read(described).space] == spaces
+    change_json(described / "config_sentence_transformers.json", default_prompt_name="query")
+    spaces.append(read(described).space)
+    change_json(described / "sentence_bert_config.json", max_seq_length=100)
+    spaces.append(read(described).space)
+    change_json(described / "1_Pooling" / "config.json", pooling_mode="cls")
+    spaces.append(read(described).space)
+    assert len(set(spaces)) == 4
+    assert all(space.startswith("tiny-") for space in spaces)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "tokenizer", "config", "max_tokens"),
+    [
+        pytest.param({}, {}, {}, 512, id="positions"),
+        pytest.param(
+            {"max_seq_length": 256}, {"model_max_length": 512}, {}, 256, id="sentence-transformers before its tokenizer"
+        ),
+        pytest.param({"max_seq_length": None}, {"model_max_length": 384}, {}, 384, id="its tokenizer"),
+        pytest.param({}, {"model_max_length": 10**30}, {"max_position_embeddings": 64}, 64, id="a tokenizer without a limit"),
+        pytest.param({"max_seq_length": 8_192}, {}, {"max_position_embeddings": 8_192}, 8_192, id="a long one"),
+        pytest.param({"max_seq_length": 512}, {}, {"max_position_embeddings": 128}, 128, id="fewer positions than it says"),
+        pytest.param(
+            {}, {}, {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512, id="positions from 2"
+        ),
+        pytest.param({}, {}, {"max_position_embeddings": -1}, 512, id="no limit at all"),
+        pytest.param({}, {}, {"max_position_embeddings": None, "n_positions": 1_024}, 1_024, id="positions of another name"),
+    ],
+)
+def test_the_longest_text_is_what_its_files_say_and_has_positions_for(
+    described: Path, sentence: dict[str, Any], tokenizer: dict[str, Any], config: dict[str, Any], max_tokens: int
+) -> None:
+    change_json(described / "sentence_bert_config.json", **sentence)
+    change_json(described / "tokenizer_config.json", **tokenizer)
+    change_json(described / "config.json", **config)
+    assert read(described).max_tokens == max_tokens
+
+
+def test_the_default_model_takes_what_the_reference_gives_it() -> None:
+    model = find_model("")
+    assert model
+    assert (model.max_tokens, model.prompt, model.keeps_closing) == (512, "", False)
+
+
+def test_the_prompt_is_the_one_that_encode_would_use(described: Path) -> None:
+    prompts = described / "config_sentence_transformers.json"
+    change_json(prompts, prompts={"query": "find: ", "document": ""})
+    assert read(described).prompt == ""
+    change_json(prompts, default_prompt_name="query")
+    assert read(described).prompt == "find: "
+    change_json(prompts, default_prompt_name="document")
+    assert read(described).prompt == ""
+
+
+def without_modules(directory: Path) -> None:
+    (directory / "modules.json").unlink()
+
+
+def with_static_vectors(directory: Path) -> None:
+    modules = [{"type": "sentence_transformers.models.StaticEmbedding", "path": ""}]
+    (directory / "modules.json").write_text(json.dumps(modules), "utf-8")
+
+
+def without_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+
+
+def with_prompt_that_is_not_pooled(directory: Path) -> None:
+    change_json(directory / "config_sentence_transformers.json", prompts={"query": "find: "}, default_prompt_name="query")
+    change_json(directory / "1_Pooling" / "config.json", include_prompt=False)
+
+
+def with_damaged_configuration(directory: Path) -> None:
+    (directory / "config.json").write_text("{", "utf-8")
+
+
+def with_nonsense(directory: Path) -> None:
+    change_json(directory / "config.json", max_position_embeddings="many")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without_modules, "is not that of a sentence-transformers model: modules.json cannot be read"),
+        (with_static_vectors, "begins with a module of another kind than Transformer: StaticEmbedding"),
+        (without_tokenizer, "has no tokenizer.json"),
+        (with_prompt_that_is_not_pooled, "leaves its prompt out of its pooling, which is not supported"),
+        (with_damaged_configuration, "is not that of a sentence-transformers model: config.json cannot be read"),
+        (with_nonsense, "has a configuration that cannot be read (TypeError)"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_refused_with_the_reason(
+    described: Path, change: Callable[[Path], None], reason: str
+) -> None:
+    change(described)
+    with pytest.raises(SettingsError, match=rf"^embedding\.model: the directory {described} {re.escape(reason)}$"):
+        select_embedder(EmbeddingSettings(model=str(described)))

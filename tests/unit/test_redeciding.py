@@ -101,22 +101,6 @@ def _both(chosen: list[Any], bounds: Any) -> tuple[list[str], list[str]]:
     return [each.outcome for each in chosen], [bounds.outcome(each.score) for each in chosen]
 
 
-@pytest.mark.parametrize(
-    ("toml", "message"),
-    [
-        ("[scoring.thresholds]\ncode = 2\n", "scoring.thresholds.code: Input should be less than or equal to 1"),
-        ("[scoring]\ntreshold = 0.5\n", "scoring.treshold: no setting has this name"),
-        ("[scoring]\nreview = 0.9\n", "review: expected at most the threshold of 0.75"),
-        ("threshold = 0.5\n", "scoring: expected a section of this name"),
-        ("[scoring\n", "thresholds.toml: "),
-    ],
-)
-def test_wrong_file_is_refused(decisions: Path, toml: str, message: str) -> None:
-    result = run(decisions, toml)
-    assert result.exit_code != 0
-    assert message in str(result.exception)
-
-
 def test_a_ceiling_of_confidence_needs_the_traces(decisions: Path) -> None:
     result = run(decisions, "[scoring]\nmax_confidence = 0.1\n")
     assert rows(result) == []

@@ -314,13 +314,6 @@ def test_alias_gets_the_profile_and_bounds_of_its_domain() -> None:
     assert (own.taken_for, unrelated.taken_for, unrelated.profile, unrelated.threshold) == (None, None, "default", 0.75)
 
 
-def test_deciding_again_resolves_aliases_by_the_other_policy() -> None:
-    trace = make_trace(domain="Finance")
-    before, after = Policy(aliases={"Finance": "finance"}), Policy(aliases={"Finance": "code"})
-    assert decide_again(decided(trace, before), after).taken_for == "code"
-    assert decide_again(decided(trace, before), Policy()).taken_for is None
-
-
 def test_a_domain_is_known_if_any_setting_names_it() -> None:
     policy = Policy(thresholds={"qa": 0.5}, reviews={"web": 0.5}, aliases={"Finance": "finance"})
     assert [name for name in ("default", "code", "qa", "web", "Finance", "finanse", "QA") if not policy.mentions(name)] == [

@@ -170,10 +170,6 @@ def with_added_space(description: Description) -> None:
     description["added_tokens"].append(description["added_tokens"][0] | {"id": 7592, "content": "hello world"})
 
 
-def with_one_special_token(description: Description) -> None:
-    description["post_processor"]["single"] = description["post_processor"]["single"][:2]
-
-
 def without_ideographs_apart(description: Description) -> None:
     description["normalizer"]["handle_chinese_chars"] = False
 
@@ -187,7 +183,6 @@ def with_letter_that_continues_no_word(description: Description) -> None:
         without_bert_normalizer,
         without_word_pieces,
         with_added_space,
-        with_one_special_token,
         without_ideographs_apart,
         with_letter_that_continues_no_word,
     ]
@@ -260,3 +255,26 @@ def test_a_tokenizer_without_special_tokens_ends_too(tokenizer_file: Path, tmp_p
     nothing, all_of_it = Tokens(plain).of(["", "tree " * 9], 8, keep_end=True)
     assert nothing == []
     assert len(all_of_it) == 8
+
+
+@pytest.mark.parametrize("template", [[0, 1, 2], [0, 1], [1, 2], [1]], ids=["both", "opening", "closing", "none"])
+def test_a_text_keeps_its_closing_tokens_and_its_prompt_as_the_tokenizer_truncates(
+    tokenizer_file: Path, tmp_path: Path, template: list[int]
+) -> None:
+    description = json.loads(tokenizer_file.read_text("utf-8"))
+    single = description["post_processor"]["single"]
+    description["post_processor"]["single"] = [single[index] for index in template]
+    (file := tmp_path / "tokenizer.json").write_text(json.dumps(description), "utf-8")
+    expected = Tokenizer.from_file(str(file))
+    expected.no_padding()
+    expected.enable_truncation(20)
+    tokens = Tokens(file, 20, "find: ", keeps_closing=True)
+    for words in (0, 1, 15, 16, 17, 18, 19, 500):
+        text = "tree " * words
+        assert tokens.of([text]) == [expected.encode(f"find: {text}").ids]
+    (both_ends,) = tokens.of(["tree " * 50 + "leaf"], 12, keep_end=True)
+    special = len(template) - 1
+    inner = expected.encode("find: tree tree tree tree tree tree leaf", add_special_tokens=False).ids
+    half = (12 - special) // 2
+    opening = expected.encode("").ids[: 0 in template]
+    assert both_ends[len(opening) :][: 2 * half] == inner[:half] + [inner[2]] * (half - 1) + inner[-1:]

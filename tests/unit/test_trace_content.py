@@ -1,11 +1,9 @@
 """What a trace says: its digest, the text that is embedded, what may be its id and its domain; and the samples."""
 
-import json
 import random
 import string
 import sys
 import unicodedata
-from collections import Counter
 from contextlib import suppress
 from importlib import resources
 from typing import Any, Final, get_args
@@ -15,12 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.broker.wire import checked_id
 from kp_scorer.characters import check_name
-from kp_scorer.client import Client
 from kp_scorer.decision import Override
 from kp_scorer.decoding import decode_json, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.scoring import Policy, score
-from kp_scorer.settings import load_settings
 from kp_scorer.trace import DOMAIN_BYTES, TRACE_ID_PREFIX, ReasoningTrace
 from pydantic import ValidationError
 
@@ -78,10 +74,6 @@ def shuffled(value: Any, shuffle: random.Random) -> Any:
 SAYING: Final = [leaf for leaf in leaves(maximal_payload()) if leaf not in UNREAD]
 
 
-def test_digest_has_sixteen_bytes() -> None:
-    assert len(digest(minimal_payload())) == 16
-
-
 @given(st.randoms(use_true_random=False))
 def test_digest_does_not_depend_on_the_order_of_keys(shuffle: random.Random) -> None:
     assert digest(shuffled(maximal_payload(), shuffle)) == digest(maximal_payload())
@@ -130,18 +122,10 @@ def test_digest_depends_on_the_order_of_steps() -> None:
     assert digest(first) != digest(second)
 
 
-def test_digest_distinguishes_empty_content_from_none() -> None:
-    assert digest(minimal_payload(steps=[step("thought", content="")])) != digest(minimal_payload(steps=[step("thought")]))
-
-
 def test_embedded_text_is_the_objective_and_every_content_single_spaced() -> None:
     silent = step("tool_call", "sql", input={"query": "x"}, output_summary="a row")
     contents = [step("thought", content="one"), silent, step("observation", content="two  three ")]
     assert make_trace(objective="do it", steps=contents).embedding_text == "do it one  two  three "
-
-
-def test_embedded_text_of_a_trace_without_content_ends_in_a_space_a_step() -> None:
-    assert make_trace(objective="do it", steps=steps("thought", "thought")).embedding_text == "do it  "
 
 
 @given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
@@ -176,12 +160,6 @@ def test_trace_cannot_be_changed(path: str) -> None:
         part = getattr(part, name)
     with pytest.raises(ValidationError, match="frozen"):
         setattr(part, last, "changed")
-
-
-def test_steps_of_a_trace_cannot_be_replaced() -> None:
-    trace: Any = decode_trace(maximal_payload(), LIMITS)
-    with pytest.raises(TypeError):
-        trace.steps[0] = trace.steps[1]
 
 
 @pytest.mark.parametrize(
@@ -222,19 +200,6 @@ def test_digests_never_change(payload: Payload, golden: str) -> None:
 
 LONGEST: Final = 191
 PRINTABLE: Final = string.ascii_letters + string.digits + string.punctuation
-NO_IDS: Final = {
-    "nothing but the prefix": "",
-    "a space": "a b",
-    "a line break at the end": "a\n",
-    "NUL": "a\0",
-    "DEL": "a\x7f",
-    "an escape": "a\x1b[2J",
-    "a character beyond ASCII": "é",
-    "a digit beyond ASCII": "\u0661",
-    "a surrogate": "\ud800",
-    "too long": "x" * (LONGEST + 1),
-}
-
 ENDINGS: Final = st.one_of(
     st.text(PRINTABLE, max_size=20),
     st.text(st.characters(), max_size=20),
@@ -271,46 +236,14 @@ def test_messages_accept_the_same_ids_as_traces(value: object) -> None:
         assert bool(expected) == is_id
 
 
-@pytest.mark.parametrize("ending", NO_IDS.values(), ids=NO_IDS.keys())
-def test_no_other_id_leaves_the_client(ending: str) -> None:
-    url = "redis://127.0.0.1:1/0"
-    with (
-        Client(load_settings({"broker.url": url, "redis.url": url})) as client,
-        pytest.raises(InvalidTrace, match=r"^id: ") as caught,
-    ):
-        client.submit(minimal_payload(trace_id=TRACE_ID_PREFIX + ending))
-    assert ending == "" or ending not in str(caught.value), "it is content"
-
-
-def test_escaped_ids_in_json_are_checked_unescaped() -> None:
-    raw = json.dumps(minimal_payload(trace_id="kp:trace:\x7f")).encode()
-    with pytest.raises(InvalidTrace, match=r"^id: "):
-        decode_json(raw, LIMITS)
-
-
 ACTING: Final = "\0\t\n\r\x1b\x7f\x85\x9b\u2028\u2029\u200f\u061c\u202e\u2066"
 
 
-INVISIBLE: Final = {
-    "soft hyphen": "\u00ad",
-    "joiner of graphemes": "\u034f",
-    "Hangul filler": "\u3164",
-    "Khmer vowel that shows nothing": "\u17b4",
-    "Mongolian selector": "\u180b",
-    "zero width space": "\u200b",
-    "zero width joiner": "\u200d",
-    "word joiner": "\u2060",
-    "reserved among ignored ones": "\u2065",
-    "selector of a variant": "\ufe0f",
-    "byte order mark": "\ufeff",
-    "annotation": "\ufff9",
-    "Arabic number sign": "\u0600",
-    "shorthand": "\U0001bca0",
-    "musical": "\U0001d173",
-    "tag": "\U000e0066",
-    "supplementary selector": "\U000e0100",
-    "reserved among tags": "\U000e0fff",
-}
+INVISIBLE: Final = (
+    "\u00ad\u034f\u3164\u17b4\u180b\u200b\u200d\u2060\u2065\ufe0f\ufeff\ufff9\u0600"
+    "\U0001bca0\U0001d173\U000e0066\U000e0100\U000e0fff"
+)
+"""What shows nothing: joiners, fillers, selectors, annotations, tags, and what is reserved among these."""
 SPACES: Final = ("\u00a0", "\u1680", "\u2007", "\u200a", "\u202f", "\u205f", "\u2800", "\u3000")
 NOT_COMPOSED: Final = ("cafe\u0301", "\u212bngstrom", "a\u0327\u0301\u0323", "\u1100\u1161")
 
@@ -339,7 +272,7 @@ def test_domain_may_be_of_any_script_within_its_bytes(domain: str) -> None:
         ("", "1 to 200 bytes of UTF-8"),
         ("x" * (DOMAIN_BYTES + 1), "1 to 200 bytes of UTF-8"),
         ("\u00e9" * (DOMAIN_BYTES // 2 + 1), "1 to 200 bytes of UTF-8"),
-        *((f"fin{odd}ance", "no control, format or other invisible characters") for odd in (*ACTING, *INVISIBLE.values())),
+        *((f"fin{odd}ance", "no control, format or other invisible characters") for odd in (*ACTING, *INVISIBLE)),
         *((f"my{odd}bank", "no spaces but U+0020") for odd in SPACES),
         *((odd, "Unicode's normal form C") for odd in NOT_COMPOSED),
     ],
@@ -367,6 +300,8 @@ def samples() -> list[ReasoningTrace]:
 
 def test_samples_cover_all_domains_outcomes_and_overrides(samples: list[ReasoningTrace]) -> None:
     assert len({trace.id for trace in samples}) == len(samples) >= 40
+    # Some repeat another word for word.
+    assert len(samples) / 2 < len({trace.digest() for trace in samples}) < len(samples)
     domains = {trace.metadata.task_domain for trace in samples}
     assert domains > set(BUILT_IN_DOMAINS)
     assert domains - {*BUILT_IN_DOMAINS, "default"}
@@ -374,9 +309,3 @@ def test_samples_cover_all_domains_outcomes_and_overrides(samples: list[Reasonin
     scores = [score(trace, 0.9, Policy()) for trace in samples]
     assert {each.value >= Policy().threshold for each in scores} == {True, False}
     assert {override.name for each in scores for override in each.overrides} == set(get_args(Override))
-
-
-def test_some_samples_repeat_another_word_for_word(samples: list[ReasoningTrace]) -> None:
-    times = Counter(trace.digest() for trace in samples)
-    assert max(times.values()) > 1
-    assert len(times) > len(samples) / 2

@@ -13,7 +13,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.errors import ScorerError, SettingsError
 from kp_scorer.ledger.connection import connect
 from kp_scorer.local.endpoints import with_endpoints
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import load_settings
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, parse_url
 
 SCHEMES = (*BROKER_SCHEMES, *REDIS_SCHEMES)
@@ -179,10 +179,6 @@ def chain(error: BaseException | None) -> list[type[BaseException]]:
     return kinds
 
 
-def test_settings_of_a_url_are_printed_without_it() -> None:
-    assert SECRET not in repr(Settings.model_validate({"redis": {"url": f"redis://:{SECRET}@host"}}))
-
-
 URL: Final = f"redis://user:{SECRET}@host:6380/2"
 
 
@@ -218,15 +214,6 @@ def test_an_empty_variable_gives_no_secret(secret: Path, monkeypatch: pytest.Mon
     assert load_settings().broker.url == URL
 
 
-def test_a_secret_in_a_file_reaches_another_process_as_a_variable(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
-    settings = load_settings()
-    monkeypatch.delenv("KP_BROKER_URL_FILE")
-    for name, value in as_environment(settings).items():
-        monkeypatch.setenv(name, value)
-    assert load_settings() == settings
-
-
 def test_a_secret_given_twice_is_refused_by_both_names(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KP_REDIS_URL", URL)
     monkeypatch.setenv("KP_REDIS_URL_FILE", str(secret))
@@ -257,12 +244,6 @@ def test_a_file_without_a_secret_is_refused_by_its_variable(
 def test_a_variable_for_no_secret_is_refused(name: str, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, str(secret))
     assert error_text().startswith(f"{name.removeprefix('KP_').lower().replace('_', '.', 1)}: no setting has this name")
-
-
-def test_a_secret_that_is_no_url_is_not_quoted(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret.write_text(f"redis://{SECRET}@host\nredis://{SECRET}@host\n", "utf-8")
-    monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
-    assert SECRET not in error_text()
 
 
 def test_a_command_reports_a_wrong_secret_file_and_up_refuses_a_secret(secret: Path) -> None:

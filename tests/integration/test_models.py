@@ -1,0 +1,106 @@
+"""Any sentence-transformers model gives the vectors that sentence-transformers' own ``encode`` gives."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from kp_scorer.embedding import RECIPES, TRACE, Embedder, Vectors, select_embedder
+from kp_scorer.embedding.convert import convert
+from kp_scorer.embedding.model import ModelFiles, find_model
+from kp_scorer.embedding.openvino_engine import OpenVinoEngine
+from kp_scorer.embedding.text_embedder import TextEmbedder
+from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.errors import SettingsError
+from kp_scorer.settings import EmbeddingSettings
+from sentence_transformers import SentenceTransformer
+
+from tests.support.tiny_models import TINY, change_json, save_tiny
+
+TEXTS = ["refund a double charge", "", "rain over the sea! don't", "tree river castle " * 20, "tree river castle " * 400]
+
+
+class Tiny(NamedTuple):
+    model: SentenceTransformer
+    directory: Path
+
+    def encode(self, texts: list[str]) -> Vectors:
+        # One by one, because padding moves the last digits.
+        return np.stack([self.model.encode(text, normalize_embeddings=True) for text in texts])
+
+
+@pytest.fixture(scope="session", params=TINY)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    directory = tmp_path_factory.mktemp("tiny")
+    return Tiny(save_tiny(request.param, directory), directory / request.param)
+
+
+def files(tiny: Tiny) -> ModelFiles:
+    model = find_model(str(tiny.directory))
+    assert model
+    return model
+
+
+def on_openvino(tiny: Tiny) -> Embedder:
+    """Converted in this process, which has imported torch."""
+    model, target = files(tiny), tiny.directory.parent / "model.xml"
+    convert(model.path, model.tokenizer, model.max_tokens, target)
+    tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
+    return TextEmbedder(model, TRACE, tokens, OpenVinoEngine(target, 2, model.max_tokens))
+
+
+def on_torch(tiny: Tiny) -> Embedder:
+    selected = select_embedder(EmbeddingSettings(embedder="torch", model=str(tiny.directory)))
+    assert selected
+    return selected
+
+
+# OpenVINO traces with what torch wants to be rid of.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("load", [on_openvino, on_torch])
+def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Callable[[Tiny], Embedder]) -> None:
+    embedder = load(tiny)
+    expected = tiny.encode(TEXTS)
+    # Otherwise it would show nothing that they agree.
+    assert (expected @ expected.T)[np.triu_indices(4, 1)].max() < 0.99
+    for vectors in (embedder.embed(TEXTS), np.concatenate([embedder.embed([text]) for text in TEXTS])):
+        assert (vectors * expected).sum(axis=1).min() > 1 - 1e-4
+    assert embedder.dimensions == expected.shape[1]
+
+
+def test_the_longest_text_is_the_models_own(tiny: Tiny) -> None:
+    model = files(tiny)
+    assert model.max_tokens == {"bert": 128, "mpnet": 100, "roberta": 128, "modernbert": 700}[model.name]
+    embedder = on_torch(tiny)
+    embedder.embed(TEXTS[-1:])
+    assert embedder.tokens_embedded == model.max_tokens
+
+
+def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
+    embedder = select_embedder(EmbeddingSettings(embedder="torch", model=str(tiny.directory)), "asked_and_did")
+    assert embedder
+    embedder.embed(["tree " * 2_000 + "\x1e" + "river " * 2_000])
+    parts = RECIPES["asked_and_did"].parts
+    assert embedder.tokens_embedded == sum(min(part.max_tokens or 0, files(tiny).max_tokens) for part in parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_named_model_is_converted_at_the_start(tiny: Tiny) -> None:
+    selected = select_embedder(EmbeddingSettings(model=str(tiny.directory)))
+    assert selected
+    assert selected.engine.startswith("openvino")
+    assert (selected.embed(TEXTS) * tiny.encode(TEXTS)).sum(axis=1).min() > 1 - 1e-3
+
+
+@pytest.mark.parametrize("tiny", ["mpnet"], indirect=True)
+def test_a_tokenizer_that_sentence_transformers_reads_in_another_way_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    copy = tiny._replace(directory=shutil.copytree(tiny.directory, tmp_path / "copy"))
+    change_json(copy.directory / "sentence_bert_config.json", do_lower_case=True)
+    normalizer = json.loads((copy.directory / "tokenizer.json").read_text("utf-8"))["normalizer"]
+    change_json(copy.directory / "tokenizer.json", normalizer=normalizer | {"lowercase": False})
+    with pytest.raises(SettingsError, match=r"tokenizer\.json makes other tokens than sentence-transformers does$"):
+        on_torch(copy)
