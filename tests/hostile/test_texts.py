@@ -1,4 +1,4 @@
-"""Texts that are as costly to tokenise as a trace's bytes allow: a worker with the real model decides them all, and lives."""
+"""Texts that are as costly to embed as a trace's bytes allow: a worker decides them all, and lives."""
 
 from pathlib import Path
 from typing import Final
@@ -27,11 +27,11 @@ FIELD_CHARS: Final = Limits().field_chars
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_model("") is None, reason="the model is not installed")
-@pytest.mark.parametrize("recipe", ["trace", "asked_and_did"])
+@pytest.mark.parametrize(("embedder", "recipe"), [("auto", "trace"), ("auto", "asked_and_did"), ("words", "asked_and_did")])
 def test_a_worker_decides_the_most_costly_texts_in_the_memory_of_its_container(
-    settings: Settings, client: Client, tmp_path: Path, recipe: str
+    settings: Settings, client: Client, tmp_path: Path, embedder: str, recipe: str
 ) -> None:
-    settings = with_changed(settings, novelty__recipe=recipe)
+    settings = with_changed(settings, embedding__embedder=embedder, novelty__recipe=recipe)
     half_and_half = " " * 510_000 + "!" * 510_000
     texts = [*[half_and_half] * 2 * AT_ONCE, *COSTLY_TEXTS.values()]
     ids = [client.submit(minimal_payload(trace_id=new_id(), steps=steps(text))) for text in texts]

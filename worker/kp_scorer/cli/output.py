@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kp_scorer.decision import Decision
 
 NO_EMBEDDER: Final = (
-    "there is no embedder, so every novelty is 0.5: install kp-scorer[embedding], and leave embedding.embedder at auto"
+    "there is no embedder, so every novelty is 0.5: install kp-scorer[embedding], or set embedding.embedder to words"
 )
 """Printed once by a command that scores without an embedder."""
 # Opened so that operations that a closed stream does not support fail.

@@ -11,6 +11,7 @@ import structlog
 
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Engine, Recipe
 from kp_scorer.embedding.model import ModelFiles, converted_model, find_model, is_installed, is_model_named
+from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.settings import EmbeddingSettings, RecipeName
 
@@ -37,13 +38,16 @@ def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *
     """
     if settings.embedder == "none":
         return None
+    if settings.embedder == "words":
+        return WordsEmbedder()
     try:
         return _load(settings, RECIPES[recipe], converts)
     except EngineUnavailable as error:
         if settings.required:
             raise SettingsError(
                 f"embedding.required: an embedder is required and {error}; "
-                "install kp-scorer[embedding], or set embedding.required = false to score with a novelty of 0.5"
+                "install kp-scorer[embedding], set embedding.embedder = words, or set embedding.required = false to score "
+                "with a novelty of 0.5"
             ) from error
         if settings.embedder != "auto":
             raise SettingsError(
@@ -55,6 +59,8 @@ def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *
 
 def is_embedder_installed(settings: EmbeddingSettings) -> bool:
     """Whether the settings ask for an embedder and its packages are there; it may still not load. Takes no time."""
+    if settings.embedder == "words":
+        return True
     if settings.embedder == "none" or not is_installed("tokenizers") or not is_model_named(settings.model):
         return False
     return is_installed("openvino") or _has_torch()

@@ -204,7 +204,7 @@ class NoveltySettings(Section):
 class EmbeddingSettings(Section):
     """The embedder."""
 
-    embedder: Literal["auto", "openvino", "torch", "none"] = "auto"
+    embedder: Literal["auto", "openvino", "torch", "words", "none"] = "auto"
     required: bool = False
     model: str = ""
     threads: Annotated[int, Field(ge=0)] = 0

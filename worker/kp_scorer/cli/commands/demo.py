@@ -51,7 +51,7 @@ def demo(file: str | None, timeout_s: float, settings: Settings) -> None:
     with ExitStack() as stack:
         data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kp-scorer-")))
         url = stack.enter_context(embedded_redis(data_dir))
-        print_note("started an embedded Redis and a worker; the worker loads its model")
+        print_note("started an embedded Redis and a worker, which loads its embedder")
         (process,) = stack.enter_context(worker_processes(settings, url, 1))
         local = settings.model_copy(update={"redis": redis.model_copy(update={"url": url})})
         client = stack.enter_context(Client(with_endpoints(local)))

@@ -67,7 +67,7 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
     with Store.open(settings) as store:
         embedder = select_embedder(settings.embedding, settings.novelty.recipe)
         if embedder is None:
-            raise SettingsError("embedding.embedder: nothing to warm with; install kp-scorer[embedding], and set it to auto")
+            raise SettingsError("embedding.embedder: nothing to warm with; install kp-scorer[embedding], or set it to words")
         log = store.novelty_log(embedder.space)
         if (entries := log.info().entries) and not yes:
             raise click.UsageError(f"{log.space} has {entries} entries already; with --yes these traces are added to them")

@@ -1,0 +1,127 @@
+"""The embedder without a model: a text's words, counted into the dimensions of a vector by a hash.
+
+Equal words are all that it sees: not what they mean, nor their order. It needs nothing but numpy.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import islice
+from operator import add
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp_scorer.embedding.embedder import ASKED_AND_DID, Vectors
+
+_DIMENSIONS: Final = 384
+
+_MARKS: Final = (
+    "\u0300-\u036f\u0483-\u0487"  # accents that are characters of their own
+    "\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0730-\u07b0"  # Hebrew, Arabic, Syriac, Thaana
+    "\u0900-\u0963\u0966-\u0df3\u0f71-\u0fbc"  # India, Sri Lanka, Tibet
+)
+"""Marks within words, such as vowels, and letters among them. Python's ``\\w`` would part words at each."""
+
+_UNSPACED: Final = (
+    "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u0edc-\u0edf"  # Thai, Lao
+    "\u1000-\u103f\u1050-\u1089\ua9e0-\ua9ef\uaa60-\uaa7f\u1780-\u17d3"  # Burmese, Khmer
+    "\u3005\u3007\u3041-\u3096\u309d-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Japanese
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese
+)
+"""Letters and marks of scripts that write no spaces between words."""
+
+_WORDS: Final = re.compile(rf"[\w{_MARKS}]+")
+_ASCII_SPACES: Final = {ord(each): " " for each in map(chr, range(128)) if not _WORDS.match(each)}
+_RUNS: Final = re.compile(f"[{_UNSPACED}]+")
+
+_MOST_WORDS: Final = 32_768
+"""Different words of a passage that count, the first ones: more than 200,000 characters of prose have. It bounds the time that
+a text made of nothing but different words takes."""
+
+_REMEMBERED: Final = 32_768
+_REMEMBERED_CHARS: Final = 64
+"""How many words' hashes are remembered, which saves most of the time, and how long such a word may be: 16 MB at most."""
+
+
+class WordsEmbedder:
+    """Embeds what was asked and what was done, each by its words.
+
+    Whatever ``novelty.recipe`` says: the words of a trace as one text tell repeats from new tasks no better than the reference.
+    """
+
+    name = "words"
+    engine = "a hash on 1 thread"
+    space = f"words-1{ASKED_AND_DID.mark}"
+    dimensions = _DIMENSIONS
+    recipe = ASKED_AND_DID
+    tokens_embedded = 0
+
+    def __init__(self) -> None:
+        """Load nothing."""
+        self._columns = _Columns()
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
+        vectors = np.zeros((len(texts), _DIMENSIONS), np.float32)
+        for row, text in zip(vectors, texts, strict=True):
+            row[:] = self._vector(text)
+        return vectors
+
+    def _vector(self, text: str) -> NDArray[np.float64]:
+        """The weighted sum of a text's passages, of length 1.
+
+        A passage without words counts nothing. A text without any gets the first unit vector.
+        """
+        summed = np.zeros(_DIMENSIONS)
+        for part, passage in zip(self.recipe.parts, self.recipe.passages(text), strict=True):
+            counted = self._counted(passage)
+            # Words of opposite signs may also leave nothing.
+            if length := _length(counted):
+                summed += part.weight / length * counted
+        if length := _length(summed):
+            return summed / length
+        summed[0] = 1.0
+        return summed
+
+    def _counted(self, passage: str) -> NDArray[np.float64]:
+        counts = Counter(_words_of(passage.casefold()))
+        columns = np.fromiter(map(self._columns.__getitem__, islice(counts, _MOST_WORDS)), np.intp)
+        weights = 1.0 + np.log(np.fromiter(islice(counts.values(), _MOST_WORDS), np.float64))
+        positive, negative = np.bincount(columns, weights, 2 * _DIMENSIONS).reshape(2, _DIMENSIONS)
+        counted: NDArray[np.float64] = np.subtract(positive, negative)
+        return counted
+
+
+class _Columns(dict[str, int]):
+    """The column of each word: its dimension, and beyond them all its dimension with the negative sign."""
+
+    def __missing__(self, word: str) -> int:
+        # Python's own hash differs from process to process.
+        hashed = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
+        column = (hashed >> 1) % _DIMENSIONS + (hashed & 1) * _DIMENSIONS
+        if len(word) <= _REMEMBERED_CHARS:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[word] = column
+        return column
+
+
+def _words_of(text: str) -> list[str]:
+    """The words of a text and, of each run in a script without spaces, the pairs of neighbours; in any order."""
+    if text.isascii():
+        # Half the time, for the same words.
+        return text.translate(_ASCII_SPACES).split()
+    pairs: list[str] = []
+    if runs := _RUNS.findall(text):
+        for run in runs:
+            pairs += map(add, run, run[1:]) if len(run) > 1 else [run]
+        text = _RUNS.sub(" ", text)
+    return _WORDS.findall(text) + pairs
+
+
+def _length(vector: NDArray[np.float64]) -> float:
+    return math.sqrt(vector @ vector)
