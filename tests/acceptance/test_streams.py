@@ -204,15 +204,3 @@ def test_score_escapes_control_sequences() -> None:
     states = [json.loads(line).get("state", "decided") for line in done.stdout.splitlines()]
     assert states == ["invalid", "invalid", "decided", "invalid", "invalid"]
     assert "line 2: metadata.task_domain: expected no control" in done.stderr
-
-
-def test_dead_letters_are_shown_with_odd_characters_escaped(settings: Settings, store: Store) -> None:
-    # Half a character is no JSON that every program reads.
-    texts = [ODD, '"\\ud800"']
-    sent = [*(json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()), *texts]
-    for text in sent:
-        store.dead_letters.dead_letter(text.encode(), "malformed", "body: expected JSON")
-    done = run_shown("dead-letter", "show", **as_environment(settings))
-    payloads = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
-    for text in sent:
-        assert (text if text in texts else json.loads(text)) in payloads

@@ -11,7 +11,6 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from kp_scorer.characters import escaped
 from kp_scorer.cli.output import print_note
@@ -23,7 +22,6 @@ OVERRIDE_WORDS: Final[dict[Override, str]] = {
     "recovered_from_errors": "recovered from errors (+0.1)",
     "single_tool": "only one tool (-0.1)",
 }
-_DOMAIN_COLUMNS: Final = 16
 _NOTE_EVERY_S: Final = 2.0
 _RATE_OF_S: Final = 10.0
 
@@ -32,15 +30,6 @@ def console() -> Console:
     """A console on stderr, wide enough for a table where there is no terminal to ask."""
     terminal = Console(stderr=True)
     return terminal if terminal.is_terminal else Console(stderr=True, width=160)
-
-
-def table_by_domain(*headings: str) -> Table:
-    """An empty table of 80 columns at most: a domain in the first, figures in the others."""
-    table = Table(header_style="bold", pad_edge=False, box=None, padding=(0, 1))
-    table.add_column("domain", no_wrap=True, max_width=_DOMAIN_COLUMNS)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
 
 
 def cell(text: str) -> str:
