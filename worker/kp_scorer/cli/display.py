@@ -1,6 +1,5 @@
 """Tables and progress for people, on stderr. What imports this imports Rich."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -33,9 +32,8 @@ def console() -> Console:
 
 
 def cell(text: str) -> str:
-    """A text from outside as the cell of a table, escaped; quoted if it would look like another one, or like a summary."""
-    is_plain = text == text.strip(" ") and "  " not in text and not text.startswith("(")
-    return escape(escaped(text if is_plain else json.dumps(text, ensure_ascii=False)))
+    """A text from outside as the cell of a table."""
+    return escape(escaped(text))
 
 
 def percent(share: float) -> str:
