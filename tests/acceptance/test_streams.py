@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 import pytest
 from kp_scorer.characters import escaped_lines
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
 
 from tests.support.builders import minimal_payload, step
 from tests.support.commands import COMMAND, run, run_in_shell
@@ -79,15 +79,6 @@ def test_score_prints_each_decision_as_its_trace_arrives(packed: bool) -> None:
             stdin.write(deflate.compress(line) + deflate.flush(zlib.Z_SYNC_FLUSH) if packed else line)
             assert ids(stdout.readline().decode()) == [trace["id"]]
         stdin.write(deflate.flush() if packed else b"")
-        stdin.close()
-        assert end_of(process)[0] == 0
-
-
-def test_submit_prints_each_trace_as_it_arrives(settings: Settings) -> None:
-    with running("submit", "-", **as_environment(settings)) as (process, stdin, stdout):
-        for trace in fresh_samples(3):
-            stdin.write(lines([trace]))
-            assert json.loads(stdout.readline()) == {"trace_id": trace["id"], "state": "pending"}
         stdin.close()
         assert end_of(process)[0] == 0
 
