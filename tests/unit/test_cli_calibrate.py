@@ -228,14 +228,6 @@ def test_wrong_label_is_named_with_its_line(tmp_path: Path, text: str, message: 
         read_labels(tmp_path / "labels")
 
 
-def test_unreadable_file_of_labels_is_named(tmp_path: Path) -> None:
-    with pytest.raises(click.BadParameter, match="absent: No such file"):
-        read_labels(tmp_path / "absent")
-    (tmp_path / "latin").write_bytes("trace_id,good\nkp:é,true\n".encode("latin-1"))
-    with pytest.raises(click.BadParameter, match="latin: expected UTF-8"):
-        read_labels(tmp_path / "latin")
-
-
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs"]))
 THRESHOLDS: Final = st.integers(0, 10_000).map(lambda step: step / 10_000)
 CALIBRATION: Final = calibrate(samples_of(DECISIONS, {}, {}), Target("accept", 0.2))

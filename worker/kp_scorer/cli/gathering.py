@@ -47,11 +47,7 @@ class Gathered(NamedTuple):
     """Where they are from, for display."""
 
     def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> Self:
-        """What is left of them by an option that chooses names.
-
-        Raises:
-            ScorerError: nothing is left.
-        """
+        """What is left of them by an option that chooses names."""
         if chosen := [decision for decision in self.decisions if name_of(decision) in names]:
             return self._replace(decisions=chosen, dead_letters={})
         raise ScorerError(escaped(f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, names))}"))
@@ -110,13 +106,7 @@ def gather_file(name: str, settings: Settings, traces: dict[str, ReasoningTrace]
 def score_lines(
     batches: Iterable[Sequence[Line]], total: Callable[[], int | None], settings: Settings
 ) -> Iterator[tuple[Line, Decision | InvalidTrace | TraceConflict]]:
-    """Score the traces on lines of an input, in order; the embedder is loaded with the first batch.
-
-    Args:
-        batches: lines that are scored together.
-        total: how many lines there will be, None while that is unknown.
-        settings: how to score.
-    """
+    """Score the traces on lines of an input, in order; the embedder is loaded with the first batch."""
     decider: Decider | None = None
     done = 0
     is_first = True

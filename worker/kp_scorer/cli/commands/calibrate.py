@@ -86,11 +86,7 @@ class _Label(BaseModel):
 
 
 def read_labels(file: Path) -> dict[str, bool]:
-    """Read labels by trace id, of lines such as ``{"trace_id": …, "good": true}``.
-
-    Raises:
-        BadParameter: the file cannot be read; a line is not such an object; a trace is labelled both ways.
-    """
+    """Read labels by trace id, of lines such as ``{"trace_id": …, "good": true}``."""
     try:
         text = read_text(file, _MOST_BYTES)
     except OSError as error:

@@ -4,11 +4,11 @@ Its lines have 80 columns, but for ids, which are never broken.
 """
 
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 import click
@@ -89,11 +89,8 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
 
 def _is_file(name: str) -> bool:
     """Whether this can be read: a pipe that a shell has put in a file's place is no regular file."""
-    try:
-        return Path(name).exists() and not Path(name).is_dir()
-    except OSError:
-        # No file can have such a name.
-        return False
+    # Those of Path raise OSError where no file can have such a name.
+    return os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112
 
 
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
