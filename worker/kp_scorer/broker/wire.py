@@ -40,7 +40,7 @@ _PARSED: Final = "parsed"
 _VALUES_AROUND: Final = 100
 """Values that the body of a task message has besides the trace: lists of arguments, and Celery's options for callbacks."""
 _BYTES_AROUND: Final = 65_536
-"""Bytes that it may have besides the trace."""
+"""Bytes that it may have besides the trace, and an envelope besides its body."""
 _MOST_ENVELOPE_VALUES: Final = 1_000
 """An envelope has some forty values, and its body is one of them."""
 _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
@@ -111,6 +111,9 @@ def open_item(item: bytes) -> ListItem:
     body, encoding = message["body"].encode("utf-8", "surrogatepass"), message["properties"].get("body_encoding")
     if not body or encoding not in (None, "", "base64"):
         raise ValueError("an envelope without a body, or with one in an unknown encoding")
+    # What is in flight is bounded by the bytes of bodies. JSON escapes may make one longer than it is.
+    if len(item) - len(body) > _BYTES_AROUND and len(json.dumps({**message, "body": ""}, ensure_ascii=False)) > _BYTES_AROUND:
+        raise ValueError("an envelope with too much around its body")
     if encoding == "base64":
         # By default, characters that are no base64 are skipped, and their bytes lost.
         body = base64.b64decode(body, validate=True)
@@ -185,8 +188,6 @@ def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[s
     headers = message.headers
     try:
         _, payload, is_plain = _parse(message, limits)
-        # Parsed, a body takes ten times its size: a message in flight does not hold it beside its trace.
-        del message.properties[_PARSED]
     except InvalidTrace:
         # It is not parsed, so only its headers and its first byte show whether it is a submission.
         if headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in headers or _may_be_object(message)):
@@ -229,13 +230,14 @@ def _parse(message: Any, limits: Limits) -> tuple[bytes, Any, bool]:
     A trace has a ``task`` too, which is an object where a call has a name, and may have any fields beside its own; but no call
     has a trace's type.
     """
+    # Parsed, a body takes ten times its size: a message in flight does not hold it, whatever it is.
+    payload = message.properties.pop(_PARSED, None)
     body = _bounded_body(message, limits)
-    if _PARSED not in message.properties:
+    if payload is None:
         try:
-            message.properties[_PARSED] = json.loads(body.decode("utf-8"))
+            payload = json.loads(body.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"body: expected JSON ({type(error).__name__})") from None
-    payload = message.properties[_PARSED]
     if not isinstance(payload, dict) or "task" in message.headers:
         return body, payload, False
     is_call = payload.keys() & {"args", "kwargs"} or isinstance(payload.get("task"), str)
