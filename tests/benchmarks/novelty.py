@@ -61,12 +61,13 @@ def main() -> None:
     rows: list[Row] = []
     for name, embedder in embedders.items():
         say(name)
+        vectors = _vectors(embedder, traces)
         rows.append(
             {
                 "benchmark": "novelty",
                 "by": name,
-                **_of_tasks(embedder, traces),
-                **_of_changed(embedder, traces),
+                **_of_tasks(traces, vectors),
+                **_of_changed(embedder, traces, vectors),
                 "embedded_per_s": median(len(traces) / each[name] for each in passes),
                 "ratio": median(each["trace"] / each[name] for each in passes),
             }
@@ -94,8 +95,8 @@ def _seconds_of(embedders: Mapping[str, Embedder], traces: Sequence[ReasoningTra
     return seconds
 
 
-def _of_tasks(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Row:
-    novelty, is_repeat = _novelty(_vectors(embedder, traces)), _is_repeat(_tasks_of(traces))
+def _of_tasks(traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:
+    novelty, is_repeat = _novelty(vectors), _is_repeat(_tasks_of(traces))
     firsts, repeats = novelty[~is_repeat], novelty[is_repeat]
     return {
         "separated": _area(firsts, repeats),
@@ -106,8 +107,7 @@ def _of_tasks(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Row:
     }
 
 
-def _of_changed(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Row:
-    vectors = _vectors(embedder, traces)
+def _of_changed(embedder: Embedder, traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:
     is_repeat = _is_repeat([trace.task.objective for trace in traces])
     novelty = _novelty(vectors)
     copies = [1 - (vectors * _vectors(embedder, some)).sum(axis=1) for some in zip(*map(_edited, traces), strict=True)]
