@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 from click.testing import CliRunner
 from kp_scorer.cli.main import commands
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
 from tests.support.commands import COMMAND, run, run_in_shell
@@ -173,12 +173,6 @@ def test_audit_agrees_and_exits_1_once_a_decision_is_altered(at_worker: dict[str
     assert done.returncode == 1
     (difference,) = rows(done.stdout)
     assert (difference["trace_id"], difference["decided"]) == (trace["id"], 0.987)
-
-
-def test_audit_reports_that_there_is_no_log(settings: Settings) -> None:
-    done = run("audit", **as_environment(settings))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "nothing was checked: there is no novelty log" in done.stderr
 
 
 def test_dead_letters_are_listed_shown_replayed_and_dropped(at_worker: dict[str, str]) -> None:

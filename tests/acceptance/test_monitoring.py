@@ -32,7 +32,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.commands import COMMAND, run
 from tests.support.documents import anchors_of, lines_of
 from tests.support.processes import FAST_WORKER, free_port, launch_worker, start_worker, wait_until
-from tests.support.prometheus import DASHBOARD, RULES, program, running_prometheus, samples_of, values_of
+from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running_prometheus, samples_of, values_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples
@@ -111,7 +111,7 @@ def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
     leader, terminal = pty.openpty()
     variables = os.environ | {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url, "TERM": "xterm"}
     process = subprocess.Popen(
-        [*COMMAND, "top", "--every", "0.5"],
+        [*COMMAND, "top"],
         stdin=terminal,
         stdout=subprocess.PIPE,
         stderr=terminal,
@@ -231,11 +231,15 @@ METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
 
 
 @pytest.fixture(scope="module")
-def metric_names() -> set[str]:
+def exposed() -> Samples:
     metrics = Metrics(())
     metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, 0.0))
-    samples = samples_of(generate_latest(metrics.registry).decode())
-    return {name.partition("{")[0] for name in samples}
+    return samples_of(generate_latest(metrics.registry).decode())
+
+
+@pytest.fixture(scope="module")
+def metric_names(exposed: Samples) -> set[str]:
+    return {name.partition("{")[0] for name in exposed}
 
 
 def promtool(*arguments: str) -> str:
@@ -252,6 +256,11 @@ def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> No
     assert named - metric_names == set()
     # What nobody looks at need not be shown.
     assert {name for name in metric_names if name.startswith("kp_scorer_") and _is_unseen(name, named)} == set()
+
+
+def test_the_dashboard_asks_for_buckets_that_exist(exposed: Samples) -> None:
+    buckets = re.findall(r"kp_scorer_\w+_bucket\{le=[^}]+\}", DASHBOARD.read_text("utf-8").replace('\\"', '"'))
+    assert set(buckets) == {'kp_scorer_processing_seconds_bucket{le="0.1"}'} & exposed.keys()
 
 
 def _is_unseen(name: str, named: set[str]) -> bool:

@@ -1,6 +1,5 @@
 """A trace goes onto a queue, a worker in its own process scores it, a decision comes out."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ from kp_scorer.broker.results import open_results
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.errors import TraceDead
 from kp_scorer.ledger import Store
 from kp_scorer.offline import offline_decider
 from kp_scorer.settings import Settings
@@ -119,24 +117,10 @@ def test_the_result_of_an_unparsed_message_is_its_error(foreign: Celery) -> None
     assert result.get(timeout=30) == {"trace_id": "", "state": "dead", "reason": "invalid", "detail": detail}
 
 
-@pytest.mark.usefixtures("shared_worker")
-def test_an_oversized_submission_gets_an_error_and_one_dead_letter(shared_settings: Settings, shared_store: Store) -> None:
-    (payload,) = fresh_samples(1)
-    payload["steps"] = [{"step_id": number, "type": "thought", "content": "\u00e9" + "x" * 90_000} for number in range(20)]
-    with Client(shared_settings.model_copy(update={"limits": Limits(message_bytes=2**21)})) as generous:
-        generous.submit(payload)
-        with pytest.raises(TraceDead, match="at most 1048576 bytes"):
-            generous.wait(payload["id"], timeout_s=30)
-    (dead_letter,) = [dead_letter for dead_letter in _dead_letters(shared_store) if dead_letter["trace_id"] == payload["id"]]
-    assert json.loads(dead_letter["payload"]) == payload
-
-
 @pytest.mark.parametrize(
     ("case", "args", "detail"),
     [
-        ("no argument", [], "only argument"),
         ("two arguments", [{}, {}], "only argument"),
-        ("a string", [SECRET], "JSON object"),
         ("a number where text belongs", "objective", "task.objective"),
         ("a 10 MB trace", "huge", "at most 1048576 bytes"),
         ("a deep trace", "deep", "steps.0.input"),
@@ -171,10 +155,7 @@ def test_a_malformed_submission_becomes_a_dead_letter_with_its_reason_and_bytes(
         ("score_trace", SECRET, "expected JSON"),
         ("score_trace", "[" * 20_000, "expected JSON"),
         (None, "[" * 100_000, "expected score_trace"),
-        ("score_trace", "[]", "expected a list and an object"),
-        ("score_trace", "7", "expected a list and an object"),
         ("score_trace", '[[], "kwargs", {}]', "expected a list and an object"),
-        ("score_trace", "[{}, [], null]", "expected a list and an object"),
         ("other_task", f'[["{SECRET}"], {{}}, {{}}]', "expected score_trace"),
         (None, f'{{"{SECRET}": 1, "args": []}}', "expected score_trace"),
     ],

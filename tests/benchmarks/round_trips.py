@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import redis
 from kp_scorer.decider import Decider, NoveltyMeter
-from kp_scorer.embedding import TRACE
+from kp_scorer.embedding import TRACE, PlainEmbedder
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.ledger import RedisLedger, RedisLog
 from kp_scorer.ledger.keys import Keys
@@ -33,15 +33,13 @@ _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
 _LEASE_MS: Final = int(WorkerSettings().decision_timeout_s * 1_000)
 
 
-class RandomEmbedder:
+class RandomEmbedder(PlainEmbedder):
     """Random unit vectors, as large as the default model's."""
 
     name = "random"
-    engine = "python"
     space = "benchmark"
     dimensions = 384
     recipe = TRACE
-    tokens_embedded = 0
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         vectors = np.random.default_rng().standard_normal((len(texts), self.dimensions), np.float32)

@@ -32,8 +32,8 @@ def test_a_panic_ends_the_process_and_another_decides(arena: Arena, unhealthy_fr
             wait_until(lambda: fleet.ends)
             arena.finish(fleet, submitted)
             assert fleet.ends == [EXIT_CODE]
-    assert [(line["thread"], line["error"]) for line in unhealthy.events("thread_died")] == [("preparer", "Panic")]
-    assert [line["stalled"] for line in unhealthy.events("worker_stalled")] == ["preparer"]
+    assert [(line["thread"], line["error"]) for line in unhealthy.events("thread_died")] == [("stream-0", "Panic")]
+    assert [line["stalled"] for line in unhealthy.events("worker_stalled")] == ["stream-0"]
     assert "unwrap" not in unhealthy.text(), "the message of an error may quote a trace"
 
 

@@ -1,15 +1,12 @@
 """Messages that become dead letters: which submission each is, and how it is shown."""
 
-import hashlib
 import json
 import pickle
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import redis
 from click.testing import CliRunner
 from kombu.message import Message
 from kp_scorer.broker.celery_app import make_celery
@@ -20,15 +17,13 @@ from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_json
-from kp_scorer.ledger import DeadLetter, Identity, Store, Submission, SubmissionCounts, Tally, Verdict
+from kp_scorer.ledger import Identity, Store, Submission, SubmissionCounts, Tally, Verdict
 from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision_on, minimal_payload
 from tests.support.changed_settings import SettingsWith
 from tests.support.outcomes import published
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
-from tests.support.traces import fresh_samples
 
 TRACE_ID: Final = "kp:trace:minimal"
 STRICT: Final = Limits(steps=1)
@@ -279,52 +274,3 @@ def test_a_message_that_is_no_decision_becomes_a_dead_letter_and_blocks_no_other
         assert {(letter.reason, letter.detail) for letter in letters} == {
             ("malformed", f"queue {queue.name}: expected a decision")
         }
-
-
-NO_IDS: Final = (
-    "kp:trace:é",
-    "kp:trace:a b",
-    "kp:trace:a\n",
-    "kp:trace:\x1b[2J",
-    "kp:trace:\0",
-    "kp:trace:" + "x" * 192,
-    "x",
-    "",
-)
-
-
-@pytest.fixture
-def letters(settings: Settings, store: Store, tmp_path: Path) -> dict[str, DeadLetter]:
-    """The dead letters that a worker made of messages with these ids, by the id in them."""
-    (trace,) = fresh_samples(1)
-    with make_celery(settings) as app, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
-        for wrong in NO_IDS:
-            app.send_task("score_trace", args=[trace | {"id": wrong}], task_id=wrong or None)
-        wait_until(lambda: store.ledger.counts().dead == len(NO_IDS))
-
-    def id_in(letter: DeadLetter) -> Any:
-        return json.loads(store.dead_letters.payload(letter.letter_id))["id"]
-
-    return {id_in(letter): letter for letter in store.dead_letters.read()}
-
-
-def test_the_dead_letter_of_an_invalid_id_names_no_trace(letters: dict[str, DeadLetter]) -> None:
-    assert letters.keys() == set(NO_IDS)
-    for letter in letters.values():
-        assert (letter.reason, letter.trace_id) == ("invalid", "")
-        assert letter.detail.startswith("id: ")
-
-
-def test_the_result_of_a_poisonous_message_is_its_error(
-    settings: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
-) -> None:
-    (trace,) = fresh_samples(1)
-    with make_celery(settings) as caller:
-        result = caller.send_task(TASK_NAME, args=[trace], queue=settings.queues.traces, ignore_result=False)
-        item: Any = redis_client.lindex(settings.queues.traces, 0)
-        redis_client.hset("traces.deliveries", hashlib.sha1(item).hexdigest(), str(settings.broker.delivery_limit))
-        with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
-            detail = f"delivered {settings.broker.delivery_limit} times, and no worker came to an end with it"
-            assert result.get(timeout=30) == {"trace_id": "", "state": "dead", "reason": "poison", "detail": detail}
-    (letter,) = store.dead_letters.read()
-    assert (letter.reason, letter.trace_id, letter.detail) == ("poison", trace["id"], detail)

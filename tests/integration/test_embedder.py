@@ -175,7 +175,7 @@ def test_without_embedder_there_is_none() -> None:
 
 
 def test_a_directory_without_a_model_is_refused_by_its_name() -> None:
-    with pytest.raises(SettingsError, match=r"^embedding\.model: /tmp is not the directory"):
+    with pytest.raises(SettingsError, match=r"^embedding\.model: the directory /tmp is not that of a sentence-tr"):
         select_embedder(EmbeddingSettings(model="/tmp"))
 
 

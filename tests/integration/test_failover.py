@@ -5,12 +5,9 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-import redis
-from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
@@ -61,22 +58,6 @@ def test_an_idle_worker_and_a_client_follow_to_the_new_primary(pair: Pair, tmp_p
         pair.hand_over()
         client.wait(client.submit(after), timeout_s=30)
     assert {decision["trace_id"] for decision in published(pair.settings)} == {before["id"], after["id"]}
-
-
-def test_results_that_are_asked_for_are_stored_on_the_new_primary(pair: Pair, tmp_path: Path) -> None:
-    before, after = short_traces(2, seed=3)
-    with start_worker(pair.settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, make_celery(pair.settings) as app:
-
-        def is_stored(trace: dict[str, Any]) -> bool:
-            task_id = app.send_task(TASK_NAME, args=[trace], ignore_result=False).id
-            # Its own connections of the asking app may lead anywhere.
-            with redis.Redis.from_url(pair.settings.redis.url) as client:
-                return wait_until(lambda: bool(client.exists(f"celery-task-meta-{task_id}")), 20)
-
-        assert is_stored(before)
-        pair.hand_over()
-        assert is_stored(after)
-    assert worker.events("result_not_stored") == []
 
 
 def test_no_trace_in_flight_is_lost_at_a_failover(pair: Pair, tmp_path: Path) -> None:

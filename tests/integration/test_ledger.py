@@ -88,18 +88,6 @@ def test_ids_are_found_by_their_beginning_whatever_characters_they_have(ledger: 
     assert len(ledger.ids_with_prefix("kp:trace:a", 2) or ()) == 2
 
 
-def test_all_decisions_are_read_and_nothing_else(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
-    ids = [f"kp:trace:{number}" for number in range(1_200)]
-    for some in (ids[:600], ids[600:]):
-        ledger.acquire([Identity(trace_id, DIGEST) for trace_id in some])
-    ledger.commit([verdict(trace_id) for trace_id in ids[:1_100]])
-
-    decided = list(ledger.all_decided())
-
-    assert sorted(each.decision.trace_id for each in decided) == sorted(ids[:1_100])
-    assert {each.digest for each in decided} == {DIGEST}
-
-
 def test_a_user_without_scan_resolves_only_the_ids_it_can_see(redis_client: redis.Redis, settings: Settings) -> None:
     redis_client.acl_setuser("no-scan", True, passwords=["+secret"], keys=["*"], categories=["+@all"], commands=["-scan"])
     url = f"redis://no-scan:secret@{settings.redis.url.partition('@')[2]}"

@@ -74,17 +74,15 @@ def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Callable[[
 def test_the_longest_text_is_the_models_own(tiny: Tiny) -> None:
     model = files(tiny)
     assert model.max_tokens == {"bert": 128, "mpnet": 100, "roberta": 128, "modernbert": 700}[model.name]
-    embedder = on_torch(tiny)
-    embedder.embed(TEXTS[-1:])
-    assert embedder.tokens_embedded == model.max_tokens
+    assert on_torch(tiny).tokenize(TEXTS[-1]).tokens == model.max_tokens
 
 
 def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
     embedder = select_embedder(EmbeddingSettings(embedder="torch", model=str(tiny.directory)), "asked_and_did")
     assert embedder
-    embedder.embed(["tree " * 2_000 + "\x1e" + "river " * 2_000])
+    tokenized = embedder.tokenize("tree " * 2_000 + "\x1e" + "river " * 2_000)
     parts = RECIPES["asked_and_did"].parts
-    assert embedder.tokens_embedded == sum(min(part.max_tokens or 0, files(tiny).max_tokens) for part in parts)
+    assert tokenized.tokens == sum(min(part.max_tokens or 0, files(tiny).max_tokens) for part in parts)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Neighbours in Redis and in the environment: who takes our keys, Celery's variables, those of Kubernetes."""
+"""Neighbours in Redis and in the environment: who takes our keys, and Celery's variables."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,9 @@ import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
-from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store, SubmissionCounts
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, start_worker, wait_until
@@ -98,32 +97,15 @@ STRAY = {
 OF_THE_COMMAND = {"BROKER_URL": NOWHERE, "RESULT_BACKEND": NOWHERE, "CONFIG_MODULE": "no.such.module", "APP": "no.such.app"}
 """What the command ``celery`` reads."""
 
-LINKS = {
-    "KP_REDIS_SERVICE_HOST": "10.0.0.1",
-    "KP_REDIS_SERVICE_PORT": "6379",
-    "KP_REDIS_SERVICE_PORT_TLS": "6380",
-    "KP_REDIS_PORT": "tcp://10.0.0.1:6379",
-    "KP_REDIS_PORT_6379_TCP": "tcp://10.0.0.1:6379",
-    "KP_REDIS_PORT_6379_TCP_PROTO": "tcp",
-    "KP_REDIS_PORT_6379_TCP_PORT": "6379",
-    "KP_REDIS_PORT_6379_TCP_ADDR": "10.0.0.1",
-    "KP_SCORER_SERVICE_HOST": "10.0.0.2",
-    "KP_SCORER_PORT": "tcp://10.0.0.2:80",
-    "KP_SERVICE_HOST": "10.0.0.3",
-    "KP_PORT": "udp://10.0.0.3:53",
-}
-"""What Kubernetes sets where services are called kp-redis, kp-scorer and kp."""
-
 
 def test_a_worker_and_its_clients_connect_where_our_settings_say(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (STRAY | LINKS).items():
+    for name, value in STRAY.items():
         monkeypatch.setenv(name, value)
     unscored = with_changed(settings, embedding__embedder="none")
-    variables = OF_THE_COMMAND | LINKS
     with (
-        start_worker(unscored, tmp_path / "worker.log", command=KP_SCORER_WORKER, variables=variables) as worker,
+        start_worker(unscored, tmp_path / "worker.log", command=KP_SCORER_WORKER, variables=OF_THE_COMMAND) as worker,
         Client(settings) as client,
         make_celery(settings) as app,
     ):
@@ -152,43 +134,3 @@ def test_celerys_command_runs_the_worker_and_takes_no_options_from_variables(
             assert report.node.partition("@")[0] == f"scorer-{worker.process.pid}"
     (warning,) = worker.events("celery_variables_ignored")
     assert set(warning["variables"]) == variables.keys()
-
-
-def test_links_of_services_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in LINKS.items():
-        monkeypatch.setenv(name, value)
-    assert load_settings() == Settings()
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"KP_REDIS_PORT": "6379"},
-        {"KP_REDIS_PORT": "tcp://10.0.0.1:6379"},
-        {"KP_REDIS_SERVICE_HOST": "10.0.0.1"},
-        {"KP_REDIS_SERVICE_PORT": "6379"},
-        {"KP_REDIS_PORT_6379_TCP_ADDR": "10.0.0.1"},
-        {"KP_SCORER_SERVICE_HOST": "10.0.0.2"},
-        LINKS | {"KP_REDIS_URLS": "redis"},
-        LINKS | {"KP_REDIS_PORTS": "redis"},
-        LINKS | {"KP_REDISS_PORT": "redis"},
-        LINKS | {"KP_REDIS_PORT_6379": "redis"},
-        LINKS | {"KP_BROKER_PORT": "redis"},
-    ],
-)
-def test_misspelt_settings_alone_or_beside_links_are_refused(changed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in changed.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match="no setting has this name"):
-        load_settings()
-
-
-@pytest.mark.parametrize("command", [KP_SCORER_WORKER, CELERY], ids=["kp-scorer", "celery"])
-def test_a_worker_reads_its_urls_from_files(command: tuple[str, ...], settings: Settings, tmp_path: Path) -> None:
-    file = tmp_path / "url"
-    file.write_text(f"{settings.broker.url}\n", "utf-8")
-    unnamed = Settings.model_validate({"embedding": {"embedder": "none"}})
-    variables = {"KP_BROKER_URL_FILE": str(file), "KP_REDIS_URL_FILE": str(file)}
-    (trace,) = fresh_samples(1)
-    with start_worker(unnamed, tmp_path / "worker.log", command=command, variables=variables), Client(settings) as client:
-        assert client.wait(client.submit(trace), timeout_s=30).trace_id == trace["id"]

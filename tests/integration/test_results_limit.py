@@ -1,7 +1,5 @@
 """Results queues: while nobody reads them, workers stop consuming and lose nothing; what is to be reviewed has its own."""
 
-import json
-import subprocess
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -16,10 +14,9 @@ from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
 
 from tests.support.changed_settings import SettingsWith, with_changed
-from tests.support.commands import run
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ
@@ -74,19 +71,6 @@ def test_a_worker_that_waits_for_room_drains_at_once(limited: Settings, tmp_path
         wait_until_read(limited, traces.keys() - read)
 
 
-def test_stats_name_the_full_queue(limited: Settings, tmp_path: Path) -> None:
-    file = tmp_path / "traces.jsonl"
-    file.write_text("\n".join(map(json.dumps, short_traces(TRACES, seed=11))))
-    with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER):
-        waited = kp_scorer(limited, "submit", str(file), "--wait", "--timeout", "4")
-        # Decided, and not published, what is in flight counts as pending no more.
-        stats = json.loads(kp_scorer(limited, "stats").stdout)
-    name = limited.queues.rejected
-    assert "still pending after 4 s; see `kp-scorer doctor`" in waited.stderr
-    assert (stats["full"], stats["dropped"]) == ([name], {})
-    assert stats["waiting"][name] >= LIMIT
-
-
 def wait_until_read(settings: Settings, trace_ids: Collection[str]) -> None:
     """Read decisions until exactly these traces have one."""
     read: set[str] = set()
@@ -96,10 +80,6 @@ def wait_until_read(settings: Settings, trace_ids: Collection[str]) -> None:
         return read == set(trace_ids)
 
     wait_until(all_read)
-
-
-def kp_scorer(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return run(*arguments, **as_environment(settings))
 
 
 def test_reviewed_decisions_have_a_queue_of_their_own(on_broker: SettingsWith, tmp_path: Path) -> None:

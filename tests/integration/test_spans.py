@@ -150,35 +150,6 @@ def test_a_collector_that_hangs_delays_no_decision(
     assert collected.spans() == []
 
 
-@pytest.mark.parametrize("signal_name", ["", "TRACES_"])
-def test_a_provider_of_credentials_is_used(
-    settings: Settings, collector: tuple[Collector, dict[str, str]], tmp_path: Path, signal_name: str
-) -> None:
-    collected, variables = collector
-    (tmp_path / "shop.py").write_text(
-        "import requests\n\ndef session():\n"
-        "    made = requests.Session()\n    made.headers['Authorization'] = 'Bearer of the shop'\n    return made\n"
-    )
-    (tmp_path / "shop-1.dist-info").mkdir()
-    (tmp_path / "shop-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1\n")
-    points = "[opentelemetry_otlp_credential_provider]\nshop = shop:session\n"
-    (tmp_path / "shop-1.dist-info" / "entry_points.txt").write_text(points)
-    variables |= {"PYTHONPATH": str(tmp_path), f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal_name}CREDENTIAL_PROVIDER": "shop"}
-    started = start_worker(
-        with_changed(settings, otel__enabled=True), tmp_path / "worker.log", command=FAST_WORKER, variables=variables
-    )
-    with started, Client(settings) as client:
-        client.submit_many(short_traces(1, seed=5))
-        wait_until(collected.spans)
-    assert collected.headers["Authorization"] == "Bearer of the shop"
-
-
-def test_a_provider_of_credentials_that_is_missing_is_an_error_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "nobody")
-    with pytest.raises(SettingsError, match=r"^OTEL_.*nobody"):
-        open_recorder(Destination("redis", "traces"), "me")
-
-
 def test_the_context_goes_with_a_decision_by_whatever_way(settings: Settings, redis_client: redis.Redis) -> None:
     mixed = with_changed(settings, results__accepted_via="stream", results__rejected_via="task", results__task="shop.decided")
     streamed, called = decision("kp:trace:1", score=0.9), decision("kp:trace:3")

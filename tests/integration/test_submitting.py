@@ -207,8 +207,3 @@ def test_a_server_that_falls_silent_half_way_ends_the_call_and_all_may_be_submit
 
         wait_until(again)
     assert store.ledger.counts().pending == 350
-
-
-def test_the_timeout_is_for_all_portions_together(settings: Settings) -> None:
-    with Client(settings) as client, pytest.raises(ServiceUnavailable, match=r"no answer within 0\.05 s"):
-        client.submit_many(short_traces(2_000, seed=8), timeout_s=0.05)

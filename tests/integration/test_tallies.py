@@ -5,21 +5,18 @@ from typing import Any, Final
 
 import pytest
 import redis
-from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import CommitResult, RedisLedger, Tally, Verdict
+from kp_scorer.ledger import RedisLedger, Tally, Verdict
 from kp_scorer.ledger.keys import Keys
 
 from tests.support.builders import decision_on
 from tests.support.traces import new_id
 
-DIGEST: Final = b"a" * 16
-OTHER_DIGEST: Final = b"b" * 16
 MOST_NAMES: Final = 1_000
 
 
-def verdict(tally: Tally, trace_id: str = "", digest: bytes = DIGEST, entry: str = "") -> Verdict:
-    return Verdict(trace_id or new_id(), digest, decision_on("kp:trace:one"), entry, tally)
+def verdict(tally: Tally) -> Verdict:
+    return Verdict(new_id(), b"a" * 16, decision_on("kp:trace:one"), "", tally)
 
 
 @pytest.fixture
@@ -36,28 +33,6 @@ def store_all(ledger: RedisLedger, *tallies: Tally) -> None:
 def unnamed(*domains: str) -> Sequence[Tally]:
     """Tallies of domains that no settings name."""
     return [Tally(domain, False) for domain in domains]
-
-
-def test_only_what_is_stored_counts(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
-    tally = Tally("code", True)
-    first = verdict(tally)
-    ledger.commit([first])
-    assert ledger.commit([first]) == [CommitResult("stands", Decision.model_validate_json(first.decision))]
-    assert ledger.commit([verdict(tally, first.trace_id, OTHER_DIGEST)]) == [CommitResult("conflict")]
-    elsewhere = new_id()
-    redis_client.hset(keys.record(elsewhere), mapping={"digest": DIGEST, "entry": "7-2"})
-    assert ledger.commit([verdict(tally, elsewhere, entry="7-1")]) == [CommitResult("again")]
-    assert ledger.tallies().domains == {"code": 1}
-    redis_client.delete(keys.record(elsewhere))
-
-
-def test_a_forgotten_decision_stays_counted_and_counts_again_when_made_again(ledger: RedisLedger) -> None:
-    first = verdict(Tally("code", True))
-    ledger.commit([first])
-    ledger.erase(first.trace_id)
-    assert ledger.tallies().domains == {"code": 1}
-    ledger.commit([first])
-    assert ledger.tallies().domains == {"code": 2}
 
 
 def test_domains_are_counted_as_they_are_written(ledger: RedisLedger) -> None:

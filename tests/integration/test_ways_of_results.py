@@ -16,7 +16,7 @@ from amqp.exceptions import NotFound
 from click.testing import CliRunner, Result
 from kombu import Connection, Queue
 from kp_scorer import score_traces
-from kp_scorer.broker.backlog import look_at_backlog, unread
+from kp_scorer.broker.backlog import unread
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.cli.main import commands
@@ -375,36 +375,6 @@ def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redi
     redis_client.xgroup_create(name, "late", id="$")
     stream.publish(publications(made[:1]), 0)
     assert stream.count_unread() == 1
-
-
-def test_acknowledged_stream_entries_make_room(redis_client: redis.Redis, store: Store) -> None:
-    stream, name = store.decision_stream("decisions"), "decisions"
-    made = decisions(6)
-    redis_client.xgroup_create(name, GROUP, id="0", mkstream=True)
-    assert stream.publish(publications(made[:4]), 4) == (4, 4)
-    assert stream.publish(publications(made[4:6]), 4) == (0, 4)
-    delivered: Any = redis_client.xreadgroup(GROUP, "consumer", {name: ">"}, count=1)
-    redis_client.xack(name, GROUP, delivered[0][1][0][0])
-    assert stream.publish(publications(made[4:6]), 4) == (1, 4)
-    left: Any = redis_client.xrange(name)
-    assert [fields[b"trace_id"].decode() for _, fields in left] == [decision.trace_id for decision in made[1:5]]
-
-
-def test_counting_unread_streams_opens_no_connection_each_time(
-    settings: Settings, store: Store, redis_client: redis.Redis
-) -> None:
-    settings = with_changed(settings, **STREAM)
-    store.decision_stream(settings.queues.accepted).publish(publications(decisions(2)), 0)
-
-    def connected() -> int:
-        stats: Any = redis_client.info("stats")
-        return int(stats["total_connections_received"])
-
-    with make_celery(settings) as app:
-        assert look_at_backlog(app, settings, store).decisions == {settings.queues.accepted: 2, settings.queues.rejected: 0}
-        before = connected()
-        look_at_backlog(app, settings, store)
-    assert connected() == before
 
 
 def test_a_worker_does_not_start_on_a_list_named_as_its_stream(

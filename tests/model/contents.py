@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from kp_scorer.broker.wire import as_bytes, trace_id_of
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding import TRACE
+from kp_scorer.embedding import TRACE, PlainEmbedder
 from kp_scorer.embedding.embedder import Vector, Vectors
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
@@ -108,15 +108,13 @@ class EmbeddingFailed(Exception):
     """What an embedder raises that fails."""
 
 
-class WordEmbedder:
+class WordEmbedder(PlainEmbedder):
     """Adds up a vector for each word, drawn by its hash."""
 
     name = "words"
-    engine = "python"
     space = "words"
     dimensions = DIMENSIONS
     recipe = TRACE
-    tokens_embedded = 0
 
     def __init__(self) -> None:
         self.fails = False

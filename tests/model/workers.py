@@ -1,10 +1,11 @@
-"""A worker process: what the task, the batcher and the decider do, one script at a time."""
+"""A worker process: what the consumer, the stages and the decider do, one script at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.decider import Decider, NoveltyMeter, Prepared, Resolved
+from kp_scorer.decider import Case, Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.scoring import Policy
@@ -12,12 +13,12 @@ from kp_scorer.trace import ReasoningTrace
 
 from tests.model.baton import Stretch, Violation
 from tests.model.contents import EmbeddingFailed, Payload, WordEmbedder
-from tests.model.reference_log import WINDOW
+from tests.model.reference_log import LARGEST_BATCH, WINDOW
 from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
 
 MAX_ATTEMPTS: Final = 2
 DELIVERY_LIMIT: Final = 2
-_PREPARED_AHEAD: Final = 2
+_MOST_LEASED: Final = 6
 
 
 @dataclass(eq=False)
@@ -44,11 +45,11 @@ class Ended(NamedTuple):
     end: Decision | DeadEnd
 
 
-class Batch(NamedTuple):
-    """Messages that are decided together."""
+class Leased(NamedTuple):
+    """A message whose trace this worker decides."""
 
-    messages: Sequence[Message]
-    prepared: Prepared
+    message: Message
+    case: Case
 
 
 class Worker:
@@ -65,8 +66,8 @@ class Worker:
         self.in_flight: list[Message] = []
         self.waiting: list[Message] = []
         self.alone: list[Message] = []
-        self.prepared: list[Batch] = []
-        self.finishing: tuple[Batch, Stretch[list[Resolved | None]]] | None = None
+        self.ready: list[Leased] = []
+        self.finishing: tuple[list[Leased], Stretch[None]] | None = None
         self.ended: list[Ended] = []
         self.is_hopeless = False
 
@@ -94,67 +95,73 @@ class Worker:
 
     def can_begin(self) -> bool:
         if self.alone:
-            return not self.prepared and self.finishing is None
-        return bool(self.waiting) and len(self.prepared) < _PREPARED_AHEAD
+            return not self.can_finish()
+        return bool(self.waiting) and len(self.ready) < _MOST_LEASED
 
     def begin(self, count: int, *, embedding_fails: bool) -> str:
-        """Prepare the next message that is to be tried alone, or up to ``count`` of those that wait."""
+        """Acquire and embed the next message that is to be tried alone, or up to ``count`` of those that wait."""
         alone = bool(self.alone)
         source = self.alone if alone else self.waiting
         messages = source[: 1 if alone else count]
         del source[: len(messages)]
         self.embedder.fails = embedding_fails
+        cases = self.decider.acquire([trace_in(message) for message in messages], alone=alone)
+        leased = [Leased(*each) for each in zip(messages, cases, strict=True)]
+        self._sort_out([each for each in leased if not each.case.is_claimed])
+        claimed = [each for each in leased if each.case.is_claimed]
+        note = f"{_named(messages)}, alone: {alone}"
         try:
-            self.prepared.append(
-                Batch(messages, self.decider.prepare([trace_in(message) for message in messages], alone=alone))
-            )
+            self.decider.embed([each.case for each in claimed], alone=alone)
         except EmbeddingFailed:
-            if len(messages) > 1:
-                self.alone += messages
-            else:
+            if alone:
                 self._dead_letter(messages[0], "scoring_failed", EmbeddingFailed.__name__)
-            return f"{_named(messages)}, alone: {alone}; embedding fails"
+            else:
+                self.alone += [each.message for each in claimed]
+            return f"{note}; embedding fails"
         except ServiceUnavailable:
             # The process gives back what it has and ends.
             self.is_hopeless = True
-        return f"{_named(messages)}, alone: {alone}"
+        else:
+            self.ready += claimed
+        return note
 
     def can_finish(self) -> bool:
-        return bool(self.prepared) or self.finishing is not None
+        return bool(self.ready) or self.finishing is not None
 
     def finish(self, *, fails: bool) -> str:
-        """Run one more script of finishing the batch that is first; or let it fail, as in an outage."""
+        """Run one more script of finishing what was ready first; or let it fail, as in an outage."""
         if self.finishing is None:
-            batch = self.prepared.pop(0)
-            self.finishing = batch, Stretch(_finishing(self.decider, batch.prepared))
-        batch, stretch = self.finishing
-        note = f"{_named(batch.messages)}: {stretch.next_call or 'nothing to do'}{' fails' if fails else ''}"
+            group, self.ready = self.ready[:LARGEST_BATCH], self.ready[LARGEST_BATCH:]
+            self.finishing = group, Stretch(partial(self.decider.finish, [each.case for each in group]))
+        group, stretch = self.finishing
+        named = _named([each.message for each in group])
+        note = f"{named}: {stretch.next_call or 'nothing to do'}{' fails' if fails else ''}"
         if not stretch.is_done:
             stretch.run_on(ServiceUnavailable("outage") if fails else None)
         if stretch.is_done:
             self.finishing = None
-            self._sort_out(batch, stretch)
+            if isinstance(stretch.error, ServiceUnavailable):
+                # The worker holds on to the messages and tries again.
+                self.waiting += [each.message for each in group]
+            elif stretch.error is not None:
+                raise Violation(f"finishing failed: {stretch.error!r}") from stretch.error
+            else:
+                self._sort_out(group)
         return note
 
-    def _sort_out(self, batch: Batch, stretch: Stretch[list[Resolved | None]]) -> None:
-        if isinstance(stretch.error, ServiceUnavailable):
-            # The task holds on to its message and tries again.
-            self.waiting += batch.messages
-            return
-        if stretch.error is not None or stretch.result is None:
-            raise Violation(f"finishing failed: {stretch.error!r}") from stretch.error
-        for message, resolved in zip(batch.messages, stretch.result, strict=True):
-            match resolved:
+    def _sort_out(self, ended: Sequence[Leased]) -> None:
+        for message, case in ended:
+            match case.resolved:
                 case None:
                     self.alone.append(message)
                 case TraceHeld():
                     self.waiting.append(message)
                 case TraceConflict():
                     self._dead_letter(message, "conflict", "the id is taken")
-                case TraceDead():
-                    self._dead_letter(message, resolved.reason, resolved.detail)
-                case _:
-                    self.ended.append(Ended(message, resolved))
+                case TraceDead() as dead:
+                    self._dead_letter(message, dead.reason, dead.detail)
+                case decision:
+                    self.ended.append(Ended(message, decision))
 
     def _dead_letter(self, message: Message, reason: Reason, detail: str) -> None:
         payload = message.payload
@@ -189,10 +196,6 @@ class Worker:
 def trace_in(message: Message) -> ReasoningTrace:
     assert message.payload.trace
     return message.payload.trace
-
-
-def _finishing(decider: Decider, prepared: Prepared) -> Callable[[], list[Resolved | None]]:
-    return lambda: decider.finish(prepared)
 
 
 def _named(messages: Sequence[Message]) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 from celery.platforms import SecurityWarning
 from kp_scorer.app import create_app
-from kp_scorer.embedding import RECIPES
+from kp_scorer.embedding import RECIPES, PlainEmbedder
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.process.startup import LoadEmbedder
 from kp_scorer.settings import EmbeddingSettings, RecipeName, load_settings
@@ -37,12 +37,10 @@ class Panic(BaseException):
     """What a native library may raise; pyo3's is called PanicException."""
 
 
-class WordHashEmbedder:
+class WordHashEmbedder(PlainEmbedder):
     name = "word-hash"
-    engine = "python"
     space = "word-hash-1"
     dimensions = _DIMENSIONS
-    tokens_embedded = 0
 
     def __init__(self, settings: EmbeddingSettings, recipe: RecipeName) -> None:
         self.recipe = RECIPES[recipe]

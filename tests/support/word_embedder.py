@@ -5,19 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from kp_scorer.embedding import TRACE
+from kp_scorer.embedding import TRACE, PlainEmbedder
 from kp_scorer.embedding.embedder import Vectors
 
 
-class WordEmbedder:
+class WordEmbedder(PlainEmbedder):
     """Each dimension is the sign of a vote by the words' hashes, so that every similarity is exact in float32."""
 
     name = "words"
-    engine = "python"
     space = "words-1"
     dimensions = 64
     recipe = TRACE
-    tokens_embedded = 0
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -29,7 +29,6 @@ from kp_scorer.offline import score_traces
 from kp_scorer.settings import load_settings
 
 from tests.support.builders import minimal_payload
-from tests.support.paths import REFERENCE_TRACES
 
 A_FIFTH: Final = Target("accept", 0.2)
 HALF_GOOD: Final = Target("precision", 0.5)
@@ -236,14 +235,6 @@ def test_samples_resolve_aliases_of_now_before_those_of_the_decision() -> None:
     assert set(samples_of(decisions, {}, {"code": "finance"})) == {"fin", "finance", "plain"}
 
 
-def test_small_domains_that_keep_their_threshold_have_no_part_in_the_rest() -> None:
-    samples = {"large": sample(300), "x": sample(40, 2), "y": sample(30, 3), "own": sample(50, 4, at=0.9)}
-    calibration = calibrate(samples, A_FIFTH, {"own", "large", "absent"})
-    assert (calibration.other_domains.traces, calibration.other_domains_are_all) == (70, False)
-    assert (calibration.domains["own"].suggestion, calibration.domains["own"].lack) == (None, "too_few")
-    assert calibration.domains["large"].suggestion
-
-
 @pytest.mark.parametrize("small", [0, 20])
 def test_other_domains_are_all_if_the_small_ones_are_too_few_together(small: int) -> None:
     samples = {"large": sample(300)} | ({"small": sample(small, 1)} if small else {})
@@ -266,20 +257,3 @@ def test_only_labelled_traces_count_for_a_precision() -> None:
     # All are good, so all may be accepted.
     assert calibration.domains["some"].suggestion
     assert calibration.domains["some"].suggestion.threshold == 0
-
-
-def test_a_precision_that_no_threshold_has_is_out_of_reach() -> None:
-    calibration = calibrate({"bad": sample(300, label=BAD)}, HALF_GOOD)
-    assert (calibration.domains["bad"].suggestion, calibration.domains["bad"].lack) == (None, "out_of_reach")
-
-
-@pytest.mark.skipif(not REFERENCE_TRACES.is_dir(), reason=f"there are no real traces in {REFERENCE_TRACES}")
-def test_half_of_the_real_traces_predicts_how_many_of_the_other_half_are_accepted(expected_scores: dict[str, float]) -> None:
-    scores, rng = np.array(list(expected_scores.values())), np.random.default_rng(7)
-    off = []
-    for _ in range(300):
-        half, other_half = np.split(rng.permutation(scores), [len(scores) // 2])
-        threshold = threshold_for(Sample(half, np.full(len(half), UNLABELLED)), A_FIFTH)
-        assert threshold is not None
-        off.append(float((other_half >= threshold).mean()) - 0.2)
-    assert abs(np.mean(off)) < 0.01

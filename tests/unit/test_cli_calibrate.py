@@ -204,11 +204,6 @@ def test_number_of_labels_is_noted_unless_all_traces_have_one(file: Path, labels
     assert f"2 of {len(DECISIONS)} traces have a label" in run(file, "--accept", "20%", "--labels", labels).stderr
 
 
-def test_labels_are_json_lines(tmp_path: Path) -> None:
-    text = '{"trace_id": "kp:trace:1", "good": true}\n\n{"good": false, "trace_id": "kp:trace:2", "by": "me"}\n'
-    assert read_labels(written_to(tmp_path / "labels", text)) == {"kp:trace:1": True, "kp:trace:2": False}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -226,14 +221,6 @@ def test_wrong_label_is_named_with_its_line(tmp_path: Path, text: str, message: 
     (tmp_path / "labels").write_text(text)
     with pytest.raises(click.BadParameter, match=message):
         read_labels(tmp_path / "labels")
-
-
-def test_unreadable_file_of_labels_is_named(tmp_path: Path) -> None:
-    with pytest.raises(click.BadParameter, match="absent: No such file"):
-        read_labels(tmp_path / "absent")
-    (tmp_path / "latin").write_bytes("trace_id,good\nkp:é,true\n".encode("latin-1"))
-    with pytest.raises(click.BadParameter, match="latin: expected UTF-8"):
-        read_labels(tmp_path / "latin")
 
 
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs"]))

@@ -120,18 +120,6 @@ def test_wrong_commands_in_a_line_are_found(text: str, is_code: bool, problems: 
     assert list(wrong_commands(Line("README.md:1", text, is_code))) == problems
 
 
-@pytest.mark.parametrize(("span", "exists"), [("ledger/records.py", True), ("worker/nothing.py", False), ("common.lua", True)])
-def test_a_missing_file_is_found(span: str, exists: bool) -> None:
-    assert is_path(span)
-    assert is_there("README.md", span) == exists
-
-
-@pytest.mark.parametrize(("name", "exists"), [("novelty.max_elements", True), ("novelty.maximum", False)])
-def test_a_missing_setting_is_found(name: str, exists: bool) -> None:
-    ((section, field),) = SETTING.findall(name)
-    assert is_field(section, field) == exists
-
-
 def joined(document: str) -> Iterator[Line]:
     """The lines of a document, those of code that end in a backslash put together with the next."""
     continued: Line | None = None

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.embedding import RECIPES, TRACE, CheckedEmbedder, Embedder, select_embedder, usable_cores
+from kp_scorer.embedding import RECIPES, TRACE, CheckedEmbedder, Embedder, PlainEmbedder, select_embedder, usable_cores
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.embedding.text_embedder import group_by_length
-from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable
+from kp_scorer.errors import EmbedderUnhealthy
 from kp_scorer.settings import EmbeddingSettings, RecipeName
 
 from tests.support.builders import make_trace, step
@@ -22,12 +22,11 @@ from tests.support.builders import make_trace, step
 BAD: Final = "bad"
 
 
-class FailingEmbedder:
+class FailingEmbedder(PlainEmbedder):
     """The first unit vector for every text, unless it is told to fail."""
 
-    name, engine, space, dimensions = "one", "python", "one-1", 4
+    name, space, dimensions = "one", "one-1", 4
     recipe = TRACE
-    tokens_embedded = 0
 
     def __init__(self, fails_at: Callable[[str], bool] = BAD.__eq__, instead: Vectors | None = None) -> None:
         self.fails_at = fails_at
@@ -46,31 +45,31 @@ class FailingEmbedder:
         return np.tile(self.instead, (len(texts), 1))
 
 
-def fails(checked: CheckedEmbedder, *texts: str, retry: bool = False) -> Exception:
+def fails(checked: CheckedEmbedder, *texts: str, alone: bool = False) -> Exception:
     with pytest.raises(Exception) as caught:  # noqa: PT011  # which one it is says the caller
-        checked.embed(texts, retry=retry)
+        checked.embed(texts, alone=alone)
     return caught.value
 
 
 def fails_as_batch(checked: CheckedEmbedder, count: int) -> list[Exception]:
     """Embed a batch that fails, then its members one by one, as the batcher does."""
-    return [fails(checked, *[BAD] * count), *(fails(checked, BAD, retry=True) for _ in range(count))]
+    return [fails(checked, *[BAD] * count), *(fails(checked, BAD, alone=True) for _ in range(count))]
 
 
 def test_text_is_at_fault_if_it_fails_alone_and_the_probe_passes() -> None:
     checked = CheckedEmbedder(FailingEmbedder())
     assert isinstance(fails(checked, "good", BAD), RuntimeError)
-    assert isinstance(fails(checked, BAD, retry=True), RuntimeError)
-    assert len(checked.embed(["good"], retry=True)) == 1
+    assert isinstance(fails(checked, BAD, alone=True), RuntimeError)
+    assert len(checked.embed(["good"], alone=True)) == 1
 
 
 def test_embedder_that_fails_at_the_probe_is_unhealthy_and_not_used_again() -> None:
     embedder = FailingEmbedder(lambda text: True)
     checked = CheckedEmbedder(embedder)
     assert not isinstance(fails(checked, "a", "b"), EmbedderUnhealthy)
-    assert isinstance(fails(checked, "a", retry=True), EmbedderUnhealthy)
+    assert isinstance(fails(checked, "a", alone=True), EmbedderUnhealthy)
     calls = embedder.calls
-    assert isinstance(fails(checked, "b", retry=True), EmbedderUnhealthy)
+    assert isinstance(fails(checked, "b", alone=True), EmbedderUnhealthy)
     assert isinstance(fails(checked, "c", "d"), EmbedderUnhealthy)
     assert embedder.calls == calls
 
@@ -118,11 +117,6 @@ def test_the_probe_is_longer_than_a_model_reads() -> None:
     embedder = FailingEmbedder(lambda text: True)
     fails(CheckedEmbedder(embedder), BAD)
     assert len(embedder.last.split()) > 512
-
-
-def test_unhealthy_embedder_is_an_outage_with_an_exit_code_of_its_own() -> None:
-    assert issubclass(EmbedderUnhealthy, ServiceUnavailable)
-    assert EmbedderUnhealthy.exit_code == 4
 
 
 def cgroup(directory: Path, files: dict[str, str]) -> Path:

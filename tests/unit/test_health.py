@@ -95,12 +95,6 @@ def test_health_accepts_only_the_answer_of_a_worker(answer: bytes) -> None:
         assert asked(KP_METRICS_PORT=port)[1]["reasons"] == [f"what answers on port {port} is no worker"]
 
 
-@pytest.mark.parametrize("port", ["0", "many", "65536"])
-def test_health_needs_a_port(port: str) -> None:
-    done = CliRunner().invoke(health, [], env={"KP_METRICS_PORT": port})
-    assert (done.exit_code, "metrics.port" in done.stderr) == (2, True)
-
-
 def test_only_get_of_a_known_path_is_answered(settings: MetricsSettings) -> None:
     with served(settings) as url:
         with pytest.raises(OSError, match="404"):
@@ -123,12 +117,6 @@ def test_a_host_that_is_not_of_this_machine_is_refused(settings: MetricsSettings
     elsewhere = settings.model_copy(update={"host": "192.0.2.1"})
     with pytest.raises(SettingsError, match=r"metrics\.host"), served(elsewhere):
         pass
-
-
-def test_port_0_serves_nothing() -> None:
-    with served(MetricsSettings(port=0)), capture_logs() as logs:
-        pass
-    assert logs == []
 
 
 def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:

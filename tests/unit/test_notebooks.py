@@ -37,17 +37,3 @@ def test_thresholds_are_chosen_whatever_domains_there_are(others: str, tmp_path:
     (scored,) = (number for number, each in enumerate(cells, 1) if "decisions = " in "".join(each["source"]))
     checked = f"assert list(thresholds.index) == ['code', '{others}'] and 0 < default < 1, default"
     shown_by([*cells[:scored], cell(renamed), *cells[scored:], cell(checked)], tmp_path)
-
-
-def test_cells_share_variables_and_output_prints_and_their_last_expression(tmp_path: Path) -> None:
-    cells = [cell("number = 6"), cell("print('a')\nprint('b')\nnumber * 7"), cell("None"), cell("if number:\n    number")]
-    outputs_by_cell = shown_by(cells, tmp_path)
-    assert [len(outputs) for outputs in outputs_by_cell] == [0, 2, 0, 0]
-    stream, result = outputs_by_cell[1]
-    assert stream["text"] == ["a\n", "b\n"]
-    assert result["data"] == {"text/plain": ["42"]}
-
-
-def test_a_cell_that_fails_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        shown_by([cell("1 / 0\n")], tmp_path)

@@ -19,7 +19,6 @@ from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage
-from kp_scorer.process.stages import Stages
 from kp_scorer.scoring import Policy
 
 from tests.support.processes import wait_until
@@ -71,10 +70,11 @@ class Scene:
         self.app: Any = SimpleNamespace()
         self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
-            Stages(decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5), Metrics(())),
+            decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
             PublishStage(self.app, publisher, dead_letters, Limits(), Metrics(())),
             self.acknowledger,
-            batch_size=8,
+            Metrics(()),
+            group_size=8,
             hold_s=hold_s,
             resend=self._resend,
             on_unhealthy=self.unhealthy.append,
@@ -224,9 +224,9 @@ def test_waiting_to_be_decided_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -
     gate = threading.Event()
 
     class Slow(Decider):
-        def prepare(self, *args: Any, **options: Any) -> Any:
+        def acquire(self, *args: Any, **options: Any) -> Any:
             assert gate.wait(PATIENCE_S)
-            return super().prepare(*args, **options)
+            return super().acquire(*args, **options)
 
     scene = Scene(decider=Slow(MemoryLedger(), Policy(), None, max_attempts=5))
     deliveries = [scene.receive() for _ in range(20)]

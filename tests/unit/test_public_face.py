@@ -9,9 +9,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import kp_scorer
 import pytest
-from kp_scorer import Decision, ReasoningTrace, Settings, load_settings, score_traces
-
-from tests.support.traces import sample_traces
+from kp_scorer import Decision, ReasoningTrace, Settings, load_settings
 
 ALIASES: Final = {"Reason", "Submitted", "Trace"}
 HEAVY: Final = {"celery", "kombu", "redis", "openvino", "torch", "transformers", "numpy"}
@@ -28,10 +26,6 @@ def imported_by(code: str) -> set[str]:
         check=True,
     )
     return set(json.loads(done.stdout))
-
-
-def test_import_of_the_package_is_light() -> None:
-    assert not imported_by("import kp_scorer") & HEAVY
 
 
 def test_traces_errors_and_rows_are_light() -> None:
@@ -71,28 +65,6 @@ def test_signatures_use_only_types_of_the_face() -> None:
     }
 
 
-def test_dir_lists_the_face() -> None:
-    assert dir(kp_scorer) == sorted(kp_scorer.__all__)
-
-
 def test_other_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
         _ = kp_scorer.nothing_of_this_name
-
-
-def test_samples_are_scored_in_order() -> None:
-    payloads = sample_traces()
-    decisions = list(score_traces(payloads, WITHOUT_EMBEDDER))
-    assert [decision.trace_id for decision in decisions] == [payload["id"] for payload in payloads]
-    assert all(isinstance(decision, Decision) for decision in decisions)
-    assert {decision.novelty.source for decision in decisions} == {"no_embedder"}
-
-
-def test_traces_and_their_json_get_the_same_scores() -> None:
-    payloads = sample_traces()[:5]
-    traces = [ReasoningTrace.model_validate(payload) for payload in payloads]
-    assert scores(traces) == scores(payloads)
-
-
-def scores(traces: list[Any]) -> list[float]:
-    return [decision.score for decision in score_traces(traces, WITHOUT_EMBEDDER)]

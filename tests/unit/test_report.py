@@ -14,9 +14,8 @@ from kp_scorer.characters import escaped
 from kp_scorer.cli.commands.report import report
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
-from kp_scorer.report.page import Html, element, fingerprint, page
+from kp_scorer.report.page import fingerprint, page
 from kp_scorer.report.text import COLUMNS, text
-from kp_scorer.report.words import share
 from rich.cells import cell_len
 
 from tests.support.builders import decision, decisions
@@ -145,32 +144,3 @@ def test_report_on_a_file_with_refused_lines_names_their_number_and_exits_1() ->
     result = CliRunner().invoke(report, ["-", "--text"], input=f"{hostile_decisions()[1].model_dump_json()}\n[]\n")
     assert result.exit_code == 1
     assert "lines refused 1" in result.stderr
-
-
-def test_report_without_decisions_fails() -> None:
-    result = CliRunner().invoke(report, ["-", "--text"], input="")
-    assert result.exit_code == 1
-    assert "no decisions" in str(result.exception)
-
-
-def test_page_that_cannot_be_written_is_a_usage_error(page_html: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    missing = tmp_path_factory.mktemp("report") / "no" / "report.html"
-    result = CliRunner().invoke(report, ["-", "--output", str(missing)], input=hostile_decisions()[1].model_dump_json())
-    assert result.exit_code == 2
-    assert "--output" in result.stderr
-
-
-def test_elements_escape_texts_and_keep_html() -> None:
-    inner = element("code", 'a<b>&"')
-    assert element("td", inner, " & ", class_="x", aria_label='"') == (
-        '<td class="x" aria-label="&quot;"><code>a&lt;b&gt;&amp;&quot;</code> &amp; </td>'
-    )
-    assert isinstance(inner, Html)
-
-
-@pytest.mark.parametrize(
-    ("part", "total", "words"),
-    [(0, 5, "0%"), (5, 5, "100%"), (1, 2_000, "<0.1%"), (1, 80, "1.2%"), (1, 2, "50%"), (999, 1_000, "99.9%"), (0, 0, "0%")],
-)
-def test_shares_have_few_digits(part: int, total: int, words: str) -> None:
-    assert share(part, total) == words

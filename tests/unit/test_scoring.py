@@ -59,12 +59,6 @@ def test_capped_step_term_stops_growing_at_twenty_steps(count: int, expected: fl
     assert complexity(*["thought"] * count, cap_step_term=True) == near(expected)
 
 
-def test_policy_decides_whether_the_step_term_is_capped() -> None:
-    trace = make_trace(steps=steps(*["thought"] * 40))
-    assert score(trace, 0.5, Policy()).dimensions.complexity == near(0.525)
-    assert score(trace, 0.5, Policy(cap_step_term=True)).dimensions.complexity == near(0.325)
-
-
 @pytest.mark.parametrize(
     ("tools", "expected"),
     [

@@ -122,12 +122,6 @@ def test_digest_depends_on_the_order_of_steps() -> None:
     assert digest(first) != digest(second)
 
 
-def test_embedded_text_is_the_objective_and_every_content_single_spaced() -> None:
-    silent = step("tool_call", "sql", input={"query": "x"}, output_summary="a row")
-    contents = [step("thought", content="one"), silent, step("observation", content="two  three ")]
-    assert make_trace(objective="do it", steps=contents).embedding_text == "do it one  two  three "
-
-
 @given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
 def test_embedded_text_holds_all_contents_in_order(contents: list[str | None]) -> None:
     trace = make_trace(objective="go", steps=[step("thought", content=content) for content in contents])

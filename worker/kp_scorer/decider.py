@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 from kp_scorer.decision import Decision, Nearest, Novelty, Timings
 from kp_scorer.embedding import CheckedEmbedder, Embedder, Vector
@@ -27,17 +27,17 @@ class NoveltyMeter:
     def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window) -> None:
         self.embedder = embedder
         self.cache = NoveltyCache(log, window, embedder.dimensions)
-        self._checked = CheckedEmbedder(embedder)
+        self.checked = CheckedEmbedder(embedder)
 
-    def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[Vector]:
-        """Embed traces, in order, and equal texts once; ``alone`` is a trace of a batch that failed.
+    def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Vector]:
+        """Embed traces, in order, and equal texts once; ``alone`` is a trace that failed together with others.
 
         Raises:
             EmbedderUnhealthy: the embedder fails whatever it is given. Any other error is the fault of the traces.
         """
         rows: dict[str, int] = {}
         order = [rows.setdefault(self.embedder.recipe.text(trace), len(rows)) for trace in traces]
-        vectors = self._checked.embed(list(rows), retry=alone)
+        vectors = self.checked.embed(list(rows), alone=alone)
         return [vectors[row] for row in order]
 
     def place(self, candidates: Sequence[Candidate]) -> list[Novelty | None]:
@@ -58,34 +58,26 @@ class NoveltyMeter:
 
 @dataclass(slots=True)
 class Case:
-    """A trace in flight, until it is resolved."""
+    """A trace on its way to a decision."""
 
     trace: ReasoningTrace
     identity: Identity
     is_claimed: bool = False
-    """Whether this batch decides it."""
+    """Whether this worker decides it."""
     vector: Vector | None = None
     resolved: Resolved | None = None
-    """None for a trace that is to be prepared again, alone."""
-
-
-class Prepared(NamedTuple):
-    """A batch between the two stages of deciding it."""
-
-    cases: list[Case]
-    look_up_ms: float
-    embed_ms: float
-
-    @property
-    def claimed(self) -> list[Case]:
-        """The traces that this batch decides."""
-        return [case for case in self.cases if case.is_claimed]
+    """None until it is resolved, and for a trace that is to be decided again, alone."""
+    look_up_ms: float = 0.0
+    """What the look-up that it was part of took, as the next two."""
+    wait_ms: float = 0.0
+    """Until its pass through the engine began."""
+    embed_ms: float = 0.0
 
 
 class Decider:
-    """Turns traces into decisions, a batch at a time and three round trips a batch.
+    """Turns traces into decisions: acquires them, embeds them, places and commits them, each for several at a time.
 
-    One thread owns the first stage, and the embedder with it; one, which may be another, the second, and the cache with it.
+    ``acquire`` and ``finish`` take one round trip and two. One thread owns each, and the mirror belongs to that of ``finish``.
     """
 
     def __init__(
@@ -98,14 +90,9 @@ class Decider:
         """
         self._ledger = ledger
         self._policy = policy
-        self._novelty = novelty
+        self.novelty = novelty
         self._max_attempts = max_attempts
         self._names_nearest = names_nearest
-
-    @property
-    def tokens_embedded(self) -> int:
-        """How many tokens were embedded so far; 0 for ever where none are counted."""
-        return self._novelty.embedder.tokens_embedded if self._novelty else 0
 
     def decide(self, traces: Sequence[ReasoningTrace]) -> list[Resolved]:
         """Decide the traces, in order. Deciding again is idempotent: a decided trace keeps its decision.
@@ -114,54 +101,67 @@ class Decider:
             ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
             EmbedderUnhealthy: the embedder fails whatever it is given; nothing was lost, decide in another process.
         """
-        results = self.finish(self.prepare(traces))
+        cases = self.acquire(traces)
+        self.embed(cases)
+        self.finish(cases)
         for index, trace in enumerate(traces):
-            while results[index] is None:
-                (results[index],) = self.finish(self.prepare([trace], alone=True))
-        return [resolved for resolved in results if resolved is not None]
+            while cases[index].resolved is None:
+                cases[index : index + 1] = alone = self.acquire([trace], alone=True)
+                self.embed(alone, alone=True)
+                self.finish(alone)
+        return [case.resolved for case in cases if case.resolved is not None]
 
-    def prepare(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> Prepared:
-        """Look traces up and embed those that are new: the first stage of deciding them.
+    def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Case]:
+        """Look traces up, and lease those that are to be decided.
 
-        A trace whose worker has ended before is left out, unless it is prepared ``alone``: if it is what ended the worker, no
+        A trace whose worker has ended before is left out, unless it is acquired ``alone``: if it is what ended the worker, no
         other trace fails with it. Raises the errors of :meth:`decide`.
         """
         cases = [Case(trace, Identity(trace.id, trace.digest())) for trace in traces]
         started = time.perf_counter()
         records = self._ledger.acquire([case.identity for case in cases], alone=alone)
-        look_up_ms, started = _ms_since(started), time.perf_counter()
+        look_up_ms = ms_since(started)
         for case, record in zip(cases, records, strict=True):
+            case.look_up_ms = look_up_ms
             case.resolved = self._by_record(case.identity, record)
             case.is_claimed = case.resolved is None and (alone or not record.attempts)
-        claimed = [case for case in cases if case.is_claimed]
-        if claimed and self._novelty:
-            with self._releasing(claimed):
-                vectors = self._novelty.embed([case.trace for case in claimed], alone=alone)
-            for case, vector in zip(claimed, vectors, strict=True):
-                case.vector = vector
-        return Prepared(cases, look_up_ms, embed_ms=_ms_since(started))
+        return cases
 
-    def finish(self, prepared: Prepared) -> list[Resolved | None]:
-        """Place, judge and commit what was prepared: the second stage. None for a trace that was left out."""
-        if claimed := prepared.claimed:
+    def embed(self, cases: Sequence[Case], *, alone: bool = False) -> None:
+        """Embed the claimed traces together; a worker embeds each as soon as it can. Raises the errors of :meth:`decide`."""
+        claimed = [case for case in cases if case.is_claimed]
+        if not claimed or not self.novelty:
+            return
+        started = time.perf_counter()
+        with self._releasing(claimed):
+            vectors = self.novelty.embed([case.trace for case in claimed], alone=alone)
+        for case, vector in zip(claimed, vectors, strict=True):
+            case.vector, case.embed_ms = vector, ms_since(started)
+
+    def finish(self, cases: Sequence[Case]) -> None:
+        """Place, judge and commit the claimed traces, which sets ``resolved``; not that of one to be decided again, alone."""
+        if claimed := [case for case in cases if case.is_claimed]:
             with self._releasing(claimed):
-                self._decide(claimed, prepared)
-        return [case.resolved for case in prepared.cases]
+                self._place_and_commit(claimed)
+
+    def release(self, cases: Sequence[Case]) -> None:
+        """End the leases of traces that are not being decided any more: this worker lives and may not receive them again."""
+        # If this fails, another worker waits until the lease expires.
+        with suppress(ServiceUnavailable):
+            self._ledger.release([case.trace.id for case in cases])
 
     def refresh(self) -> None:
         """Bring the mirror up to date while there is nothing to decide."""
-        if self._novelty:
-            self._novelty.cache.catch_up()
+        if self.novelty:
+            self.novelty.cache.catch_up()
 
     @contextmanager
     def _releasing(self, claimed: Sequence[Case]) -> Iterator[None]:
-        """Release traces if deciding them ends in an error: this worker lives and may not receive them again."""
+        """Release traces if deciding them ends in an error."""
         try:
             yield
         except Exception:
-            # If this fails, another worker waits until the lease expires.
-            with suppress(ServiceUnavailable):
-                self._ledger.release([case.trace.id for case in claimed])
+            self.release(claimed)
             raise
 
     def _by_record(self, identity: Identity, record: Record) -> Resolved | None:
@@ -179,20 +179,25 @@ class Decider:
             return TraceDead(identity.trace_id, "poison", f"{record.attempts} attempts to decide it came to no end")
         return None
 
-    def _decide(self, claimed: Sequence[Case], prepared: Prepared) -> None:
+    def _place_and_commit(self, claimed: Sequence[Case]) -> None:
         started = time.perf_counter()
         novelties: Sequence[Novelty | None] = [Novelty(source="no_embedder")] * len(claimed)
-        if self._novelty:
+        if self.novelty:
             candidates = [Candidate(*case.identity, case.vector) for case in claimed if case.vector is not None]
-            novelties = self._novelty.place(candidates)
-        timings = Timings(
-            look_up_ms=prepared.look_up_ms, embed_ms=prepared.embed_ms, place_ms=_ms_since(started), batch_size=len(claimed)
-        )
+            novelties = self.novelty.place(candidates)
+        place_ms = ms_since(started)
         judged: list[tuple[Case, Decision]] = []
         for case, novelty in zip(claimed, novelties, strict=True):
             if novelty is None:
                 case.resolved = TraceConflict(case.trace.id)
             else:
+                timings = Timings(
+                    look_up_ms=case.look_up_ms,
+                    wait_ms=case.wait_ms,
+                    embed_ms=case.embed_ms,
+                    place_ms=place_ms,
+                    batch_size=len(claimed),
+                )
                 judged.append((case, self._judge(case.trace, novelty, timings)))
         self._commit(judged)
 
@@ -264,5 +269,6 @@ def _short(name: str | None) -> str | None:
     return name if name is not None and len(name) <= _NAME_CHARS else None
 
 
-def _ms_since(started: float) -> float:
+def ms_since(started: float) -> float:
+    """Milliseconds since a time of ``perf_counter``."""
     return round((time.perf_counter() - started) * 1_000, 3)

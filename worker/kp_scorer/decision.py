@@ -84,12 +84,15 @@ class Novelty(_Part):
 
 
 class Timings(_Part):
-    """Milliseconds that the trace's batch spent in each stage, and how many traces shared it."""
+    """Milliseconds of the steps that the trace was part of."""
 
     look_up_ms: float
+    wait_ms: float = 0.0
+    """From the look-up until the engine began to embed it; 0 in decisions of earlier versions."""
     embed_ms: float
     place_ms: float
     batch_size: int
+    """How many traces were placed and committed together."""
 
 
 class Decision(_Part):

@@ -59,6 +59,7 @@ class Row(NamedTuple):
     entry: str | None
     """The place in the novelty log, ``<ms>-<number>``."""
     look_up_ms: float
+    wait_ms: float
     embed_ms: float
     place_ms: float
     batch_size: int

@@ -24,19 +24,15 @@ from kp_scorer.trace import ReasoningTrace
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+', re.DOTALL)
 """What JSON does not begin with: bytes of no text, as in compressed files or UTF-16; or the names of columns."""
-_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]', re.DOTALL)
-"""A text, which the end of what is read may cut, or what separates values."""
 _AROUND_BYTES: Final = 4_096
 """How much may stand around a trace on its line: spaces, the end of the line."""
 _SPREAD: Final = 8
 """How many times as long as on one line a trace of a document may be, by its indentation."""
-_MARKS_A_VALUE: Final = 16
-"""How many texts, commas and brackets for each value that it may have an item is searched for its end; a value has five."""
-_CHUNK_BYTES: Final = 65_536
 _MOST_BYTES: Final = 2**28
-"""How far the end of a line is looked for; and what JSON that is not traces may have."""
+"""How far the end of a line is looked for; and what a list of traces, or JSON that is not traces, may have."""
 _MOST_VALUES: Final = 2**22
-"""Of JSON that is not traces: a value may take a hundred bytes of memory."""
+"""Of the same: a value may take a hundred bytes of memory."""
+_OF_DOCUMENTS: Final = {"message_bytes": _MOST_BYTES, "values": _MOST_VALUES}
 _AHEAD_BYTES: Final = 4_194_304
 """How much is read ahead: a batch of traces of a few kilobytes, or a few large ones."""
 
@@ -75,9 +71,9 @@ def _own_stdin() -> IO[bytes]:
 def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     """Decode traces one by one, as they come in; blank lines are skipped.
 
-    Input whose first line begins a list is a list of traces; if it begins an object that ends on a later line, that is the
-    only trace. Of either, as of lines, one trace is held, and no more of it than a trace may have. A gzip file is unpacked as
-    it comes in; sizes are of its contents.
+    Input whose first line begins a list is a list of traces, of 256 MiB at most; if it begins an object that ends on a later
+    line, that is the only trace. Of lines one is held, and no more of it than a trace may have. A gzip file is unpacked as it
+    comes in; sizes are of its contents.
 
     Raises:
         BadParameter: the input is in another format, cannot be read, or the end of a trace is not found.
@@ -85,7 +81,7 @@ def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
     stream = unpacked(stream)
     first, line = _first_line(stream, limits.message_bytes)
     if line.startswith(b"["):
-        yield from _read_items(stream, line, limits)
+        yield from _items(line + read_bytes(stream.read, _MOST_BYTES), limits)
     elif _is_document(stream, line, limits.values):
         most_bytes = _SPREAD * limits.message_bytes
         document = line + read_bytes(stream.read, most_bytes)
@@ -108,7 +104,7 @@ def read_json(stream: IO[bytes], limits: Limits) -> Iterator[tuple[int, object |
         BadParameter: as by :func:`read_traces`.
     """
     stream = unpacked(stream)
-    limits = limits.model_copy(update={"message_bytes": _MOST_BYTES, "values": _MOST_VALUES})
+    limits = limits.model_copy(update=_OF_DOCUMENTS)
     first, line = _first_line(stream, _MOST_BYTES)
     if _is_document(stream, line, _MOST_VALUES):
         following = read_bytes(stream.read, _MOST_BYTES)
@@ -196,46 +192,18 @@ def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iter
         number, line = number + 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
 
 
-def _read_items(stream: IO[bytes], buffer: bytes, limits: Limits) -> Iterator[Line]:
-    """Decode the items of a list one by one; ``buffer`` is its beginning."""
-    most_bytes = _SPREAD * limits.message_bytes
-    number, start = 1, 1
-    while True:
-        while (end := _end_of_item(buffer, start, _MARKS_A_VALUE * limits.values)) is None:
-            buffer, start = buffer[start:], 0
-            if len(buffer) > most_bytes:
-                raise click.BadParameter(f"item {number}: expected its end within {most_bytes} bytes", param_hint="FILE")
-            # As much again: what is cut is looked at from its beginning.
-            if not (chunk := read_bytes(stream.read, max(_CHUNK_BYTES, len(buffer)))):
-                yield Line(number, InvalidTrace([Problem("$", "expected a list that ends, by ]")]))
-                return
-            buffer += chunk
-        is_last = buffer[end : end + 1] == b"]"
-        item = buffer[start:end].strip()
-        if item or number > 1 or not is_last:
-            yield _decoded(number, item, limits, most_bytes)
-        if is_last:
-            break
-        number, start = number + 1, end + 1
-    if (buffer[end + 1 :] + read_bytes(stream.read, _CHUNK_BYTES)).strip():
-        yield Line(number + 1, InvalidTrace([Problem("$", "expected nothing after the list")]))
-
-
-def _end_of_item(buffer: bytes, start: int, most_marks: int) -> int | None:
-    """Where the comma or the bracket after an item of a list is; None if that is not in the buffer."""
-    depth = 0
-    for count, match in enumerate(_STRUCTURE.finditer(buffer, start)):
-        if count > most_marks:
-            raise click.BadParameter("expected items of fewer values", param_hint="FILE")
-        mark = match[0]
-        if mark in (b",", b"]") and not depth:
-            return match.start()
-        if mark in (b"[", b"{"):
-            depth += 1
-        elif mark in (b"]", b"}"):
-            # Items with brackets that do not match are invalid, wherever they end.
-            depth = max(0, depth - 1)
-    return None
+def _items(document: bytes, limits: Limits) -> Iterator[Line]:
+    """Decode the items of a list, of which each may have what a trace may."""
+    items = _parsed(document, limits.model_copy(update=_OF_DOCUMENTS))
+    if isinstance(items, InvalidTrace):
+        yield Line(1, items)
+        return
+    assert isinstance(items, list)
+    for number, item in enumerate(items, start=1):
+        try:
+            yield Line(number, decode_trace(item, limits))
+        except InvalidTrace as error:
+            yield Line(number, error)
 
 
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:

@@ -31,12 +31,7 @@ def status_of(trace_id: str, record: Record) -> Status:
 
 
 def decision_of(trace_id: str, status: Status | None, timeout_s: float) -> Decision:
-    """The decision that a caller waited for.
-
-    Raises:
-        DecisionTimeout: there is none within the time; it says whether the trace is known at all.
-        TraceDead: none will come.
-    """
+    """The decision that a caller waited for."""
     if status and status.reason is not None:
         raise TraceDead(trace_id, status.reason, status.detail)
     if status and status.decision is not None:
@@ -52,7 +47,6 @@ class Polling:
         self.pending = list(dict.fromkeys(trace_ids))
         """The traces that are neither decided nor dead."""
         self.pause_s = _POLL_FASTEST_S
-        """How long to wait before the next look-up."""
         self._deadline = time.monotonic() + timeout_s
         self._answer_s = answer_s
 

@@ -1,9 +1,10 @@
 """What an embedder and an engine are, how a trace becomes a text, and whether an embedder still works."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ _PROBE: Final = "An embedder that is in order embeds this text, whatever else it
 """Longer than most models read, so that it takes all that the longest trace would take."""
 
 _LENGTH_TOLERANCE: Final = 1e-2
-_HOPELESS_BATCHES: Final = 3
+_HOPELESS_PASSES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,21 @@ ASKED_AND_DID: Final = Recipe(".asked_and_did.1", (Part(96, True, 0.6), Part(256
 RECIPES: Final[Mapping[RecipeName, Recipe]] = MappingProxyType({"trace": TRACE, "asked_and_did": ASKED_AND_DID})
 
 
+class TokenizedText(NamedTuple):
+    """A text, ready for a pass through the engine."""
+
+    text: str
+    rows: Sequence[Ids]
+    """The token ids of each of the recipe's parts; none where the embedder has no tokenizer."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens of it are embedded."""
+        return sum(map(len, self.rows))
+
+
 class Embedder(Protocol):
-    """Turns texts into vectors. Not thread-safe: one thread owns it."""
+    """Turns texts into vectors. Any thread may tokenize; ``streams`` threads may run passes at once."""
 
     name: str
     """Name of the model, for display."""
@@ -94,15 +108,50 @@ class Embedder(Protocol):
     """Length of a vector."""
     recipe: Recipe
     """Makes texts of traces."""
-    tokens_embedded: int
-    """How many tokens it has embedded, without padding; always 0 if it has no tokenizer."""
+    streams: int
+    """How many passes may run at once."""
+    max_tokens: int
+    """The most tokens of one part in a pass, padding included; a longer text gets a pass of its own."""
+    step: int
+    """Texts share a pass only if the lengths of their parts round up to the same multiples of this."""
+
+    def tokenize(self, text: str) -> TokenizedText:
+        """Prepare a text for a pass."""
+
+    def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
+        """Run one pass; ``together``: on all cores, as no other pass runs meanwhile.
+
+        Returns:
+            float32 unit vectors of shape (len(texts), dimensions).
+        """
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Embed texts, in order, as ``run`` does, with as many passes at once as there are streams."""
+
+
+class PlainEmbedder:
+    """What an embedder inherits that makes a vector of the text itself, with no tokenizer and no engine."""
+
+    engine = "python"
+    streams = 1
+    max_tokens = 0
+    step = 1
+
+    def tokenize(self, text: str) -> TokenizedText:
+        """Leave the text as it is."""
+        return TokenizedText(text, ())
+
+    def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
+        """Embed some texts at once."""
+        return self.embed([each.text for each in texts])
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
+        raise NotImplementedError
 
 
 class Engine(Protocol):
-    """Runs the model. Not thread-safe."""
+    """Runs the model."""
 
     name: str
     """Library, precision and device or threads, for display."""
@@ -112,6 +161,15 @@ class Engine(Protocol):
     """The most tokens of a forward pass, padding included; a longer text gets a pass of its own."""
     step: int
     """Texts share a forward pass only if their lengths round up to the same multiple of this."""
+    streams: int
+    """How many threads may call ``run_pass`` at once."""
+
+    def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
+        """Run a forward pass of these texts; ``together``: on all cores, as no other pass runs meanwhile.
+
+        Returns:
+            float32 unit vectors of shape (len(group), dimensions).
+        """
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
         """Run a forward pass for each group of texts; groups come in order of length, shortest first.
@@ -137,52 +195,62 @@ def padded(group: Sequence[Ids], width: int, pad_id: int = 0) -> tuple[Int64s, I
 
 
 class CheckedEmbedder:
-    """Checks every vector, and the embedder itself when a text fails alone. One thread owns it."""
+    """Checks every vector, and the embedder itself when a single text fails. Thread-safe as far as the embedder is."""
 
     def __init__(self, embedder: Embedder) -> None:
         """Assume that an embedder is healthy."""
         self._embedder = embedder
-        self._failed_batches = 0
-        self._failed_alone = 0
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._single_failures = 0
         self._is_unhealthy = False
 
-    def embed(self, texts: Sequence[str], *, retry: bool = False) -> Vectors:
-        """Embed texts, in order; ``retry``: they are one of a batch that failed.
+    def embed(self, texts: Sequence[str], *, alone: bool = False) -> Vectors:
+        """Embed texts, in order; see :meth:`run`."""
+        return self._checked(lambda: self._embedder.embed(texts), len(texts), alone=alone)
+
+    def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
+        """Run one pass; ``alone``: of a text that failed before, now with no other in flight.
 
         Any other error, such as ``FloatingPointError`` for invalid vectors, is the fault of the texts.
 
         Raises:
             EmbedderUnhealthy: it is the fault of the embedder; from then on always.
         """
+        return self._checked(lambda: self._embedder.run(texts, together=together), len(texts), alone=alone)
+
+    def _checked(self, embed: Callable[[], Vectors], count: int, *, alone: bool) -> Vectors:
         if self._is_unhealthy:
             raise EmbedderUnhealthy("embedder: it embeds nothing any more")
         try:
-            vectors = self._valid_vectors(texts)
+            vectors = _valid(embed(), count)
         except Exception as error:
-            self._failed_batches += not retry
-            if len(texts) == 1:
-                self._failed_alone += 1
+            with self._lock:
+                self._failures += not alone
+                self._single_failures += count == 1
+            if count == 1:
                 self._probe(error)
             raise
-        self._failed_batches = self._failed_alone = 0
-        return vectors
-
-    def _valid_vectors(self, texts: Sequence[str]) -> Vectors:
-        vectors = self._embedder.embed(texts)
-        lengths = np.linalg.norm(vectors, axis=1)
-        # NaN is never within the tolerance.
-        if lengths.shape != (len(texts),) or not np.all(np.abs(lengths - 1) <= _LENGTH_TOLERANCE):
-            raise FloatingPointError("expected a finite vector of length 1 for each text")
+        with self._lock:
+            self._failures = self._single_failures = 0
         return vectors
 
     def _probe(self, error: Exception) -> None:
         """Raise EmbedderUnhealthy unless the text is at fault."""
         try:
-            self._valid_vectors([_PROBE])
+            _valid(self._embedder.embed([_PROBE]), 1)
         except Exception as probed:
             self._is_unhealthy = True
             raise EmbedderUnhealthy(f"embedder: it cannot even embed a probe ({type(probed).__name__})") from error
-        # Not a single text of these batches could be embedded.
-        if min(self._failed_batches, self._failed_alone) >= _HOPELESS_BATCHES:
+        # Not a single text of these passes could be embedded.
+        if min(self._failures, self._single_failures) >= _HOPELESS_PASSES:
             self._is_unhealthy = True
             raise EmbedderUnhealthy(f"embedder: it embeds nothing but a probe ({type(error).__name__})") from error
+
+
+def _valid(vectors: Vectors, count: int) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=1)
+    # NaN is never within the tolerance.
+    if lengths.shape != (count,) or not np.all(np.abs(lengths - 1) <= _LENGTH_TOLERANCE):
+        raise FloatingPointError("expected a finite vector of length 1 for each text")
+    return vectors

@@ -55,7 +55,7 @@ class OpenVinoEngine:
         Raises:
             EngineUnavailable: it gives different vectors for one text.
         """
-        self._threads = threads
+        self.streams = threads
         self._longest = longest
         core = openvino.Core()
         precision = "bf16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
@@ -85,16 +85,25 @@ class OpenVinoEngine:
         stay in the log. Compiled anew, the streams are others.
         """
         text = [[0] * length]
-        (alone,), *side_by_side = *self.run([text]), *self.run([text] * self._threads)
+        (alone,), *side_by_side = *self.run([text]), *self.run([text] * self.streams)
         # NaN is never the same.
         return all(float(vectors[0] @ alone) > _SAME for vectors in side_by_side)
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
         """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.embedder.Engine`."""
-        full = [(np.array(group, np.int64),) for group in groups if len(group[0]) == self._longest]
-        shorter = groups[: len(groups) - len(full)]
-        others = [padded(group, min(rounded_up(max(map(len, group)), self.step), self._longest)) for group in shorter]
-        return self._any.run(others) + self._full.run(full)
+        shorter = [self._inputs(group) for group in groups if len(group[0]) < self._longest]
+        full = [self._inputs(group) for group in groups[len(shorter) :]]
+        return self._any.run(shorter) + self._full.run(full)
+
+    def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
+        """Run one forward pass; see :class:`~kp_scorer.embedding.embedder.Engine`."""
+        threads = self._full if len(group[0]) == self._longest else self._any
+        return threads.run_pass(self._inputs(group), together=together)
+
+    def _inputs(self, group: Sequence[Ids]) -> Sequence[Int64s]:
+        if len(group[0]) == self._longest:
+            return (np.array(group, np.int64),)
+        return padded(group, min(rounded_up(max(map(len, group)), self.step), self._longest))
 
 
 def _for_one_full_text(model: openvino.Model, longest: int) -> openvino.Model:
@@ -121,6 +130,11 @@ class _Threads:
         self._threads = threads
         self._together = _Streams(core, model, 1)
         self._side_by_side = _Streams(core, model, threads) if threads > 1 else self._together
+
+    def run_pass(self, inputs: Sequence[Int64s], *, together: bool) -> Vectors:
+        """Run a forward pass on all threads ``together``, or on one."""
+        (vectors,) = (self._together if together else self._side_by_side).run([inputs])
+        return vectors
 
     def run(self, inputs: Sequence[Sequence[Int64s]]) -> list[Vectors]:
         """Run a forward pass for each of the inputs, which come in order of length, shortest first."""
@@ -157,7 +171,11 @@ class _Streams:
 
     def _start(self, inputs: Sequence[Int64s]) -> openvino.InferRequest:
         # The request shares the inputs' memory, so they must live until it is finished.
-        request = self._idle.pop() if self._idle else self._model.create_infer_request()
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            # Another thread may have just taken the last.
+            request = self._model.create_infer_request()
         request.start_async(inputs, share_inputs=True)
         return request
 

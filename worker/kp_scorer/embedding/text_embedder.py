@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kp_scorer.embedding.embedder import Engine, Ids, Recipe, Vectors, rounded_up
+from kp_scorer.embedding.embedder import Engine, Recipe, TokenizedText, Vectors, rounded_up
 from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.embedding.tokens import Tokens
 
@@ -19,35 +19,45 @@ class TextEmbedder:
         self.engine = engine.name
         self.dimensions = engine.dimensions
         self.recipe = recipe
-        self.tokens_embedded = 0
+        self.streams = engine.streams
+        self.max_tokens = engine.max_tokens
+        self.step = engine.step
         self._tokens = tokens
         self._engine = engine
 
+    def tokenize(self, text: str) -> TokenizedText:
+        """Tokenize each of the recipe's parts."""
+        passages = zip(self.recipe.parts, self.recipe.passages(text), strict=True)
+        return TokenizedText(
+            text, [self._tokens.of([passage], part.max_tokens, keep_end=part.keeps_end)[0] for part, passage in passages]
+        )
+
+    def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
+        """Run one forward pass for each part; see :class:`~kp_scorer.embedding.embedder.Embedder`."""
+        parts = zip(*[each.rows for each in texts], strict=True)
+        return self._sum(np.stack([self._engine.run_pass(rows, together=together) for rows in parts]))
+
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        parts = self.recipe.parts
-        passages = [self.recipe.passages(text) for text in texts]
-        rows = [
-            row
-            for index, part in enumerate(parts)
-            for row in self._tokens.of([each[index] for each in passages], part.max_tokens, keep_end=part.keeps_end)
-        ]
-        vectors = self._run(rows)
-        if len(parts) == 1:
-            return vectors
-        weights = np.array([part.weight for part in parts], np.float32)
-        summed: Vectors = np.tensordot(weights, vectors.reshape(len(parts), len(texts), self.dimensions), 1)
-        summed /= np.linalg.norm(summed, axis=1, keepdims=True)
-        return summed
-
-    def _run(self, rows: Sequence[Ids]) -> Vectors:
-        self.tokens_embedded += sum(map(len, rows))
-        groups = list(group_by_length([len(row) for row in rows], self._engine.max_tokens, self._engine.step))
+        tokenized = [self.tokenize(text) for text in texts]
+        parts = range(len(self.recipe.parts))
+        rows = [each.rows[part] for part in parts for each in tokenized]
+        groups = list(group_by_length([len(row) for row in rows], self.max_tokens, self.step))
         vectors = np.empty((len(rows), self.dimensions), np.float32)
         results = self._engine.run([[rows[index] for index in group] for group in groups])
-        for group, part in zip(groups, results, strict=True):
-            vectors[group] = part
-        return vectors
+        for group, result in zip(groups, results, strict=True):
+            vectors[group] = result
+        return self._sum(vectors.reshape(len(parts), len(texts), self.dimensions))
+
+    def _sum(self, vectors: Vectors) -> Vectors:
+        """The vectors of texts, by those of their parts, of shape (parts, texts, dimensions)."""
+        if len(vectors) == 1:
+            only: Vectors = vectors[0]
+            return only
+        weights = np.array([part.weight for part in self.recipe.parts], np.float32)
+        summed: Vectors = np.tensordot(weights, vectors, 1)
+        summed /= np.linalg.norm(summed, axis=1, keepdims=True)
+        return summed
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int, step: int) -> Iterator[list[int]]:

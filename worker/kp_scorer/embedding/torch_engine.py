@@ -29,6 +29,8 @@ _SAMPLE: Final = "Refund it: don't!"
 class TorchEngine:
     """Runs a sentence-transformers model without conversion."""
 
+    streams = 1
+
     def __init__(self, model: ModelFiles, threads: int, device: Literal["cpu", "cuda"]) -> None:
         """Load the model; ``threads`` is how many threads torch uses on CPU.
 
@@ -48,10 +50,11 @@ class TorchEngine:
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
         """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.embedder.Engine`."""
-        return [self._forward(group) for group in groups]
+        return [self.run_pass(group) for group in groups]
 
-    def _forward(self, rows: Sequence[Ids]) -> Vectors:
-        arrays = padded(rows, max(map(len, rows)), self._pad_id)
+    def run_pass(self, group: Sequence[Ids], *, together: bool = True) -> Vectors:
+        """Run one forward pass; see :class:`~kp_scorer.embedding.embedder.Engine`."""
+        arrays = padded(group, max(map(len, group)), self._pad_id)
         ids, mask = (torch.from_numpy(array).to(self._device) for array in arrays)
         # Half precision only for matrix products: in sums over 512 tokens and in norms it would lose digits that scores need.
         half = torch.autocast("cuda", torch.float16, enabled=self._device.type == "cuda")

@@ -47,11 +47,7 @@ class Script(Generic[P, R]):
     """A script, called with a client and then by the keywords of its function. Safe to share between threads and clients."""
 
     def __init__(self, function: Callable[P, None], reply: Callable[[Any], R]) -> None:
-        """Read the script that is called like ``function``, but for a leading underscore.
-
-        Raises:
-            TypeError: it begins with other names than those of the function.
-        """
+        """Read the script that is called like ``function``, but for a leading underscore."""
         self.name = function.__name__.lstrip("_")
         self.parse = reply
         self._package = function.__module__.rpartition(".")[0]

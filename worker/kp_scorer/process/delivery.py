@@ -4,6 +4,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kp_scorer.broker.dead_letters import DeadLettering
+from kp_scorer.decider import Case
 from kp_scorer.decision import Decision
 from kp_scorer.process.watchdog import StallTimer
 from kp_scorer.trace import ReasoningTrace
@@ -24,6 +25,10 @@ class Delivery:
         self.message = message
         self.connection = connection
         self.trace: ReasoningTrace | None = None
+        self.case: Case | None = None
+        """How far deciding the trace has come, since it was last looked up."""
+        self.is_alone = False
+        """Whether it is decided with nothing else in flight, as it failed together with others."""
         self.dead_lettering: DeadLettering | None = None
         self.decision: Decision | None = None
         self.must_requeue = False
@@ -31,10 +36,8 @@ class Delivery:
         self.recording: SpanRecording | None = None
         """Its spans, once there is something to record."""
         self.received_at_s = time.time()
-        """When it was received, as Unix time."""
         self._received_at = time.monotonic()
         self.stall = StallTimer()
-        """The time since it last made progress."""
         self.stall.start()
         self.waits_for = ""
         """Why the last attempt failed; empty before the first."""

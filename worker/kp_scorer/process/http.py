@@ -123,12 +123,6 @@ def http_server(
 ) -> Iterator[None]:
     """Serve probes and metrics while the context lasts, unless the port is 0, or in use, which is logged.
 
-    Args:
-        settings: where to listen.
-        registry: the metrics.
-        why_not_live: why the process is to be restarted; empty if it makes progress.
-        why_not_ready: why the worker receives no messages; empty if it does.
-
     Raises:
         SettingsError: it cannot listen there for another reason, such as a host that is not this machine's.
     """

@@ -21,6 +21,7 @@ UNNAMED_DOMAIN: Final = "other"
 _PREFIX: Final = "kp_scorer"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
 _SCORES: Final = tuple(tenths / 10 for tenths in range(1, 10))
+_TOKENS: Final = (32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 4_096.0, 65_536.0)
 _SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
@@ -47,7 +48,6 @@ class Metrics:
         self._deliveries = counter("deliveries", "Messages delivered")
         self._redeliveries = counter("redeliveries", "Messages redelivered")
         self.resends = counter("resends", "Lost submissions that were sent again")
-        self.tokens = counter("tokens", "Tokens embedded")
         # From 0 on: no query sees the first increase of a series that starts at 1.
         for outcome, domain in self._outcomes_by_domain():
             self._decisions.labels(outcome, domain)
@@ -61,11 +61,14 @@ class Metrics:
         histogram = partial(Histogram, namespace=_PREFIX, registry=self.registry)
         seconds = partial(histogram, buckets=_SECONDS)
         self.score = histogram("score", "Scores of the decisions published", buckets=_SCORES)
-        self.batch_traces = histogram("batch_traces", "Traces decided together", buckets=_SIZES)
+        self.batch_traces = histogram("batch_traces", "Traces placed and committed together", buckets=_SIZES)
+        self.pass_texts = histogram("pass_texts", "Texts in a pass through the engine", buckets=_SIZES)
+        self.pass_tokens = histogram("pass_tokens", "Tokens in a pass, without padding", buckets=_TOKENS)
         self._queue_wait_s = seconds("queue_wait_seconds", "From sending to delivery, where a message says when it was sent")
         self._processing_s = seconds("processing_seconds", "From the delivery of a message to the publication of its decision")
-        self.look_up_s = seconds("look_up_seconds", "Looking a batch up in the ledger")
-        self.embed_s = seconds("embed_seconds", "Embedding a batch")
+        self.look_up_s = seconds("look_up_seconds", "Looking a group up in the ledger")
+        self.pass_wait_s = seconds("pass_wait_seconds", "From a text's look-up until its pass through the engine begins")
+        self.pass_s = seconds("pass_seconds", "A pass through the engine")
         self.finish_s = seconds("finish_seconds", "Placing a batch in the novelty log, judging and committing it")
 
     def _define_gauges(self) -> None:
@@ -74,6 +77,7 @@ class Metrics:
         self.ready = gauge("ready", "1 if the worker receives messages")
         self.degraded = gauge("degraded", "1 if there is no embedder, so that every novelty is 0.5")
         self.in_flight = gauge("in_flight", "Messages in flight")
+        self.texts_in_flight = gauge("texts_in_flight", "Texts that wait for the engine, or are in it")
         self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
         self.mirror_lag_s = gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end")
         # The same on all workers, as they are about what workers share.
@@ -152,7 +156,7 @@ class Metrics:
             resends=int(_sum(self.resends, "_total")),
             queued=_timed(self._queue_wait_s),
             held=_timed(self._processing_s),
-            embedded=_timed(self.embed_s),
+            embedded=_timed(self.pass_s),
         )
 
 

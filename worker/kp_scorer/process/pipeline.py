@@ -1,4 +1,4 @@
-"""All messages in flight, on their way through three stages with a thread each: prepare, finish, publish."""
+"""All messages in flight, on their way through the stages: look up, embed, decide, publish."""
 
 import math
 import threading
@@ -10,13 +10,16 @@ from typing import Final, Protocol
 
 import structlog
 
-from kp_scorer.decider import Resolved
+from kp_scorer.decider import Decider, Resolved
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.logs import raised_at
-from kp_scorer.process.batcher import MicroBatcher
+from kp_scorer.process.admission import Admission
+from kp_scorer.process.decide import DecideStage
 from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.embed import EmbedStage
+from kp_scorer.process.look_up import LookUpStage
+from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.publish import PublishStage
-from kp_scorer.process.stages import Stages
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 
 RETRY_AFTER_S: Final = 1.0
@@ -51,11 +54,12 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: Stages,
+        decider: Decider,
         publish_stage: PublishStage,
         acknowledger: Acknowledger,
+        metrics: Metrics,
         *,
-        batch_size: int,
+        group_size: int,
         hold_s: float = math.inf,
         resend: Callable[[Delivery], None],
         on_unhealthy: Callable[[EmbedderUnhealthy], None],
@@ -79,11 +83,16 @@ class Pipeline:
         self._draining = False
         self._stopped = False
         self._publishing = StallTimer()
-        self._batcher = MicroBatcher(stages, self._incoming.put, batch_size)
-        publisher = VitalThread(self._publish_all, "publisher")
-        self.threads = (*self._batcher.threads, publisher)
-        """If any of them dies, messages stay in flight for good."""
-        publisher.start()
+        self._admission = Admission(group_size, self._incoming.put)
+        self._decide_stage = DecideStage(self._admission, decider, metrics)
+        ready = self._decide_stage.put
+        self._embed_stage: EmbedStage | None = None
+        if decider.novelty:
+            self._embed_stage = EmbedStage(self._admission, decider, decider.novelty, metrics, ready)
+        leased = self._embed_stage.put if self._embed_stage else ready
+        self._look_up_stage = LookUpStage(self._admission, decider, metrics, leased)
+        self._publisher = VitalThread(self._publish_all, "publisher")
+        self._publisher.start()
 
     def put(self, delivery: Delivery, error: BaseException | None = None) -> None:
         """Accept a message that was received; ``error`` is one of our own that kept it from being read."""
@@ -98,9 +107,25 @@ class Pipeline:
         """How many messages are in flight."""
         return len(self._in_flight)
 
+    @property
+    def threads(self) -> Sequence[VitalThread]:
+        """If any of them dies, messages stay in flight for good."""
+        streams = self._embed_stage.threads if self._embed_stage else []
+        return [self._look_up_stage.thread, *streams, self._decide_stage.thread, self._publisher]
+
+    @property
+    def texts_in_flight(self) -> int:
+        """How many texts wait for the engine, or are in it."""
+        return self._embed_stage.texts_in_flight if self._embed_stage else 0
+
+    def mirror_behind_s(self) -> float:
+        """Seconds since the mirror was last at the end of the novelty log."""
+        return self._decide_stage.behind_s()
+
     def deciding_stalled_s(self) -> float:
-        """Seconds that a batch has been in one of the two stages that decide."""
-        return self._batcher.stalled_s()
+        """Seconds that one of the stages that decide has been working on the same traces, the longest of them."""
+        streams = self._embed_stage.stalls if self._embed_stage else []
+        return max(stall.elapsed_s() for stall in (self._look_up_stage.stall, *streams, self._decide_stage.stall))
 
     def delivery_stalled_s(self) -> float:
         """Seconds without progress of the message in flight that has made none for the longest.
@@ -118,7 +143,7 @@ class Pipeline:
 
     def abort(self) -> None:
         """Also requeue what is not being decided yet."""
-        self._batcher.abort()
+        self._admission.abort()
 
     def wait_until_empty(self) -> None:
         """Wait until nothing is in flight."""
@@ -128,11 +153,16 @@ class Pipeline:
     def stop(self) -> None:
         """Stop gracefully: complete what is in flight, then end the threads."""
         self.drain()
-        self._batcher.stop()
+        self._admission.stop()
+        self._look_up_stage.thread.join()
+        if self._embed_stage:
+            self._embed_stage.stop()
+        self._decide_stage.stop()
         self.wait_until_empty()
         self._stopped = True
         self._incoming.put(None)
-        self.threads[-1].join()
+        for thread in self.threads:
+            thread.join()
 
     def _publish_all(self) -> None:
         while not self._stopped:
@@ -182,9 +212,9 @@ class Pipeline:
         return True
 
     def _decide(self, delivery: Delivery) -> None:
-        # However long it waits for its batch, it has not stalled as long as batches are decided.
+        # However long it waits to be admitted, it has not stalled as long as others are decided.
         delivery.stall.stop()
-        self._batcher.submit(delivery)
+        self._admission.submit(delivery)
 
     def _requeue_or_resend(self, delivery: Delivery) -> bool:
         """Requeue or resend a delivery that has waited, if it must wait no longer; return whether it is dealt with."""

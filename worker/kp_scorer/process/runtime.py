@@ -32,7 +32,6 @@ from kp_scorer.process.periodic import PeriodicTasks
 from kp_scorer.process.pipeline import Acknowledger, Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.process.stages import Stages
 from kp_scorer.process.startup import LoadEmbedder, open_novelty, wait_for_services
 from kp_scorer.process.supervisor import Supervisor
 from kp_scorer.process.watchdog import StallTimer, Watchdog
@@ -121,14 +120,13 @@ class Runtime:
         wait_for_services(settings, app, self.store, self._queues)
         self._publisher = Publisher(app, settings, self.store)
         self._novelty = open_novelty(settings, self.store, self._load_embedder)
-        decider = Decider(
+        self._decider = Decider(
             self.store.ledger,
             settings.scoring.policy(),
             self._novelty,
             settings.worker.max_attempts,
             names_nearest=settings.results.nearest,
         )
-        self._stages = Stages(decider, metrics)
         self._backlog_looked_at = time.monotonic()
         self._connect_metrics()
         tasks = opened.enter_context(PeriodicTasks())
@@ -163,17 +161,19 @@ class Runtime:
         if novelty is not None:
             cache, embedder = novelty.cache, novelty.embedder
             metrics.window_entries.set_function(lambda: cache.entries)
-            metrics.mirror_lag_s.set_function(self._stages.behind_s)
+            metrics.mirror_lag_s.set_function(self._mirror_behind_s)
+            metrics.texts_in_flight.set_function(lambda: self._pipeline.texts_in_flight if self._pipeline else 0)
             metrics.set_embedder({"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space})
 
     def start_pipeline(self, acknowledger: Acknowledger) -> Pipeline:
         """Start the pipeline, and watch it; ``acknowledger`` acknowledges and requeues its messages."""
         settings, dead_letters = self._settings, self.store.dead_letters
         pipeline = self._pipeline = Pipeline(
-            self._stages,
+            self._decider,
             PublishStage(self._app, self._publisher, dead_letters, settings.limits, self.metrics, self._recorder),
             acknowledger,
-            batch_size=settings.worker.batch_size,
+            self.metrics,
+            group_size=settings.worker.batch_size,
             # Only RabbitMQ requeues a message that stays unacknowledged for long.
             hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
             resend=lambda delivery: send_again(self._app, self._queues.traces, delivery.message),
@@ -182,7 +182,7 @@ class Runtime:
         self._opened.callback(pipeline.stop)
         limit_s = settings.worker.decision_timeout_s
         self._watchdog.watch_threads(pipeline.threads)
-        self._watchdog.watch("batcher", pipeline.deciding_stalled_s, limit_s)
+        self._watchdog.watch("deciding", pipeline.deciding_stalled_s, limit_s)
         # Publishing alone is tried three times, each of which waits for a connection and for the broker's answers.
         timeout_s = max(settings.broker.timeout_s, settings.redis.timeout_s)
         self._watchdog.watch("message", pipeline.delivery_stalled_s, limit_s + 60 * timeout_s)
@@ -222,13 +222,16 @@ class Runtime:
     def _lacking(self) -> Iterator[str]:
         if self._renewing.failure or self._renewing.since_success_s() > _SILENT_S:
             yield f"redis: {self._renewing.failure or 'it does not answer'}"
-        elif self._stages.behind_s() > _SILENT_S:
+        elif self._mirror_behind_s() > _SILENT_S:
             # Implied if Redis is away.
-            yield f"novelty log: last read to its end {self._stages.behind_s():.0f} s ago"
+            yield f"novelty log: last read to its end {self._mirror_behind_s():.0f} s ago"
         if not self.heartbeat.is_running:
             yield "broker: there is no connection to it"
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
+
+    def _mirror_behind_s(self) -> float:
+        return self._pipeline.mirror_behind_s() if self._pipeline else 0.0
 
     def _shut_down(self, error: EmbedderUnhealthy) -> None:
         """Shut the worker down gracefully, as SIGTERM does, but with the error's exit code. Any thread may call it."""

@@ -30,11 +30,7 @@ def check_installed() -> None:
 
 
 def page(analysis: Analysis, source: str, refused: int) -> str:
-    """The page for an analysis of decisions from ``source``, in which so many lines were ``refused``.
-
-    Raises:
-        SettingsError: what draws the charts is not installed.
-    """
+    """The page for an analysis of decisions from ``source``, in which so many lines were ``refused``."""
     script, style = _drawing_script(), _asset("page.css")
     sections = sections_of(analysis)
     # Nothing may be fetched, and nothing runs but this one script, whatever a trace brought onto the page.

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +19,6 @@ Sections = dict[str, dict[str, Any]]
 _SECRETS: Final = ("KP_BROKER_URL", "KP_REDIS_URL")
 """Variables of which ``…_FILE`` may name a file with the value."""
 _LARGEST_SECRET_BYTES: Final = 65_536
-_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 _REFERENCE: Final = "kp-scorer reference kp-scorer.toml"
 
 
@@ -117,8 +115,7 @@ def _nested(flags: Mapping[str, Any]) -> Sections:
 
 def _read_variables() -> Sections:
     """The settings in the environment, and in the files that it names for secrets."""
-    links = _service_links()
-    variables = {name.upper(): value for name, value in os.environ.items() if name not in links}
+    variables = {name.upper(): value for name, value in os.environ.items()}
     for secret in _SECRETS:
         if (file := variables.pop(f"{secret}_FILE", None)) is not None:
             if variables.get(secret):
@@ -154,17 +151,3 @@ def _secret_in(file: str, variable: str) -> str:
     if not secret:
         raise SettingsError(f"{variable}: the file that it names is empty")
     return secret
-
-
-def _service_links() -> set[str]:
-    """Names of the variables by which Kubernetes announces a service to every container, such as one called kp-redis.
-
-    It sets ``KP_REDIS_PORT=tcp://10.0.0.1:6379`` together with ``KP_REDIS_SERVICE_HOST``, ``KP_REDIS_PORT_6379_TCP_ADDR`` and
-    others. Where either of the first two is missing, they are misspelt settings.
-    """
-    hosts = (name.removesuffix("_SERVICE_HOST") for name in os.environ if re.fullmatch(r"KP(_[A-Z0-9_]+)?_SERVICE_HOST", name))
-    services = [host for host in hosts if _ADDRESS.match(os.environ.get(f"{host}_PORT", ""))]
-    link = re.compile(
-        rf"({'|'.join(services)})_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?)"
-    )
-    return set(filter(link.fullmatch, os.environ))

@@ -1,11 +1,9 @@
 """A worker's exporter of spans: OTLP over HTTP, from a thread of its own. OpenTelemetry's own variables configure it."""
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
-from importlib.metadata import entry_points, version
-from typing import Final
+from importlib.metadata import version
 
 import requests
 import structlog
@@ -16,11 +14,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from kp_scorer.spans.context import Context, Destination
 from kp_scorer.spans.recording import SCOPE, SpanRecording
-
-_CREDENTIAL_PROVIDERS: Final = (
-    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
-    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
-)
 
 log = structlog.get_logger("kp_scorer.spans.exporting")
 
@@ -67,16 +60,8 @@ class Recorder:
 
 
 def _session() -> requests.Session:
-    """The session of the provider of credentials that a variable names, else a plain one; neither reads the body of an answer.
-
-    The exporter asks the provider only where it is given no session (opentelemetry-exporter-otlp-proto-http 1.45.2).
-    """
+    """A session that does not read the body of an answer."""
     session = requests.Session()
-    if name := next(filter(None, map(os.environ.get, _CREDENTIAL_PROVIDERS)), None):
-        providers = entry_points(group="opentelemetry_otlp_credential_provider", name=name)
-        if not providers:
-            raise ValueError(f"no provider of credentials has the name {name}")
-        session = next(iter(providers)).load()()
     # requests 2.34 unpacks a body, however large it becomes, also that of a redirection.
     session.hooks["response"].insert(0, lambda response, **_: response.close())
     return session

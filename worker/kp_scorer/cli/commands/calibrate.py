@@ -32,7 +32,6 @@ _LEAST_SHARE: Final = 0.001
 _DIGITS: Final = 12
 """So many digits make a share in percents exact: 99.9 / 100 is not 0.999."""
 _MOST_BYTES: Final = 2**26
-"""Of labels: those of a million traces."""
 _HEAD: Final = (
     "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
     "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",
@@ -86,11 +85,7 @@ class _Label(BaseModel):
 
 
 def read_labels(file: Path) -> dict[str, bool]:
-    """Read labels by trace id, of lines such as ``{"trace_id": …, "good": true}``.
-
-    Raises:
-        BadParameter: the file cannot be read; a line is not such an object; a trace is labelled both ways.
-    """
+    """Read labels by trace id, of lines such as ``{"trace_id": …, "good": true}``."""
     try:
         text = read_text(file, _MOST_BYTES)
     except OSError as error:

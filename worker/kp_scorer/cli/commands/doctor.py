@@ -83,7 +83,7 @@ def _settings(deployment: Deployment) -> Details:
         yield "wrong", f"traces are re-sent that a dead worker still holds: {remedy}"
     if settings.worker.concurrency < 3 * settings.worker.batch_size:
         remedy = "set worker.concurrency to 3 times worker.batch_size"
-        yield "advice", f"fewer than three batches are in flight, so the engine waits: {remedy}"
+        yield "advice", f"too few messages are in flight, so the engine waits: {remedy}"
 
 
 def _variables(_: Deployment) -> Details:

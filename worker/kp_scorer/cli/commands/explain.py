@@ -4,11 +4,11 @@ Its lines have 80 columns, but for ids, which are never broken.
 """
 
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 import click
@@ -57,7 +57,6 @@ _REMEDIES: Final[dict[str, str]] = {
 }
 
 Traces = Mapping[str, ReasoningTrace]
-"""By id."""
 
 
 @click.command(epilog="Example: kp-scorer explain 4f1c20a9 --traces traces.jsonl")
@@ -89,11 +88,8 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
 
 def _is_file(name: str) -> bool:
     """Whether this can be read: a pipe that a shell has put in a file's place is no regular file."""
-    try:
-        return Path(name).exists() and not Path(name).is_dir()
-    except OSError:
-        # No file can have such a name.
-        return False
+    # Those of Path raise OSError where no file can have such a name.
+    return os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112
 
 
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
@@ -152,8 +148,9 @@ def _traces_in(name: str | None, decisions: Collection[Decision], limits: Limits
     wanted = {decision.trace_id for decision in decisions}
     wanted |= {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
     with open_input(name) as stream:
-        traces = [line.trace for line in read_traces(stream, limits)]
-    return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
+        # One by one: it may be a file of any size.
+        traces = (line.trace for line in read_traces(stream, limits))
+        return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
 
 def decided_words(decision: Decision, traces: Traces) -> Iterator[str]:

@@ -1,0 +1,129 @@
+"""What the reconciler does with lost traces beside what ``tests/model`` holds: outages, and others who decide meanwhile."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from celery import Celery
+from kp_scorer.broker.backlog import waiting
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import declare_queues, send_traces
+from kp_scorer.broker.queues import SubmissionQueues, submission_queues
+from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.process import reconciler
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.settings import LedgerSettings, Settings
+
+from tests.support.builders import decision_on
+from tests.support.processes import wait_until
+
+FIRST, SECOND = "kp:trace:one", "kp:trace:other"
+DIGEST = b"d" * 16
+RESEND_AFTER_MS = 1
+
+
+@pytest.fixture
+def queues(settings: Settings) -> SubmissionQueues:
+    return submission_queues(settings)
+
+
+@pytest.fixture
+def app(settings: Settings, queues: SubmissionQueues) -> Iterator[Celery]:
+    with make_celery(settings) as opened:
+        declare_queues(opened, queues.in_order)
+        yield opened
+
+
+@pytest.fixture
+def two_lost(store: Store) -> None:
+    """Two traces whose messages never reach the queue."""
+    store.ledger.submit([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in (FIRST, SECOND)])
+
+
+class Scene(NamedTuple):
+    """One look at what is lost, and what came of it."""
+
+    app: Celery
+    queues: SubmissionQueues
+    store: Store
+    redis_client: redis.Redis
+    keys: Keys
+    monkeypatch: pytest.MonkeyPatch
+
+    def reconcile(self, before_sending: Callable[[str], None]) -> None:
+        """Look once, when all that is pending is due."""
+
+        def watched(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
+            for trace_id, _ in traces:
+                before_sending(trace_id)
+            send_traces(app, queues, traces)
+
+        self._wait_until_due()
+        self.monkeypatch.setattr(reconciler, "send_traces", watched)
+        settings = LedgerSettings(resend_after_s=RESEND_AFTER_MS / 1_000, max_resends=1)
+        reconciler.reconcile(self.app, self.queues, self.store, settings, Metrics(()))
+
+    def states(self) -> list[str]:
+        """Of the first and the second."""
+        return [record.state for record in self.store.ledger.look_up([FIRST, SECOND]) if record]
+
+    def on_queue(self) -> int:
+        return waiting(self.app, self.queues.traces)
+
+    def _wait_until_due(self) -> None:
+        sent: Any = self.redis_client.zrange(self.keys.pending, 0, -1, withscores=True)
+        last_ms = max(sent_ms for _, sent_ms in sent)
+
+        def are_due() -> bool:
+            seconds, microseconds = self.redis_client.time()
+            return bool(seconds * 1_000 + microseconds // 1_000 > last_ms + RESEND_AFTER_MS)
+
+        wait_until(are_due, 10)
+
+
+@pytest.fixture
+def scene(
+    two_lost: None,
+    app: Celery,
+    queues: SubmissionQueues,
+    store: Store,
+    redis_client: redis.Redis,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Scene:
+    return Scene(app, queues, store, redis_client, keys, monkeypatch)
+
+
+def test_a_trace_resent_too_often_is_dead_lettered_before_others_are_resent(scene: Scene) -> None:
+    # Claimed in the order of their sending, so that the one to be dead-lettered is the last.
+    scene.store.ledger.count_resend(SECOND)
+    sent: list[tuple[str, list[str]]] = []
+    scene.reconcile(lambda trace_id: sent.append((trace_id, scene.states())))
+    assert sent == [(FIRST, ["pending", "dead"])]
+    assert [letter.detail for letter in scene.store.dead_letters.read()] == ["sent 2 times, never decided"]
+
+
+def test_a_trace_decided_meanwhile_is_not_resent(scene: Scene) -> None:
+    def decide_the_other(sent: str) -> None:
+        (unsent,) = {FIRST, SECOND} - {sent}
+        scene.store.ledger.acquire([Identity(unsent, DIGEST)])
+        scene.store.ledger.commit([Verdict(unsent, DIGEST, decision_on(unsent), "", Tally("code", is_known=True))])
+
+    scene.reconcile(decide_the_other)
+    assert scene.on_queue() == 1
+    assert sorted(scene.states()) == ["decided", "pending"]
+
+
+def test_a_trace_that_cannot_be_resent_keeps_no_other_from_it(scene: Scene) -> None:
+    def refuse_one(trace_id: str) -> None:
+        if trace_id == FIRST:
+            raise ValueError("no broker takes this")
+
+    scene.reconcile(refuse_one)
+    assert scene.on_queue() == 1
+    assert scene.states() == ["pending", "pending"]
+    # What was not sent is not counted as sent, so it is not buried for it.
+    resends = [scene.redis_client.hget(scene.keys.record(trace_id), "resends") for trace_id in (FIRST, SECOND)]
+    assert resends == [None, b"1"]

@@ -1,0 +1,253 @@
+"""From admission to commit: what is decided together, what alone, and how passes through the engine are formed."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from kp_scorer.decider import Decider, NoveltyMeter, Resolved
+from kp_scorer.decision import Decision
+from kp_scorer.embedding import TRACE, TokenizedText, Vectors
+from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable, TraceConflict
+from kp_scorer.ledger import MemoryLedger
+from kp_scorer.novelty import MemoryLog, Window
+from kp_scorer.process.admission import Admission
+from kp_scorer.process.decide import DecideStage
+from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.embed import EmbedStage
+from kp_scorer.process.look_up import LookUpStage
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.scoring import Policy
+
+from tests.support.builders import make_trace
+from tests.support.processes import wait_until
+
+PATIENCE_S: Final = 10.0
+WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
+
+Ends = dict[str, Resolved | Exception]
+
+
+class GatedEmbedder:
+    """A token for each word; each pass waits at a gate, and is recorded as its objectives and whether it has all cores."""
+
+    name, engine, space, dimensions, recipe = "gated", "python", "gated-1", 4, TRACE
+    streams, max_tokens, step = 2, 8, 4
+
+    def __init__(self, *, is_open: bool = False, fails_at: str = "nothing") -> None:
+        self.passes: list[tuple[list[str], bool]] = []
+        self.gate = threading.Semaphore(1_000_000 if is_open else 0)
+        self._fails_at = fails_at
+
+    def tokenize(self, text: str) -> TokenizedText:
+        if "no-tokens" in text:
+            raise ValueError("no tokens")
+        return TokenizedText(text, [[1] * len(text.split())])
+
+    def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
+        self.passes.append(([each.text.strip() for each in texts], together))
+        assert self.gate.acquire(timeout=PATIENCE_S)
+        return self.embed([each.text for each in texts])
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        if any(self._fails_at in text for text in texts):
+            raise ArithmeticError(f"fails at {self._fails_at}")
+        return np.tile(np.eye(1, 4, dtype=np.float32), (len(texts), 1))
+
+
+class Stages:
+    """The stages that decide, by themselves."""
+
+    def __init__(self, embedder: GatedEmbedder, group_size: int = 32) -> None:
+        self.ends: Ends = {}
+        self.ledger = MemoryLedger()
+        novelty = NoveltyMeter(embedder, MemoryLog(WINDOW), WINDOW)
+        decider, metrics = Decider(self.ledger, Policy(), novelty, max_attempts=5), Metrics(())
+        self.admission = Admission(group_size, self._resolve)
+        self.decide = DecideStage(self.admission, decider, metrics)
+        self.embed = EmbedStage(self.admission, decider, novelty, metrics, self.decide.put)
+        self.look_up = LookUpStage(self.admission, decider, metrics, self.embed.put)
+
+    def _resolve(self, resolved: Sequence[tuple[Delivery, Resolved | Exception]]) -> None:
+        self.ends |= {delivery.trace.id.removeprefix("kp:trace:"): end for delivery, end in resolved if delivery.trace}
+
+    def submit(self, *objectives: str, **content: Any) -> None:
+        for objective in objectives:
+            trace_id = content.pop("trace_id", f"kp:trace:{objective.replace(' ', '-')}")
+            delivery = Delivery(SimpleNamespace(headers={}), 0)
+            delivery.trace = make_trace(objective=objective, trace_id=trace_id, **content)
+            self.admission.submit(delivery)
+
+    def wait_for_texts(self, count: int) -> None:
+        """Wait until so many texts are in flight."""
+        wait_until(lambda: self.embed.texts_in_flight == count, PATIENCE_S)
+
+    def wait_for_ends(self, count: int) -> Ends:
+        wait_until(lambda: len(self.ends) == count, PATIENCE_S)
+        return self.ends
+
+    def stop(self) -> None:
+        self.admission.stop()
+        self.look_up.thread.join(PATIENCE_S)
+        self.embed.stop()
+        self.decide.stop()
+        for thread in (*self.embed.threads, self.decide.thread):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def running(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
+    stages = Stages(embedder, group_size)
+    try:
+        yield stages
+    finally:
+        embedder.gate.release(1_000_000)
+        stages.stop()
+
+
+def test_a_lone_text_gets_all_cores_and_one_that_arrives_meanwhile_waits_for_no_other() -> None:
+    embedder = GatedEmbedder()
+    with running(embedder) as stages:
+        stages.submit("alone")
+        wait_until(lambda: embedder.passes == [(["alone"], True)], PATIENCE_S)
+        stages.submit("a b c d e", "f g h i j k", "l")
+        stages.wait_for_texts(4)
+        assert len(embedder.passes) == 1, "its pass has all cores"
+        embedder.gate.release()
+        wait_until(lambda: len(embedder.passes) == 3, PATIENCE_S)
+        assert sorted(embedder.passes[1:]) == [(["a b c d e"], False), (["f g h i j k"], False)]
+        embedder.gate.release()
+        wait_until(lambda: len(embedder.passes) == 4, PATIENCE_S)
+        assert embedder.passes[3] == (["l"], False), "as soon as one stream is free"
+        assert len(stages.wait_for_ends(2)) == 2, "and what is embedded is decided"
+
+
+def test_texts_of_one_rounded_length_share_a_pass_as_far_as_they_fit_and_the_oldest_goes_first() -> None:
+    embedder = GatedEmbedder()
+    with running(embedder) as stages:
+        stages.submit("first")
+        wait_until(lambda: embedder.passes, PATIENCE_S)
+        stages.submit("s1 x x", "long x x x x x x", "s2 x x", "s3 x x", "longer " + "x " * 20)
+        stages.wait_for_texts(6)
+        embedder.gate.release(1_000)
+        stages.wait_for_ends(6)
+    passes = [texts for texts, _ in embedder.passes[1:]]
+    assert passes[0] == ["s1 x x", "s2 x x"], "a third would be too many tokens"
+    assert [texts[0].split()[0] for texts in passes] == ["s1", "long", "s3", "longer"]
+
+
+def test_one_text_is_embedded_once_for_all_that_have_it() -> None:
+    embedder = GatedEmbedder()
+    with running(embedder) as stages:
+        stages.submit("same", trace_id="kp:trace:1")
+        wait_until(lambda: embedder.passes, PATIENCE_S)
+        stages.submit("same", trace_id="kp:trace:2")
+        stages.submit("other")
+        stages.wait_for_texts(2)
+        embedder.gate.release(1_000)
+        stages.wait_for_ends(3)
+    assert [texts for texts, _ in embedder.passes] == [["same"], ["other"]]
+
+
+@pytest.mark.parametrize("poison", ["poison", "no-tokens"])
+def test_a_poison_trace_fails_alone(poison: str) -> None:
+    embedder = GatedEmbedder(fails_at="poison")
+    with running(embedder) as stages:
+        stages.submit("first")
+        wait_until(lambda: embedder.passes, PATIENCE_S)
+        stages.submit("good", poison, "fine")
+        stages.wait_for_texts(4 if poison == "poison" else 3)
+        embedder.gate.release(1_000)
+        ends = stages.wait_for_ends(4)
+    assert isinstance(ends.pop(poison), ArithmeticError | ValueError)
+    assert all(isinstance(end, Decision) for end in ends.values())
+
+
+def test_an_unhealthy_embedder_is_an_outage_for_all() -> None:
+    with running(GatedEmbedder(is_open=True, fails_at="")) as stages:
+        stages.submit("a", "b", "c")
+        assert {type(end) for end in stages.wait_for_ends(3).values()} == {EmbedderUnhealthy}
+
+
+def test_traces_beyond_two_groups_are_not_leased() -> None:
+    embedder = GatedEmbedder()
+    with running(embedder, group_size=4) as stages:
+        stages.submit(*(f"text{n}" for n in range(30)))
+        stages.wait_for_texts(8)
+        wait_until(lambda: stages.look_up.stall.elapsed_s() == 0, PATIENCE_S)
+        assert stages.embed.texts_in_flight == 8
+        embedder.gate.release(1_000)
+        assert all(isinstance(end, Decision) for end in stages.wait_for_ends(30).values())
+
+
+def test_abort_fails_what_waits_and_finishes_what_is_in_the_engine() -> None:
+    embedder = GatedEmbedder()
+    with running(embedder) as stages:
+        stages.submit("begun")
+        wait_until(lambda: embedder.passes, PATIENCE_S)
+        stages.submit("waits in front of the engine")
+        stages.wait_for_texts(2)
+        stages.admission.abort()
+        stages.submit("waits to be admitted")
+        embedder.gate.release(1_000)
+        ends = stages.wait_for_ends(3)
+    assert isinstance(ends.pop("begun"), Decision)
+    assert {type(end) for end in ends.values()} == {ServiceUnavailable}
+    assert embedder.passes == [(["begun"], True)]
+
+
+def test_what_is_decided_already_does_not_wait_for_the_engine() -> None:
+    embedder = GatedEmbedder()
+    with running(embedder) as stages:
+        stages.submit("decided")
+        embedder.gate.release()
+        first = dict(stages.wait_for_ends(1))
+        stages.submit("slow")
+        stages.wait_for_texts(1)
+        stages.ends.clear()
+        stages.submit("decided")
+        assert stages.wait_for_ends(1) == first
+        stages.ends.clear()
+        stages.submit("conflicting", trace_id="kp:trace:decided")
+        assert isinstance(stages.wait_for_ends(1)["decided"], TraceConflict)
+
+
+class FailingLedger(MemoryLedger):
+    """Fails to commit whatever comes together with others, or all of it."""
+
+    def __init__(self, fails: Callable[[int], Exception | None]) -> None:
+        super().__init__()
+        self._fails = fails
+
+    def commit(self, verdicts: Any) -> Any:
+        if error := self._fails(len(verdicts)):
+            raise error
+        return super().commit(verdicts)
+
+
+def failing_together(count: int) -> Exception | None:
+    return ValueError("together") if count > 1 else None
+
+
+def in_outage(_: int) -> Exception | None:
+    return ServiceUnavailable("redis: away")
+
+
+@pytest.mark.parametrize(("fails", "end"), [(failing_together, Decision), (in_outage, ServiceUnavailable)])
+def test_a_group_that_cannot_be_committed_is_decided_one_by_one_except_in_an_outage(
+    fails: Callable[[int], Exception | None], end: type
+) -> None:
+    embedder = GatedEmbedder()
+    embedder.max_tokens = 100
+    with running(embedder) as stages:
+        stages.submit("first")
+        wait_until(lambda: embedder.passes, PATIENCE_S)
+        stages.submit("a", "b", "c")
+        stages.wait_for_texts(4)
+        stages.ledger.commit = FailingLedger(fails).commit  # type: ignore[method-assign]
+        embedder.gate.release(1_000)
+        assert all(isinstance(each, end) for each in stages.wait_for_ends(4).values())

@@ -1,0 +1,99 @@
+"""Which traces are being decided: some at a time, and one alone after a failure."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kp_scorer.decider import Resolved
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.process.delivery import Delivery
+
+
+class Admission:
+    """Admits deliveries to the stages that decide, and gets them back: resolved, or to be decided again.
+
+    Isolation: what fails together with others is decided again with nothing else in flight, so that a trace that causes a
+    failure fails alone. An outage fails them together.
+
+    At most two groups of ``group_size`` are being decided. If the worker dies, each of these traces counts an attempt, and is
+    decided alone from then on.
+    """
+
+    def __init__(self, group_size: int, on_resolved: Callable[[Sequence[tuple[Delivery, Resolved | Exception]]], None]) -> None:
+        """Call ``on_resolved``, which must neither raise nor wait, with what leaves."""
+        self._group_size = group_size
+        self._on_resolved = on_resolved
+        self._changed = threading.Condition()
+        self._waiting: deque[Delivery] = deque()
+        self._alone: deque[Delivery] = deque()
+        self._deciding = 0
+        self._is_one_alone = False
+        self._is_stopping = False
+        self._is_aborted = False
+
+    def submit(self, delivery: Delivery) -> None:
+        """Have the trace of a message decided. Any thread may do so."""
+        with self._changed:
+            self._waiting.append(delivery)
+            self._changed.notify()
+
+    def next_group(self) -> Sequence[Delivery]:
+        """Wait for what is to be decided next; empty once all are resolved and no more come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._can_admit() or self._is_over())
+            if not self._can_admit():
+                return ()
+            self._is_one_alone = bool(self._alone)
+            source, size = (self._alone, 1) if self._alone else (self._waiting, self._group_size)
+            group = [source.popleft() for _ in range(min(size, len(source)))]
+            for delivery in group:
+                delivery.is_alone = self._is_one_alone
+            self._deciding += len(group)
+            return group
+
+    def resolve(self, resolved: Sequence[tuple[Delivery, Resolved | Exception]]) -> None:
+        """Pass on how some deliveries are resolved."""
+        self._leave(len(resolved))
+        self._on_resolved(resolved)
+
+    def fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
+        """Decide again, alone, what failed together; the error resolves what failed alone, and an outage all of them."""
+        if isinstance(error, ServiceUnavailable) or all(delivery.is_alone for delivery in deliveries):
+            self.resolve([(delivery, error) for delivery in deliveries])
+        else:
+            self.decide_alone(deliveries)
+
+    def decide_alone(self, deliveries: Sequence[Delivery]) -> None:
+        """Decide these again, each with nothing else in flight."""
+        with self._changed:
+            self._alone.extend(deliveries)
+        self._leave(len(deliveries))
+
+    def abort(self) -> None:
+        """From now on, begin nothing."""
+        self._is_aborted = True
+
+    def check(self) -> None:
+        """Raise ServiceUnavailable, which requeues what a stage was about to begin, if the worker is about to end."""
+        if self._is_aborted:
+            raise ServiceUnavailable("worker: about to end")
+
+    def stop(self) -> None:
+        """Have ``next_group`` return nothing once what was submitted is resolved."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+
+    def _can_admit(self) -> bool:
+        if self._alone:
+            return not self._deciding
+        return bool(self._waiting) and self._deciding <= self._group_size and not (self._is_one_alone and self._deciding)
+
+    def _is_over(self) -> bool:
+        # A trace that is being decided may have to be decided again.
+        return self._is_stopping and not (self._waiting or self._alone or self._deciding)
+
+    def _leave(self, count: int) -> None:
+        with self._changed:
+            self._deciding -= count
+            self._changed.notify()

@@ -1,0 +1,180 @@
+"""The second stage of deciding: each stream of the engine takes the next texts as soon as it is free."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from kp_scorer.decider import Decider, NoveltyMeter, ms_since
+from kp_scorer.embedding import TokenizedText, Vectors
+from kp_scorer.embedding.embedder import rounded_up
+from kp_scorer.process.admission import Admission
+from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.process.watchdog import StallTimer, VitalThread
+
+
+@dataclass(eq=False, slots=True)
+class _Text:
+    """A text that waits for a pass, or is in one, and the deliveries with that text."""
+
+    tokenized: TokenizedText
+    shape: Sequence[int]
+    """The lengths of its parts, rounded up."""
+    deliveries: list[Delivery]
+    put_at: float = field(default_factory=time.perf_counter)
+
+
+class _Pass(NamedTuple):
+    """What a stream runs next."""
+
+    texts: Sequence[_Text]
+    together: bool
+    """Whether it gets all cores."""
+
+
+class EmbedStage:
+    """Continuous batching: no pass waits for another to form, and no text for the others that came with it.
+
+    The oldest text goes first, and those of its rounded length that wait behind it go along, as many as fit. So long texts and
+    short ones starve neither each other nor themselves.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        decider: Decider,
+        novelty: NoveltyMeter,
+        metrics: Metrics,
+        pass_on: Callable[[Sequence[Delivery]], None],
+    ) -> None:
+        """Start a thread for each stream; ``pass_on``, which must not raise, gets deliveries whose traces have vectors."""
+        self._admission = admission
+        self._decider = decider
+        self._embedder = novelty.embedder
+        self._checked = novelty.checked
+        self._metrics = metrics
+        self._pass_on = pass_on
+        self._changed = threading.Condition()
+        self._waiting: list[_Text] = []
+        self._by_text: dict[str, _Text] = {}
+        self._running = 0
+        self._runs_together = False
+        self._is_stopping = False
+        self.stalls = [StallTimer() for _ in range(self._embedder.streams)]
+        """Each runs during a pass of its stream."""
+        self.threads = [VitalThread(partial(self._run, stall), f"stream-{n}") for n, stall in enumerate(self.stalls)]
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def texts_in_flight(self) -> int:
+        """How many texts wait for a pass, or are in one."""
+        return len(self._by_text)
+
+    def put(self, deliveries: Sequence[Delivery]) -> None:
+        """Embed the traces of these, each as soon as a stream is free."""
+        for delivery in deliveries:
+            try:
+                self._put(delivery)
+            except Exception as error:
+                self._fail([delivery], error)
+
+    def stop(self) -> None:
+        """End the threads, once nothing waits."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+
+    def _put(self, delivery: Delivery) -> None:
+        assert delivery.trace, "only a submission is decided"
+        text = self._embedder.recipe.text(delivery.trace)
+        with self._changed:
+            if same := self._by_text.get(text):
+                same.deliveries.append(delivery)
+                return
+        tokenized = self._embedder.tokenize(text)
+        shape = [rounded_up(len(row), self._embedder.step) for row in tokenized.rows]
+        with self._changed:
+            self._by_text[text] = added = _Text(tokenized, shape, [delivery])
+            self._waiting.append(added)
+            self._changed.notify()
+
+    def _run(self, stall: StallTimer) -> None:
+        while next_pass := self._next_pass():
+            stall.start()
+            self._embed(next_pass)
+            stall.stop()
+
+    def _next_pass(self) -> _Pass | None:
+        with self._changed:
+            self._changed.wait_for(lambda: (self._waiting and not self._runs_together) or self._is_stopping)
+            if not self._waiting:
+                return None
+            texts = self._form_pass()
+            streams = self._embedder.streams
+            # Where most streams would have no pass, all cores on one pass after the other are done sooner.
+            together = streams == 1 or (not self._running and len(self._waiting) < streams // 2)
+            self._running += 1
+            self._runs_together = together
+            return _Pass(texts, together)
+
+    def _form_pass(self) -> list[_Text]:
+        first = self._waiting[0]
+        texts: list[_Text] = []
+        longest = 0
+        for text in self._waiting:
+            longer = max(longest, 0, *map(len, text.tokenized.rows))
+            if text is first or (text.shape == first.shape and (len(texts) + 1) * longer <= self._embedder.max_tokens):
+                texts.append(text)
+                longest = longer
+        self._waiting = [text for text in self._waiting if text not in texts]
+        return texts
+
+    def _embed(self, next_pass: _Pass) -> None:
+        started = time.perf_counter()
+        vectors: Vectors | Exception
+        try:
+            self._admission.check()
+            vectors = self._run_pass(next_pass)
+        except Exception as error:
+            vectors = error
+        with self._changed:
+            self._running -= 1
+            self._runs_together = False
+            for text in next_pass.texts:
+                del self._by_text[text.tokenized.text]
+            self._changed.notify_all()
+        if isinstance(vectors, Exception):
+            self._fail([delivery for text in next_pass.texts for delivery in text.deliveries], vectors)
+        else:
+            self._pass_on(self._with_vectors(next_pass.texts, vectors, started))
+
+    def _run_pass(self, next_pass: _Pass) -> Vectors:
+        texts, metrics = next_pass.texts, self._metrics
+        started = time.perf_counter()
+        tokenized = [text.tokenized for text in texts]
+        vectors = self._checked.run(tokenized, together=next_pass.together, alone=texts[0].deliveries[0].is_alone)
+        metrics.pass_s.observe(time.perf_counter() - started)
+        metrics.pass_texts.observe(len(texts))
+        metrics.pass_tokens.observe(sum(each.tokens for each in tokenized))
+        for text in texts:
+            metrics.pass_wait_s.observe(started - text.put_at)
+        return vectors
+
+    def _with_vectors(self, texts: Sequence[_Text], vectors: Vectors, started: float) -> list[Delivery]:
+        embed_ms = ms_since(started)
+        deliveries = []
+        for text, vector in zip(texts, vectors, strict=True):
+            wait_ms = round((started - text.put_at) * 1_000, 3)
+            for delivery in text.deliveries:
+                assert delivery.case
+                delivery.case.vector, delivery.case.wait_ms, delivery.case.embed_ms = vector, wait_ms, embed_ms
+                deliveries.append(delivery)
+        return deliveries
+
+    def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
+        self._decider.release([delivery.case for delivery in deliveries if delivery.case])
+        self._admission.fail(deliveries, error)

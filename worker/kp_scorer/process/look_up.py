@@ -1,0 +1,50 @@
+"""The first stage of deciding: look traces up in the ledger, one round trip for whatever waits."""
+
+from collections.abc import Callable, Sequence
+
+from kp_scorer.decider import Decider
+from kp_scorer.process.admission import Admission
+from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.process.watchdog import StallTimer, VitalThread
+
+
+class LookUpStage:
+    """Resolves what is decided or dead already, and passes on what this worker is to decide."""
+
+    def __init__(
+        self, admission: Admission, decider: Decider, metrics: Metrics, pass_on: Callable[[Sequence[Delivery]], None]
+    ) -> None:
+        """Start the thread; ``pass_on``, which must not raise, gets each group of deliveries whose traces are leased."""
+        self._admission = admission
+        self._decider = decider
+        self._metrics = metrics
+        self._pass_on = pass_on
+        self.stall = StallTimer()
+        """Runs while a group is looked up and passed on."""
+        self.thread = VitalThread(self._run, "look-up")
+        self.thread.start()
+
+    def _run(self) -> None:
+        while group := self._admission.next_group():
+            self.stall.start()
+            try:
+                self._acquire(group)
+            except Exception as error:
+                self._admission.fail(group, error)
+            else:
+                self._sort(group)
+            self.stall.stop()
+
+    def _acquire(self, group: Sequence[Delivery]) -> None:
+        self._admission.check()
+        cases = self._decider.acquire([delivery.trace for delivery in group if delivery.trace], alone=group[0].is_alone)
+        self._metrics.look_up_s.observe(cases[0].look_up_ms / 1_000)
+        for delivery, case in zip(group, cases, strict=True):
+            delivery.case = case
+
+    def _sort(self, group: Sequence[Delivery]) -> None:
+        cases = [(delivery, delivery.case) for delivery in group if delivery.case]
+        self._admission.resolve([(delivery, case.resolved) for delivery, case in cases if case.resolved])
+        self._admission.decide_alone([delivery for delivery, case in cases if not (case.resolved or case.is_claimed)])
+        self._pass_on([delivery for delivery, case in cases if case.is_claimed])
