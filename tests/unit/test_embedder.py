@@ -23,7 +23,7 @@ from kp_scorer.embedding import (
 )
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.embedding.text_embedder import group_by_length
-from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable
+from kp_scorer.errors import EmbedderUnhealthy
 from kp_scorer.settings import EmbeddingSettings, RecipeName
 
 from tests.support.builders import make_trace, step
@@ -133,11 +133,6 @@ def test_the_probe_is_longer_than_a_model_reads() -> None:
     embedder = FailingEmbedder(lambda text: True)
     fails(CheckedEmbedder(embedder), BAD)
     assert len(embedder.last.split()) > 512
-
-
-def test_unhealthy_embedder_is_an_outage_with_an_exit_code_of_its_own() -> None:
-    assert issubclass(EmbedderUnhealthy, ServiceUnavailable)
-    assert EmbedderUnhealthy.exit_code == 4
 
 
 def cgroup(directory: Path, files: dict[str, str]) -> Path:

@@ -57,7 +57,6 @@ _REMEDIES: Final[dict[str, str]] = {
 }
 
 Traces = Mapping[str, ReasoningTrace]
-"""By id."""
 
 
 @click.command(epilog="Example: kp-scorer explain 4f1c20a9 --traces traces.jsonl")
