@@ -121,26 +121,6 @@ def test_workers_survive_an_emptied_store_and_compare_with_no_erased_trace(apart
     assert (report.agreeing, report.differences) == (60, [])
 
 
-def test_traces_wait_while_the_store_refuses_them(apart: Settings, tmp_path: Path) -> None:
-    traces = short_traces(12, seed=13)
-    ids = [trace["id"] for trace in traces]
-    with (
-        redis.Redis.from_url(apart.redis.url) as redis_client,
-        start_fleet(apart, tmp_path, 1, FAST_WORKER) as (worker,),
-        Client(apart) as client,
-    ):
-        # A key of the wrong type: the log can neither be read nor written.
-        redis_client.set("kp:log:word-hash-1", "in the way", px=60_000)
-        for trace in traces:
-            client.submit(trace)
-        wait_until(lambda: len(worker.events("trace_waits")) == apart.worker.concurrency)
-        assert not any(status and status.state != "pending" for status in client.look_up(ids))
-        redis_client.delete("kp:log:word-hash-1")
-        completed = list(client.as_completed(ids, timeout_s=60))
-        assert worker.process.poll() is None
-    assert [status.state for status in completed] == ["decided"] * len(traces)
-
-
 def test_idle_workers_read_the_log_on(small: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
     with start_fleet(small, tmp_path, 1, FAST_WORKER):
         reads: Any = redis_client.info("commandstats")

@@ -111,7 +111,7 @@ def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
     leader, terminal = pty.openpty()
     variables = os.environ | {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url, "TERM": "xterm"}
     process = subprocess.Popen(
-        [*COMMAND, "top", "--every", "0.5"],
+        [*COMMAND, "top"],
         stdin=terminal,
         stdout=subprocess.PIPE,
         stderr=terminal,

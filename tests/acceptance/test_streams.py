@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 import pytest
 from kp_scorer.characters import escaped_lines
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
 
 from tests.support.builders import minimal_payload, step
 from tests.support.commands import COMMAND, run, run_in_shell
@@ -79,15 +79,6 @@ def test_score_prints_each_decision_as_its_trace_arrives(packed: bool) -> None:
             stdin.write(deflate.compress(line) + deflate.flush(zlib.Z_SYNC_FLUSH) if packed else line)
             assert ids(stdout.readline().decode()) == [trace["id"]]
         stdin.write(deflate.flush() if packed else b"")
-        stdin.close()
-        assert end_of(process)[0] == 0
-
-
-def test_submit_prints_each_trace_as_it_arrives(settings: Settings) -> None:
-    with running("submit", "-", **as_environment(settings)) as (process, stdin, stdout):
-        for trace in fresh_samples(3):
-            stdin.write(lines([trace]))
-            assert json.loads(stdout.readline()) == {"trace_id": trace["id"], "state": "pending"}
         stdin.close()
         assert end_of(process)[0] == 0
 
@@ -204,15 +195,3 @@ def test_score_escapes_control_sequences() -> None:
     states = [json.loads(line).get("state", "decided") for line in done.stdout.splitlines()]
     assert states == ["invalid", "invalid", "decided", "invalid", "invalid"]
     assert "line 2: metadata.task_domain: expected no control" in done.stderr
-
-
-def test_dead_letters_are_shown_with_odd_characters_escaped(settings: Settings, store: Store) -> None:
-    # Half a character is no JSON that every program reads.
-    texts = [ODD, '"\\ud800"']
-    sent = [*(json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()), *texts]
-    for text in sent:
-        store.dead_letters.dead_letter(text.encode(), "malformed", "body: expected JSON")
-    done = run_shown("dead-letter", "show", **as_environment(settings))
-    payloads = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
-    for text in sent:
-        assert (text if text in texts else json.loads(text)) in payloads

@@ -55,13 +55,6 @@ def test_a_batch_compares_its_traces_with_each_other_in_order(make_log: MakeLog)
     assert [placement and placement.place.number for placement in placements] == [1, 2, 3]
 
 
-def test_two_caches_on_one_log_see_each_other(make_log: MakeLog) -> None:
-    log = make_log(WINDOW)
-    first, second = cache_of(log), cache_of(log)
-    place(first, "a", 1)
-    assert nearest(place(second, "b", 1)) == ("a", 1.0)
-
-
 def test_a_trace_placed_again_gets_its_place_back_and_never_meets_itself(make_log: MakeLog) -> None:
     log = make_log(WINDOW)
     before = place(cache_of(log), "a", 1)

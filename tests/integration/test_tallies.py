@@ -12,12 +12,11 @@ from kp_scorer.ledger.keys import Keys
 from tests.support.builders import decision_on
 from tests.support.traces import new_id
 
-DIGEST: Final = b"a" * 16
 MOST_NAMES: Final = 1_000
 
 
-def verdict(tally: Tally, trace_id: str = "", digest: bytes = DIGEST, entry: str = "") -> Verdict:
-    return Verdict(trace_id or new_id(), digest, decision_on("kp:trace:one"), entry, tally)
+def verdict(tally: Tally) -> Verdict:
+    return Verdict(new_id(), b"a" * 16, decision_on("kp:trace:one"), "", tally)
 
 
 @pytest.fixture

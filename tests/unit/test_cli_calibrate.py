@@ -204,11 +204,6 @@ def test_number_of_labels_is_noted_unless_all_traces_have_one(file: Path, labels
     assert f"2 of {len(DECISIONS)} traces have a label" in run(file, "--accept", "20%", "--labels", labels).stderr
 
 
-def test_labels_are_json_lines(tmp_path: Path) -> None:
-    text = '{"trace_id": "kp:trace:1", "good": true}\n\n{"good": false, "trace_id": "kp:trace:2", "by": "me"}\n'
-    assert read_labels(written_to(tmp_path / "labels", text)) == {"kp:trace:1": True, "kp:trace:2": False}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.commands.demo import decisions_table, why
-from kp_scorer.cli.display import console, pace, short_id
+from kp_scorer.cli.display import console, pace
 from kp_scorer.cli.ids import resolve_among, resolve_dead_letter_id
 from kp_scorer.cli.output import print_json, print_note
 from kp_scorer.decision import Decision, Nearest, Novelty
@@ -135,16 +135,6 @@ def test_beginning_resolves_to_the_only_id_that_has_it(ids: set[str], data: st.D
             resolve_among(beginning, ids)
 
 
-@given(st.sets(ENDS.map(TRACE_ID_PREFIX.__add__)), ENDS.map(TRACE_ID_PREFIX.__add__))
-def test_an_id_with_the_prefix_is_exact(ids: set[str], exact: str) -> None:
-    assert resolve_among(exact, ids) == exact
-
-
-@given(ENDS)
-def test_short_id_resolves(end: str) -> None:
-    assert resolve_among(short_id(TRACE_ID_PREFIX + end), [TRACE_ID_PREFIX + end]) == TRACE_ID_PREFIX + end
-
-
 def test_at_most_ten_candidates_are_named() -> None:
     ids = [f"kp:trace:a{number:02}" for number in range(12)]
     with pytest.raises(click.BadParameter) as refused:
@@ -209,11 +199,6 @@ def test_escaped_json_is_equal_and_safe(text: str) -> None:
 def test_escaping_keeps_only_line_breaks(text: str) -> None:
     assert escaped(escaped(text)) == escaped(text)
     assert escaped_lines(text).split("\n") == [escaped(line) for line in text.split("\n")]
-
-
-@pytest.mark.parametrize("text", ["plain", "\u65e5\u672c\u8a9e \U0001f600", "\u05e9\u05dc\u05d5\u05dd", "a\\u001b"])
-def test_harmless_text_is_unchanged(text: str) -> None:
-    assert escaped(text) == text
 
 
 def test_commands_print_nothing_that_a_terminal_acts_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_each_decision_is_read_once(gather: click.Command, results: list[Gathere
     assert [decision.model_dump(mode="json") for decision in gathered.decisions] == rows
     assert not gathered.successes
     assert gathered.refused == 1
-    assert "line 6: domain: Field required" in result.stderr
+    assert "line 6: expected a decision, as one JSON object" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["some.jsonl", "--stored"]])

@@ -71,10 +71,6 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
     assert [path for path in let_in if not (REPOSITORY / path).exists()] == []
 
 
-def test_the_last_stage_is_the_one_for_a_cpu() -> None:
-    assert list(stages())[-1] == "cpu"
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_worker_is_the_process_itself_and_gets_its_signals(target: str) -> None:
     started: list[Any] = [*json.loads(last(target, "ENTRYPOINT")), *json.loads(last(target, "CMD"))]

@@ -9,9 +9,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import kp_scorer
 import pytest
-from kp_scorer import Decision, ReasoningTrace, Settings, load_settings, score_traces
-
-from tests.support.traces import sample_traces
+from kp_scorer import Decision, ReasoningTrace, Settings, load_settings
 
 ALIASES: Final = {"Reason", "Submitted", "Trace"}
 HEAVY: Final = {"celery", "kombu", "redis", "openvino", "torch", "transformers", "numpy"}
@@ -70,13 +68,3 @@ def test_signatures_use_only_types_of_the_face() -> None:
 def test_other_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
         _ = kp_scorer.nothing_of_this_name
-
-
-def test_traces_and_their_json_get_the_same_scores() -> None:
-    payloads = sample_traces()[:5]
-    traces = [ReasoningTrace.model_validate(payload) for payload in payloads]
-    assert scores(traces) == scores(payloads)
-
-
-def scores(traces: list[Any]) -> list[float]:
-    return [decision.score for decision in score_traces(traces, WITHOUT_EMBEDDER)]

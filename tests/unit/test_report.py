@@ -16,7 +16,6 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.report.page import fingerprint, page
 from kp_scorer.report.text import COLUMNS, text
-from kp_scorer.report.words import share
 from rich.cells import cell_len
 
 from tests.support.builders import decision, decisions
@@ -145,11 +144,3 @@ def test_report_on_a_file_with_refused_lines_names_their_number_and_exits_1() ->
     result = CliRunner().invoke(report, ["-", "--text"], input=f"{hostile_decisions()[1].model_dump_json()}\n[]\n")
     assert result.exit_code == 1
     assert "lines refused 1" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("part", "total", "words"),
-    [(0, 5, "0%"), (5, 5, "100%"), (1, 2_000, "<0.1%"), (1, 80, "1.2%"), (1, 2, "50%"), (999, 1_000, "99.9%"), (0, 0, "0%")],
-)
-def test_shares_have_few_digits(part: int, total: int, words: str) -> None:
-    assert share(part, total) == words

@@ -15,7 +15,6 @@ OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 OVERRIDES: Final[tuple[Override, ...]] = get_args(Override)
 
 THRESHOLDS: Final = tuple(number / 100 for number in range(101))
-"""Every threshold of two decimals, from 0 to 1."""
 BINS: Final = 20
 """How many bins a histogram has, all equally wide; an even threshold such as 0.75 lies between two of them."""
 NEAR: Final = 0.95
@@ -110,10 +109,8 @@ class Analysis:
     dimensions: Mapping[str, Distribution]
     novelty: Course
     groups: Sequence[Sequence[Member]]
-    """Near duplicates."""
     closest: ClosestCalls
     dead_letters: Mapping[str, int]
-    """How many dead letters there are of each reason."""
 
 
 def analyse(decisions: Sequence[Decision], dead_letters: Mapping[str, int]) -> Analysis:

@@ -52,7 +52,6 @@ class ConfirmingChannel:
         self._channel = proxy(channel)
         self._published = 0
         self.is_broken = False
-        """Whether an error has ended its use."""
         self._unconfirmed: set[int] = set()
         self._nacked: set[int] = set()
 

@@ -1,6 +1,5 @@
 """Tables and progress for people, on stderr. What imports this imports Rich."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from kp_scorer.characters import escaped
 from kp_scorer.cli.output import print_note
@@ -23,7 +21,6 @@ OVERRIDE_WORDS: Final[dict[Override, str]] = {
     "recovered_from_errors": "recovered from errors (+0.1)",
     "single_tool": "only one tool (-0.1)",
 }
-_DOMAIN_COLUMNS: Final = 16
 _NOTE_EVERY_S: Final = 2.0
 _RATE_OF_S: Final = 10.0
 
@@ -34,19 +31,9 @@ def console() -> Console:
     return terminal if terminal.is_terminal else Console(stderr=True, width=160)
 
 
-def table_by_domain(*headings: str) -> Table:
-    """An empty table of 80 columns at most: a domain in the first, figures in the others."""
-    table = Table(header_style="bold", pad_edge=False, box=None, padding=(0, 1))
-    table.add_column("domain", no_wrap=True, max_width=_DOMAIN_COLUMNS)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def cell(text: str) -> str:
-    """A text from outside as the cell of a table, escaped; quoted if it would look like another one, or like a summary."""
-    is_plain = text == text.strip(" ") and "  " not in text and not text.startswith("(")
-    return escape(escaped(text if is_plain else json.dumps(text, ensure_ascii=False)))
+    """A text from outside as the cell of a table."""
+    return escape(escaped(text))
 
 
 def percent(share: float) -> str:

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import IO, Any, Final, NamedTuple, Self
 
 import click
-from pydantic import ValidationError
 
 from kp_scorer.characters import escaped
 from kp_scorer.cli.display import progress
@@ -44,7 +43,6 @@ class Gathered(NamedTuple):
     refused: int
     """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged."""
     source: str
-    """Where they are from, for display."""
 
     def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> Self:
         """What is left of them by an option that chooses names."""
@@ -182,18 +180,11 @@ def _read_decisions(stream: IO[bytes]) -> tuple[list[Decision], int]:
         try:
             row = json.loads(line)
             decision = Decision.model_validate(row.get("decision", row))
-        except (ValueError, AttributeError, RecursionError) as error:
+        except (ValueError, AttributeError, RecursionError):
             refused += 1
-            print_note(f"line {number}: {_problem(error)}")
+            print_note(f"line {number}: expected a decision, as one JSON object")
         else:
             # Of a trace that was forgotten and submitted again, the ledger has the later one.
             earlier = decisions.get(decision.trace_id, decision)
             decisions[decision.trace_id] = max(earlier, decision, key=lambda each: each.decided_at)
     return list(decisions.values()), refused
-
-
-def _problem(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return "expected a decision, as one JSON object"
-    first = error.errors(include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or '$'}: {first['msg']}, in place of a decision"

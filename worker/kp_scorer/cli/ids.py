@@ -14,16 +14,12 @@ from kp_scorer.ledger import RedisLedger
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 _MOST_NAMED: Final = 10
-"""How many ids an error names if several match."""
 
 
 def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: Callable[[], Iterable[str]] = tuple) -> str:
     """Return the id of the only trace that matches; the argument itself if none does, BadParameter if several do.
 
-    Args:
-        id_or_beginning: an exact id, with ``kp:trace:`` or without it; or, without it, the beginning of one.
-        ledger: where to look. If it has a record of the exact id, nothing else is read.
-        ids_elsewhere: reads further ids that may match; called only if the ledger has no record of the exact id.
+    ``ids_elsewhere`` reads further ids that may match, if the ledger has no record of the exact id.
     """
     exact = exact_trace_id(id_or_beginning)
     if id_or_beginning == exact or ledger.look_up([exact])[0]:

@@ -355,7 +355,6 @@ def _id_or_raise(answers: Sequence[Submitted]) -> str:
 
 
 def _portions(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
-    """Cut where there are bytes enough."""
     portion: list[Submission] = []
     size_bytes = 0
     for submission in submissions:

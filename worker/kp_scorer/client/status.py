@@ -47,7 +47,6 @@ class Polling:
         self.pending = list(dict.fromkeys(trace_ids))
         """The traces that are neither decided nor dead."""
         self.pause_s = _POLL_FASTEST_S
-        """How long to wait before the next look-up."""
         self._deadline = time.monotonic() + timeout_s
         self._answer_s = answer_s
 

@@ -48,9 +48,7 @@ class DeadLetter(NamedTuple):
     last_ms: int
     """When it was last dead-lettered: redelivered, or submitted and failed again."""
     occurrences: int
-    """How often it was dead-lettered."""
     size_bytes: int
-    """Of its payload."""
 
 
 class _Reply(NamedTuple):

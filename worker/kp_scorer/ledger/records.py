@@ -64,7 +64,6 @@ class Tallies(NamedTuple):
     domains: dict[str, int]
     """By domain; under an empty name those of domains after too many."""
     guards: dict[str, int]
-    """By each guard that fired."""
 
 
 class Verdict(NamedTuple):
@@ -87,7 +86,6 @@ class CommitResult(NamedTuple):
     decision: Decision | None = None
     """The one that stands."""
     reason: Reason | None = None
-    """Why the trace is dead."""
     detail: str = ""
 
 

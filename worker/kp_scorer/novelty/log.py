@@ -106,7 +106,6 @@ class Tail(NamedTuple):
     restart: bool
     """Whether the log is another one than the cursor's: the mirror must drop what it has read and start anew."""
     more: bool
-    """Whether there is more to read."""
 
 
 class NoveltyLog(Protocol):

@@ -36,10 +36,8 @@ class Delivery:
         self.recording: SpanRecording | None = None
         """Its spans, once there is something to record."""
         self.received_at_s = time.time()
-        """When it was received, as Unix time."""
         self._received_at = time.monotonic()
         self.stall = StallTimer()
-        """The time since it last made progress."""
         self.stall.start()
         self.waits_for = ""
         """Why the last attempt failed; empty before the first."""

@@ -48,7 +48,6 @@ class Chart(NamedTuple):
     kind: Literal["scores", "dimension", "acceptance", "novelty"]
     """How ``page.js`` draws it."""
     figures: Mapping[str, Any]
-    """What it shows, as JSON."""
     counts: Sequence[int] = ()
     """Its histogram, if it shows one."""
 
@@ -68,10 +67,8 @@ class Section(NamedTuple):
     """A part of the report, with a heading that says what it shows."""
 
     anchor: str
-    """Its id on the page."""
     heading: str
     lead: str
-    """How to read it."""
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     legend: Sequence[Outcome] = ()

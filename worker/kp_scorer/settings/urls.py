@@ -26,7 +26,6 @@ _AMBIGUOUS: Final = re.compile(r"[\s#\\]|[/?@].*@|%(?![0-9A-Fa-f]{2})")
 
 
 Address = tuple[str, int | None]
-"""Host and port of a server."""
 
 
 class Sentinels(NamedTuple):

@@ -32,7 +32,6 @@ _LEAST_SHARE: Final = 0.001
 _DIGITS: Final = 12
 """So many digits make a share in percents exact: 99.9 / 100 is not 0.999."""
 _MOST_BYTES: Final = 2**26
-"""Of labels: those of a million traces."""
 _HEAD: Final = (
     "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
     "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",

@@ -127,7 +127,6 @@ def _readable(payload: bytes, limits: Limits) -> object:
 
 
 def _described(each: DeadLetter) -> dict[str, Any]:
-    """A dead letter as it is printed."""
     described = each._asdict()
     for name in ("first", "last"):
         at = datetime.fromtimestamp(described.pop(f"{name}_ms") / 1_000, UTC)

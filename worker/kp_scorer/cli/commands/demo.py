@@ -28,7 +28,6 @@ from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.settings import Settings
 
 _LONGEST_BUILT_IN: Final = 16
-"""Of the names of domains."""
 _LOW: Final = 0.5
 _HIGH: Final = 0.8
 _CLOSE: Final = 0.6

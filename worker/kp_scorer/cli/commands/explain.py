@@ -57,7 +57,6 @@ _REMEDIES: Final[dict[str, str]] = {
 }
 
 Traces = Mapping[str, ReasoningTrace]
-"""By id."""
 
 
 @click.command(epilog="Example: kp-scorer explain 4f1c20a9 --traces traces.jsonl")
@@ -149,8 +148,9 @@ def _traces_in(name: str | None, decisions: Collection[Decision], limits: Limits
     wanted = {decision.trace_id for decision in decisions}
     wanted |= {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
     with open_input(name) as stream:
-        traces = [line.trace for line in read_traces(stream, limits)]
-    return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
+        # One by one: it may be a file of any size.
+        traces = (line.trace for line in read_traces(stream, limits))
+        return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
 
 def decided_words(decision: Decision, traces: Traces) -> Iterator[str]:

@@ -1,14 +1,11 @@
 """``kp-scorer re-decide``: what other thresholds, weights or profiles would have decided."""
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from kp_scorer.analysis.explanation import bound_of
-from kp_scorer.cli.display import cell, console, percent, table_by_domain
+from kp_scorer.cli.display import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.output import print_json, print_note
 from kp_scorer.decision import Decision
@@ -41,8 +38,9 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     pairs = [(decision, decide_again(decision, policy)) for decision in gathered.decisions]
     for before, after in filter(_is_flip, pairs):
         print_json(_row(before, after))
-    console().print(_table(pairs))
     print_note(f"{sum(map(_is_flip, pairs))} of {len(pairs)} decisions flip")
+    accepted = (sum(decision.outcome == "accepted" for decision in side) for side in zip(*pairs, strict=True))
+    print_note("accepted before and after: {}, {}".format(*(percent(count / len(pairs)) for count in accepted)))
     if weighed := sum(before.weights != after.weights for before, after in pairs):
         print_note(f"{weighed} have other weights than they were decided with, and so another score")
     if capped := sum(bound_of(before, "max_confidence") != policy.max_confidence for before, _ in pairs):
@@ -61,22 +59,3 @@ def _row(before: Decision, after: Decision) -> dict[str, str | float]:
         for name, decision in (("before", before), ("after", after))
     }
     return {"trace_id": before.trace_id, "domain": before.domain, **both}
-
-
-def _table(pairs: Sequence[Pair]) -> Table:
-    """One row a domain, and one for all."""
-    by_domain: defaultdict[str, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        by_domain[pair[0].domain].append(pair)
-    table = table_by_domain("traces", "accepted", "then", "flips", "to accepted", "review", "rejected")
-    for domain, of_domain in sorted(by_domain.items()):
-        table.add_row(cell(domain), *_figures(of_domain))
-    table.add_row("(all)", *_figures(pairs))
-    return table
-
-
-def _figures(pairs: Sequence[Pair]) -> list[str]:
-    accepted = (sum(decision.outcome == "accepted" for decision in side) for side in zip(*pairs, strict=True))
-    flips = Counter(after.outcome for _, after in filter(_is_flip, pairs))
-    to_each = (flips[outcome] for outcome in ("accepted", "review", "rejected"))
-    return [str(len(pairs)), *(percent(count / len(pairs)) for count in accepted), str(flips.total()), *map(str, to_each)]

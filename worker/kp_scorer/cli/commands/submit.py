@@ -23,7 +23,6 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 _BATCH_SIZE: Final = 100
-"""How many traces the client sends in one step."""
 _POLL_S: Final = 0.2
 
 

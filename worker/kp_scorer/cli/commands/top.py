@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import click
 from celery import Celery
@@ -22,6 +22,8 @@ from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store, SubmissionCounts, Timing, WorkerReport
 from kp_scorer.settings import Settings
 
+_EVERY_S: Final = 2.0
+
 
 class Snapshot(NamedTuple):
     """The fleet at one moment, by the monotonic clock."""
@@ -33,13 +35,10 @@ class Snapshot(NamedTuple):
     workers: Sequence[WorkerReport]
 
 
-@click.command(epilog="Example: kp-scorer top --every 5")
+@click.command(epilog="Example: kp-scorer top --once")
 @click.option("--once", is_flag=True, help="Show it once; so it is where stderr is no terminal, too.")
-@click.option(
-    "--every", "every_s", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between updates."
-)
 @service_options
-def top(once: bool, every_s: float, settings: Settings) -> None:
+def top(once: bool, settings: Settings) -> None:
     """Watch all workers and queues on stderr until Ctrl-C: what waits, how fast it is decided, who decides it.
 
     Rates and times are of the last seconds; what each worker has decided, since it started. `doctor` says what is wrong.
@@ -51,14 +50,14 @@ def top(once: bool, every_s: float, settings: Settings) -> None:
             out.print(view(first, None))
             return
         with suppress(KeyboardInterrupt):
-            _watch(out, first, app, settings, store, every_s)
+            _watch(out, first, app, settings, store)
 
 
-def _watch(out: Console, first: Snapshot, app: Celery, settings: Settings, store: Store, every_s: float) -> None:
+def _watch(out: Console, first: Snapshot, app: Celery, settings: Settings, store: Store) -> None:
     now, before, problem = first, None, ""
     with Live(view(first, None), console=out, auto_refresh=False, screen=True) as live:
         while True:
-            time.sleep(every_s)
+            time.sleep(_EVERY_S)
             try:
                 now, before, problem = _snapshot(app, settings, store), now, ""
             except ServiceUnavailable as error:

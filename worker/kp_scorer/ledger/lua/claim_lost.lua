@@ -13,6 +13,10 @@ local now = now_ms()
 
 use_reserve(pending)
 if queue_is_empty then redis.call('SET', drained, now, 'PX', forget_after_ms) end
+-- Redis' clock may have gone back since.
+for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
+    redis.call('ZADD', pending, now, trace_id)
+end
 -- A trace that waits in a long queue is not lost; sending it again would only make the queue longer.
 local before = math.min(number(redis.call('GET', drained)), now - resend_after_ms)
 

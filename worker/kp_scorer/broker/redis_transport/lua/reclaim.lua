@@ -32,6 +32,10 @@ for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
     end
 end
 
+-- Redis' clock may have gone back since.
+for _, digest in ipairs(redis.call('ZRANGEBYSCORE', renewed, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
+    redis.call('ZADD', renewed, now, digest)
+end
 for _, digest in ipairs(redis.call('ZRANGEBYSCORE', renewed, '-inf', now - visibility_timeout_ms, 'LIMIT', 0, most)) do
     local message = redis.call('HGET', unacknowledged, digest)
     redis.call('ZREM', renewed, digest)

@@ -1,0 +1,41 @@
+"""A clock of Redis that goes back, as by a failover: nothing waits until it is again where it was."""
+
+from typing import Any
+
+import redis
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.redis_transport.queue import keys_of
+from kp_scorer.ledger import Store, Submission
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.settings import Settings
+
+from tests.support.changed_settings import with_changed
+from tests.support.processes import wait_until
+
+AN_HOUR_MS = 3_600_000
+
+
+def test_what_a_dead_consumer_had_is_reclaimed(settings: Settings, redis_client: redis.Redis) -> None:
+    queue = keys_of(settings.queues.traces)
+    redis_client.lpush(queue.queue, "{}")
+    with make_celery(with_changed(settings, broker__visibility_timeout_s=3)) as app, app.connection_for_read() as dead:
+        assert dead.default_channel.basic_get(queue.queue)
+        digests: Any = redis_client.zrange(queue.renewed, 0, -1)
+        redis_client.zincrby(queue.renewed, AN_HOUR_MS, digests[0])
+        with app.connection_for_read() as living:
+
+            def is_back() -> bool:
+                living.default_channel.reclaim(queue.queue)
+                return bool(redis_client.llen(queue.queue))
+
+            wait_until(is_back, timeout_s=10)
+
+
+def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+    store.ledger.submit([Submission("kp:trace:lost", bytes(16), b"{}")])
+    redis_client.zincrby(keys.pending, AN_HOUR_MS, "kp:trace:lost")
+
+    def claimed() -> list[str]:
+        return [claim.trace_id for claim in store.ledger.claim_lost(1, queue_is_empty=True)]
+
+    assert wait_until(claimed, timeout_s=5) == ["kp:trace:lost"]
