@@ -154,6 +154,28 @@ def test_answer_beside_its_request_is_part_of_the_conversation() -> None:
     assert trace["steps"] == same["steps"]
 
 
+def test_calls_of_one_chat_are_one_trace() -> None:
+    again = [*TIDES, user("And the day after?"), assistant("At 05:01.")]
+    renumbered = [each | {"tool_calls": [call("fc_9", "tide_table", '{"days": 1, "port": "Esbjerg"}')]} for each in TIDES[2:3]]
+    other = [user("When is high water in Hull?"), assistant("At noon.")]
+    logs = [
+        {"messages": TIDES[:2], "choices": [{"message": TIDES[2]}]},
+        {"messages": other[:1], "choices": [{"message": other[1] | {"refusal": None}}]},
+        {"messages": TIDES[:4], "choices": [{"message": TIDES[4]}]},
+        {"messages": [*TIDES[:2], *renumbered, *again[3:-1]], "choices": [{"message": again[-1]}]},
+    ]
+    chat, alone = converted("openai", *logs)[::-1]
+    assert steps_in(chat) == steps_of("openai", again)
+    assert steps_in(alone) == steps_of("openai", other)
+
+
+def test_chats_that_only_begin_alike_stay_several() -> None:
+    begun = [user("Good day."), assistant("Good day."), user("Is it windy?")]
+    traces = converted("openai", [*begun, assistant("Yes.")], [*begun, assistant("No.")], [*begun, assistant("Yes.")])
+    assert [trace["outcome"]["result_summary"] for trace in traces].count("Yes.") == 2
+    assert len(traces) == 3
+
+
 def test_screenshots_are_left_out() -> None:
     shot = {"type": "computer_screenshot", "image_url": "data:image/png;base64,iVBORw0KGgo="}
     assert steps_of(

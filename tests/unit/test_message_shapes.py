@@ -186,6 +186,48 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
         ],
         {"content": ANSWER, "finish_reason": "stop", "usage": {}, "role": "assistant"},
     ),
+    "strands": (
+        [
+            {"role": "user", "content": json.dumps([{"text": ASKED}])},
+            {
+                "message": {
+                    "role": "assistant",
+                    "content": [{"text": SAID}, {"toolUse": {"toolUseId": "c", "name": "lock_state", "input": ARGUMENTS}}],
+                },
+                "finish_reason": "tool_use",
+            },
+            {"role": "tool", "content": json.dumps([{"toolResult": {"toolUseId": "c", "content": [{"text": RETURNED}]}}])},
+        ],
+        {"message": json.dumps([{"text": ANSWER}]), "finish_reason": "end_turn"},
+    ),
+    "haystack": (
+        {
+            "messages": [
+                {"role": "user", "meta": {}, "name": None, "content": [{"text": ASKED}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"text": SAID},
+                        {"tool_call": {"id": "c", "tool_name": "lock_state", "arguments": ARGUMENTS}},
+                    ],
+                },
+                {"role": "tool", "content": [{"tool_call_result": {"result": RETURNED, "error": False}}]},
+            ]
+        },
+        {"replies": [], "message": {"role": "assistant", "content": [{"text": ANSWER}]}},
+    ),
+    "llamaindex": (
+        {
+            "messages": [
+                f"ChatMessage(role=<MessageRole.USER: 'user'>, blocks=[TextBlock(block_type='text', text={ASKED!r})])",
+                f"ChatMessage(role=<MessageRole.ASSISTANT: 'assistant'>, additional_kwargs={{'tool_calls': [ToolCall(id='c', "
+                f"function=Function(arguments={FUNCTION['arguments']!r}, name='lock_state'))]}}, "
+                f"blocks=[TextBlock(block_type='text', text={SAID!r})])",
+                f"ChatMessage(role=<MessageRole.TOOL: 'tool'>, blocks=[TextBlock(block_type='text', text={RETURNED!r})])",
+            ]
+        },
+        {"content": ANSWER},
+    ),
     "calls as the json of a content": (
         [
             {"role": "user", "content": ASKED},
@@ -315,3 +357,30 @@ def test_what_a_tool_returned_of_no_shape_is_kept() -> None:
     got = [{"role": "user", "content": ASKED}, {"role": "tool", "tool_call_id": "c", "content": found}]
     (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=got, output=ANSWER))
     assert steps_in(trace)[0] == ("observation", json.dumps(found, sort_keys=True))
+
+
+def test_answer_has_its_calls_beside_its_text() -> None:
+    calls = [{"toolCallType": "function", "toolCallId": "c", "toolName": "lock_state", "args": FUNCTION["arguments"]}]
+    for put in ({"text": SAID, "toolCalls": calls}, {"text": SAID, "toolCalls": json.dumps(calls)}):
+        (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=ASKED, output=put))
+        assert steps_in(trace) == STEPS[:2]
+    (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=ASKED, output=f"assistant: {ANSWER}"))
+    assert steps_in(trace) == STEPS[3:]
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        {"type": "tool", "content": RETURNED, "tool_call_id": "c", "status": "success"},
+        f"content={RETURNED!r} name='lock_state' tool_call_id='c'",
+        {"content": [{"type": "text", "text": RETURNED}], "isError": False},
+        {"id": "c", "name": "lock_state", "response": RETURNED},
+        {"type": "text", "value": RETURNED},
+    ],
+)
+def test_result_of_a_tool_is_taken_out_of_its_envelope(put: object) -> None:
+    asked = observation("GENERATION", "chat", 0, input=ASKED, output=ANSWER)
+    named = {"attributes": {"openinference.span.kind": "TOOL", "tool.name": "lock_state"}}
+    tool = observation("SPAN", "Lock.run", 2, input=str(ARGUMENTS), output=put, metadata=named)
+    (trace,) = converted("langfuse", [asked, tool])
+    assert steps_in(trace)[1:] == STEPS[1:3]

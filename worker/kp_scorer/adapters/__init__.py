@@ -3,11 +3,12 @@
 A format says which records a source holds, which run each belongs to, and what happened in a run: the messages and steps there.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.adapters import langfuse, openai, otel, sweagent
-from kp_scorer.adapters.building import Run, SuppliedFields, trace_of
+from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_of
 from kp_scorer.adapters.node import MOST_DEPTH, Node, source
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, NotConverted
@@ -15,6 +16,8 @@ from kp_scorer.errors import InvalidTrace, NotConverted
 __all__ = ["FORMATS", "MOST_DEPTH", "SuppliedFields", "convert"]
 
 
+_MOST_CHATS: Final = 1_000
+"""How many chats wait for one that goes on with them, until the first of them is converted."""
 _MOST_RECORDS: Final = 50_000
 """Spans or observations in a run. What has more makes no trace within the limits, and would fill the memory first."""
 
@@ -26,10 +29,12 @@ class _Format(NamedTuple):
     run: Callable[[str, Sequence[Node]], Run]
     run_id: Callable[[Node], str] | None = None
     """By which id records make one run; None if each is a run alone."""
+    has_chats: bool = False
+    """Whether a record may hold what an earlier one holds, and what came after."""
 
 
 FORMATS: Final = {
-    "openai": _Format(openai.records, openai.run),
+    "openai": _Format(openai.records, openai.run, has_chats=True),
     "otel": _Format(otel.records, otel.run, otel.run_id),
     "sweagent": _Format(sweagent.records, sweagent.run),
     "langfuse": _Format(langfuse.records, langfuse.run, langfuse.run_id),
@@ -42,19 +47,19 @@ def convert(
     """Convert sources of a format to traces that may be submitted, or to the reason why one cannot be.
 
     Each source comes with the line on which it begins, counted from 1; one whose JSON is broken is its error. It may hold
-    several traces, and a trace several sources: those of ``otel`` and ``langfuse`` come when all are read.
+    several traces, and a trace several sources: those of ``otel`` and ``langfuse`` come when all are read, and a chat when no
+    later one is likely to go on with it.
     """
-    read = FORMATS[name]
-    runs: dict[str, list[Node]] = {}
-
-    def converted(own: str, records: Sequence[Node]) -> dict[str, Any] | NotConverted:
+    runs = _runs(FORMATS[name], sources)
+    for run in _longest(runs) if FORMATS[name].has_chats else runs:
         try:
-            if len(records) > _MOST_RECORDS:
-                raise records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
-            return trace_of(read.run(own, records), supplied, limits)
+            yield run if isinstance(run, NotConverted) else trace_of(run, supplied, limits)
         except NotConverted as error:
-            return error
+            yield error
 
+
+def _runs(read: _Format, sources: Iterable[tuple[int, object | InvalidTrace]]) -> Iterator[Run | NotConverted]:
+    runs: dict[str, list[Node]] = {}
     for line, value in sources:
         if isinstance(value, InvalidTrace):
             yield NotConverted(line, value.problems)
@@ -66,7 +71,7 @@ def convert(
             continue
         for record in records:
             if read.run_id is None:
-                yield converted("", [record])
+                yield _run(read, "", [record])
                 continue
             try:
                 run = runs.setdefault(read.run_id(record), [])
@@ -75,4 +80,31 @@ def convert(
                 continue
             if len(run) <= _MOST_RECORDS:
                 run.append(record)
-    yield from (converted(own, records) for own, records in runs.items())
+    yield from (_run(read, own, records) for own, records in runs.items())
+
+
+def _run(read: _Format, own: str, records: Sequence[Node]) -> Run | NotConverted:
+    if len(records) > _MOST_RECORDS:
+        return records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
+    try:
+        return read.run(own, records)
+    except NotConverted as error:
+        return error
+
+
+def _longest(runs: Iterable[Run | NotConverted]) -> Iterator[Run | NotConverted]:
+    """The runs without those that a later one begins with: a log has a chat once for each of its calls."""
+    waiting: OrderedDict[bytes, Run] = OrderedDict()
+    for run in runs:
+        if isinstance(run, NotConverted) or not run.pieces:
+            yield run
+            continue
+        *earlier, own = digests_of(run.pieces)
+        for digest in earlier:
+            waiting.pop(digest, None)
+        if own in waiting:
+            yield waiting.pop(own)
+        waiting[own] = run
+        if len(waiting) > _MOST_CHATS:
+            yield waiting.popitem(last=False)[1]
+    yield from waiting.values()

@@ -1,13 +1,13 @@
 """From the pieces of a run to a trace: its id, its objective, its steps and how it ended."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.adapters.messages import Piece, call_input, call_text, is_error
-from kp_scorer.adapters.node import Node, as_json
+from kp_scorer.adapters.node import Node, as_json, parsed
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace, NotConverted, Problem
 from kp_scorer.trace import TRACE_ID_PREFIX, is_trace_id
@@ -48,6 +48,15 @@ def trace_id(kind: str, own: str, content: object) -> str:
         return full
     digest = hashlib.blake2b(as_json(content).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return f"{TRACE_ID_PREFIX}{kind}:{digest}"
+
+
+def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
+    """For each piece a digest of all pieces up to it, which are the same whatever ids their calls have."""
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        content = as_json([piece.kind, piece.text.strip(), piece.name, parsed(piece.arguments)])
+        digest.update(content.encode("utf-8", "surrogatepass"))
+        yield digest.copy().digest()
 
 
 def moment(node: Node, microseconds: int) -> str:

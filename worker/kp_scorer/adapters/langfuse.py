@@ -22,10 +22,7 @@ from kp_scorer.adapters.node import Node, as_json, parsed
 from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 
 _KINDS: Final[dict[str, SpanKind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
-_TOOL_NAMES: Final = ("gen_ai.tool.name", "ai.toolCall.name")
-_CALL_IDS: Final = ("gen_ai.tool.call.id", "ai.toolCall.id")
-"""Attributes of a tool's span, by the GenAI conventions and of the AI SDK."""
-_WORDS: Final = re.compile(r"[\s:.]+")
+_WORDS: Final = re.compile(r"[\w/-]+")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -78,7 +75,13 @@ def _trace(record: Node) -> Node:
 
 def _kind(node: Node) -> SpanKind:
     kind = _KINDS.get(node.at("type").required_text().upper(), "other")
-    return "tool" if kind == "other" and _attribute(node, *_TOOL_NAMES) else kind
+    return "tool" if kind == "other" and _tool_name(node) else kind
+
+
+def _tool_name(node: Node) -> str:
+    """The name of a tool by the attributes of its span; those of an agent may name the tool that it chose."""
+    is_tool = "TOOL" in (node.at("type").text().upper(), _attribute(node, "openinference.span.kind"))
+    return _attribute(node, "gen_ai.tool.name", "ai.toolCall.name", *(["tool.name"] if is_tool else []))
 
 
 def _tool_of(span: Span, tools: set[str]) -> Span:
@@ -86,7 +89,7 @@ def _tool_of(span: Span, tools: set[str]) -> Span:
     name = span.node.at("name").text()
     if span.kind == "other" and name in tools:
         return _span(span.node, "tool", Transcript())
-    last = _WORDS.split(name)[-1]
+    last = (_WORDS.findall(name) or [name])[-1]
     if span.kind == "tool" and span.name == name and name not in tools and last in tools:
         return span._replace(name=last, inputs=[piece._replace(name=last) for piece in span.inputs])
     return span
@@ -112,8 +115,8 @@ def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
     if kind in ("model", "other"):
         inputs, outputs = _both(node, transcript, is_model=kind == "model")
     elif kind == "tool":
-        name = _attribute(node, *_TOOL_NAMES) or node.at("name").required_text()
-        call_id, arguments = _attribute(node, *_CALL_IDS), node.at("input").value
+        name = _tool_name(node) or node.at("name").required_text()
+        call_id, arguments = _attribute(node, "gen_ai.tool.call.id", "ai.toolCall.id"), node.at("input").value
         inputs, outputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)], _returned(node)
     else:
         inputs, outputs = [], _returned(node) or utterance(node, "result", text_in(node.at("input").value))

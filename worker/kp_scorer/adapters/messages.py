@@ -45,8 +45,8 @@ _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_cal
 """Types of blocks that are a call with a name, as those are that end in ``tool_use``; other calls are built in."""
 _RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_result")
 """How types of blocks end that are a result."""
-_CALL_KEYS: Final = ("functionCall", "function_call", "toolUse")
-_RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult")
+_CALL_KEYS: Final = ("functionCall", "function_call", "toolUse", "tool_call")
+_RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult", "tool_call_result")
 """Keys of blocks without a type that hold a call, or its result."""
 _THOUGHTS: Final = ("reasoning", "thinking")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})
@@ -54,11 +54,11 @@ _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", 
 _ALTERNATIVES: Final = ("choices", "candidates", "generations")
 """Keys of several answers to a request, of which clients use the first."""
 _HOLDERS: Final = {
-    "user": ("messages", "contents", "new_message", "input", "prompt", "question", "query", "message", "kwargs", "content"),
+    "user": "messages contents new_message input prompt question query task message content kwargs".split(),  # noqa: SIM905
     "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "text"),
 }
 """Keys of a request, or of an answer, that hold its messages or its text."""
-_TRANSCRIPT: Final = re.compile(r"^(system|developer|user|assistant|tool): ", re.MULTILINE)
+_TRANSCRIPT: Final = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.MULTILINE | re.IGNORECASE)
 
 
 class Piece(NamedTuple):
@@ -108,7 +108,8 @@ def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mod
     """
     value = content.value
     if isinstance(value, str):
-        if is_model and speaker == "user" and _TRANSCRIPT.match(value):
+        begins = _TRANSCRIPT.match(value) if is_model else None
+        if begins and (speaker == "user" or begins[1].lower() in ("assistant", "ai")):
             return list(_pieces_of_transcript(content))
         return None if value.lstrip().startswith(("{", "[")) else utterance(content, speaker, value)
     if isinstance(value, list) and value:
@@ -150,7 +151,7 @@ def _pieces_of_transcript(content: Node) -> Iterator[Piece]:
     """The pieces in a text that has messages a line each, or more, with the role before it."""
     _, *parts = _TRANSCRIPT.split(content.text())
     for role, text in zip(parts[::2], parts[1::2], strict=True):
-        if (speaker := _SPEAKERS[role]) and text.strip() != "None":
+        if (speaker := _SPEAKERS[role.lower()]) and text.strip() != "None":
             yield from utterance(content, speaker, text.strip())
 
 
@@ -171,31 +172,29 @@ def pieces_of_message(message: Node) -> Iterator[Piece]:
     role = message.at("role")
     if (name := _role(role.required_text())) not in _SPEAKERS:
         raise role.refusal("expected system, developer, user, assistant, tool or function")
-    speaker, content = _SPEAKERS[name], message.first("content", *_CONTENTS)
-    if message.at("parts").value is not None:
-        content = message.at("parts")
+    speaker, content = _SPEAKERS[name], _blocks_in(message.first(*_CONTENTS))
     if speaker == "agent":
         yield from _pieces_of_answer(message, content)
     elif speaker == "user":
         yield from _pieces_of_content(message, "user", content)
     elif speaker == "result" and not _is_definition(content.value):
-        blocks = content.value if isinstance(content.value, list) else []
-        if any(map(_is_result, blocks)):
+        if isinstance(content.value, list) and any(_is_result(block) or _is_call(block) for block in content.value):
             yield from _pieces_of_content(message, "result", content)
         else:
-            yield from _calls_in(content) or [_result(message, content)]
+            yield _result(message, content)
 
 
 def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
     yield from utterance(message, "agent", text_in(message.at("reasoning_content").value))
     if content.value in (None, "", []):
         content = message.at("refusal")
-    said = _calls_in(content) or list(_pieces_of_content(message, "agent", content))
+    said = list(_pieces_of_content(message, "agent", content))
     yield from said
     ids = {piece.call_id for piece in said if piece.kind == "call"}
     kwargs = message.at("additional_kwargs")
     more = message if kwargs.value is None else kwargs
-    for call in message.at("tool_calls").items() or more.at("tool_calls").items():
+    calls = message.first("tool_calls", "toolCalls").parsed().items()
+    for call in calls or more.at("tool_calls").items():
         # LangChain has the calls that are blocks here as well.
         if (piece := _call(call)).call_id not in ids or not ids:
             yield piece
@@ -251,11 +250,11 @@ def _pieces_of_block(block: Node) -> Iterator[Piece]:
         yield _result(block, returned)._replace(is_error=block.at("error").value is not None)
 
 
-def _calls_in(content: Node) -> list[Piece]:
-    """The calls in a text that is the JSON of a list of calls, as some record them."""
-    calls = content.parsed() if isinstance(content.value, str) else content
-    are_calls = isinstance(calls.value, list) and calls.value and all(map(_is_function, calls.value))
-    return [_call(call) for call in calls.items()] if are_calls and isinstance(content.value, str) else []
+def _blocks_in(content: Node) -> Node:
+    """A content; as a list of blocks, if it is a text that is the JSON of one, as some record them."""
+    blocks = content.parsed() if isinstance(content.value, str) else content
+    are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(_is_block, blocks.value))
+    return blocks if are_blocks else content
 
 
 def _call(call: Node) -> Piece:
@@ -280,7 +279,8 @@ def returned_in(value: object) -> tuple[str, bool]:
     if isinstance(value, dict):
         fields, is_error = set(value), any(value.get(key) is True for key in _ERROR_KEYS) or value.get("status") == "error"
         message = _with_role(value)
-        if _SPEAKERS.get(_role(message.get("role"))) == "result" and "content" in message:
+        is_message_of_tool = _SPEAKERS.get(_role(message.get("role"))) == "result" or "tool_call_id" in fields
+        if is_message_of_tool and "content" in message:
             return text_in(message["content"]), is_error
         if isinstance(value.get("content"), list) and fields <= {"content", "structuredContent", "_meta", *_ERROR_KEYS}:
             return text_in(value["content"]), is_error
@@ -291,25 +291,25 @@ def returned_in(value: object) -> tuple[str, bool]:
     return text_in(value), False
 
 
-def _is_call(value: dict[str, Any]) -> bool:
+def _is_call(value: object) -> bool:
     """Whether a block is a call that has a name."""
-    kind = _type(value)
+    if not isinstance(value, dict):
+        return False
+    kind, function = _type(value), value.get("function")
+    if isinstance(function, dict):
+        # As Chat Completions has it; without arguments it is a tool's definition.
+        return "name" in function and "arguments" in function
     has_both = any(key in value for key in _NAMES) and any(key in value for key in _ARGUMENTS)
-    return kind in _CALL_TYPES or kind.endswith("tool_use") or _is_function(value) or (has_both and not kind)
-
-
-def _is_function(value: object) -> bool:
-    """Whether a value is a call as Chat Completions has it; a tool's definition is none."""
-    function = value.get("function") if isinstance(value, dict) else None
-    return isinstance(function, dict) and "name" in function and "arguments" in function
+    is_within = any(isinstance(value.get(key), dict) for key in _CALL_KEYS)
+    return is_within or kind in _CALL_TYPES or kind.endswith("tool_use") or (has_both and not kind)
 
 
 def _is_result(value: object) -> bool:
     """Whether a block is what a call returned."""
-    if not isinstance(value, dict) or any(isinstance(value.get(key), dict) for key in _RESULT_KEYS):
-        return isinstance(value, dict)
-    kind = _type(value)
-    return kind.endswith(_RESULT_TYPES) or (not kind and "call_id" in value and "content" in value)
+    if not isinstance(value, dict):
+        return False
+    kind, is_within = _type(value), any(isinstance(value.get(key), dict) for key in _RESULT_KEYS)
+    return is_within or kind.endswith(_RESULT_TYPES) or (not kind and "call_id" in value and "content" in value)
 
 
 def _is_definition(value: object) -> bool:
@@ -318,13 +318,18 @@ def _is_definition(value: object) -> bool:
     return isinstance(function, dict) and "name" in function and "arguments" not in function
 
 
-def _is_item(value: object) -> bool:
-    """Whether a value among what a model got or put out is a message or a block."""
-    if not isinstance(value, dict) or is_message(value):
+def _is_block(value: object) -> bool:
+    """Whether a value is a part of a message, of a kind that is read or left out."""
+    if not isinstance(value, dict) or _is_call(value) or _is_result(value):
         return isinstance(value, dict)
     kind = _type(value)
     is_other = kind.endswith("_call") or kind in (*_THOUGHTS, *_NO_TEXT, "item_reference", "redacted_thinking")
-    return is_other or _is_call(value) or _is_result(value) or bool(kind and _text_of_block(value))
+    return is_other or ((bool(kind) or set(value) == {"text"}) and _text_of_block(value) is not None)
+
+
+def _is_item(value: object) -> bool:
+    """Whether a value among what a model got or put out is a message or a block."""
+    return is_message(value) or _is_block(value)
 
 
 def _is_item_for_sure(value: object) -> bool:
@@ -333,7 +338,7 @@ def _is_item_for_sure(value: object) -> bool:
         return False
     message = _with_role(value)
     if _role(message.get("role")) not in _SPEAKERS:
-        return "toolCallId" in value and _is_call(value)
+        return ("toolCallId" in value and _is_call(value)) or set(value) == {"text"}
     contents = [message.get(key) for key in _CONTENTS]
     is_empty = "content" in message and message["content"] is None
     return is_empty or any(isinstance(content, str | list) for content in (*contents, message.get("tool_calls")))
@@ -354,6 +359,9 @@ def _with_role(value: dict[str, Any]) -> dict[str, Any]:
         kind, fields = value["id"][-1], value.get("kwargs")
     elif isinstance(value.get("data"), dict):
         fields = value["data"]
+    elif isinstance(value.get("message"), dict) and "role" in value["message"]:
+        # Of a choice, or of an event that is one.
+        return dict(value["message"])
     if isinstance(fields, dict) and "content" in fields and _role(kind) in _SPEAKERS:
         return fields | {"role": _role(kind)}
     return value
@@ -395,7 +403,7 @@ def text_in(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(block, dict) for block in value):
-        texts = [_text_of_block(block) for block in value if "type" in block or set(block) == {"text"}]
+        texts = [_text_of_block(block) for block in value if {"type", "block_type"} & set(block) or set(block) == {"text"}]
         if len(texts) == len(value) and (any(texts) or all(block.get("type") in _NO_TEXT for block in value)):
             return "\n".join(filter(None, texts))
     is_without_text = value is None or (isinstance(value, dict) and value.get("type") in _NO_TEXT)

@@ -12,8 +12,8 @@ MOST_DEPTH: Final = 100
 """Of a source: far more than any of these formats nests, and little enough to be walked through and printed."""
 
 _MOST_SHOWN: Final = 1_000_000
-_HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?role=)")
-"""How a text begins that may hold an object or a list; pydantic shows a message as its fields, beginning with the role."""
+_HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)=)")
+"""How a text begins that may hold an object or a list; pydantic shows a message as its fields, the role or content first."""
 _SHOWN: Final = re.compile(
     r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|<[\w.]+: ('[^'\n]*')>|<[^<>]*>|(?<=[^\s,(\[{])\s+(?=\w+=)""", re.DOTALL
 )
