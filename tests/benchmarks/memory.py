@@ -25,6 +25,8 @@ from tests.support.processes import launch_worker
 
 _MB: Final = 1_000_000
 _PORTION: Final = 100
+_OWN_INTERPRETER: Final = {"PYTHONNOUSERSITE": "1"}
+"""With another variable of Python's a worker is not forked from one that has imported everything."""
 
 
 class Start(NamedTuple):
@@ -41,7 +43,7 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = directory
         with own_redis() as url:
             settings = load_settings({"broker.url": url, "redis.url": url, "embedding.required": True})
-            first, second = _start(settings, Path(directory)), _start(settings, Path(directory))
+            first, second = measured_start(settings, Path(directory)), measured_start(settings, Path(directory))
         row: Row = {
             "benchmark": "memory",
             "first_start_s": first.seconds,
@@ -53,17 +55,18 @@ def main() -> None:
     report([row])
 
 
-def _start(settings: Settings, directory: Path) -> Start:
+def measured_start(settings: Settings, directory: Path) -> Start:
+    """Start a worker, wait until it is ready, and stop it."""
     started = time.perf_counter()
-    worker = launch_worker(settings, directory / "start.log")
+    worker = launch_worker(settings, directory / "start.log", variables=_OWN_INTERPRETER)
     process = psutil.Process(worker.process.pid)
     most_mb = 0.0
     try:
         while not worker.events("worker_ready"):
             assert worker.process.poll() is None, worker.text()
-            most_mb = max(most_mb, sum(map(_resident_mb, [process, *process.children()])))
+            most_mb = max(most_mb, sum(map(resident_mb, [process, *process.children()])))
             time.sleep(0.01)
-        start = Start(time.perf_counter() - started, _resident_mb(process), most_mb)
+        start = Start(time.perf_counter() - started, resident_mb(process), most_mb)
     finally:
         worker.stop()
     say(f"ready after {start.seconds:.1f} s with {start.ready_mb:.0f} MB, at most {start.most_mb:.0f} MB before")
@@ -78,17 +81,17 @@ def _decide(count: int) -> Row:
             bench.client.submit_many(portion)
             # The next portion is submitted while the worker still decides the last one.
             bench.published.wait_for(before + number * _PORTION)
-            sizes.append(_resident_mb(process))
+            sizes.append(resident_mb(process))
             if number % 5 == 4:
                 say(f"{(number + 1) * _PORTION} submitted, {sizes[-1]:.0f} MB")
         bench.published.wait_for(before + count)
-        sizes.append(_resident_mb(process))
+        sizes.append(resident_mb(process))
     half = sizes[len(sizes) // 2 :]
     slope_mb = float(np.polyfit(np.arange(len(half)) * _PORTION / 1_000, half, 1)[0])
     return {"traces": count, "after_mb": sizes[-1], "slope_kb": slope_mb * 1_000}
 
 
-def _resident_mb(process: psutil.Process) -> float:
+def resident_mb(process: psutil.Process) -> float:
     try:
         return float(process.memory_info().rss) / _MB
     except psutil.NoSuchProcess:

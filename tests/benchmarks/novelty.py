@@ -1,33 +1,53 @@
-"""How well novelty separates the first trace of a task from repeats, for each recipe, on the real traces in file order.
+"""How well novelty tells new tasks from repeats, for each recipe and for words, on the real traces in file order.
 
-They are scored from an empty log, as one worker would score them. The first trace of all has nothing to be compared with and is
-left out. Traces of one task are those that ``groups.json``, beside the traces, puts together.
+Each trace is compared with all before it, as one worker would compare them; similarities are rounded to 1e-5. The first trace
+of all is left out. A figure without another meaning is the share of pairs, of a trace that should be newer and one that should
+not, in which it is newer (the area under the ROC curve); a tie is half a pair.
 
-- ``separated``: the share of pairs of a first trace and a repeat, of whatever tasks, in which the first is newer (the area
-  under the ROC curve); a tie is half a pair. Similarities are rounded to 1e-5.
-- ``of_firsts``, ``of_repeats``: their mean novelty.
-- ``repeats_below``, ``firsts_below``: the shares below a novelty of 0.105.
+- ``separated``: firsts of a task against repeats, by the tasks in ``groups.json``, beside the traces.
+- ``by_objective``: the same where a repeat is a trace whose objective came before.
+- ``reworded``: ``separated`` where the objective is what the user first says, in other words in every attempt, among the traces
+  with a user; ``generic``: ``by_objective`` where all traces have the same objective.
+- ``edited``: firsts, as ``by_objective`` has them, against slightly edited copies of all traces, each beside its original.
+- ``approaches``: pairs of attempts with one objective that call other tools and end otherwise, against such that do neither.
+- ``of_firsts``, ``of_repeats``: mean novelty of those in ``separated``; ``repeats_below``, ``firsts_below``: the shares of them
+  below a novelty of 0.105.
 - ``embedded_per_s``, ``ratio``: traces that the bare embedder embeds a second, and how many times as many as by the recipe
-  `trace`; the recipes take turns batch by batch, and both are medians of the passes.
+  `trace`; the embedders take turns batch by batch, and both are medians of the passes.
 """
 
 import json
+import random
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import combinations
 from statistics import median
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from kp_scorer.embedding import RECIPES, Embedder, select_embedder
-from kp_scorer.offline import score_traces
-from kp_scorer.settings import RecipeName, WorkerSettings, load_settings
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.embedding import Embedder, Vectors, select_embedder
+from kp_scorer.settings import WorkerSettings, load_settings
+from kp_scorer.trace import ReasoningTrace, Step
+from numpy.typing import NDArray
 
 from tests.benchmarks.common import Row, arguments, batches, emit, real, say, show_table
 from tests.support.paths import REFERENCE_TRACES
 
 _LOW: Final = 0.105
 _BATCH: Final = WorkerSettings().batch_size
+_CHANGED: Final = MappingProxyType(
+    {
+        "trace": {"novelty.recipe": "trace"},
+        "asked_and_did": {"novelty.recipe": "asked_and_did"},
+        "words": {"embedding.embedder": "words"},
+    }
+)
+"""The settings that are compared."""
+
+Floats = NDArray[np.float64]
+Text = Callable[[str], str]
 
 
 def main() -> None:
@@ -36,58 +56,140 @@ def main() -> None:
     traces = real()
     if not traces:
         parser.error(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
-    is_repeat = _repeats_among(traces)[1:]
-    embedders = {recipe: _embedder_of(recipe) for recipe in RECIPES}
+    embedders = {name: _embedder_of(changed) for name, changed in _CHANGED.items()}
     passes = [_seconds_of(embedders, traces) for _ in range(options.repeats)]
     rows: list[Row] = []
-    for recipe in RECIPES:
-        say(f"recipe {recipe}")
-        decisions = score_traces(traces, load_settings({"embedding.required": True, "novelty.recipe": recipe}))
-        novelty = np.round([decision.dimensions.novelty for decision in decisions], 5)[1:]
-        firsts, repeats = novelty[~is_repeat], novelty[is_repeat]
+    for name, embedder in embedders.items():
+        say(name)
+        vectors = _vectors(embedder, traces)
         rows.append(
             {
                 "benchmark": "novelty",
-                "recipe": recipe,
-                "firsts": len(firsts),
-                "repeats": len(repeats),
-                "separated": float((firsts[:, None] > repeats).mean() + (firsts[:, None] == repeats).mean() / 2),
-                "of_firsts": float(firsts.mean()),
-                "of_repeats": float(repeats.mean()),
-                "repeats_below": float((repeats < _LOW).mean()),
-                "firsts_below": float((firsts < _LOW).mean()),
-                "embedded_per_s": median(len(traces) / each[recipe] for each in passes),
-                "ratio": median(each["trace"] / each[recipe] for each in passes),
+                "by": name,
+                **_of_tasks(traces, vectors),
+                **_of_changed(embedder, traces, vectors),
+                "embedded_per_s": median(len(traces) / each[name] for each in passes),
+                "ratio": median(each["trace"] / each[name] for each in passes),
             }
         )
         emit(rows[-1])
     show_table(rows)
 
 
-def _repeats_among(traces: Sequence[ReasoningTrace]) -> "np.ndarray[tuple[int], np.dtype[np.bool]]":
-    """Whether each trace repeats the task of an earlier one; a trace in no group is a task of its own."""
-    groups = json.loads((REFERENCE_TRACES / "groups.json").read_text("utf-8"))
-    task_of = {trace_id: task for task, trace_ids in groups.items() for trace_id in trace_ids}
-    tasks = [task_of.get(trace.id, trace.id) for trace in traces]
-    return np.array([task in tasks[:index] for index, task in enumerate(tasks)])
-
-
-def _embedder_of(recipe: RecipeName) -> Embedder:
-    embedder = select_embedder(load_settings({"embedding.required": True}).embedding, recipe)
+def _embedder_of(changed: Mapping[str, object]) -> Embedder:
+    settings = load_settings({"embedding.required": True, **changed})
+    embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     assert embedder
     return embedder
 
 
-def _seconds_of(embedders: Mapping[RecipeName, Embedder], traces: Sequence[ReasoningTrace]) -> dict[RecipeName, float]:
-    """Embed all traces by each recipe, in turns; the seconds of each."""
+def _seconds_of(embedders: Mapping[str, Embedder], traces: Sequence[ReasoningTrace]) -> dict[str, float]:
+    """Embed all traces by each embedder, in turns; the seconds of each."""
     seconds = dict.fromkeys(embedders, 0.0)
     for batch in batches(traces, _BATCH):
-        for recipe, embedder in embedders.items():
-            texts = list(map(RECIPES[recipe].text, batch))
+        for name, embedder in embedders.items():
+            texts = list(map(embedder.recipe.text, batch))
             started = time.perf_counter()
             embedder.embed(texts)
-            seconds[recipe] += time.perf_counter() - started
+            seconds[name] += time.perf_counter() - started
     return seconds
+
+
+def _of_tasks(traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:
+    novelty, is_repeat = _novelty(vectors), _is_repeat(_tasks_of(traces))
+    firsts, repeats = novelty[~is_repeat], novelty[is_repeat]
+    return {
+        "separated": _area(firsts, repeats),
+        "of_firsts": float(firsts.mean()),
+        "of_repeats": float(repeats.mean()),
+        "repeats_below": float((repeats < _LOW).mean()),
+        "firsts_below": float((firsts < _LOW).mean()),
+    }
+
+
+def _of_changed(embedder: Embedder, traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:
+    is_repeat = _is_repeat([trace.task.objective for trace in traces])
+    novelty = _novelty(vectors)
+    copies = [1 - (vectors * _vectors(embedder, some)).sum(axis=1) for some in zip(*map(_edited, traces), strict=True)]
+    asked = {trace.id: said for trace in traces if (said := _first_said(trace))}
+    with_user = [trace for trace in traces if trace.id in asked]
+    reworded = _novelty(_vectors(embedder, [_asking(trace, asked[trace.id]) for trace in with_user]))
+    repeats_of_user = _is_repeat(_tasks_of(with_user))
+    generic = _novelty(_vectors(embedder, [_asking(trace, "Complete the task.") for trace in traces]))
+    return {
+        "by_objective": _area(novelty[~is_repeat], novelty[is_repeat]),
+        "reworded": _area(reworded[~repeats_of_user], reworded[repeats_of_user]),
+        "generic": _area(generic[~is_repeat], generic[is_repeat]),
+        "edited": _area(novelty[~is_repeat], np.concatenate(copies)),
+        "approaches": _area(*_distances_of_attempts(traces, vectors)),
+    }
+
+
+def _vectors(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
+    texts = list(map(embedder.recipe.text, traces))
+    return np.concatenate([embedder.embed(batch) for batch in batches(texts, _BATCH)])
+
+
+def _novelty(vectors: Vectors) -> Floats:
+    """How new each but the first is."""
+    similarities = vectors @ vectors.T
+    return np.array([1 - similarities[place, :place].max() for place in range(1, len(vectors))], np.float64)
+
+
+def _is_repeat(tasks: Sequence[Hashable]) -> NDArray[np.bool]:
+    """Whether each but the first repeats an earlier one."""
+    return np.array([task in tasks[:place] for place, task in enumerate(tasks)][1:])
+
+
+def _area(newer: Floats, older: Floats) -> float:
+    higher, lower = np.round(newer, 5)[:, None], np.round(older, 5)
+    return float((higher > lower).mean() + (higher == lower).mean() / 2)
+
+
+def _tasks_of(traces: Sequence[ReasoningTrace]) -> list[str]:
+    """The task of each; a trace in no group is a task of its own."""
+    groups = json.loads((REFERENCE_TRACES / "groups.json").read_text("utf-8"))
+    task_of = {trace_id: task for task, trace_ids in groups.items() for trace_id in trace_ids}
+    return [task_of.get(trace.id, trace.id) for trace in traces]
+
+
+def _first_said(trace: ReasoningTrace) -> str | None:
+    return next((step.content for step in trace.steps if step.content and step.content.startswith("User:")), None)
+
+
+def _asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
+    return trace.model_copy(update={"task": trace.task.model_copy(update={"objective": objective})})
+
+
+def _edited(trace: ReasoningTrace) -> Iterator[ReasoningTrace]:
+    """With its steps shuffled, every fourth dropped, or cut in half; with other digits; without a word in seven."""
+    chance, steps = random.Random(trace.id), trace.steps
+    yield _with_steps(trace, chance.sample(steps, len(steps)))
+    yield _with_steps(trace, [step for place, step in enumerate(steps) if place % 4] or steps)
+    yield _with_steps(trace, steps[: max(1, len(steps) // 2)])
+    yield _with_texts(trace, lambda text: re.sub(r"\d", lambda _: str(chance.randrange(10)), text))
+    yield _with_texts(trace, lambda text: " ".join(word for word in text.split(" ") if chance.random() > 1 / 7))
+
+
+def _with_steps(trace: ReasoningTrace, steps: Sequence[Step]) -> ReasoningTrace:
+    return trace.model_copy(update={"steps": tuple(steps)})
+
+
+def _with_texts(trace: ReasoningTrace, edit: Text) -> ReasoningTrace:
+    steps = [step.model_copy(update={"content": edit(step.content)}) if step.content else step for step in trace.steps]
+    return _asking(_with_steps(trace, steps), edit(trace.task.objective))
+
+
+def _distances_of_attempts(traces: Sequence[ReasoningTrace], vectors: Vectors) -> tuple[Floats, Floats]:
+    """Distances of pairs with one objective: of those that differ in tools and in success, and of those that differ in none."""
+    tools = [[step.tool and step.tool.name for step in trace.steps if step.type == "tool_call"] for trace in traces]
+    distances: tuple[list[float], list[float]] = ([], [])
+    for first, second in combinations(range(len(traces)), 2):
+        if traces[first].task.objective == traces[second].task.objective:
+            is_alike = tools[first] == tools[second]
+            if is_alike == (traces[first].metadata.success == traces[second].metadata.success):
+                distances[is_alike].append(1 - float(vectors[first] @ vectors[second]))
+    return np.array(distances[False]), np.array(distances[True])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""What is around the engine: one worker on one core, without an embedder, beside an empty Celery task.
+"""What is around a model: one worker on one core, without an embedder and with words, beside an empty Celery task.
 
-Real traces are put on the queue in portions while the worker is paused, then decided and published at full speed. The same
+Real traces are put on the queue in portions while the workers are paused, then decided and published at full speed. The same
 traces then go, as arguments, to a task of another Celery app that does nothing, on a worker with as many threads as ours may
 have messages in flight. Each worker may use one core, and it alone; the clients and Redis use the others.
 
 - ``traces_per_s``, ``cpu_ms``: traces decided and published a second, and processor time of the worker for each; medians.
+- ``per_core_s``: traces for a second of processor time, which says the same where other processes use the core, too.
+- ``ready_s``, ``ready_mb``, ``after_mb``: from starting a process to the worker being ready, and its resident memory then,
+  medians of the starts; and after all traces.
 - ``empty_per_s``, ``empty_cpu_ms``: calls of the empty task a second, and their processor time; ``ratio``: the median ratio of
   the rates.
 """
@@ -13,22 +16,27 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
 import psutil
 import redis
 from celery import Celery
-from kp_scorer.settings import WorkerSettings
+from kp_scorer.settings import WorkerSettings, load_settings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, batches, own_redis, redis_of, report, say
 from tests.benchmarks.load import Speed, cpu_seconds, open_bench, paused, traces
+from tests.benchmarks.memory import Start, measured_start, resident_mb
 from tests.support.processes import wait_until
 
+_EMBEDDERS: Final = ("none", "words")
 _QUEUE: Final = "empty"
 _WORKER: Final = (
     *(sys.executable, "-m", "celery", "--quiet", "-A", "tests.benchmarks.empty_task", "worker", "--pool", "threads"),
@@ -55,27 +63,46 @@ class EmptyTask(NamedTuple):
 
 
 def main() -> None:
-    options = arguments(__doc__, traces=10_000, portion=1_000).parse_args()
-    speeds: list[tuple[Speed, Speed]] = []
+    options = arguments(__doc__, traces=10_000, portion=1_000, starts=5).parse_args()
+    speeds: dict[str, list[Speed]] = {name: [] for name in (*_EMBEDDERS, "empty")}
+    starts = {name: _starts(name, options.starts) for name in _EMBEDDERS}
     with ExitStack() as stack:
-        bench = stack.enter_context(open_bench({"embedding.embedder": "none"}))
+        benches = {name: stack.enter_context(open_bench({"embedding.embedder": name})) for name in _EMBEDDERS}
         empty = stack.enter_context(_empty_worker())
         core = max(os.sched_getaffinity(0))
-        for process in (*bench.processes, empty.process):
+        for process in (*chain.from_iterable(bench.processes for bench in benches.values()), empty.process):
             _pin(process, core)
         for portion in batches(traces(options.traces), options.portion):
-            speeds.append((bench.decide(portion), empty.run(portion)))
-            say(f"{len(speeds)}: {speeds[-1][0].per_s:,.0f}/s, empty {speeds[-1][1].per_s:,.0f}/s")
-    row: Row = {
+            for name, bench in benches.items():
+                speeds[name].append(bench.decide(portion))
+            speeds["empty"].append(empty.run(portion))
+            say(", ".join(f"{name} {each[-1].per_s:,.0f}/s" for name, each in speeds.items()))
+        after_mb = {name: resident_mb(bench.processes[0]) for name, bench in benches.items()}
+    report([_row(name, options.traces, speeds, starts[name], after_mb[name]) for name in _EMBEDDERS])
+
+
+def _starts(embedder: str, count: int) -> list[Start]:
+    with own_redis() as url, tempfile.TemporaryDirectory() as directory:
+        settings = load_settings({"broker.url": url, "redis.url": url, "embedding.embedder": embedder})
+        return [measured_start(settings, Path(directory)) for _ in range(count)]
+
+
+def _row(embedder: str, count: int, speeds: Mapping[str, Sequence[Speed]], starts: Sequence[Start], after_mb: float) -> Row:
+    ours, empty = speeds[embedder], speeds["empty"]
+    return {
         "benchmark": "without_embedder",
-        "traces": options.traces,
-        "traces_per_s": median(ours.per_s for ours, _ in speeds),
-        "cpu_ms": median(ours.cpu_ms for ours, _ in speeds),
-        "empty_per_s": median(theirs.per_s for _, theirs in speeds),
-        "empty_cpu_ms": median(theirs.cpu_ms for _, theirs in speeds),
-        "ratio": median(ours.per_s / theirs.per_s for ours, theirs in speeds),
+        "embedder": embedder,
+        "traces": count,
+        "traces_per_s": median(each.per_s for each in ours),
+        "cpu_ms": median(each.cpu_ms for each in ours),
+        "per_core_s": median(1_000 / each.cpu_ms for each in ours),
+        "ready_s": median(each.seconds for each in starts),
+        "ready_mb": median(each.ready_mb for each in starts),
+        "after_mb": after_mb,
+        "empty_per_s": median(each.per_s for each in empty),
+        "empty_cpu_ms": median(each.cpu_ms for each in empty),
+        "ratio": median(each.per_s / its.per_s for each, its in zip(ours, empty, strict=True)),
     }
-    report([row])
 
 
 @contextmanager

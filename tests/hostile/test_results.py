@@ -1,4 +1,4 @@
-"""Whatever lies on a results queue, and however slowly it is read on: `decisions --follow` holds bounded memory."""
+"""What lies on a results queue takes bounded memory of who reads it; what cannot be stored is a loss for its producer alone."""
 
 import fcntl
 import json
@@ -7,20 +7,24 @@ import signal
 import subprocess
 import sys
 import termios
+import uuid
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues, with_producer
 from kp_scorer.broker.queues import results_queue
-from kp_scorer.settings import as_environment
+from kp_scorer.settings import Settings, as_environment
 
 from tests.hostile.conftest import ShippedArena
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision_on
 from tests.support.commands import COMMAND
-from tests.support.processes import wait_until
+from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.traces import short_traces
 
 RESIDENT_BYTES = 300_000_000
 PIPE_BYTES = 65_536
@@ -57,3 +61,19 @@ def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shippe
         assert process.memory_info().rss < RESIDENT_BYTES
         follow.send_signal(signal.SIGINT)
         assert follow.wait(20) == 0
+
+
+def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
+    settings: Settings, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    # As another Celery app may have left it, which pickles its results.
+    spoilt, *others = (str(uuid.uuid4()) for _ in range(4))
+    redis_client.set(f"celery-task-meta-{spoilt}", b"\x80\x04", ex=60)
+    for task_id, trace in zip((spoilt, *others), short_traces(4, seed=61), strict=True):
+        headers = {"task": "score_trace", "id": task_id, "ignore_result": False}
+        envelope = {"body": json.dumps([[trace], {}, None]), "content-type": "application/json", "properties": {}}
+        redis_client.lpush(settings.queues.traces, json.dumps(envelope | {"headers": headers}))
+    # All of them are one batch, received by the worker as it starts.
+    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
+        wait_until(lambda: len(worker.events("trace_decided")) == 4 and worker.events("result_not_stored"))
+        wait_until(lambda: all(redis_client.exists(f"celery-task-meta-{task_id}") for task_id in others), timeout_s=5)

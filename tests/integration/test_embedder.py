@@ -179,6 +179,15 @@ def test_a_directory_without_a_model_is_refused_by_its_name() -> None:
         select_embedder(EmbeddingSettings(model="/tmp"))
 
 
+def test_a_decision_says_how_many_tokens_were_embedded_and_how_many_there_are() -> None:
+    short, long = fresh_samples(2)
+    short["task"]["objective"], short["steps"] = "tree", [{"step_id": 0, "type": "thought"}]
+    long["task"]["objective"] = "tree " * 600
+    for embedder, counts in (("auto", [(3, 3), (512, None)]), ("none", [(None, None)] * 2), ("words", [(None, None)] * 2)):
+        decisions = score_traces([short, long], load_settings({"embedding.embedder": embedder}))
+        assert [(each.novelty.embedded_tokens, each.novelty.text_tokens) for each in decisions] == counts
+
+
 def test_batches_get_the_scores_that_traces_get_alone() -> None:
     traces = fresh_samples(20)
     together, alone = (

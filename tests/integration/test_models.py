@@ -20,7 +20,13 @@ from sentence_transformers import SentenceTransformer
 
 from tests.support.tiny_models import TINY, change_json, save_tiny
 
-TEXTS = ["refund a double charge", "", "rain over the sea! don't", "tree river castle " * 20, "tree river castle " * 400]
+TEXTS = [
+    "refund a double charge",
+    "",
+    "rain over the sea! don't",
+    "tree river castle " * 20,
+    *("tree river castle " * n for n in (400, 500)),
+]
 
 
 class Tiny(NamedTuple):

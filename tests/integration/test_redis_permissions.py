@@ -404,7 +404,7 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     letters.dead_letter(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
     (log,) = operators.novelty_logs()
     warming = NoveltyMeter(embedder, log, window)
-    (vector,) = warming.embed([warmed], alone=False)
+    ((_, vector),) = warming.embed([warmed])
     assert warming.place([Candidate(warmed.id, warmed.digest(), vector)]) != [None]
     assert log.info().entries == 3
     assert audit(list(log.entries()), operators.ledger.decided, window, lambda done, total: None).agreeing == 2

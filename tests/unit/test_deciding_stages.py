@@ -45,11 +45,14 @@ class GatedEmbedder:
     def tokenize(self, text: str) -> TokenizedText:
         if "no-tokens" in text:
             raise ValueError("no tokens")
-        return TokenizedText(text, [[1] * len(text.split())])
+        return TokenizedText(text, [[1] * len(text.split())], "long" not in text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         self.passes.append(([each.text.strip() for each in texts], together))
         assert self.gate.acquire(timeout=PATIENCE_S)
+        return self.embed_tokenized(texts)
+
+    def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
         return self.embed([each.text for each in texts])
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -138,6 +141,14 @@ def test_texts_of_one_rounded_length_share_a_pass_as_far_as_they_fit_and_the_old
     passes = [texts for texts, _ in embedder.passes[1:]]
     assert passes[0] == ["s1 x x", "s2 x x"], "a third would be too many tokens"
     assert [texts[0].split()[0] for texts in passes] == ["s1", "long", "s3", "longer"]
+
+
+def test_a_decision_says_how_much_of_its_text_was_embedded() -> None:
+    with running(GatedEmbedder(is_open=True)) as stages:
+        stages.submit("a b", "long a b")
+        novelty = {name: end.novelty for name, end in stages.wait_for_ends(2).items() if isinstance(end, Decision)}
+        assert (novelty["a-b"].embedded_tokens, novelty["a-b"].text_tokens) == (2, 2)
+        assert (novelty["long-a-b"].embedded_tokens, novelty["long-a-b"].text_tokens) == (3, None)
 
 
 def test_one_text_is_embedded_once_for_all_that_have_it() -> None:

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.embedding import RECIPES, TRACE, CheckedEmbedder, Embedder, PlainEmbedder, select_embedder, usable_cores
+from kp_scorer.embedding import (
+    RECIPES,
+    TRACE,
+    CheckedEmbedder,
+    Embedder,
+    PlainEmbedder,
+    TokenizedText,
+    select_embedder,
+    usable_cores,
+)
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.embedding.text_embedder import group_by_length
 from kp_scorer.errors import EmbedderUnhealthy
@@ -45,9 +54,13 @@ class FailingEmbedder(PlainEmbedder):
         return np.tile(self.instead, (len(texts), 1))
 
 
+def tokenized(*texts: str) -> list[TokenizedText]:
+    return [TokenizedText(text, ()) for text in texts]
+
+
 def fails(checked: CheckedEmbedder, *texts: str, alone: bool = False) -> Exception:
     with pytest.raises(Exception) as caught:  # noqa: PT011  # which one it is says the caller
-        checked.embed(texts, alone=alone)
+        checked.embed(tokenized(*texts), alone=alone)
     return caught.value
 
 
@@ -60,7 +73,7 @@ def test_text_is_at_fault_if_it_fails_alone_and_the_probe_passes() -> None:
     checked = CheckedEmbedder(FailingEmbedder())
     assert isinstance(fails(checked, "good", BAD), RuntimeError)
     assert isinstance(fails(checked, BAD, alone=True), RuntimeError)
-    assert len(checked.embed(["good"], alone=True)) == 1
+    assert len(checked.embed(tokenized("good"), alone=True)) == 1
 
 
 def test_embedder_that_fails_at_the_probe_is_unhealthy_and_not_used_again() -> None:
@@ -91,7 +104,10 @@ def test_invalid_vectors_are_a_failure(instead: list[list[float]]) -> None:
 
 
 def test_vectors_within_the_tolerance_are_valid() -> None:
-    assert CheckedEmbedder(FailingEmbedder(instead=np.array([[1.009, 0, 0, 0]], np.float32))).embed([BAD]).shape == (1, 4)
+    assert CheckedEmbedder(FailingEmbedder(instead=np.array([[1.009, 0, 0, 0]], np.float32))).embed(tokenized(BAD)).shape == (
+        1,
+        4,
+    )
 
 
 def test_embedder_is_unhealthy_after_three_batches_without_one_embedded_text() -> None:
@@ -110,7 +126,7 @@ def test_one_success_resets_the_count_of_failed_batches() -> None:
     checked = CheckedEmbedder(FailingEmbedder())
     for _ in range(5):
         fails_as_batch(checked, 2)
-        checked.embed(["good"])
+        checked.embed(tokenized("good"))
 
 
 def test_the_probe_is_longer_than_a_model_reads() -> None:

@@ -150,6 +150,22 @@ def test_a_text_that_is_too_long_loses_its_closing_token(tokenizer_file: Path, o
     assert (ids[-1] == ids_of_separator(tokenizer_file)) == (words <= 510)
 
 
+@pytest.mark.parametrize("keep_end", [False, True])
+@pytest.mark.parametrize("is_bert", [False, True])
+@pytest.mark.parametrize(("words", "is_whole"), [(0, True), (93, True), (94, True), (95, False), (96, False), (5_000, False)])
+def test_a_row_says_whether_it_is_all_of_the_text(
+    tokenizer_file: Path, tmp_path: Path, words: int, is_whole: bool, *, is_bert: bool, keep_end: bool
+) -> None:
+    description = json.loads(tokenizer_file.read_text("utf-8"))
+    if not is_bert:
+        without_bert_normalizer(description)
+    (file := tmp_path / "tokenizer.json").write_text(json.dumps(description), "utf-8")
+    for keeps_closing in (False, True):
+        row = Tokens(file, 96, keeps_closing=keeps_closing).row("tree " * words, keep_end=keep_end)
+        assert row.is_whole == is_whole
+        assert len(row.ids) == min(words + 2, 96)
+
+
 def test_text_behind_the_last_token_that_counts_is_not_tokenised(ours: Tokens) -> None:
     # It could not be: a lone surrogate is no text to the tokenizer.
     (ids,) = ours.of(["tree " * 2_000 + "\ud800"])

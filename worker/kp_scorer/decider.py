@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kp_scorer.decision import Decision, Nearest, Novelty, Timings
-from kp_scorer.embedding import CheckedEmbedder, Embedder, Vector
+from kp_scorer.embedding import CheckedEmbedder, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.ledger import Identity, Ledger, Record, Tally, Verdict
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
@@ -29,7 +29,7 @@ class NoveltyMeter:
         self.cache = NoveltyCache(log, window, embedder.dimensions)
         self.checked = CheckedEmbedder(embedder)
 
-    def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Vector]:
+    def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[tuple[TokenizedText, Vector]]:
         """Embed traces, in order, and equal texts once; ``alone`` is a trace that failed together with others.
 
         Raises:
@@ -37,8 +37,9 @@ class NoveltyMeter:
         """
         rows: dict[str, int] = {}
         order = [rows.setdefault(self.embedder.recipe.text(trace), len(rows)) for trace in traces]
-        vectors = self.checked.embed(list(rows), alone=alone)
-        return [vectors[row] for row in order]
+        tokenized = [self.embedder.tokenize(text) for text in rows]
+        vectors = self.checked.embed(tokenized, alone=alone)
+        return [(tokenized[row], vectors[row]) for row in order]
 
     def place(self, candidates: Sequence[Candidate]) -> list[Novelty | None]:
         """Place candidates in the log, which is idempotent, and compute how new each is; None if another digest has its id."""
@@ -65,6 +66,8 @@ class Case:
     is_claimed: bool = False
     """Whether this worker decides it."""
     vector: Vector | None = None
+    tokens: tuple[int | None, int | None] = (None, None)
+    """How many are embedded, and how many its text has."""
     resolved: Resolved | None = None
     """None until it is resolved, and for a trace that is to be decided again, alone."""
     look_up_ms: float = 0.0
@@ -134,9 +137,9 @@ class Decider:
             return
         started = time.perf_counter()
         with self._releasing(claimed):
-            vectors = self.novelty.embed([case.trace for case in claimed], alone=alone)
-        for case, vector in zip(claimed, vectors, strict=True):
-            case.vector, case.embed_ms = vector, ms_since(started)
+            embedded = self.novelty.embed([case.trace for case in claimed], alone=alone)
+        for case, (tokenized, vector) in zip(claimed, embedded, strict=True):
+            case.tokens, case.vector, case.embed_ms = tokenized.counts, vector, ms_since(started)
 
     def finish(self, cases: Sequence[Case]) -> None:
         """Place, judge and commit the claimed traces, which sets ``resolved``; not that of one to be decided again, alone."""
@@ -198,7 +201,8 @@ class Decider:
                     place_ms=place_ms,
                     batch_size=len(claimed),
                 )
-                judged.append((case, self._judge(case.trace, novelty, timings)))
+                counts = dict(zip(("embedded_tokens", "text_tokens"), case.tokens, strict=True))
+                judged.append((case, self._judge(case.trace, novelty.model_copy(update=counts), timings)))
         self._commit(judged)
 
     def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:

@@ -77,6 +77,10 @@ class Novelty(_Part):
     """Id of the earliest trace in the window with the same content; None as for the nearest."""
     embedder: str | None = None
     """Name of the model that embedded the trace."""
+    embedded_tokens: int | None = None
+    """How many tokens of its text were embedded; None where the embedder counts none."""
+    text_tokens: int | None = None
+    """How many tokens its text has; None where those are more than were embedded, as the rest is not tokenised."""
     space: str | None = None
     """Fingerprint of what makes vectors comparable; the name of the novelty log begins with it."""
     entry: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")] | None = None

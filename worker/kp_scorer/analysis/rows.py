@@ -55,6 +55,9 @@ class Row(NamedTuple):
     duplicate_of: str | None
     """The earliest trace with the same content; None if there is none."""
     embedder: str | None
+    embedded_tokens: int | None
+    text_tokens: int | None
+    """None where the text has more than were embedded."""
     space: str | None
     entry: str | None
     """The place in the novelty log, ``<ms>-<number>``."""

@@ -85,11 +85,19 @@ class TokenizedText(NamedTuple):
     text: str
     rows: Sequence[Ids]
     """The token ids of each of the recipe's parts; none where the embedder has no tokenizer."""
+    is_whole: bool = True
+    """Whether that is all of the text."""
 
     @property
     def tokens(self) -> int:
         """How many tokens of it are embedded."""
         return sum(map(len, self.rows))
+
+    @property
+    def counts(self) -> tuple[int | None, int | None]:
+        """How many tokens are embedded, and how many the text has, if that is known: no more of it is read."""
+        embedded = self.tokens or None
+        return embedded, embedded if self.is_whole else None
 
 
 class Embedder(Protocol):
@@ -128,6 +136,9 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as ``run`` does, with as many passes at once as there are streams."""
 
+    def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
+        """The same of texts that were tokenized."""
+
 
 class PlainEmbedder:
     """What an embedder inherits that makes a vector of the text itself, with no tokenizer and no engine."""
@@ -143,6 +154,10 @@ class PlainEmbedder:
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Embed some texts at once."""
+        return self.embed_tokenized(texts)
+
+    def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
+        """Embed texts, in order."""
         return self.embed([each.text for each in texts])
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -205,9 +220,9 @@ class CheckedEmbedder:
         self._single_failures = 0
         self._is_unhealthy = False
 
-    def embed(self, texts: Sequence[str], *, alone: bool = False) -> Vectors:
+    def embed(self, texts: Sequence[TokenizedText], *, alone: bool = False) -> Vectors:
         """Embed texts, in order; see :meth:`run`."""
-        return self._checked(lambda: self._embedder.embed(texts), len(texts), alone=alone)
+        return self._checked(lambda: self._embedder.embed_tokenized(texts), len(texts), alone=alone)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
         """Run one pass; ``alone``: of a text that failed before, now with no other in flight.

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import structlog
 
-from kp_scorer.embedding.embedder import Ids, Int64s, Vectors, padded, rounded_up
+from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Int64s, Vectors, padded, rounded_up
 from kp_scorer.errors import EngineUnavailable
 
 # OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends
@@ -40,13 +40,13 @@ log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.s
 class OpenVinoEngine:
     """Runs a converted model.
 
-    Texts of as many tokens as the model takes run on a copy compiled for exactly that shape, which is a tenth faster; most
-    traces are longer than 512.
+    Texts of as many tokens as the model takes, 512 at most, run on a copy compiled for exactly that shape, which is a tenth
+    faster: most traces are longer.
     """
 
     # Long texts run one by one, short ones together if little is padded: a forward pass of its own costs a text as much as
     # 15 more tokens. Few shapes also keep memory flat, because OpenVINO keeps a megabyte for each shape that it has run.
-    max_tokens = 512
+    max_tokens = MAX_TOKENS
     step = 32
 
     def __init__(self, file: Path, threads: int, longest: int) -> None:
@@ -57,6 +57,7 @@ class OpenVinoEngine:
         """
         self.streams = threads
         self._longest = longest
+        self._full_length = min(longest, MAX_TOKENS)
         core = openvino.Core()
         precision = "bf16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
         options = {
@@ -71,9 +72,9 @@ class OpenVinoEngine:
         self.dimensions = int(model.output(0).get_partial_shape()[1].get_length())
         for _ in range(_TRIES):
             self._any = _Threads(core, model, threads)
-            self._full = _Threads(core, _for_one_full_text(model, longest), threads)
+            self._full = _Threads(core, _for_one_full_text(model, self._full_length), threads)
             # The largest shape first: memory that grows from shape to shape leaves 40 MB of holes.
-            if self._agrees(longest - 1) and self._agrees(longest):
+            if self._agrees(self._full_length - 1) and self._agrees(self._full_length):
                 return
             log.warning("streams_disagree", detail=_DISAGREE)
         raise EngineUnavailable(_DISAGREE)
@@ -91,24 +92,29 @@ class OpenVinoEngine:
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
         """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.embedder.Engine`."""
-        shorter = [self._inputs(group) for group in groups if len(group[0]) < self._longest]
-        full = [self._inputs(group) for group in groups[len(shorter) :]]
-        return self._any.run(shorter) + self._full.run(full)
+        full = [self._inputs(group) for group in groups if self._is_full(group)]
+        others = [self._inputs(group) for group in groups if not self._is_full(group)]
+        vectors = {True: iter(self._full.run(full)), False: iter(self._any.run(others))}
+        return [next(vectors[self._is_full(group)]) for group in groups]
 
     def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
         """Run one forward pass; see :class:`~kp_scorer.embedding.embedder.Engine`."""
-        threads = self._full if len(group[0]) == self._longest else self._any
+        threads = self._full if self._is_full(group) else self._any
         return threads.run_pass(self._inputs(group), together=together)
 
+    def _is_full(self, group: Sequence[Ids]) -> bool:
+        # A model of short texts has room for several in a pass.
+        return len(group) == 1 and len(group[0]) == self._full_length
+
     def _inputs(self, group: Sequence[Ids]) -> Sequence[Int64s]:
-        if len(group[0]) == self._longest:
+        if self._is_full(group):
             return (np.array(group, np.int64),)
         return padded(group, min(rounded_up(max(map(len, group)), self.step), self._longest))
 
 
-def _for_one_full_text(model: openvino.Model, longest: int) -> openvino.Model:
-    """A copy of the model for ids of shape (1, longest) and no mask."""
-    shape = [1, longest]
+def _for_one_full_text(model: openvino.Model, length: int) -> openvino.Model:
+    """A copy of the model for ids of shape (1, length) and no mask."""
+    shape = [1, length]
     full = model.clone()
     full.reshape({0: shape, 1: shape})
     mask = full.inputs[1].get_node()

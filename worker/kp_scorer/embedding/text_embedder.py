@@ -28,9 +28,8 @@ class TextEmbedder:
     def tokenize(self, text: str) -> TokenizedText:
         """Tokenize each of the recipe's parts."""
         passages = zip(self.recipe.parts, self.recipe.passages(text), strict=True)
-        return TokenizedText(
-            text, [self._tokens.of([passage], part.max_tokens, keep_end=part.keeps_end)[0] for part, passage in passages]
-        )
+        rows = [self._tokens.row(passage, part.max_tokens, keep_end=part.keeps_end) for part, passage in passages]
+        return TokenizedText(text, [row.ids for row in rows], all(row.is_whole for row in rows))
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one forward pass for each part; see :class:`~kp_scorer.embedding.embedder.Embedder`."""
@@ -39,9 +38,12 @@ class TextEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        tokenized = [self.tokenize(text) for text in texts]
+        return self.embed_tokenized([self.tokenize(text) for text in texts])
+
+    def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
+        """Embed texts, in order."""
         parts = range(len(self.recipe.parts))
-        rows = [each.rows[part] for part in parts for each in tokenized]
+        rows = [each.rows[part] for part in parts for each in texts]
         groups = list(group_by_length([len(row) for row in rows], self.max_tokens, self.step))
         vectors = np.empty((len(rows), self.dimensions), np.float32)
         results = self._engine.run([[rows[index] for index in group] for group in groups])

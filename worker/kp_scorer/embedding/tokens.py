@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -13,6 +13,14 @@ from kp_scorer.errors import SettingsError
 
 _MOST_CHARS_PER_TOKEN: Final = 16
 """Of texts for another tokenizer than BERT's so many characters are read for each token; prose has five."""
+
+
+class Row(NamedTuple):
+    """What is embedded of a text."""
+
+    ids: Ids
+    is_whole: bool
+    """Whether that is all of it."""
 
 
 class Tokens:
@@ -55,27 +63,33 @@ class Tokens:
         Prompt and special tokens count. Of a text that is longer, the first of them; to ``keep_end``, as many from its
         beginning as from its end, between the special tokens.
         """
+        return [self.row(text, most, keep_end=keep_end).ids for text in texts]
+
+    def row(self, text: str, most: int | None = None, *, keep_end: bool = False) -> Row:
+        """The ids of one text; see :meth:`of`."""
         row = self._both_ends if keep_end else self._beginning
-        most = min(most or self._longest, self._longest)
-        return [row(self._prompt + text, most) for text in texts]
+        return row(self._prompt + text, min(most or self._longest, self._longest))
 
-    def _beginning(self, text: str, most: int) -> Ids:
-        inner = most - len(self._opening) - len(self._closing) * self._keeps_closing
-        units = self._units
-        ids = self._read(units, text, inner) if units else self._encode(text[: most * _MOST_CHARS_PER_TOKEN])
-        return [*self._opening, *ids[:inner], *self._closing][:most]
+    def _beginning(self, text: str, most: int) -> Row:
+        fits = most - len(self._opening) - len(self._closing)
+        inner = fits if self._keeps_closing else most - len(self._opening)
+        chars = len(text) if self._units else most * _MOST_CHARS_PER_TOKEN
+        ids = self._read(self._units, text, fits + 1) if self._units else self._encode(text[:chars])
+        is_whole = len(ids) <= fits and len(text) <= chars
+        return Row([*self._opening, *ids[:inner], *self._closing][:most], is_whole)
 
-    def _both_ends(self, text: str, most: int) -> Ids:
+    def _both_ends(self, text: str, most: int) -> Row:
         half = (most - len(self._opening) - len(self._closing)) // 2
+        chars = most * _MOST_CHARS_PER_TOKEN // 2
         if self._units is None:
-            chars = most * _MOST_CHARS_PER_TOKEN // 2
             ids = end = self._encode(text if len(text) <= 2 * chars else f"{text[:chars]} {text[-chars:]}")
         else:
             ids = self._read(self._units, text, 2 * half + 1)
             end = self._read(self._units, text, half, backwards=True) if len(ids) > 2 * half else ids
+        is_whole = len(ids) <= 2 * half and (self._units is not None or len(text) <= 2 * chars)
         if len(ids) > 2 * half:
             ids = ids[:half] + end[-half:]
-        return [*self._opening, *ids, *self._closing]
+        return Row([*self._opening, *ids, *self._closing], is_whole)
 
     def _read(self, units: Units, text: str, least: int, *, backwards: bool = False) -> Ids:
         """The first ids of a text, ``least`` or more, or all of them where it has fewer; or, ``backwards``, its last ones."""

@@ -171,7 +171,8 @@ class EmbedStage:
             wait_ms = round((started - text.put_at) * 1_000, 3)
             for delivery in text.deliveries:
                 assert delivery.case
-                delivery.case.vector, delivery.case.wait_ms, delivery.case.embed_ms = vector, wait_ms, embed_ms
+                delivery.case.vector, delivery.case.tokens = vector, text.tokenized.counts
+                delivery.case.wait_ms, delivery.case.embed_ms = wait_ms, embed_ms
                 deliveries.append(delivery)
         return deliveries
 

@@ -183,8 +183,9 @@ class PublishStage:
                 self._app.backend.store_result(task_id, result, SUCCESS)
             except Exception as error:
                 log.warning("result_not_stored", detail=type(error).__name__)
-                # Each of the others would wait for Redis as long as this one did.
-                return
+                if isinstance(error, self._app.backend.connection_errors):
+                    # Each of the others would wait for Redis as long as this one did.
+                    return
 
 
 def _dead_lettering(delivery: Delivery, reason: Reason, detail: str) -> DeadLettering:

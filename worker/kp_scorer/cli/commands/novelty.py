@@ -101,8 +101,8 @@ def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size
             # Appending may use the memory that Redis reserves for workers, and frees none: go on only while Redis accepts
             # submissions.
             store.ledger.submit(())
-            vectors = meter.embed(traces, alone=False)
-            candidates = [Candidate(trace.id, trace.digest(), vector) for trace, vector in zip(traces, vectors, strict=True)]
+            embedded = zip(traces, meter.embed(traces), strict=True)
+            candidates = [Candidate(trace.id, trace.digest(), vector) for trace, (_, vector) in embedded]
             for line, candidate, place in zip(batch, candidates, meter.place(candidates), strict=True):
                 if place is None:
                     conflicts += 1
