@@ -261,7 +261,7 @@ def langfuse_chat(turns: int) -> object:
         observation = test_adapter_langfuse.observation("GENERATION", "answer", 0, input=[*history], output=answer)
         observations.append(observation | {"startTime": start, "endTime": start})
         history.append(answer)
-    return test_adapter_langfuse.TRACE | {"observations": observations}
+    return test_adapter_langfuse.TRACE | {"input": None, "output": None, "observations": observations}
 
 
 def otel_chain(spans: int) -> object:

@@ -10,16 +10,22 @@ https://cloud.langfuse.com/generated/api/openapi.yml for the API, and
 https://langfuse.com/docs/api-and-data-platform/features/blob-storage-export-fields for the rows, which are in snake case.
 """
 
+import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, moment, trace_id
-from kp_scorer.adapters.messages import Piece, Transcript, is_message, is_message_for_sure, pieces_of, text_in, utterance
-from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, returned_in, text_in, utterance
+from kp_scorer.adapters.node import Node, as_json, parsed
 from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 
 _KINDS: Final[dict[str, SpanKind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
+_TOOL_NAMES: Final = ("gen_ai.tool.name", "ai.toolCall.name")
+_CALL_IDS: Final = ("gen_ai.tool.call.id", "ai.toolCall.id")
+"""Attributes of a tool's span, by the GenAI conventions and of the AI SDK."""
+_WORDS: Final = re.compile(r"[\s:.]+")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -44,18 +50,15 @@ def run(own: str, items: Sequence[Node]) -> Run:
     """The run that all of one trace id is."""
     traces = [_trace(item) for item in items if not _is_observation(item)]
     observations = [each for item in items for each in ([item] if _is_observation(item) else item.at("observations").items())]
-    transcript = _transcript()
-    spans = [_span(node, _KINDS.get(_type(node), "other"), transcript) for node in observations]
+    transcript = Transcript()
+    spans = [_span(node, _kind(node), transcript) for node in observations]
     # A span with the name of a tool that a model called is that tool.
     tools = {piece.name for span in spans if span.kind == "model" for piece in span.outputs if piece.kind == "call"}
-    spans = [
-        _span(span.node, "tool", transcript) if span.kind == "other" and span.node.at("name").text() in tools else span
-        for span in spans
-    ]
+    spans = [_tool_of(span, tools) for span in spans]
     times_us = [_microseconds(node.at("timestamp")) for node in traces if node.at("timestamp").value is not None]
     times_us += [span.started_ns // 1_000 for span in spans]
     # The input and the output of the trace are those of a span around the others.
-    spans += [Span(node, "", "", 0, 0, "other", "", *_both(node, _transcript(), is_model=False)) for node in traces]
+    spans += [Span(node, "", "", 0, 0, "other", "", *_both(_unquoted(node), Transcript(), is_model=False)) for node in traces]
     origin = (traces or observations)[0]
     return Run(
         origin,
@@ -73,17 +76,47 @@ def _trace(record: Node) -> Node:
     return record if record.at("trace").value is None else record.at("trace")
 
 
+def _kind(node: Node) -> SpanKind:
+    kind = _KINDS.get(node.at("type").required_text().upper(), "other")
+    return "tool" if kind == "other" and _attribute(node, *_TOOL_NAMES) else kind
+
+
+def _tool_of(span: Span, tools: set[str]) -> Span:
+    """The span; as that of a tool, if it has the name of one that a model called, alone or after words of its own."""
+    name = span.node.at("name").text()
+    if span.kind == "other" and name in tools:
+        return _span(span.node, "tool", Transcript())
+    last = _WORDS.split(name)[-1]
+    if span.kind == "tool" and span.name == name and name not in tools and last in tools:
+        return span._replace(name=last, inputs=[piece._replace(name=last) for piece in span.inputs])
+    return span
+
+
+def _unquoted(trace: Node) -> Node:
+    """A trace; in a download its texts are quoted, as JSON is."""
+    texts = {key: value for key in ("input", "output") if isinstance(value := trace.at(key).value, str)}
+    inner = {key: _text_quoted(value) for key, value in texts.items()}
+    return trace._replace(value=trace.object() | inner)
+
+
+def _text_quoted(text: str) -> str:
+    try:
+        content = json.loads(text) if text.startswith('"') else text
+    except ValueError:
+        return text
+    return content if isinstance(content, str) else text
+
+
 def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
-    name, end = node.at("name"), node.first("endTime", "end_time")
+    end, name = node.first("endTime", "end_time"), ""
     if kind in ("model", "other"):
-        inputs, outputs = _both(node, transcript if kind == "model" else _transcript(), is_model=kind == "model")
+        inputs, outputs = _both(node, transcript, is_model=kind == "model")
+    elif kind == "tool":
+        name = _attribute(node, *_TOOL_NAMES) or node.at("name").required_text()
+        call_id, arguments = _attribute(node, *_CALL_IDS), node.at("input").value
+        inputs, outputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)], _returned(node)
     else:
-        is_error = node.at("level").text() == "ERROR"
-        text = text_in(node.at("output").value) or node.first("statusMessage", "status_message").text()
-        is_tool = kind == "tool"
-        inputs = [Piece(node, "call", name=name.required_text(), arguments=node.at("input").value)] if is_tool else []
-        text = text if is_tool else text or text_in(node.at("input").value)
-        outputs = [Piece(node, "result", text, is_error=is_error)] if text or (is_tool and is_error) else []
+        inputs, outputs = [], _returned(node) or utterance(node, "result", text_in(node.at("input").value))
     return Span(
         node,
         span_id=node.at("id").text(),
@@ -91,43 +124,44 @@ def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
         started_ns=_microseconds(node.first("startTime", "start_time")) * 1_000,
         ended_ns=None if end.value is None else _microseconds(end) * 1_000,
         kind=kind,
-        name=name.text() if kind == "tool" else "",
+        name=name,
         inputs=inputs,
         outputs=outputs,
     )
 
 
-def _transcript() -> Transcript:
-    return Transcript(lambda message: pieces_of([message]))
+def _returned(node: Node) -> list[Piece]:
+    """What a tool or an event put out, or why it failed."""
+    text, is_error = returned_in(node.at("output").parsed().value)
+    if isinstance(node.at("output").value, str) and text == as_json(node.at("output").parsed().value):
+        # As it is written there.
+        text = node.at("output").text()
+    if not text.strip("{} \n"):
+        # Some record what a tool returned among the attributes alone.
+        text = returned_in(parsed(_attribute(node, "output.value")))[0] or text
+    text = text or node.first("statusMessage", "status_message").text()
+    is_error = is_error or node.at("level").text() == "ERROR"
+    return [Piece(node, "result", text, is_error=is_error)] if text or is_error else []
+
+
+def _attribute(node: Node, *keys: str) -> str:
+    """The first of the span's attributes that is there; Langfuse keeps those that it does not read itself."""
+    metadata = node.at("metadata").parsed().value
+    attributes: Any = metadata.get("attributes") if isinstance(metadata, dict) else None
+    values = [attributes.get(key) for key in keys] if isinstance(attributes, dict) else []
+    return next((value for value in values if isinstance(value, str) and value), "")
 
 
 def _both(node: Node, transcript: Transcript, *, is_model: bool) -> tuple[list[Piece], list[Piece]]:
-    inputs = _pieces(node, "input", "user", transcript, is_model=is_model)
-    return inputs, _pieces(node, "output", "agent", _transcript(), is_model=is_model)
+    inputs = _pieces(node, "input", "user", transcript if is_model else Transcript(), is_model=is_model)
+    return inputs, _pieces(node, "output", "agent", Transcript(), is_model=is_model)
 
 
-def _pieces(node: Node, key: str, kind: Literal["user", "agent"], transcript: Transcript, *, is_model: bool) -> list[Piece]:
-    """The pieces in an input or output: chat messages, alone or in a list, or under ``messages``; otherwise one text.
-
-    Messages of a model are known by a role; what other spans have may be anything. An output may lack its role.
-    """
-    is_known = is_message if is_model else is_message_for_sure
+def _pieces(node: Node, key: str, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece]:
+    """The pieces in an input or output; what has no shape of messages is one text."""
     content = node.at(key).parsed()
-    inner = content.at("messages") if key == "input" and isinstance(content.value, dict) else content
-    for messages in (inner, content):
-        if isinstance(messages.value, list) and messages.value:
-            new = messages.value[transcript.read_before(messages) :]
-            if all(map(is_known, new)):
-                return transcript.pieces(messages)
-    if isinstance(content.value, dict):
-        message = content._replace(value={"role": "assistant"} | content.value) if kind == "agent" else content
-        if is_known(content.value) or is_message_for_sure(message.value):
-            return list(pieces_of([message]))
-    return utterance(content, kind, text_in(node.at(key).value))
-
-
-def _type(node: Node) -> str:
-    return node.at("type").required_text().upper()
+    pieces = pieces_in(content, speaker, transcript, is_model=is_model)
+    return utterance(content, speaker, text_in(node.at(key).value)) if pieces is None else pieces
 
 
 def _microseconds(node: Node) -> int:

@@ -1,7 +1,8 @@
-"""The messages of a run, whatever format records them: roles, blocks of content, calls of tools and what those return.
+"""The messages of a run, whatever records them: roles, blocks of content, calls of tools and what those return.
 
-One reader serves them all: messages of Chat Completions, items of the Responses API, and messages with parts, as the GenAI
-conventions have them. Each format only leads to its messages.
+One reader serves all formats, by the shapes that messages have: OpenAI's chats and items of the Responses API, Anthropic's
+blocks, Gemini's contents, messages of LangChain and AutoGen, parts of the AI SDK, of Bedrock and of the GenAI conventions.
+Each format only leads to what a model or an agent got and put out.
 """
 
 import re
@@ -10,28 +11,54 @@ from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.adapters.node import Node, as_json, parsed
 
+Speaker = Literal["user", "agent", "result"]
+
 _ERROR: Final = re.compile(
     r"\s*(?:Traceback \(most recent call last\)|(?:[\w.]*(?:Error|Exception)|(?i:error|exception))\b[^\n:]{0,60}:)"
 )
 _ERROR_KEYS: Final = ("error", "isError", "is_error")
-_NO_TEXT: Final = ("computer_screenshot", "image_url", "input_image", "input_audio")
+_NO_TEXT: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
 """Types of blocks that are an image or a sound, which may be a result alone."""
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-_ARGUMENTS: Final = {
-    "function_call": "arguments",
-    "mcp_call": "arguments",
-    "tool_call": "arguments",
-    "custom_tool_call": "input",
-    "server_tool_call": "server_tool_call",
+_SPEAKERS: Final[dict[str, Speaker | None]] = {
+    # Instructions are no part of a run.
+    "system": None,
+    "developer": None,
+    "user": "user",
+    "human": "user",
+    "assistant": "agent",
+    "ai": "agent",
+    "model": "agent",
+    "tool-call": "agent",
+    "tool": "result",
+    "function": "result",
+    "tool-response": "result",
+    "functionexecutionresult": "result",
 }
-"""Types of blocks that are a call with a name, and where its arguments are; others that end in ``_call`` are built in."""
-_RESULTS: Final = {
-    # Before it was called ``response`` it was called ``result``.
-    "tool_call_response": ("response", "result"),
-    "server_tool_call_response": ("server_tool_call_response",),
-}
+"""Who speaks in a message, by its role, or by its type where it has that instead."""
+_CONTENTS: Final = ("parts", "content", "blocks", "text")
+_NAMES: Final = ("name", "toolName", "tool_name")
+_ARGUMENTS: Final = ("arguments", "args", "input", "server_tool_call")
+_IDS: Final = ("call_id", "tool_use_id", "toolUseId", "toolCallId", "tool_call_id", "id")
+# Before it was called ``response`` in the GenAI conventions it was called ``result``.
+_RETURNED: Final = ("output", "response", "result", "server_tool_call_response", "content")
+_CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_call", "server_tool_call")
+"""Types of blocks that are a call with a name, as those are that end in ``tool_use``; other calls are built in."""
+_RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_result")
+"""How types of blocks end that are a result."""
+_CALL_KEYS: Final = ("functionCall", "function_call", "toolUse")
+_RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult")
+"""Keys of blocks without a type that hold a call, or its result."""
+_THOUGHTS: Final = ("reasoning", "thinking")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})
 """Fields that are no arguments of a built-in tool."""
+_ALTERNATIVES: Final = ("choices", "candidates", "generations")
+"""Keys of several answers to a request, of which clients use the first."""
+_HOLDERS: Final = {
+    "user": ("messages", "contents", "new_message", "input", "prompt", "question", "query", "message", "kwargs", "content"),
+    "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "text"),
+}
+"""Keys of a request, or of an answer, that hold its messages or its text."""
+_TRANSCRIPT: Final = re.compile(r"^(system|developer|user|assistant|tool): ", re.MULTILINE)
 
 
 class Piece(NamedTuple):
@@ -54,66 +81,138 @@ class Piece(NamedTuple):
 class Transcript:
     """Reads lists of messages of which each may begin with the one before: what was read is not read again."""
 
-    def __init__(self, read: Callable[[Node], Iterable[Piece]]) -> None:
-        """``read`` yields the pieces in a message."""
-        self._read = read
+    def __init__(self) -> None:
         self._messages: list[Any] = []
         self._pieces: list[Piece] = []
 
-    def read_before(self, messages: Node) -> int:
-        """How many of the first messages of a list were read before: all of the list before, or none."""
+    def pieces(
+        self, messages: Node, speaker: Speaker = "agent", is_readable: Callable[[object], bool] = lambda _: True
+    ) -> list[Piece] | None:
+        """The pieces in a list of messages, or None if one of them is not readable."""
         count = len(self._messages)
-        return count if isinstance(messages.value, list) and messages.value[:count] == self._messages else 0
-
-    def pieces(self, messages: Node) -> list[Piece]:
-        """The pieces in a list of messages."""
-        start = self.read_before(messages)
-        new = [piece for message in messages.items(start) for piece in self._read(message)]
+        start = count if isinstance(messages.value, list) and messages.value[:count] == self._messages else 0
+        items = [item.parsed() for item in messages.items(start)]
+        if not all(is_readable(item.value) for item in items):
+            return None
+        new = list(pieces_of(items, speaker))
         pieces = self._pieces + new if start else new
         if pieces:
             self._messages, self._pieces = messages.value, pieces
         return pieces
 
 
-def pieces_of(items: Iterable[Node]) -> Iterator[Piece]:
+def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
+    """The pieces in what a model or an agent got or put out: messages, what holds them, or a text; None if it is neither.
+
+    Of a model, a message is what has a role; what others got or put out may be anything. An answer may lack its role.
+    """
+    value = content.value
+    if isinstance(value, str):
+        if is_model and speaker == "user" and _TRANSCRIPT.match(value):
+            return list(_pieces_of_transcript(content))
+        return None if value.lstrip().startswith(("{", "[")) else utterance(content, speaker, value)
+    if isinstance(value, list) and value:
+        # LangChain's models get lists of conversations.
+        is_nested = len(value) == 1 and isinstance(value[0], list)
+        if is_nested:
+            return pieces_in(content.items()[0], speaker, transcript, is_model=is_model)
+        is_other = not is_model and not any(_is_item_for_sure(parsed(item)) for item in value)
+        return None if is_other else transcript.pieces(content, speaker, _is_item)
+    if not isinstance(value, dict):
+        return None
+    message = {"role": "assistant"} | value if speaker == "agent" and not _is_item(value) else value
+    if _is_item_for_sure(message) or (is_model and _is_item(value)):
+        return list(pieces_of([content._replace(value=message)], speaker))
+    return _pieces_held(content, speaker, transcript, is_model=is_model)
+
+
+def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
+    """The pieces in what an object without a role holds under a key of requests or answers."""
+    fields = content.object()
+    if "role" in fields:
+        return None
+    if fields == {"content": "role"}:
+        # An exporter took a message for a list, and so recorded the first of its keys.
+        return []
+    for key in _HOLDERS["agent" if speaker == "agent" else "user"]:
+        held = content.at(key).parsed()
+        while key in _ALTERNATIVES and isinstance(held.value, list) and held.value:
+            held = held.items()[0]
+        # A text beside other fields may be a part of what a model put out.
+        is_part = is_model and speaker == "agent" and isinstance(held.value, str) and len(fields) > 1
+        pieces = None if is_part or held.value is None else pieces_in(held, speaker, transcript, is_model=is_model)
+        if pieces is not None:
+            return pieces
+    return None
+
+
+def _pieces_of_transcript(content: Node) -> Iterator[Piece]:
+    """The pieces in a text that has messages a line each, or more, with the role before it."""
+    _, *parts = _TRANSCRIPT.split(content.text())
+    for role, text in zip(parts[::2], parts[1::2], strict=True):
+        if (speaker := _SPEAKERS[role]) and text.strip() != "None":
+            yield from utterance(content, speaker, text.strip())
+
+
+def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Piece]:
     """The pieces in messages and in items that stand beside messages, and are blocks of one each."""
     for item in items:
-        yield from pieces_of_message(item) if is_message(item.value) else _pieces_of_block(item)
+        if is_message(item.value):
+            yield from pieces_of_message(item)
+        elif text := _text_of_block(item.value):
+            yield from utterance(item, speaker, text)
+        else:
+            yield from _pieces_of_block(item)
 
 
 def pieces_of_message(message: Node) -> Iterator[Piece]:
     """The pieces in a message, which must have a role. Instructions, of the system or the developer, are no part of a run."""
-    role, parts = message.at("role"), message.at("parts")
-    content = message.at("content") if parts.value is None else parts
-    match role.required_text():
-        case "system" | "developer":
-            return
-        case "user":
-            yield from _pieces_of_content(message, "user", content)
-        case "assistant":
-            is_refused = content.value in (None, "", [])
-            yield from _pieces_of_content(message, "agent", message.at("refusal") if is_refused else content)
-            for call in message.at("tool_calls").items():
-                yield _function_call(call)
-            # The form before a message could have several calls.
-            if (legacy := message.at("function_call")).value is not None:
-                yield _call(legacy, legacy, "arguments", "")
-        case "tool" if parts.value is not None:
-            yield from _pieces_of_content(message, "result", parts)
-        case "tool" | "function":
-            call_id, name = message.at("tool_call_id").text(), message.at("name").text()
-            yield Piece(message, "result", text_in(content.value), name, call_id=call_id)
-        case _:
-            raise role.refusal("expected " + ", ".join(_ROLES[:-1]) + f" or {_ROLES[-1]}")
+    message = message._replace(value=_with_role(message.object()))
+    role = message.at("role")
+    if (name := _role(role.required_text())) not in _SPEAKERS:
+        raise role.refusal("expected system, developer, user, assistant, tool or function")
+    speaker, content = _SPEAKERS[name], message.first("content", *_CONTENTS)
+    if message.at("parts").value is not None:
+        content = message.at("parts")
+    if speaker == "agent":
+        yield from _pieces_of_answer(message, content)
+    elif speaker == "user":
+        yield from _pieces_of_content(message, "user", content)
+    elif speaker == "result" and not _is_definition(content.value):
+        blocks = content.value if isinstance(content.value, list) else []
+        if any(map(_is_result, blocks)):
+            yield from _pieces_of_content(message, "result", content)
+        else:
+            yield from _calls_in(content) or [_result(message, content)]
 
 
-def utterance(node: Node, kind: Literal["user", "agent", "result"], text: str) -> list[Piece]:
+def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
+    yield from utterance(message, "agent", text_in(message.at("reasoning_content").value))
+    if content.value in (None, "", []):
+        content = message.at("refusal")
+    said = _calls_in(content) or list(_pieces_of_content(message, "agent", content))
+    yield from said
+    ids = {piece.call_id for piece in said if piece.kind == "call"}
+    kwargs = message.at("additional_kwargs")
+    more = message if kwargs.value is None else kwargs
+    for call in message.at("tool_calls").items() or more.at("tool_calls").items():
+        # LangChain has the calls that are blocks here as well.
+        if (piece := _call(call)).call_id not in ids or not ids:
+            yield piece
+    # The form before a message could have several calls.
+    if (legacy := message.at("function_call")).value is not None or (legacy := more.at("function_call")).value is not None:
+        yield _call(legacy)
+
+
+def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:
     """A text of the user or the agent, unless it is blank."""
     return [Piece(node, kind, text)] if text.strip() else []
 
 
-def _pieces_of_content(message: Node, kind: Literal["user", "agent", "result"], content: Node) -> Iterator[Piece]:
+def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[Piece]:
     """The pieces in a text, or in a list of blocks, where texts are one with nothing but images between them."""
+    if isinstance(content.value, dict) and "parts" in content.value:
+        content = content.at("parts")
     if not isinstance(content.value, list):
         if content.value is not None and not isinstance(content.value, str):
             raise content.refusal("expected a text or a list of parts")
@@ -132,32 +231,143 @@ def _pieces_of_content(message: Node, kind: Literal["user", "agent", "result"], 
 
 def _pieces_of_block(block: Node) -> Iterator[Piece]:
     """The pieces in a block that is no text: a thought, a call or a result; nothing in others."""
-    kind, call_id = block.at("type").required_text(), block.first("call_id", "id").text()
-    if kind == "reasoning":
-        thoughts = (text_in(block.at(key).value) for key in ("summary", "content", "text") if block.at(key).value)
+    value = block.object()
+    kind = _type(value)
+    if inner := next((block.at(key) for key in _CALL_KEYS if isinstance(value.get(key), dict)), None):
+        yield _call(inner)
+    elif inner := next((block.at(key) for key in _RESULT_KEYS if isinstance(value.get(key), dict)), None):
+        yield _result(inner, inner.first(*_RETURNED))
+    elif kind in _THOUGHTS or value.get("thought") is True:
+        thoughts = (text_in(block.at(key).value) for key in ("summary", "content", "text", "thinking") if block.at(key).value)
         yield from utterance(block, "agent", "\n".join(thoughts))
-    elif kind in _ARGUMENTS:
-        yield _call(block, block, _ARGUMENTS[kind], call_id)
-    elif kind in _RESULTS:
-        yield Piece(block, "result", text_in(block.first(*_RESULTS[kind]).value), call_id=call_id)
-    elif kind.endswith("_call_output"):
-        yield Piece(block, "result", text_in(block.at("output").value), call_id=call_id)
-    elif kind.endswith("_call"):
-        yield Piece(block, "call", name=kind.removesuffix("_call"), arguments=_own_fields(block, kind), call_id=call_id)
+    elif _is_result(value):
+        yield _result(block, block.first(*_RETURNED))
+    elif _is_call(value):
+        yield _call(block)
+    elif block.at("type").required_text() and kind.endswith("_call"):
+        arguments, call_id = _own_fields(block, kind), block.first("call_id", "id").text()
+        yield Piece(block, "call", name=kind.removesuffix("_call"), arguments=arguments, call_id=call_id)
     if kind == "mcp_call" and (returned := block.first("error", "output")).value is not None:
-        is_error = block.at("error").value is not None
-        yield Piece(block, "result", text_in(returned.value), call_id=call_id, is_error=is_error)
+        yield _result(block, returned)._replace(is_error=block.at("error").value is not None)
 
 
-def _function_call(call: Node) -> Piece:
-    is_custom = call.at("custom").value is not None
-    function, arguments = ("custom", "input") if is_custom else ("function", "arguments")
-    return _call(call, call.at(function), arguments, call.at("id").text())
+def _calls_in(content: Node) -> list[Piece]:
+    """The calls in a text that is the JSON of a list of calls, as some record them."""
+    calls = content.parsed() if isinstance(content.value, str) else content
+    are_calls = isinstance(calls.value, list) and calls.value and all(map(_is_function, calls.value))
+    return [_call(call) for call in calls.items()] if are_calls and isinstance(content.value, str) else []
 
 
-def _call(node: Node, function: Node, key: str, call_id: str) -> Piece:
-    name = function.at("name").required_text()
-    return Piece(node, "call", name=name, arguments=function.at(key).value, call_id=call_id)
+def _call(call: Node) -> Piece:
+    """A call: its name, its arguments and its id, under any of the names that these have."""
+    function = call
+    if not any(key in call.object() for key in _NAMES):
+        function = call.at("function" if call.at("custom").value is None else "custom")
+    name, arguments = function.first(*_NAMES).required_text(), function.first(*_ARGUMENTS).value
+    return Piece(call, "call", name=name, arguments=arguments, call_id=call.first(*_IDS).text())
+
+
+def _result(holder: Node, content: Node) -> Piece:
+    """A result, in a message or a block, which says which call it answers."""
+    text, is_error = returned_in(content.value)
+    is_error = is_error or any(holder.at(key).value is True for key in _ERROR_KEYS) or holder.at("status").value == "error"
+    call_id, name = holder.first(*_IDS).text(), holder.first(*_NAMES).text()
+    return Piece(holder, "result", text, name, call_id=call_id, is_error=is_error)
+
+
+def returned_in(value: object) -> tuple[str, bool]:
+    """The text of what a tool returned, out of the envelopes that protocols put it in, and whether they say that it failed."""
+    if isinstance(value, dict):
+        fields, is_error = set(value), any(value.get(key) is True for key in _ERROR_KEYS) or value.get("status") == "error"
+        message = _with_role(value)
+        if _SPEAKERS.get(_role(message.get("role"))) == "result" and "content" in message:
+            return text_in(message["content"]), is_error
+        if isinstance(value.get("content"), list) and fields <= {"content", "structuredContent", "_meta", *_ERROR_KEYS}:
+            return text_in(value["content"]), is_error
+        if fields == {"type", "value"} and isinstance(value["type"], str):
+            return text_in(value["value"]), value["type"].startswith("error")
+        if "response" in fields and fields <= {"id", "name", "response"}:
+            return text_in(value["response"]), False
+    return text_in(value), False
+
+
+def _is_call(value: dict[str, Any]) -> bool:
+    """Whether a block is a call that has a name."""
+    kind = _type(value)
+    has_both = any(key in value for key in _NAMES) and any(key in value for key in _ARGUMENTS)
+    return kind in _CALL_TYPES or kind.endswith("tool_use") or _is_function(value) or (has_both and not kind)
+
+
+def _is_function(value: object) -> bool:
+    """Whether a value is a call as Chat Completions has it; a tool's definition is none."""
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and "name" in function and "arguments" in function
+
+
+def _is_result(value: object) -> bool:
+    """Whether a block is what a call returned."""
+    if not isinstance(value, dict) or any(isinstance(value.get(key), dict) for key in _RESULT_KEYS):
+        return isinstance(value, dict)
+    kind = _type(value)
+    return kind.endswith(_RESULT_TYPES) or (not kind and "call_id" in value and "content" in value)
+
+
+def _is_definition(value: object) -> bool:
+    """Whether a value defines a tool, as some record them among the messages."""
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and "name" in function and "arguments" not in function
+
+
+def _is_item(value: object) -> bool:
+    """Whether a value among what a model got or put out is a message or a block."""
+    if not isinstance(value, dict) or is_message(value):
+        return isinstance(value, dict)
+    kind = _type(value)
+    is_other = kind.endswith("_call") or kind in (*_THOUGHTS, *_NO_TEXT, "item_reference", "redacted_thinking")
+    return is_other or _is_call(value) or _is_result(value) or bool(kind and _text_of_block(value))
+
+
+def _is_item_for_sure(value: object) -> bool:
+    """Whether a value that may be anything is a message: it has one of the roles, and a message's content, or calls."""
+    if not isinstance(value, dict):
+        return False
+    message = _with_role(value)
+    if _role(message.get("role")) not in _SPEAKERS:
+        return "toolCallId" in value and _is_call(value)
+    contents = [message.get(key) for key in _CONTENTS]
+    is_empty = "content" in message and message["content"] is None
+    return is_empty or any(isinstance(content, str | list) for content in (*contents, message.get("tool_calls")))
+
+
+def is_message(value: object) -> bool:
+    """Whether a value is a chat message, as far as one can tell."""
+    return isinstance(value, dict) and isinstance(_with_role(value).get("role"), str)
+
+
+def _with_role(value: dict[str, Any]) -> dict[str, Any]:
+    """A message with its role; those of LangChain and AutoGen have a type instead, and may be recorded as a constructor."""
+    kind: object = value.get("type")
+    fields: object = value
+    if isinstance(value.get("role"), str):
+        return value
+    if kind == "constructor" and isinstance(value.get("id"), list) and value["id"]:
+        kind, fields = value["id"][-1], value.get("kwargs")
+    elif isinstance(value.get("data"), dict):
+        fields = value["data"]
+    if isinstance(fields, dict) and "content" in fields and _role(kind) in _SPEAKERS:
+        return fields | {"role": _role(kind)}
+    return value
+
+
+def _role(name: object) -> str:
+    """The role that a message has by the name of its role, its type or its class."""
+    own = name.lower().rpartition(".")[2] if isinstance(name, str) else ""
+    return own.removesuffix("chunk").removesuffix("message")
+
+
+def _type(block: dict[str, Any]) -> str:
+    kind = block.get("type")
+    return kind.replace("-", "_") if isinstance(kind, str) else ""
 
 
 def _own_fields(item: Node, kind: str) -> dict[str, Any]:
@@ -174,7 +384,7 @@ def _text_of_block(block: object) -> str | None:
     """The text of a block; None if it is none, or is something else beside it."""
     if isinstance(block, str):
         return block
-    if not isinstance(block, dict) or block.get("type") == "reasoning":
+    if not isinstance(block, dict) or _type(block) in _THOUGHTS or block.get("thought") is True:
         return None
     keys = ("text", "refusal", "content") if block.get("type") == "text" else ("text", "refusal")
     return next((text for key in keys if isinstance(text := block.get(key), str)), None)
@@ -184,24 +394,12 @@ def text_in(value: object) -> str:
     """A result as a text: the texts of a list of blocks one a line, nothing of an image or a sound, anything else as JSON."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(isinstance(block, dict) and "type" in block for block in value):
-        return "\n".join(text for block in value if (text := _text_of_block(block)))
+    if isinstance(value, list) and value and all(isinstance(block, dict) for block in value):
+        texts = [_text_of_block(block) for block in value if "type" in block or set(block) == {"text"}]
+        if len(texts) == len(value) and (any(texts) or all(block.get("type") in _NO_TEXT for block in value)):
+            return "\n".join(filter(None, texts))
     is_without_text = value is None or (isinstance(value, dict) and value.get("type") in _NO_TEXT)
     return "" if is_without_text else as_json(value)
-
-
-def is_message(value: object) -> bool:
-    """Whether a value is a chat message, as far as one can tell."""
-    return isinstance(value, dict) and isinstance(value.get("role"), str)
-
-
-def is_message_for_sure(value: object) -> bool:
-    """Whether a value that may be anything is a chat message: it has one of the roles, and a message's content, or calls."""
-    if not isinstance(value, dict) or value.get("role") not in _ROLES:
-        return False
-    if "content" in value:
-        return value["content"] is None or isinstance(value["content"], str | list)
-    return isinstance(value.get("tool_calls"), list)
 
 
 def is_error(result: Piece) -> bool:

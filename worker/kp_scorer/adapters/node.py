@@ -1,12 +1,23 @@
 """Values of a source that know where they stand, so that every error can name the place."""
 
+import ast
 import json
+import re
+import warnings
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.errors import NotConverted, Problem
 
 MOST_DEPTH: Final = 100
 """Of a source: far more than any of these formats nests, and little enough to be walked through and printed."""
+
+_MOST_SHOWN: Final = 1_000_000
+_HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?role=)")
+"""How a text begins that may hold an object or a list; pydantic shows a message as its fields, beginning with the role."""
+_SHOWN: Final = re.compile(
+    r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|<[\w.]+: ('[^'\n]*')>|<[^<>]*>|(?<=[^\s,(\[{])\s+(?=\w+=)""", re.DOTALL
+)
+"""What is no Python in what Python shows: enumerations, objects that show only their address, fields without commas."""
 
 
 class Node(NamedTuple):
@@ -86,14 +97,44 @@ def source(line: int, value: object) -> Node:
 
 
 def parsed(value: object) -> Any:
-    """The JSON object or list that a text holds, if it is not nested too deep; any other value as it is."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
+    """The object or list that a text holds, as JSON or as Python shows it, if not nested too deep; any other value as it is."""
+    if not isinstance(value, str) or not _HOLDS_ONE.match(value):
         return value
     try:
         content = json.loads(value)
     except (ValueError, RecursionError):
-        return value
-    return value if _is_too_deep(content) else content
+        content = _shown_by_python(value)
+    return value if content is None or _is_too_deep(content) else content
+
+
+def _shown_by_python(text: str) -> Any:
+    """The object or list that a text is the ``repr`` of; None if it is none, or too long: a tree of it takes much memory."""
+    if len(text) > _MOST_SHOWN or not ("'" in text or "=" in text):
+        return None
+    source = _SHOWN.sub(lambda match: match[1] or match[2] or ("None" if match[0].startswith("<") else ", "), text)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call = ast.parse(f"_({source.strip()})", mode="eval").body
+        if not isinstance(call, ast.Call) or len(call.args) + bool(call.keywords) != 1:
+            return None
+        return _plain(call if call.keywords else call.args[0])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _plain(tree: ast.expr) -> Any:
+    """The JSON of an expression: an object's fields are those of its constructor."""
+    match tree:
+        case ast.Constant(value=str() | int() | float() as value):
+            return value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_plain(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {str(_plain(key)): _plain(value) for key, value in zip(keys, values, strict=True) if key}
+        case ast.Call(keywords=fields) if fields:
+            return {field.arg: _plain(field.value) for field in fields if field.arg}
+    return None
 
 
 def as_json(value: object) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from kp_scorer.adapters.building import Run, moment, trace_id
-from kp_scorer.adapters.messages import Piece, Transcript, pieces_of_message, text_in, utterance
+from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of_message, text_in, utterance
 from kp_scorer.adapters.node import Node
 from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 
@@ -55,7 +55,7 @@ def run_id(span: Node) -> str:
 
 def run(own: str, nodes: Sequence[Node]) -> Run:
     """The run that the spans of one trace id are."""
-    transcript = Transcript(pieces_of_message)
+    transcript = Transcript()
     spans = [_span(node, transcript) for node in nodes]
     first = min(spans, key=lambda span: span.started_ns)
     roots = [span for span in spans if not span.parent_id]
@@ -84,7 +84,7 @@ def _span(node: Node, transcript: Transcript) -> Span:
         outputs = _results_of(node, attributes)
     else:
         inputs = _pieces(attributes, "input", "user", kind, transcript)
-        outputs = _pieces(attributes, "output", "agent", kind, Transcript(pieces_of_message))
+        outputs = _pieces(attributes, "output", "agent", kind, Transcript())
     end = node.at("endTimeUnixNano")
     return Span(
         node,
@@ -104,13 +104,15 @@ def _pieces(
 ) -> list[Piece]:
     """The pieces in an input or output: messages; without any, its value as one, if a model's is not an entire request."""
     # Messages may be structured, or JSON in a text.
-    structured = transcript.pieces(attributes.at(f"gen_ai.{direction}.messages").parsed())
+    structured = transcript.pieces(attributes.at(f"gen_ai.{direction}.messages").parsed()) or []
     flat = [piece for message in _messages(attributes, direction) for piece in pieces_of_message(message)]
     if pieces := [*structured, *flat]:
         return pieces
     value = attributes.at(f"{direction}.value")
-    is_request = span_kind == "model" and not isinstance(value.parsed().value, str)
-    return [] if is_request else utterance(value, kind, text_in(value.value))
+    is_model = span_kind == "model"
+    held = pieces_in(value.parsed(), kind, Transcript(), is_model=is_model)
+    # What a model got that has no messages in it is a request.
+    return held if held is not None else [] if is_model else utterance(value, kind, text_in(value.value))
 
 
 def _messages(attributes: Node, direction: str) -> Iterator[Node]:

@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 from kp_scorer.adapters.messages import Piece, call_input
 from kp_scorer.adapters.node import Node, as_json
 
+_EMPTY = ("", "{}", "null")
+
 SpanKind = Literal["model", "tool", "event", "other"]
 
 
@@ -38,8 +40,9 @@ class Span(NamedTuple):
 def in_order(spans: Sequence[Span]) -> list[Piece]:
     """What happened, in the order of time.
 
-    A call of a model within another, or of a tool within one of that name, is the same call recorded twice. Spans of other
-    kinds only supply the question, if no model got a user's message, and the answer, if no model gave any.
+    A call of a model around or within another, or of a tool within one of that name, is the same call recorded twice. Spans of
+    other kinds supply only what no call of a model shows: what was asked, and the answer. The outermost of them says best
+    what was asked, as frameworks put it in words of their own for the models.
     """
     repeated = _repeated(spans)
     moments = [
@@ -52,34 +55,78 @@ def in_order(spans: Sequence[Span]) -> list[Piece]:
     run = _Conversation()
     for _, _, number, is_end in sorted(moments):
         run.add(number, spans[number], is_end=is_end)
-    kinds = {piece.kind for piece in run.pieces}
     around = sorted((span for span in spans if span.kind == "other"), key=lambda span: span.started_ns)
-    questions = (piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds)
-    answers = (piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds)
-    return [*list(questions)[:1], *run.pieces, *list(answers)[:1]]
+    roots = [span for span in spans if span.span_id and not span.parent_id]
+    outermost = [span for span in around if not span.span_id or [span] == roots]
+    pieces = run.pieces
+    for kind, several in (("user", [span.inputs for span in outermost]), ("agent", [span.outputs for span in outermost])):
+        texts = [piece for each in several for piece in each if piece.kind == kind and not _is_json(piece)]
+        if texts:
+            pieces = _with_question(pieces, texts[0]) if kind == "user" else _with_answer(pieces, texts[-1])
+    kinds = {piece.kind for piece in pieces}
+    questions = [piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds]
+    answers = [piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds]
+    return [*sorted(questions, key=_is_json)[:1], *pieces, *sorted(answers, key=_is_json)[:1]]
+
+
+def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
+    """The pieces of a run after what was asked, in place of the message that has it."""
+    places = (n for n, piece in enumerate(pieces) if piece.kind == "user" and _spaced(asked) in _spaced(piece))
+    place = next(places, None)
+    if place is None:
+        return [asked, *pieces]
+    # What comes before it, and before the agent did anything, are instructions.
+    is_first = all(piece.kind == "user" for piece in pieces[:place])
+    return [asked, *([] if is_first else pieces[:place]), *pieces[place + 1 :]]
+
+
+def _with_answer(pieces: list[Piece], answer: Piece) -> list[Piece]:
+    """The pieces of a run and its answer, if no call of a model has it."""
+    is_there = any(piece.kind == "agent" and _spaced(answer) in _spaced(piece) for piece in pieces)
+    return pieces if is_there else [*pieces, answer]
+
+
+def _spaced(piece: Piece) -> str:
+    return " ".join(piece.text.split())
+
+
+def _is_json(piece: Piece) -> bool:
+    return piece.text.lstrip().startswith(("{", "["))
 
 
 def _repeated(spans: Sequence[Span]) -> set[int]:
-    """The numbers of the spans around which another span holds the same call."""
+    """The numbers of the spans that record a call which another span around or within them records as well."""
     numbers = {span.span_id: number for number, span in enumerate(spans) if span.span_id}
     within: defaultdict[int | None, list[int]] = defaultdict(list)
     for number, span in enumerate(spans):
         within[numbers.get(span.parent_id)].append(number)
     repeated: set[int] = set()
-    around: Counter[tuple[SpanKind, str]] = Counter()
+    around: Counter[str] = Counter()
+    models: defaultdict[int | None, list[int]] = defaultdict(list)
+    """Of the calls of models right within each span the first two."""
     # Not by recursion, as spans may be nested deeper than that goes.
     waiting = [(number, True) for number in within[None]]
     while waiting:
         number, is_entered = waiting.pop()
         span = spans[number]
-        call, has_content = (span.kind, span.name), bool(span.inputs or span.outputs)
-        if not is_entered:
-            around[call] -= has_content
+        is_tool = span.kind == "tool" and bool(span.inputs or span.outputs)
+        if is_entered:
+            if is_tool and around[span.name]:
+                repeated.add(number)
+            around[span.name] += is_tool
+            waiting += [(number, False), *((inner, True) for inner in within[number])]
             continue
-        if around[call]:
-            repeated.add(number)
-        around[call] += has_content
-        waiting += [(number, False), *((inner, True) for inner in within[number])]
+        around[span.name] -= is_tool
+        inside = models.pop(number, [])
+        if span.kind == "model" and (span.inputs or span.outputs):
+            # Of two that hold one another the one with more in it; what holds several is no call of its own.
+            sizes = [len(spans[each].inputs) + len(spans[each].outputs) for each in (number, *inside)]
+            is_outer = len(inside) < 2 and sizes[0] >= max(sizes)
+            repeated.update(inside if is_outer else [number])
+            inside = [number] if is_outer else inside
+        if span.kind != "tool":
+            outer = numbers.get(span.parent_id)
+            models[outer] = [*models[outer], *inside][:2]
     return repeated
 
 
@@ -90,11 +137,19 @@ class _Call:
     place: int
     """Among the pieces."""
     name: str
+    call_id: str
     by_tool_alone: bool = False
     """Whether only a tool has recorded it, no model."""
+    started_ns: int = 0
+    """When a tool began it that no model had called yet."""
     has_begun: bool = False
     """Whether a tool has begun it."""
-    is_answered: bool = False
+    result: int | None = None
+    """The place of its result among the pieces."""
+
+    @property
+    def is_answered(self) -> bool:
+        return self.result is not None
 
 
 class _Queues:
@@ -141,6 +196,7 @@ class _Conversation:
         """All calls by their id, and by their id and what they say, in their order."""
         self._unanswered = _Queues(lambda call: not call.is_answered)
         self._waiting = _Queues(lambda call: not (call.has_begun or call.is_answered))
+        self._of_tools = _Queues(lambda call: call.by_tool_alone)
         self._of_span: dict[int, _Call] = {}
         self._history = _History()
         self._has_several = False
@@ -152,7 +208,7 @@ class _Conversation:
             case "event", True:
                 self.pieces += span.outputs
             case "model", True:
-                self._add_answer(span.outputs)
+                self._add_answer(span)
             case "model", False:
                 self._add_history(span.inputs)
             case "tool", True:
@@ -222,12 +278,14 @@ class _Conversation:
             matches.append(same or (at_its_place if at_its_place and at_its_place.name == call.name else None))
         return matches
 
-    def _add_answer(self, pieces: Sequence[Piece]) -> None:
+    def _add_answer(self, span: Span) -> None:
         """Add an answer of a model: all of it is new, but for a call whose tool has begun already, or that is still open."""
-        for piece in pieces:
+        for piece in span.outputs:
             if piece.kind == "call":
-                call = self._still_open(piece) or self._new(piece)
+                call = self._still_open(piece) or self._begun_within(span, piece) or self._new(piece)
                 call.by_tool_alone = False
+                # A tool's span may have the arguments in another form.
+                self.pieces[call.place] = piece._replace(latency_ms=self.pieces[call.place].latency_ms)
             elif piece.kind == "result" and self._calls.get((piece.call_id,)):
                 if unanswered := self._unanswered.first("id", piece.call_id):
                     self._add_result(unanswered, piece)
@@ -244,6 +302,15 @@ class _Conversation:
         alike = self._calls[piece.call_id, _words(piece)][-1:]
         return next((call for call in alike if not call.is_answered), None)
 
+    def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
+        """The call in an answer, if its tool began before the answer had ended, and one of the two has no id."""
+        for key in (("words", _words(piece)), ("name", piece.name)):
+            call = self._of_tools.first(*key)
+            if call and call.started_ns >= span.started_ns and not (piece.call_id and call.call_id):
+                self._add_keys(call, piece)
+                return call
+        return None
+
     def _begin_tool(self, piece: Piece, span: Span) -> _Call:
         """The call that a tool answers: one with its id, otherwise one of its name, and of its arguments if there is one."""
         if piece.call_id:
@@ -251,13 +318,15 @@ class _Conversation:
                 self._waiting.first("id", piece.call_id, piece.name)
                 or self._unanswered.first("id", piece.call_id, piece.name)
                 or self._waiting.first("id", piece.call_id)
+                or self._waiting.first("name", piece.name, "")
             )
         else:
             call = self._waiting.first("words", _words(piece)) or self._waiting.first("name", piece.name)
         if not call:
             # Not called by a model, or not yet; or called once, and tried once more.
             call = self._new(piece)
-            call.by_tool_alone = True
+            call.by_tool_alone, call.started_ns = True, span.started_ns
+            self._of_tools.add(call, ("words", _words(piece)), ("name", piece.name))
         if span.ended_ns is not None:
             latency_ms = max(0, span.ended_ns - span.started_ns) / 1_000_000
             self.pieces[call.place] = self.pieces[call.place]._replace(latency_ms=latency_ms)
@@ -265,20 +334,28 @@ class _Conversation:
         return call
 
     def _new(self, piece: Piece) -> _Call:
-        call, own, words = _Call(len(self.pieces), piece.name), _id(piece), _words(piece)
+        call = _Call(len(self.pieces), piece.name, piece.call_id)
         self.pieces.append(piece)
+        self._add_keys(call, piece)
+        return call
+
+    def _add_keys(self, call: _Call, piece: Piece) -> None:
+        own, words = _id(piece), _words(piece)
         self._calls[own,].append(call)
         self._has_several = self._has_several or len(self._calls[own,]) > 1
         self._calls[own, words].append(call)
         by_id = ("id", piece.call_id), ("id", piece.call_id, piece.name)
         self._unanswered.add(call, *by_id)
-        self._waiting.add(call, *by_id, ("name", piece.name), ("words", words))
-        return call
+        self._waiting.add(call, *by_id, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
 
     def _add_result(self, call: _Call, piece: Piece) -> None:
-        if not call.is_answered:
-            call.is_answered = True
+        if call.result is None:
+            call.result = len(self.pieces)
             self.pieces.append(piece)
+        elif self.pieces[call.result].text in _EMPTY and piece.text not in _EMPTY:
+            # Some tools are recorded without what they returned.
+            is_error = piece.is_error or self.pieces[call.result].is_error
+            self.pieces[call.result] = piece._replace(is_error=is_error)
 
     def _add_text(self, piece: Piece) -> None:
         self._texts[piece.kind, piece.text.strip()] += 1
