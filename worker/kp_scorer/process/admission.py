@@ -53,8 +53,9 @@ class Admission:
 
     def resolve(self, resolved: Sequence[tuple[Delivery, Resolved | Exception]]) -> None:
         """Pass on how some deliveries are resolved."""
-        self._leave(len(resolved))
-        self._on_resolved(resolved)
+        if resolved:
+            self._leave(len(resolved))
+            self._on_resolved(resolved)
 
     def fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
         """Decide again, alone, what failed together; the error resolves what failed alone, and an outage all of them."""
