@@ -154,6 +154,29 @@ def test_answer_beside_its_request_is_part_of_the_conversation() -> None:
     assert trace["steps"] == same["steps"]
 
 
+@pytest.mark.parametrize(
+    ("request_sent", "response"),
+    [
+        ({"model": "m", "messages": TIDES[:-1]}, {"choices": [{"message": TIDES[-1]}], "created": 1_767_225_600}),
+        ({"model": "m", "input": "When?"}, {"output": [{"role": "assistant", "content": "Now."}], "created_at": 1_767_225_600}),
+        ({"system": "s", "messages": TIDES[1:-1]}, {"role": "assistant", "content": [{"type": "text", "text": "Now."}]}),
+        (
+            {"contents": [{"role": "user", "parts": [{"text": "When?"}]}]},
+            {"candidates": [{"content": {"role": "model", "parts": [{"text": "Now."}]}}]},
+        ),
+    ],
+    ids=["chat completions", "responses", "anthropic", "gemini"],
+)
+def test_log_of_a_request_and_its_response_is_a_trace(request_sent: Message, response: Message) -> None:
+    (trace,) = converted("openai", {"id": 7, "request": request_sent, "response": response})
+    assert trace["task"]["objective"].startswith("When")
+    assert trace["outcome"]["result_summary"] == trace["steps"][-1]["content"] != "04:12"
+    assert trace["metadata"]["created_at"].startswith("2026-01-01" if "created" in str(response) else "2026-01-31")
+    batch = {"custom_id": "7", "request": {"body": request_sent}, "response": {"status_code": 200, "body": response}}
+    (same,) = converted("openai", batch)
+    assert same["steps"] == trace["steps"]
+
+
 def test_calls_of_one_chat_are_one_trace() -> None:
     again = [*TIDES, user("And the day after?"), assistant("At 05:01.")]
     renumbered = [each | {"tool_calls": [call("fc_9", "tide_table", '{"days": 1, "port": "Esbjerg"}')]} for each in TIDES[2:3]]

@@ -397,6 +397,56 @@ def test_spans_without_messages_supply_question_and_answer() -> None:
     assert steps_in(trace) == [("tool_call", "search", "search(people)"), ("observation", '["one"]'), ("thought", "Yes.")]
 
 
+def test_spans_of_the_ai_sdk_are_a_trace() -> None:
+    asked = {"role": "user", "content": [{"type": "text", "text": "What is 17 times 31?"}]}
+    call = {"toolCallId": "call_7", "toolName": "multiply", "input": '{"a": 17, "b": 31}'}
+    called = {"role": "assistant", "content": [{"type": "tool-call", **call, "input": {"a": 17, "b": 31}}]}
+    output = {"type": "text", "value": "527"}
+    returned = {
+        "role": "tool",
+        "content": [{"type": "tool-result", "toolCallId": "call_7", "toolName": "multiply", "output": output}],
+    }
+    prompt = {"system": "You calculate.", "prompt": "What is 17 times 31?"}
+    root = span("ai.generateText", 0, 60, {"ai.prompt": json.dumps(prompt), "ai.response.text": "It is 527."})
+    first = {"ai.prompt.messages": json.dumps([asked]), "ai.response.toolCalls": json.dumps([call])}
+    used = {"ai.toolCall.name": "multiply", "ai.toolCall.id": "call_7", "ai.toolCall.args": '{"a": 17, "b": 31}'}
+    last = {"ai.prompt.messages": json.dumps([asked, called, returned]), "ai.response.text": "It is 527."}
+    (trace,) = converted(
+        "otel",
+        export(
+            root,
+            span("ai.generateText.doGenerate", 1, 10, first),
+            span("ai.toolCall", 11, 15, used | {"ai.toolCall.result": '"527"'}),
+            span("ai.generateText.doGenerate", 20, 30, last),
+        ),
+    )
+    assert trace["task"]["objective"] == "What is 17 times 31?"
+    assert steps_in(trace) == [ARITHMETIC[0], ("observation", '"527"'), ARITHMETIC[2]]
+    assert trace["steps"][0]["latency_ms"] == 4
+
+
+def test_spans_of_openllmetry_are_a_trace() -> None:
+    asked = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "What is 17 times 31?"}
+    call = {"id": "call_7", "name": "multiply", "arguments": '{"a": 17, "b": 31}'}
+    called = {f"tool_calls.0.{key}": value for key, value in call.items()} | {"role": "assistant"}
+    first = asked | {f"gen_ai.completion.0.{key}": value for key, value in called.items()}
+    returned = {"role": "tool", "content": "527", "tool_call_id": "call_7"}
+    last = asked | {f"gen_ai.prompt.1.{key}": value for key, value in called.items()}
+    last |= {f"gen_ai.prompt.2.{key}": value for key, value in returned.items()}
+    used = {"traceloop.span.kind": "tool", "traceloop.entity.name": "multiply", "traceloop.entity.output": "527"}
+    assert (
+        steps_of(
+            "otel",
+            export(
+                span("openai.chat", 0, 10, first),
+                span("multiply.tool", 11, 15, used),
+                span("openai.chat", 20, 30, last | {"gen_ai.completion.0.content": "It is 527."}),
+            ),
+        )
+        == ARITHMETIC
+    )
+
+
 PLACE: Final = "resourceSpans.0.scopeSpans.0.spans.0"
 
 

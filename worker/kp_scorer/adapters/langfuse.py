@@ -13,6 +13,7 @@ https://langfuse.com/docs/api-and-data-platform/features/blob-storage-export-fie
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -52,6 +53,7 @@ def run(own: str, items: Sequence[Node]) -> Run:
     # A span with the name of a tool that a model called is that tool.
     tools = {piece.name for span in spans if span.kind == "model" for piece in span.outputs if piece.kind == "call"}
     spans = [_tool_of(span, tools) for span in spans]
+    roots = [span.node for span in spans if not span.parent_id]
     times_us = [_microseconds(node.at("timestamp")) for node in traces if node.at("timestamp").value is not None]
     times_us += [span.started_ns // 1_000 for span in spans]
     # The input and the output of the trace are those of a span around the others.
@@ -62,6 +64,8 @@ def run(own: str, items: Sequence[Node]) -> Run:
         trace_id("langfuse", own, [node.value for node in (*traces, *observations)]),
         in_order(spans),
         created_at=moment(origin, min(times_us)) if times_us else None,
+        # Of several roots, none describes the run.
+        success=False if len(roots) == 1 and _is_failed(roots[0]) else None,
     )
 
 
@@ -97,23 +101,20 @@ def _tool_of(span: Span, tools: set[str]) -> Span:
 
 def _unquoted(trace: Node) -> Node:
     """A trace; in a download its texts are quoted, as JSON is."""
-    texts = {key: value for key in ("input", "output") if isinstance(value := trace.at(key).value, str)}
-    inner = {key: _text_quoted(value) for key, value in texts.items()}
-    return trace._replace(value=trace.object() | inner)
-
-
-def _text_quoted(text: str) -> str:
-    try:
-        content = json.loads(text) if text.startswith('"') else text
-    except ValueError:
-        return text
-    return content if isinstance(content, str) else text
+    fields = dict(trace.object())
+    for key in ("input", "output"):
+        if isinstance(text := fields.get(key), str) and text.startswith('"'):
+            with suppress(ValueError):
+                fields[key] = json.loads(text)
+    return trace._replace(value=fields)
 
 
 def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
     end, name = node.first("endTime", "end_time"), ""
     if kind in ("model", "other"):
         inputs, outputs = _both(node, transcript, is_model=kind == "model")
+        if kind == "model" and not outputs and _is_failed(node):
+            outputs = _returned(node)
     elif kind == "tool":
         name = _tool_name(node) or node.at("name").required_text()
         call_id, arguments = _attribute(node, "gen_ai.tool.call.id", "ai.toolCall.id"), node.at("input").value
@@ -143,8 +144,12 @@ def _returned(node: Node) -> list[Piece]:
         # Some record what a tool returned among the attributes alone.
         text = returned_in(parsed(_attribute(node, "output.value")))[0] or text
     text = text or node.first("statusMessage", "status_message").text()
-    is_error = is_error or node.at("level").text() == "ERROR"
+    is_error = is_error or _is_failed(node)
     return [Piece(node, "result", text, is_error=is_error)] if text or is_error else []
+
+
+def _is_failed(node: Node) -> bool:
+    return node.at("level").text() == "ERROR"
 
 
 def _attribute(node: Node, *keys: str) -> str:

@@ -177,11 +177,11 @@ def pieces_of_message(message: Node) -> Iterator[Piece]:
         yield from _pieces_of_answer(message, content)
     elif speaker == "user":
         yield from _pieces_of_content(message, "user", content)
-    elif speaker == "result" and not _is_definition(content.value):
-        if isinstance(content.value, list) and any(_is_result(block) or _is_call(block) for block in content.value):
-            yield from _pieces_of_content(message, "result", content)
-        else:
-            yield _result(message, content)
+    elif speaker and isinstance(content.value, list) and any(_is_result(block) or _is_call(block) for block in content.value):
+        yield from _pieces_of_content(message, "result", content)
+    elif speaker == "result" and not (isinstance(content.value, dict) and "function" in content.value):
+        # Some record the definitions of the tools among the messages.
+        yield _result(message, content)
 
 
 def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
@@ -199,8 +199,8 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
         if (piece := _call(call)).call_id not in ids or not ids:
             yield piece
     # The form before a message could have several calls.
-    if (legacy := message.at("function_call")).value is not None or (legacy := more.at("function_call")).value is not None:
-        yield _call(legacy)
+    legacy = [each for each in (message.at("function_call"), more.at("function_call")) if each.value is not None]
+    yield from map(_call, legacy[:1])
 
 
 def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:
@@ -299,9 +299,9 @@ def _is_call(value: object) -> bool:
     if isinstance(function, dict):
         # As Chat Completions has it; without arguments it is a tool's definition.
         return "name" in function and "arguments" in function
-    has_both = any(key in value for key in _NAMES) and any(key in value for key in _ARGUMENTS)
     is_within = any(isinstance(value.get(key), dict) for key in _CALL_KEYS)
-    return is_within or kind in _CALL_TYPES or kind.endswith("tool_use") or (has_both and not kind)
+    has_all = not kind and all(any(key in value for key in keys) for keys in (_NAMES, _ARGUMENTS, _IDS))
+    return is_within or has_all or kind in _CALL_TYPES or kind.endswith("tool_use")
 
 
 def _is_result(value: object) -> bool:
@@ -310,12 +310,6 @@ def _is_result(value: object) -> bool:
         return False
     kind, is_within = _type(value), any(isinstance(value.get(key), dict) for key in _RESULT_KEYS)
     return is_within or kind.endswith(_RESULT_TYPES) or (not kind and "call_id" in value and "content" in value)
-
-
-def _is_definition(value: object) -> bool:
-    """Whether a value defines a tool, as some record them among the messages."""
-    function = value.get("function") if isinstance(value, dict) else None
-    return isinstance(function, dict) and "name" in function and "arguments" not in function
 
 
 def _is_block(value: object) -> bool:

@@ -1,8 +1,8 @@
 """OpenAI's conversations: the messages of Chat Completions, and the items of the Responses API.
 
 A source is an object with ``messages``, and with ``choices`` where the answer was recorded beside its request; an object with
-``input`` and ``output``, as what is sent to the Responses API and what comes back have them; or a list of messages or items
-alone.
+``input`` and ``output``, as what is sent to the Responses API and what comes back have them; a log with ``request`` and
+``response``; a line of a batch; or a list of messages or items alone.
 
 Specifications: https://platform.openai.com/docs/api-reference/chat/create, where ``messages`` are described, and
 https://platform.openai.com/docs/api-reference/responses/object; both are generated from
@@ -12,7 +12,7 @@ https://github.com/openai/openai-openapi.
 from collections.abc import Sequence
 
 from kp_scorer.adapters.building import Run, moment, trace_id
-from kp_scorer.adapters.messages import Piece, is_message, pieces_of, pieces_of_message
+from kp_scorer.adapters.messages import Piece, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node
 
 
@@ -27,14 +27,29 @@ def run(_own: str, conversations: Sequence[Node]) -> Run:
     (conversation,) = conversations
     if isinstance(conversation.value, list):
         return _run(conversation, list(pieces_of(conversation.items())))
-    messages, asked, answered = (conversation.at(key) for key in ("messages", "input", "output"))
+    request, response = _body(conversation, "request"), _body(conversation, "response")
+    messages, asked, answered = request.at("messages"), request.at("input"), response.at("output")
     if messages.value is not None:
         # Of several choices, clients use the first.
-        answers = [choice.at("message") for choice in conversation.at("choices").items()[:1]]
-        return _run(conversation, [piece for each in (*messages.items(), *answers) for piece in pieces_of_message(each)])
-    if asked.value is None and answered.value is None:
+        answers = [choice.at("message") for choice in response.at("choices").items()[:1]]
+        pieces = [piece for each in (*messages.items(), *answers) for piece in pieces_of_message(each)]
+    elif asked.value is not None or answered.value is not None:
+        pieces = list(pieces_of([*_items(asked), *_items(answered)]))
+    else:
+        pieces = pieces_in(request, "user", Transcript(), is_model=True) or []
+    if response.path != request.path and response.at("choices").value is None and answered.value is None:
+        pieces += pieces_in(response, "agent", Transcript(), is_model=True) or []
+    if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
-    return _run(conversation, list(pieces_of([*_items(asked), *_items(answered)])), _time(conversation.at("created_at")))
+    return _run(conversation, pieces, _time(response.first("created_at", "created")))
+
+
+def _body(conversation: Node, key: str) -> Node:
+    """The request or the response in a log that has both, and in a batch's body; otherwise the conversation."""
+    message = conversation.at(key).parsed()
+    message = message if isinstance(message.value, dict) else conversation
+    body = message.at("body").parsed()
+    return body if isinstance(body.value, dict) else message
 
 
 def _run(conversation: Node, pieces: list[Piece], created_at: str | None = None) -> Run:

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of agents, in the protocol's JSON: of the GenAI semantic conventions, and of OpenInference.
+"""OpenTelemetry spans of agents, in the protocol's JSON, by the conventions of GenAI, OpenInference, AI SDK and OpenLLMetry.
 
 A source is an export (``resourceSpans``), or a line of what the Collector's file exporter writes. All spans of one trace id,
 wherever they stand in the input, are one run.
@@ -11,6 +11,7 @@ that https://opentelemetry.io/docs/specs/otel/trace/api/#set-status describes: i
 succeed. A status of Ok says less, as many set it wherever nothing was raised.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
@@ -32,6 +33,9 @@ _OPERATIONS: Final[dict[str, SpanKind]] = {
     "execute_tool": "tool",
 }
 _SPAN_KINDS: Final[dict[str, SpanKind]] = {"LLM": "model", "TOOL": "tool", "RETRIEVER": "tool"}
+_MODEL_ATTRIBUTES: Final = ("ai.prompt.messages", "gen_ai.prompt.", "gen_ai.completion.")
+_VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity.input"), "output": ("ai.response.object",)}
+"""Attributes of the AI SDK and of OpenLLMetry, beside OpenInference's ``input.value`` and ``output.value``."""
 _GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")
 """A span with one of these attributes follows the GenAI conventions."""
 
@@ -75,11 +79,18 @@ def _span(node: Node, transcript: Transcript) -> Span:
     kinds, key = (_OPERATIONS, _GENAI[0]) if is_genai else (_SPAN_KINDS, "openinference.span.kind")
     kind = kinds.get(attributes.at(key).text(), "other")
     name = ""
+    if not is_genai and kind == "other":
+        # The AI SDK and OpenLLMetry have no attribute for what a span is that all have.
+        is_tool = "ai.toolCall.name" in attributes.value or attributes.at("traceloop.span.kind").value == "tool"
+        is_model = any(key.startswith(_MODEL_ATTRIBUTES) for key in attributes.value)
+        kind = "tool" if is_tool else "model" if is_model else kind
     if kind == "tool":
-        named = attributes.first("gen_ai.tool.name", "tool.name")
+        named = attributes.first("gen_ai.tool.name", "ai.toolCall.name", "traceloop.entity.name", "tool.name")
         name = named.text() or (named if is_genai else node.at("name")).required_text()
-        call_id = attributes.first("gen_ai.tool.call.id", "tool.id").text()
-        arguments = attributes.first("gen_ai.tool.call.arguments", "input.value").value
+        call_id = attributes.first("gen_ai.tool.call.id", "ai.toolCall.id", "tool.id").text()
+        arguments = attributes.first(
+            "gen_ai.tool.call.arguments", "ai.toolCall.args", "traceloop.entity.input", "input.value"
+        ).value
         inputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)]
         outputs = _results_of(node, attributes)
     else:
@@ -108,9 +119,12 @@ def _pieces(
     flat = [piece for message in _messages(attributes, direction) for piece in pieces_of_message(message)]
     if pieces := [*structured, *flat]:
         return pieces
-    value = attributes.at(f"{direction}.value")
+    value = attributes.first(f"{direction}.value", *_VALUES[direction])
+    if direction == "output" and attributes.first("ai.response.text", "ai.response.toolCalls").value is not None:
+        message = {key: attributes.value.get(f"ai.response.{key}") for key in ("text", "toolCalls")}
+        value = value._replace(value={"role": "assistant"} | message)
     is_model = span_kind == "model"
-    held = pieces_in(value.parsed(), kind, Transcript(), is_model=is_model)
+    held = pieces_in(value.parsed(), kind, transcript, is_model=is_model)
     # What a model got that has no messages in it is a request.
     return held if held is not None else [] if is_model else utterance(value, kind, text_in(value.value))
 
@@ -118,7 +132,7 @@ def _pieces(
 def _messages(attributes: Node, direction: str) -> Iterator[Node]:
     """OpenInference's messages as chat messages; their attributes are paths: ``llm.input_messages.0.message.role``."""
     key = f"llm.{direction}_messages"
-    for number, message in _items(attributes.value, key):
+    for number, message in _items(attributes.value, key) or _openllmetry(attributes, direction):
         calls, contents = _items(message, "message.tool_calls"), _items(message, "message.contents")
         # The calls may stand among the contents too.
         calls = calls or [(number, item) for number, item in contents if any(path.startswith("tool_call.") for path in item)]
@@ -134,6 +148,21 @@ def _messages(attributes: Node, direction: str) -> Iterator[Node]:
             arguments = message.get("message.function_call_arguments_json")
             chat_message["function_call"] = {"name": name, "arguments": arguments}
         yield Node(attributes.line, f"{attributes.path}.{key}.{number}.message", chat_message)
+
+
+def _openllmetry(attributes: Node, direction: str) -> list[tuple[int, dict[str, Any]]]:
+    """OpenLLMetry's messages in the paths of OpenInference's: its ``gen_ai.prompt.0.tool_calls.0.name`` lacks some steps."""
+    items = _items(attributes.value, "gen_ai.prompt" if direction == "input" else "gen_ai.completion")
+    longer = (
+        (r"^(tool_calls\.\d+\.)(id)$", r"\1tool_call.\2"),
+        (r"^(tool_calls\.\d+\.)(name|arguments)$", r"\1tool_call.function.\2"),
+    )
+    renamed: list[tuple[int, dict[str, Any]]] = []
+    for number, item in items:
+        for path, replacement in longer:
+            item = {re.sub(path, replacement, key): value for key, value in item.items()}
+        renamed.append((number, {f"message.{key}": value for key, value in ({"role": "assistant"} | item).items()}))
+    return renamed
 
 
 def _tool_call(item: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +189,8 @@ def _attributes_of(holder: Node) -> Node:
 def _results_of(span: Node, attributes: Node) -> list[Piece]:
     """The result of a tool's span, or its error; nothing if contents were not recorded."""
     has_failed = _is_failed(span) or attributes.at("error.type").value is not None
-    text = text_in(attributes.first("gen_ai.tool.call.result", "output.value").value)
+    returned = attributes.first("gen_ai.tool.call.result", "ai.toolCall.result", "traceloop.entity.output", "output.value")
+    text = text_in(returned.value)
     text = text or (_failure_of(span) if has_failed else "")
     return [Piece(span, "result", text, is_error=has_failed)] if text or has_failed else []
 
