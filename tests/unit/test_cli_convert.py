@@ -49,7 +49,7 @@ def parsed(content: bytes) -> list[tuple[int, object]]:
 def test_converted_traces_can_be_read() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), "--failed")
     assert done.exit_code == 0, done.output
-    assert done.stderr == "converted 2 of 2\n"
+    assert done.stderr == "converted 2 of 2: 2 steps, 0 tool calls, 0 error recoveries; 2 without tools\n"
     (trace, _) = rows(done)
     assert trace["metadata"]["task_domain"] == "customer_service"
     assert trace["metadata"]["success"] is False
@@ -71,7 +71,14 @@ def test_invalid_records_are_reported_and_the_rest_is_converted() -> None:
     }
     assert trace["@type"] == "ReasoningTrace"
     assert "line 3: messages.1.role: expected system" in done.stderr
-    assert done.stderr.endswith("converted 1 of 3\n")
+    assert done.stderr.endswith("converted 1 of 3: 1 steps, 0 tool calls, 0 error recoveries; 1 without tools\n")
+
+
+def test_tools_and_recoveries_are_counted() -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "mail", "arguments": "{}"}}]}
+    results = [{"role": "tool", "tool_call_id": "c", "content": text} for text in ("Error: locked", "two")]
+    done = run(json_lines([CHAT["messages"][0], call, results[0], call, results[1]], CHAT), "--success")
+    assert done.stderr == "converted 2 of 2: 5 steps, 2 tool calls, 1 error recoveries; 1 without tools\n"
 
 
 def test_empty_input_is_reported() -> None:

@@ -198,7 +198,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
             },
             {"role": "tool", "content": json.dumps([{"toolResult": {"toolUseId": "c", "content": [{"text": RETURNED}]}}])},
         ],
-        {"message": json.dumps([{"text": ANSWER}]), "finish_reason": "end_turn"},
+        [{"message": json.dumps([{"text": ANSWER}]), "finish_reason": "end_turn"}],
     ),
     "haystack": (
         {
@@ -328,6 +328,27 @@ def test_tool_is_called_once_by_a_model_and_its_span_whatever_ids_and_names_they
             (trace,) = converted("langfuse", [model, tool, answer])
             assert steps_in(trace) == STEPS[1:]
             assert trace["steps"][0]["latency_ms"] == 750
+
+
+def test_tools_span_without_content_that_no_model_called_is_no_call() -> None:
+    call = {"role": "assistant", "content": SAID, "tool_calls": [{"id": "c", "function": FUNCTION}]}
+    model = observation("GENERATION", "chat", 0, input=ASKED, output=call)
+    merged = {"attributes": {"gen_ai.tool.name": "(merged tools)"}}
+    tools = [
+        observation("TOOL", "execute_tool (merged)", 2, input={}, output="{}", metadata=merged),
+        observation("TOOL", "handoff to keeper", 2),
+        observation("TOOL", "lock_state", 2, input=ARGUMENTS, output=RETURNED),
+    ]
+    (trace,) = converted("langfuse", [model, *tools, observation("GENERATION", "chat", 4, input=ASKED, output=ANSWER)])
+    assert steps_in(trace) == STEPS
+
+
+def test_none_as_the_answer_to_a_text_is_no_answer() -> None:
+    first = observation("GENERATION", "chat", 0, input=f"user: {ASKED}", output="None")
+    tool = observation("TOOL", "lock_state", 2, input=ARGUMENTS, output=RETURNED)
+    last = observation("GENERATION", "chat", 4, input=f"user: {ASKED}\nassistant: None", output=ANSWER)
+    (trace,) = converted("langfuse", [first, tool, last])
+    assert steps_in(trace) == STEPS[1:]
 
 
 def test_result_that_a_tools_span_lacks_is_that_of_the_next_call() -> None:

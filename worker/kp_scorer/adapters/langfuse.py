@@ -94,6 +94,9 @@ def _tool_of(span: Span, tools: set[str]) -> Span:
     if span.kind == "other" and name in tools:
         return _span(span.node, "tool", Transcript())
     last = (_WORDS.findall(name) or [name])[-1]
+    if span.kind == "tool" and tools and tools.isdisjoint((span.name, last)) and not _has_content(span.node):
+        # Around the calls of a turn, or a handoff, which the model calls by another name.
+        return span._replace(kind="other", inputs=[], outputs=[])
     if span.kind == "tool" and span.name == name and name not in tools and last in tools:
         return span._replace(name=last, inputs=[piece._replace(name=last) for piece in span.inputs])
     return span
@@ -152,6 +155,10 @@ def _is_failed(node: Node) -> bool:
     return node.at("level").text() == "ERROR"
 
 
+def _has_content(node: Node) -> bool:
+    return any(node.at(key).parsed().value not in (None, "", {}, []) for key in ("input", "output"))
+
+
 def _attribute(node: Node, *keys: str) -> str:
     """The first of the span's attributes that is there; Langfuse keeps those that it does not read itself."""
     metadata = node.at("metadata").parsed().value
@@ -162,6 +169,9 @@ def _attribute(node: Node, *keys: str) -> str:
 
 def _both(node: Node, transcript: Transcript, *, is_model: bool) -> tuple[list[Piece], list[Piece]]:
     inputs = _pieces(node, "input", "user", transcript if is_model else Transcript(), is_model=is_model)
+    if node.at("output").value == "None" and isinstance(node.at("input").parsed().value, str):
+        # What records messages as text shows so that an answer has none, only calls.
+        return inputs, []
     return inputs, _pieces(node, "output", "agent", Transcript(), is_model=is_model)
 
 

@@ -113,9 +113,8 @@ def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mod
             return list(_pieces_of_transcript(content))
         return None if value.lstrip().startswith(("{", "[")) else utterance(content, speaker, value)
     if isinstance(value, list) and value:
-        # LangChain's models get lists of conversations.
-        is_nested = len(value) == 1 and isinstance(value[0], list)
-        if is_nested:
+        # LangChain's models get lists of conversations; events have an answer each.
+        if len(value) == 1 and isinstance(value[0], list | dict) and not _is_item(value[0]):
             return pieces_in(content.items()[0], speaker, transcript, is_model=is_model)
         is_other = not is_model and not any(_is_item_for_sure(parsed(item)) for item in value)
         return None if is_other else transcript.pieces(content, speaker, _is_item)

@@ -61,6 +61,7 @@ def convert(file: str, format_name: str, settings: Settings, domain: str, **fiel
     """
     supplied = SuppliedFields(task_domain=domain, **fields)
     done = converted = 0
+    steps = calls = recoveries = without_calls = 0
     with open_input(file) as stream:
         sources = read_json(stream, settings.limits.model_copy(update={"depth": MOST_DEPTH}))
         for result in adapters.convert(format_name, sources, supplied, settings.limits):
@@ -71,7 +72,11 @@ def convert(file: str, format_name: str, settings: Settings, domain: str, **fiel
                 print_json({"line": result.line, "state": "invalid", "problems": problems})
             else:
                 converted += 1
+                called = sum("tool" in step for step in result["steps"])
+                steps, calls, without_calls = steps + len(result["steps"]), calls + called, without_calls + (not called)
+                recoveries += sum(step["type"] == "error_recovery" for step in result["steps"])
                 print_json(result)
-    print_note(f"converted {converted} of {done}" if done else f"nothing to convert in {file}")
+    counts = f"{steps} steps, {calls} tool calls, {recoveries} error recoveries; {without_calls} without tools"
+    print_note(f"converted {converted} of {done}: {counts}" if done else f"nothing to convert in {file}")
     if converted < done:
         sys.exit(1)
