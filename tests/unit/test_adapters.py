@@ -18,7 +18,7 @@ from kp_scorer.trace import is_trace_id
 
 from tests.support.calls import calls_during
 from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields
-from tests.unit import test_adapter_langfuse, test_adapter_openai, test_adapter_otel, test_adapter_sweagent
+from tests.unit import test_adapter_langfuse, test_adapter_openai, test_adapter_otel, test_adapter_sweagent, test_message_shapes
 
 EXAMPLES: Final[dict[str, object]] = {
     "openai": {"messages": test_adapter_openai.TIDES},
@@ -206,6 +206,36 @@ def test_any_record_gives_a_valid_trace_or_an_error_that_names_the_place(name: s
     for error in refused:
         assert error.line == 1
         assert all(problem.field and problem.expected for problem in error.problems)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    paths=st.dictionaries(
+        st.from_regex(
+            r"(llm.input_messages|gen_ai.completion).[01](.message)?.(role|content|tool_calls|contents)(.0(.tool_call)?)?",
+            fullmatch=True,
+        ),
+        JSON,
+        max_size=6,
+    )
+)
+def test_any_paths_of_attributes_give_a_valid_trace_or_an_error(paths: dict[str, Any]) -> None:
+    calls = test_adapter_otel.span("chat", 0, 1, paths | {"openinference.span.kind": "LLM"})
+    converted_and_refused("otel", [test_adapter_otel.export(calls, *test_adapter_otel.WINDY)])
+
+
+SHAPED: Final = [got for shapes in test_message_shapes.SHAPES.values() for got in shapes]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_change_of_any_shape_gives_a_valid_trace_or_an_error(data: st.DataObject) -> None:
+    got = data.draw(st.sampled_from(SHAPED))
+    for _ in range(data.draw(st.integers(1, 3))):
+        got = changed(got, data.draw(st.sampled_from(paths(got))), data.draw(JSON))
+    for kind in ("GENERATION", "CHAIN", "TOOL"):
+        converted_and_refused("langfuse", [test_adapter_langfuse.observation(kind, "f", 0, input=got, output=got)])
+    converted_and_refused("openai", [got, {"request": got, "response": got}])
 
 
 @of_each_format

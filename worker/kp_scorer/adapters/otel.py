@@ -11,7 +11,6 @@ that https://opentelemetry.io/docs/specs/otel/trace/api/#set-status describes: i
 succeed. A status of Ok says less, as many set it wherever nothing was raised.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
@@ -23,6 +22,8 @@ from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 
 _MOST_DIGITS: Final = 19
 """Of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere."""
+_MOST_DEPTH: Final = 12
+"""Of the paths of attributes, in objects and lists."""
 _ERROR: Final = (2, "STATUS_CODE_ERROR")
 _OPERATIONS: Final[dict[str, SpanKind]] = {
     # Messages without an operation are those of a model.
@@ -130,54 +131,37 @@ def _pieces(
 
 
 def _messages(attributes: Node, direction: str) -> Iterator[Node]:
-    """OpenInference's messages as chat messages; their attributes are paths: ``llm.input_messages.0.message.role``."""
-    key = f"llm.{direction}_messages"
-    for number, message in _items(attributes.value, key) or _openllmetry(attributes, direction):
-        calls, contents = _items(message, "message.tool_calls"), _items(message, "message.contents")
-        # The calls may stand among the contents too.
-        calls = calls or [(number, item) for number, item in contents if any(path.startswith("tool_call.") for path in item)]
-        texts = [{name: item.get(f"message_content.{name}") for name in ("type", "text")} for _, item in contents]
-        chat_message = {
-            "role": message.get("message.role"),
-            "content": message.get("message.content", [each for each in texts if each["text"] is not None]),
-            "tool_call_id": message.get("message.tool_call_id"),
-            "name": message.get("message.name"),
-            "tool_calls": [_tool_call(item) for _, item in calls],
-        }
-        if name := message.get("message.function_call_name"):
-            arguments = message.get("message.function_call_arguments_json")
-            chat_message["function_call"] = {"name": name, "arguments": arguments}
-        yield Node(attributes.line, f"{attributes.path}.{key}.{number}.message", chat_message)
+    """OpenInference's and OpenLLMetry's messages; their attributes are paths: ``llm.input_messages.0.message.role``."""
+    for key in (f"llm.{direction}_messages", "gen_ai.prompt" if direction == "input" else "gen_ai.completion"):
+        paths = {path.removeprefix(f"{key}."): value for path, value in attributes.value.items() if path.startswith(f"{key}.")}
+        items = _nested({path: value for path, value in paths.items() if path.count(".") < _MOST_DEPTH})
+        for number, item in enumerate(items if isinstance(items, list) else []):
+            place = Node(attributes.line, f"{attributes.path}.{key}.{number}", item)
+            message = place.at("message") if "message" in place.object() else place
+            fields = {"role": "assistant"} | message.object() if direction == "output" else dict(message.object())
+            fields["tool_calls"] = [call.get("tool_call", call) for call in _objects(fields.get("tool_calls"))]
+            # The calls may stand among the contents too.
+            contents = _objects(fields.pop("contents", None))
+            blocks = [each if "tool_call" in each else each.get("message_content") for each in contents]
+            fields.setdefault("content", [each for each in _objects(blocks) if {"tool_call", "text"} & set(each)])
+            if name := fields.get("function_call_name"):
+                fields["function_call"] = {"name": name, "arguments": fields.get("function_call_arguments_json")}
+            yield message._replace(value=fields)
 
 
-def _openllmetry(attributes: Node, direction: str) -> list[tuple[int, dict[str, Any]]]:
-    """OpenLLMetry's messages in the paths of OpenInference's: its ``gen_ai.prompt.0.tool_calls.0.name`` lacks some steps."""
-    items = _items(attributes.value, "gen_ai.prompt" if direction == "input" else "gen_ai.completion")
-    longer = (
-        (r"^(tool_calls\.\d+\.)(id)$", r"\1tool_call.\2"),
-        (r"^(tool_calls\.\d+\.)(name|arguments)$", r"\1tool_call.function.\2"),
-    )
-    renamed: list[tuple[int, dict[str, Any]]] = []
-    for number, item in items:
-        for path, replacement in longer:
-            item = {re.sub(path, replacement, key): value for key, value in item.items()}
-        renamed.append((number, {f"message.{key}": value for key, value in ({"role": "assistant"} | item).items()}))
-    return renamed
+def _objects(items: object) -> list[dict[str, Any]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def _tool_call(item: dict[str, Any]) -> dict[str, Any]:
-    function = {name: item.get(f"tool_call.function.{name}") for name in ("name", "arguments")}
-    return {"id": item.get("tool_call.id"), "function": function}
-
-
-def _items(attributes: dict[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:
-    """The items of a list, with their numbers, in their order: each its attributes, by the rest of their paths."""
-    items: defaultdict[int, dict[str, Any]] = defaultdict(dict)
-    for path, value in attributes.items():
-        number, _, rest = path.removeprefix(f"{key}.").partition(".")
-        if path.startswith(f"{key}.") and number.isascii() and number.isdigit() and len(number) < 10:
-            items[int(number)][rest] = value
-    return sorted(items.items(), key=lambda item: item[0])
+def _nested(paths: dict[str, Any]) -> Any:
+    """The object that attributes describe whose keys are paths in it, or the list, if they begin with numbers."""
+    groups: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for path, value in paths.items():
+        key, _, rest = path.partition(".")
+        groups[key][rest] = value
+    items = {key: inner[""] if "" in inner else _nested(inner) for key, inner in groups.items()}
+    is_list = bool(items) and all(key.isascii() and key.isdigit() and len(key) < 10 for key in items)
+    return [items[key] for key in sorted(items, key=int)] if is_list else items
 
 
 def _attributes_of(holder: Node) -> Node:
