@@ -276,7 +276,16 @@ def test_text_of_all_messages_has_the_role_before_each() -> None:
     assert steps_in(trace) == STEPS[2:]
 
 
-@pytest.mark.parametrize("wrapped", [{"prompt": ASKED, "system": SYSTEM}, {"input": ASKED}, {"kwargs": {"question": ASKED}}])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        {"messages": [["system", SYSTEM], ["user", ASKED]]},
+        {"messages": [["human", ASKED]]},
+        {"prompt": ASKED, "system": SYSTEM},
+        {"input": ASKED},
+        {"kwargs": {"question": ASKED}},
+    ],
+)
 def test_objective_is_what_the_user_asked_without_what_it_is_wrapped_in(wrapped: Json) -> None:
     (trace,) = converted("langfuse", observation("CHAIN", "run", 0, input=wrapped, output={"answer": ANSWER, "steps": []}))
     assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, [("thought", ANSWER)])
@@ -318,6 +327,7 @@ def test_tool_is_called_once_by_a_model_and_its_span_whatever_ids_and_names_they
     identity = {"attributes": {"gen_ai.tool.name": "lock_state", "gen_ai.tool.call.id": "c"}}
     for put, name, metadata in (
         (calls, "running tool: lock_state", None),
+        (calls, "tool: 'lock_state'", None),
         (calls, "tool.Lock", identity),
         (unnumbered, "execute_tool lock_state", json.dumps(identity)),
     ):
@@ -397,6 +407,7 @@ def test_answer_has_its_calls_beside_its_text() -> None:
         {"content": [{"type": "text", "text": RETURNED}], "isError": False},
         {"id": "c", "name": "lock_state", "response": RETURNED},
         {"type": "text", "value": RETURNED},
+        {"id": "c", "message": json.dumps([{"text": RETURNED}])},
     ],
 )
 def test_result_of_a_tool_is_taken_out_of_its_envelope(put: object) -> None:

@@ -23,7 +23,8 @@ from kp_scorer.adapters.node import Node, as_json, parsed
 from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 
 _KINDS: Final[dict[str, SpanKind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
-_WORDS: Final = re.compile(r"[\w/-]+")
+_TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$")
+"""How some name the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -89,16 +90,12 @@ def _tool_name(node: Node) -> str:
 
 
 def _tool_of(span: Span, tools: set[str]) -> Span:
-    """The span; as that of a tool, if it has the name of one that a model called, alone or after words of its own."""
-    name = span.node.at("name").text()
-    if span.kind == "other" and name in tools:
+    """The span; as that of a tool, if a model called one of its name, or as that of none, if it says nothing."""
+    if span.kind == "other" and span.node.at("name").text() in tools:
         return _span(span.node, "tool", Transcript())
-    last = (_WORDS.findall(name) or [name])[-1]
-    if span.kind == "tool" and tools and tools.isdisjoint((span.name, last)) and not _has_content(span.node):
+    if span.kind == "tool" and tools and span.name not in tools and not _has_content(span.node):
         # Around the calls of a turn, or a handoff, which the model calls by another name.
         return span._replace(kind="other", inputs=[], outputs=[])
-    if span.kind == "tool" and span.name == name and name not in tools and last in tools:
-        return span._replace(name=last, inputs=[piece._replace(name=last) for piece in span.inputs])
     return span
 
 
@@ -119,7 +116,7 @@ def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
         if kind == "model" and not outputs and _is_failed(node):
             outputs = _returned(node)
     elif kind == "tool":
-        name = _tool_name(node) or node.at("name").required_text()
+        name = _tool_name(node) or _TOOL_SPAN.sub(r"\2", node.at("name").required_text())
         call_id, arguments = _attribute(node, "gen_ai.tool.call.id", "ai.toolCall.id"), node.at("input").value
         inputs, outputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)], _returned(node)
     else:

@@ -91,7 +91,7 @@ class Transcript:
         """The pieces in a list of messages, or None if one of them is not readable."""
         count = len(self._messages)
         start = count if isinstance(messages.value, list) and messages.value[:count] == self._messages else 0
-        items = [item.parsed() for item in messages.items(start)]
+        items = [item._replace(value=_shown(item.value)) for item in messages.items(start)]
         if not all(is_readable(item.value) for item in items):
             return None
         new = list(pieces_of(items, speaker))
@@ -114,9 +114,9 @@ def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mod
         return None if value.lstrip().startswith(("{", "[")) else utterance(content, speaker, value)
     if isinstance(value, list) and value:
         # LangChain's models get lists of conversations; events have an answer each.
-        if len(value) == 1 and isinstance(value[0], list | dict) and not _is_item(value[0]):
+        if len(value) == 1 and isinstance(value[0], list | dict) and not _is_item(_shown(value[0])):
             return pieces_in(content.items()[0], speaker, transcript, is_model=is_model)
-        is_other = not is_model and not any(_is_item_for_sure(parsed(item)) for item in value)
+        is_other = not is_model and not any(_is_item_for_sure(_shown(item)) for item in value)
         return None if is_other else transcript.pieces(content, speaker, _is_item)
     if not isinstance(value, dict):
         return None
@@ -285,8 +285,9 @@ def returned_in(value: object) -> tuple[str, bool]:
             return text_in(value["content"]), is_error
         if fields == {"type", "value"} and isinstance(value["type"], str):
             return text_in(value["value"]), value["type"].startswith("error")
-        if "response" in fields and fields <= {"id", "name", "response"}:
-            return text_in(value["response"]), False
+        for key in ("response", "message"):
+            if key in fields and fields <= {"id", "name", key}:
+                return text_in(parsed(value[key])), False
     return text_in(value), False
 
 
@@ -335,6 +336,14 @@ def _is_item_for_sure(value: object) -> bool:
     contents = [message.get(key) for key in _CONTENTS]
     is_empty = "content" in message and message["content"] is None
     return is_empty or any(isinstance(content, str | list) for content in (*contents, message.get("tool_calls")))
+
+
+def _shown(item: object) -> object:
+    """An item of a list of messages, which may be a text that shows it, or a pair of its role and its text."""
+    item = parsed(item)
+    if isinstance(item, list) and len(item) == 2 and _role(item[0]) in _SPEAKERS and isinstance(item[1], str):
+        return {"role": item[0], "content": item[1]}
+    return item
 
 
 def is_message(value: object) -> bool:
