@@ -416,3 +416,11 @@ def test_result_of_a_tool_is_taken_out_of_its_envelope(put: object) -> None:
     tool = observation("SPAN", "Lock.run", 2, input=str(ARGUMENTS), output=put, metadata=named)
     (trace,) = converted("langfuse", [asked, tool])
     assert steps_in(trace)[1:] == STEPS[1:3]
+
+
+def test_what_is_not_understood_around_the_models_does_not_refuse_the_run() -> None:
+    state = {"messages": [{"role": "user", "content": ASKED}, {"role": "narrator", "content": "It rains."}]}
+    inner = [{"type": "human", "content": ASKED}, {"type": "remove", "id": "x"}]
+    model = observation("GENERATION", "chat", 1, input=inner, output=ANSWER)
+    (trace,) = converted("langfuse", [observation("CHAIN", "run", 0, input=state, output=state), model])
+    assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS[3:])

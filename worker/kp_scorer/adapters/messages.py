@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.adapters.node import Node, as_json, parsed
+from kp_scorer.errors import NotConverted
 
 Speaker = Literal["user", "agent", "result"]
 
@@ -106,6 +107,15 @@ def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mod
 
     Of a model, a message is what has a role; what others got or put out may be anything. An answer may lack its role.
     """
+    try:
+        return _pieces_in(content, speaker, transcript, is_model=is_model)
+    except NotConverted:
+        if is_model:
+            raise
+        return None
+
+
+def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
     value = content.value
     if isinstance(value, str):
         begins = _TRANSCRIPT.match(value) if is_model else None
@@ -115,9 +125,12 @@ def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mod
     if isinstance(value, list) and value:
         # LangChain's models get lists of conversations; events have an answer each.
         if len(value) == 1 and isinstance(value[0], list | dict) and not _is_item(_shown(value[0])):
-            return pieces_in(content.items()[0], speaker, transcript, is_model=is_model)
-        is_other = not is_model and not any(_is_item_for_sure(_shown(item)) for item in value)
-        return None if is_other else transcript.pieces(content, speaker, _is_item)
+            return _pieces_in(content.items()[0], speaker, transcript, is_model=is_model)
+        if not is_model and not any(_is_item_for_sure(_shown(item)) for item in value):
+            return None
+        # Among messages a block of a type that is not known says nothing.
+        is_chat = any(is_message(_shown(item)) for item in value)
+        return transcript.pieces(content, speaker, (lambda item: _is_item(item) or _is_typed(item)) if is_chat else _is_item)
     if not isinstance(value, dict):
         return None
     message = {"role": "assistant"} | value if speaker == "agent" and not _is_item(value) else value
@@ -140,7 +153,7 @@ def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_
             held = held.items()[0]
         # A text beside other fields may be a part of what a model put out.
         is_part = is_model and speaker == "agent" and isinstance(held.value, str) and len(fields) > 1
-        pieces = None if is_part or held.value is None else pieces_in(held, speaker, transcript, is_model=is_model)
+        pieces = None if is_part or held.value is None else _pieces_in(held, speaker, transcript, is_model=is_model)
         if pieces is not None:
             return pieces
     return None
@@ -319,6 +332,10 @@ def _is_block(value: object) -> bool:
     kind = _type(value)
     is_other = kind.endswith("_call") or kind in (*_THOUGHTS, *_NO_TEXT, "item_reference", "redacted_thinking")
     return is_other or ((bool(kind) or set(value) == {"text"}) and _text_of_block(value) is not None)
+
+
+def _is_typed(value: object) -> bool:
+    return isinstance(value, dict) and bool(_type(value))
 
 
 def _is_item(value: object) -> bool:
