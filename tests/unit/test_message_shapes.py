@@ -443,3 +443,9 @@ def test_what_is_not_understood_around_the_models_does_not_refuse_the_run() -> N
     model = observation("GENERATION", "chat", 1, input=inner, output=ANSWER)
     (trace,) = converted("langfuse", [observation("CHAIN", "run", 0, input=state, output=state), model])
     assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS[3:])
+
+
+def test_object_that_a_model_puts_out_keeps_its_fields() -> None:
+    put = {"text": "open", "sure": 0.5}
+    (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=ASKED, output=put))
+    assert steps_in(trace) == [("thought", json.dumps(put, sort_keys=True))]

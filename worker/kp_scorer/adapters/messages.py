@@ -59,6 +59,7 @@ _HOLDERS: Final = {
     "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "text"),
 }
 """Keys of a request, or of an answer, that hold its messages or its text."""
+_OF_ANSWERS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
 _TRANSCRIPT: Final = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.MULTILINE | re.IGNORECASE)
 
 
@@ -133,7 +134,10 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
         return transcript.pieces(content, speaker, (lambda item: _is_item(item) or _is_typed(item)) if is_chat else _is_item)
     if not isinstance(value, dict):
         return None
-    message = {"role": "assistant"} | value if speaker == "agent" and not _is_item(value) else value
+    # Beside a text there may be more that a model put out, unless the object is that of an answer.
+    more = {key for key in value if value[key] and key != "text"}
+    is_answer = speaker == "agent" and not _is_item(value) and ("text" not in value or not more or bool(more & _OF_ANSWERS))
+    message = {"role": "assistant"} | value if is_answer else value
     if _is_item_for_sure(message) or (is_model and _is_item(value)):
         return list(pieces_of([content._replace(value=message)], speaker))
     return _pieces_held(content, speaker, transcript, is_model=is_model)
