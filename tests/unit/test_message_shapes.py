@@ -418,6 +418,25 @@ def test_result_of_a_tool_is_taken_out_of_its_envelope(put: object) -> None:
     assert steps_in(trace)[1:] == STEPS[1:3]
 
 
+def test_calls_that_lose_their_ids_where_they_are_repeated_are_the_same() -> None:
+    calls: list[Json] = [{"functionCall": {"id": f"f{n}", "name": "lock_state", "args": ARGUMENTS}} for n in range(2)]
+    repeated = [{"functionCall": {"name": "lock_state", "args": ARGUMENTS}}] * 2
+    results = [{"functionResponse": {"name": "lock_state", "response": text}} for text in ("open", "shut")]
+    asked = {"role": "user", "parts": [{"text": ASKED}]}
+    got = [asked, {"role": "model", "parts": repeated}, {"role": "user", "parts": results}]
+    first = observation("GENERATION", "chat", 0, input=[asked], output={"role": "model", "parts": calls})
+    tools = [
+        observation("TOOL", "lock", n, input={}, output={}, metadata={"attributes": {"gen_ai.tool.name": "lock_state", **own}})
+        for n, own in ((1, {"gen_ai.tool.call.id": "f0"}), (2, {"gen_ai.tool.call.id": "f1"}))
+    ]
+    last = observation("GENERATION", "chat", 4, input={"contents": got}, output=ANSWER)
+    late = first | {"endTime": "2026-02-03T08:00:03.500Z"}
+    for spans in ([first, last], [first, *tools, last], [late, *tools, last]):
+        (trace,) = converted("langfuse", spans)
+        contents = [step["content"] for step in trace["steps"]]
+        assert sorted(contents) == sorted([STEPS[1][2]] * 2 + ["open", "shut", ANSWER])
+
+
 def test_what_is_not_understood_around_the_models_does_not_refuse_the_run() -> None:
     state = {"messages": [{"role": "user", "content": ASKED}, {"role": "narrator", "content": "It rains."}]}
     inner = [{"type": "human", "content": ASKED}, {"type": "remove", "id": "x"}]

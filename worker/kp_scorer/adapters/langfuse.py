@@ -23,7 +23,7 @@ from kp_scorer.adapters.node import Node, as_json, parsed
 from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 
 _KINDS: Final[dict[str, SpanKind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
-_TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$")
+_TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)
 """How some name the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -191,8 +191,7 @@ def pieces_of_message(message: Node) -> Iterator[Piece]:
         yield from _pieces_of_content(message, "user", content)
     elif speaker and isinstance(content.value, list) and any(_is_result(block) or _is_call(block) for block in content.value):
         yield from _pieces_of_content(message, "result", content)
-    elif speaker == "result" and not (isinstance(content.value, dict) and "function" in content.value):
-        # Some record the definitions of the tools among the messages.
+    elif speaker == "result" and (message.at("tool_call_id").value or not _is_definition(content.value)):
         yield _result(message, content)
 
 
@@ -323,6 +322,11 @@ def _is_result(value: object) -> bool:
         return False
     kind, is_within = _type(value), any(isinstance(value.get(key), dict) for key in _RESULT_KEYS)
     return is_within or kind.endswith(_RESULT_TYPES) or (not kind and "call_id" in value and "content" in value)
+
+
+def _is_definition(value: object) -> bool:
+    """Whether a value defines a tool, as some record them among the messages."""
+    return isinstance(value, dict) and any(key in value for key in ("function", "input_schema", "inputSchema", "parameters"))
 
 
 def _is_block(value: object) -> bool:

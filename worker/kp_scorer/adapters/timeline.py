@@ -194,6 +194,8 @@ class _Conversation:
         """How often each text is among the pieces."""
         self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)
         """All calls by their id, and by their id and what they say, in their order."""
+        self._numbered: defaultdict[str, list[_Call]] = defaultdict(list)
+        """Those that have an id, by what they say."""
         self._unanswered = _Queues(lambda call: not call.is_answered)
         self._waiting = _Queues(lambda call: not (call.has_begun or call.is_answered))
         self._of_tools = _Queues(lambda call: call.by_tool_alone)
@@ -265,7 +267,8 @@ class _Conversation:
         # Arguments are compared only where an id stands for several calls.
         several = {own for own, count in ids.items() if max(count, len(self._calls[own,])) > 1}
         keys = Counter((_id(call), _words(call)) for call in calls if _id(call) in several)
-        last = {own: iter(self._calls[own,][-count:]) for own, count in ids.items()}
+        # Gemini numbers the calls of an answer, but not where it is repeated.
+        last = {own: iter((self._calls[own,] or self._numbered[own])[-count:]) for own, count in ids.items()}
         alike = {key: iter(self._calls[key][-count:]) for key, count in keys.items()}
         matches = []
         for call in calls:
@@ -286,6 +289,7 @@ class _Conversation:
                 call.by_tool_alone = False
                 # A tool's span may have the arguments in another form.
                 self.pieces[call.place] = piece._replace(latency_ms=self.pieces[call.place].latency_ms)
+                self._add_words(call, piece)
             elif piece.kind == "result" and self._calls.get((piece.call_id,)):
                 if unanswered := self._unanswered.first("id", piece.call_id):
                     self._add_result(unanswered, piece)
@@ -339,8 +343,13 @@ class _Conversation:
         self._add_keys(call, piece)
         return call
 
+    def _add_words(self, call: _Call, piece: Piece) -> None:
+        if piece.call_id and call not in self._numbered[_words(piece)][-1:]:
+            self._numbered[_words(piece)].append(call)
+
     def _add_keys(self, call: _Call, piece: Piece) -> None:
         own, words = _id(piece), _words(piece)
+        self._add_words(call, piece)
         self._calls[own,].append(call)
         self._has_several = self._has_several or len(self._calls[own,]) > 1
         self._calls[own, words].append(call)
