@@ -229,7 +229,7 @@ class WorkerSettings(Section):
     """One worker process."""
 
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 96
-    in_flight_bytes: Count = 419_430_400
+    in_flight_bytes: Count = 335_544_320
     batch_size: Annotated[int, Field(ge=1, le=256)] = 32
     max_attempts: Count = 5
     patience_s: Seconds = 30.0
