@@ -64,8 +64,8 @@ def fails(checked: CheckedEmbedder, *texts: str, alone: bool = False) -> Excepti
     return caught.value
 
 
-def fails_as_batch(checked: CheckedEmbedder, count: int) -> list[Exception]:
-    """Embed a batch that fails, then its members one by one, as the batcher does."""
+def fails_together(checked: CheckedEmbedder, count: int) -> list[Exception]:
+    """Embed texts that fail, then each of them alone, as a worker does."""
     return [fails(checked, *[BAD] * count), *(fails(checked, BAD, alone=True) for _ in range(count))]
 
 
@@ -100,7 +100,7 @@ def test_embedder_that_fails_at_the_probe_is_unhealthy_and_not_used_again() -> N
 def test_invalid_vectors_are_a_failure(instead: list[list[float]]) -> None:
     bad = np.array(instead, np.float32)
     assert isinstance(fails(CheckedEmbedder(FailingEmbedder(instead=bad)), "good", BAD), FloatingPointError)
-    assert isinstance(fails(CheckedEmbedder(FailingEmbedder(lambda text: True, bad)), "good"), EmbedderUnhealthy)
+    assert isinstance(fails(CheckedEmbedder(FailingEmbedder(lambda text: True, bad)), "good", alone=True), EmbedderUnhealthy)
 
 
 def test_vectors_within_the_tolerance_are_valid() -> None:
@@ -110,28 +110,22 @@ def test_vectors_within_the_tolerance_are_valid() -> None:
     )
 
 
-def test_embedder_is_unhealthy_after_three_batches_without_one_embedded_text() -> None:
+def test_embedder_that_embeds_nothing_but_the_probe_is_unhealthy() -> None:
     checked = CheckedEmbedder(FailingEmbedder())
-    first, second = fails_as_batch(checked, 3), fails_as_batch(checked, 3)
-    assert not any(isinstance(error, EmbedderUnhealthy) for error in (*first, *second))
-    assert isinstance(fails_as_batch(checked, 3)[-1], EmbedderUnhealthy)
+    failures = [*fails_together(checked, 4), *fails_together(checked, 4)]
+    assert [isinstance(error, EmbedderUnhealthy) for error in failures] == [False] * 9 + [True]
 
 
-def test_single_texts_that_fail_in_a_row_count_as_batches() -> None:
-    checked = CheckedEmbedder(FailingEmbedder())
-    assert [isinstance(fails(checked, BAD), EmbedderUnhealthy) for _ in range(3)] == [False, False, True]
-
-
-def test_one_success_resets_the_count_of_failed_batches() -> None:
+def test_one_success_resets_the_count_of_failures() -> None:
     checked = CheckedEmbedder(FailingEmbedder())
     for _ in range(5):
-        fails_as_batch(checked, 2)
+        fails_together(checked, 7)
         checked.embed(tokenized("good"))
 
 
 def test_the_probe_is_longer_than_a_model_reads() -> None:
     embedder = FailingEmbedder(lambda text: True)
-    fails(CheckedEmbedder(embedder), BAD)
+    fails(CheckedEmbedder(embedder), BAD, alone=True)
     assert len(embedder.last.split()) > 512
 
 

@@ -208,7 +208,7 @@ def test_results_that_cannot_be_stored_keep_nothing_waiting(scene: Scene) -> Non
         tries.append(task_id)
         raise OSError("away")
 
-    scene.app.backend = SimpleNamespace(store_result=store_result)
+    scene.app.backend = SimpleNamespace(store_result=store_result, connection_errors=(OSError,))
     scene.is_away.set()
     deliveries = [scene.receive() for _ in range(5)]
     for delivery in deliveries:

@@ -1,4 +1,4 @@
-"""Decide one batch of traces: the only place where scoring, embedding, novelty and the ledger meet."""
+"""The steps of deciding traces: the only place where scoring, embedding, novelty and the ledger meet."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class NoveltyMeter:
         """
         rows: dict[str, int] = {}
         order = [rows.setdefault(self.embedder.recipe.text(trace), len(rows)) for trace in traces]
-        tokenized = [self.embedder.tokenize(text) for text in rows]
+        tokenized = [self.checked.tokenize(text, alone=alone) for text in rows]
         vectors = self.checked.embed(tokenized, alone=alone)
         return [(tokenized[row], vectors[row]) for row in order]
 
@@ -71,16 +71,18 @@ class Case:
     resolved: Resolved | None = None
     """None until it is resolved, and for a trace that is to be decided again, alone."""
     look_up_ms: float = 0.0
-    """What the look-up that it was part of took, as the next two."""
+    """What the look-up that it was part of took."""
     wait_ms: float = 0.0
-    """Until its pass through the engine began."""
+    """From then until its pass through the engine began."""
     embed_ms: float = 0.0
+    """What that pass took."""
 
 
 class Decider:
     """Turns traces into decisions: acquires them, embeds them, places and commits them, each for several at a time.
 
     ``acquire`` and ``finish`` take one round trip and two. One thread owns each, and the mirror belongs to that of ``finish``.
+    Any thread may release.
     """
 
     def __init__(
@@ -97,21 +99,23 @@ class Decider:
         self._max_attempts = max_attempts
         self._names_nearest = names_nearest
 
-    def decide(self, traces: Sequence[ReasoningTrace]) -> list[Resolved]:
-        """Decide the traces, in order. Deciding again is idempotent: a decided trace keeps its decision.
+    def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
+        """Decide the traces, in order; ``alone``: there is one, which failed before together with others.
+
+        Deciding again is idempotent: a decided trace keeps its decision.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
             EmbedderUnhealthy: the embedder fails whatever it is given; nothing was lost, decide in another process.
         """
-        cases = self.acquire(traces)
-        self.embed(cases)
+        cases = self.acquire(traces, alone=alone)
+        self.embed(cases, alone=alone)
         self.finish(cases)
         for index, trace in enumerate(traces):
             while cases[index].resolved is None:
-                cases[index : index + 1] = alone = self.acquire([trace], alone=True)
-                self.embed(alone, alone=True)
-                self.finish(alone)
+                cases[index : index + 1] = again = self.acquire([trace], alone=True)
+                self.embed(again, alone=True)
+                self.finish(again)
         return [case.resolved for case in cases if case.resolved is not None]
 
     def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Case]:

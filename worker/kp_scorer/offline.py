@@ -49,7 +49,7 @@ def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterato
         together = []
     yield from together
     for trace in batch[len(together) :]:
-        yield from decider.decide([trace])
+        yield from decider.decide([trace], alone=True)
 
 
 def offline_decider(settings: Settings) -> Decider:

@@ -1,7 +1,7 @@
 """What an embedder and an engine are, how a trace becomes a text, and whether an embedder still works."""
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
@@ -34,7 +34,8 @@ _PROBE: Final = "An embedder that is in order embeds this text, whatever else it
 """Longer than most models read, so that it takes all that the longest trace would take."""
 
 _LENGTH_TOLERANCE: Final = 1e-2
-_HOPELESS_PASSES: Final = 3
+_HOPELESS_TEXTS: Final = 8
+"""So many in a row that fail alone, and nothing that is embedded between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Embedder(Protocol):
     streams: int
     """How many passes may run at once."""
     max_tokens: int
-    """The most tokens of one part in a pass, padding included; a longer text gets a pass of its own."""
+    """The most tokens of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own."""
     step: int
     """Texts share a pass only if the lengths of their parts round up to the same multiples of this."""
 
@@ -173,7 +174,7 @@ class Engine(Protocol):
     dimensions: int
     """Length of a vector."""
     max_tokens: int
-    """The most tokens of a forward pass, padding included; a longer text gets a pass of its own."""
+    """As of an embedder."""
     step: int
     """Texts share a forward pass only if their lengths round up to the same multiple of this."""
     streams: int
@@ -210,19 +211,18 @@ def padded(group: Sequence[Ids], width: int, pad_id: int = 0) -> tuple[Int64s, I
 
 
 class CheckedEmbedder:
-    """Checks every vector, and the embedder itself when a single text fails. Thread-safe as far as the embedder is."""
+    """Checks every vector, and the embedder itself when a text fails alone. Thread-safe as far as the embedder is."""
 
     def __init__(self, embedder: Embedder) -> None:
         """Assume that an embedder is healthy."""
         self._embedder = embedder
-        self._lock = threading.Lock()
-        self._failures = 0
-        self._single_failures = 0
+        self._failed_alone = 0
         self._is_unhealthy = False
 
-    def embed(self, texts: Sequence[TokenizedText], *, alone: bool = False) -> Vectors:
-        """Embed texts, in order; see :meth:`run`."""
-        return self._checked(lambda: self._embedder.embed_tokenized(texts), len(texts), alone=alone)
+    def tokenize(self, text: str, *, alone: bool) -> TokenizedText:
+        """Prepare a text for a pass; see :meth:`run`."""
+        with self._checking(alone=alone):
+            return self._embedder.tokenize(text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
         """Run one pass; ``alone``: of a text that failed before, now with no other in flight.
@@ -232,23 +232,29 @@ class CheckedEmbedder:
         Raises:
             EmbedderUnhealthy: it is the fault of the embedder; from then on always.
         """
-        return self._checked(lambda: self._embedder.run(texts, together=together), len(texts), alone=alone)
+        with self._checking(alone=alone):
+            vectors = _valid(self._embedder.run(texts, together=together), len(texts))
+        self._failed_alone = 0
+        return vectors
 
-    def _checked(self, embed: Callable[[], Vectors], count: int, *, alone: bool) -> Vectors:
+    def embed(self, texts: Sequence[TokenizedText], *, alone: bool = False) -> Vectors:
+        """Embed texts, in order; see :meth:`run`."""
+        with self._checking(alone=alone):
+            vectors = _valid(self._embedder.embed_tokenized(texts), len(texts))
+        self._failed_alone = 0
+        return vectors
+
+    @contextmanager
+    def _checking(self, *, alone: bool) -> Iterator[None]:
         if self._is_unhealthy:
             raise EmbedderUnhealthy("embedder: it embeds nothing any more")
         try:
-            vectors = _valid(embed(), count)
+            yield
         except Exception as error:
-            with self._lock:
-                self._failures += not alone
-                self._single_failures += count == 1
-            if count == 1:
+            # Beside other passes a probe might fail for want of memory.
+            if alone:
                 self._probe(error)
             raise
-        with self._lock:
-            self._failures = self._single_failures = 0
-        return vectors
 
     def _probe(self, error: Exception) -> None:
         """Raise EmbedderUnhealthy unless the text is at fault."""
@@ -257,8 +263,8 @@ class CheckedEmbedder:
         except Exception as probed:
             self._is_unhealthy = True
             raise EmbedderUnhealthy(f"embedder: it cannot even embed a probe ({type(probed).__name__})") from error
-        # Not a single text of these passes could be embedded.
-        if min(self._failures, self._single_failures) >= _HOPELESS_PASSES:
+        self._failed_alone += 1
+        if self._failed_alone >= _HOPELESS_TEXTS:
             self._is_unhealthy = True
             raise EmbedderUnhealthy(f"embedder: it embeds nothing but a probe ({type(error).__name__})") from error
 

@@ -156,7 +156,7 @@ class _Threads:
 class _Streams:
     """A model compiled for several streams, and requests that wait inside OpenVINO for a free stream.
 
-    Between texts a stream needs no Python: a callback would often wait for another thread to release the interpreter.
+    In ``run`` a stream needs no Python between texts: it would often wait for another thread to release the interpreter.
     """
 
     def __init__(self, core: openvino.Core, model: openvino.Model, streams: int) -> None:

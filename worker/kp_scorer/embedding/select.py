@@ -16,7 +16,7 @@ from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.settings import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8
-"""With more, too many threads wait for the longest text of a batch; more workers use further cores better."""
+"""With more, a pass gains little by each; more workers use further cores better."""
 
 _CGROUP: Final = Path("/sys/fs/cgroup")
 

@@ -65,7 +65,7 @@ class TextEmbedder:
 def group_by_length(lengths: Sequence[int], max_tokens: int, step: int) -> Iterator[list[int]]:
     """Group the indices of ``lengths``, shortest first, so that little is padded.
 
-    No group has more than ``max_tokens``, padding included, and lengths in a group round up to the same multiple of ``step``.
+    No group has more than ``max_tokens``, if all were as long as its longest, and lengths in one round up to the same ``step``.
     A text longer than ``max_tokens`` is a group of its own.
     """
     group: list[int] = []

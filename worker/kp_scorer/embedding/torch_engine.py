@@ -30,6 +30,7 @@ class TorchEngine:
     """Runs a sentence-transformers model without conversion."""
 
     streams = 1
+    step = 64
 
     def __init__(self, model: ModelFiles, threads: int, device: Literal["cpu", "cuda"]) -> None:
         """Load the model; ``threads`` is how many threads torch uses on CPU.
@@ -41,7 +42,6 @@ class TorchEngine:
         self._model = load_model(model.path, model.tokenizer, device)
         self._device = torch.device(device)
         self._pad_id = int(self._model.tokenizer.pad_token_id or 0)
-        self.step = model.max_tokens
         self.max_tokens = _MAX_TOKENS[device]
         self.name = "torch f16 on a GPU" if device == "cuda" else f"torch f32 on {threads} threads"
         dimensions = self._model.get_embedding_dimension()

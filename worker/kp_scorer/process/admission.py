@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kp_scorer.decider import Resolved
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.process.delivery import Delivery
 
 
@@ -29,7 +29,8 @@ class Admission:
         self._deciding = 0
         self._is_one_alone = False
         self._is_stopping = False
-        self._is_aborted = False
+        self.is_aborted = False
+        """Whether nothing is begun any more."""
 
     def submit(self, delivery: Delivery) -> None:
         """Have the trace of a message decided. Any thread may do so."""
@@ -58,8 +59,8 @@ class Admission:
             self._on_resolved(resolved)
 
     def fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
-        """Decide again, alone, what failed together; the error resolves what failed alone, and an outage all of them."""
-        if isinstance(error, ServiceUnavailable) or all(delivery.is_alone for delivery in deliveries):
+        """Decide again, alone, what failed; the error resolves what failed alone, and what failed by an outage or a setting."""
+        if isinstance(error, ServiceUnavailable | SettingsError) or all(delivery.is_alone for delivery in deliveries):
             self.resolve([(delivery, error) for delivery in deliveries])
         else:
             self.decide_alone(deliveries)
@@ -72,11 +73,11 @@ class Admission:
 
     def abort(self) -> None:
         """From now on, begin nothing."""
-        self._is_aborted = True
+        self.is_aborted = True
 
-    def check(self) -> None:
+    def raise_if_aborted(self) -> None:
         """Raise ServiceUnavailable, which requeues what a stage was about to begin, if the worker is about to end."""
-        if self._is_aborted:
+        if self.is_aborted:
             raise ServiceUnavailable("worker: about to end")
 
     def stop(self) -> None:

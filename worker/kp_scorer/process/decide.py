@@ -27,7 +27,7 @@ class DecideStage:
         self._caught_up_at = time.monotonic()
         self.stall = StallTimer()
         """Runs while a group is decided, or the log is read on."""
-        self.thread = VitalThread(self._run, "decider")
+        self.thread = VitalThread(self._run, "committer")
         self.thread.start()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
@@ -35,7 +35,7 @@ class DecideStage:
         self._ready.put(deliveries)
 
     def stop(self) -> None:
-        """End the thread once what was put is decided."""
+        """End the thread. Nothing may be put before or after that is still to be decided."""
         self._ready.put(None)
 
     def behind_s(self) -> float:

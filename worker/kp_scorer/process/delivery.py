@@ -28,7 +28,7 @@ class Delivery:
         self.case: Case | None = None
         """How far deciding the trace has come, since it was last looked up."""
         self.is_alone = False
-        """Whether it is decided with nothing else in flight, as it failed together with others."""
+        """Whether it is decided with nothing else in flight, as it failed, or its worker died, before."""
         self.dead_lettering: DeadLettering | None = None
         self.decision: Decision | None = None
         self.must_requeue = False

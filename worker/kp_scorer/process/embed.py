@@ -38,8 +38,8 @@ class _Pass(NamedTuple):
 class EmbedStage:
     """Continuous batching: no pass waits for another to form, and no text for the others that came with it.
 
-    The oldest text goes first, and those of its rounded length that wait behind it go along, as many as fit. So long texts and
-    short ones starve neither each other nor themselves.
+    The oldest text goes first, and those of its rounded length that wait behind it go along, as many as fit. So neither long
+    texts nor short ones starve.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EmbedStage:
         return len(self._by_text)
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Embed the traces of these, each as soon as a stream is free."""
+        """Embed the traces of these, each as soon as a stream is free. One thread alone may do so."""
         for delivery in deliveries:
             try:
                 self._put(delivery)
@@ -95,7 +95,7 @@ class EmbedStage:
             if same := self._by_text.get(text):
                 same.deliveries.append(delivery)
                 return
-        tokenized = self._embedder.tokenize(text)
+        tokenized = self._checked.tokenize(text, alone=delivery.is_alone)
         shape = [rounded_up(len(row), self._embedder.step) for row in tokenized.rows]
         with self._changed:
             self._by_text[text] = added = _Text(tokenized, shape, [delivery])
@@ -113,7 +113,9 @@ class EmbedStage:
             self._changed.wait_for(lambda: (self._waiting and not self._runs_together) or self._is_stopping)
             if not self._waiting:
                 return None
-            texts = self._form_pass()
+            # What is not begun any more ends at once: the release of its leases is one round trip.
+            texts = self._form_pass() if not self._admission.is_aborted else self._waiting
+            self._waiting = [text for text in self._waiting if text not in texts]
             streams = self._embedder.streams
             # Where most streams would have no pass, all cores on one pass after the other are done sooner.
             together = streams == 1 or (not self._running and len(self._waiting) < streams // 2)
@@ -130,14 +132,13 @@ class EmbedStage:
             if text is first or (text.shape == first.shape and (len(texts) + 1) * longer <= self._embedder.max_tokens):
                 texts.append(text)
                 longest = longer
-        self._waiting = [text for text in self._waiting if text not in texts]
         return texts
 
     def _embed(self, next_pass: _Pass) -> None:
         started = time.perf_counter()
         vectors: Vectors | Exception
         try:
-            self._admission.check()
+            self._admission.raise_if_aborted()
             vectors = self._run_pass(next_pass)
         except Exception as error:
             vectors = error

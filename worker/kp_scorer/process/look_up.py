@@ -33,18 +33,19 @@ class LookUpStage:
             except Exception as error:
                 self._admission.fail(group, error)
             else:
-                self._sort(group)
+                self._dispatch(group)
             self.stall.stop()
 
     def _acquire(self, group: Sequence[Delivery]) -> None:
-        self._admission.check()
+        self._admission.raise_if_aborted()
         cases = self._decider.acquire([delivery.trace for delivery in group if delivery.trace], alone=group[0].is_alone)
         self._metrics.look_up_s.observe(cases[0].look_up_ms / 1_000)
         for delivery, case in zip(group, cases, strict=True):
             delivery.case = case
 
-    def _sort(self, group: Sequence[Delivery]) -> None:
+    def _dispatch(self, group: Sequence[Delivery]) -> None:
         cases = [(delivery, delivery.case) for delivery in group if delivery.case]
         self._admission.resolve([(delivery, case.resolved) for delivery, case in cases if case.resolved])
         self._admission.decide_alone([delivery for delivery, case in cases if not (case.resolved or case.is_claimed)])
-        self._pass_on([delivery for delivery, case in cases if case.is_claimed])
+        if leased := [delivery for delivery, case in cases if case.is_claimed]:
+            self._pass_on(leased)

@@ -153,12 +153,12 @@ class Pipeline:
     def stop(self) -> None:
         """Stop gracefully: complete what is in flight, then end the threads."""
         self.drain()
+        # A delivery that waits may be decided once more before it ends.
+        self.wait_until_empty()
         self._admission.stop()
-        self._look_up_stage.thread.join()
         if self._embed_stage:
             self._embed_stage.stop()
         self._decide_stage.stop()
-        self.wait_until_empty()
         self._stopped = True
         self._incoming.put(None)
         for thread in self.threads:

@@ -179,7 +179,7 @@ def _embedder(deployment: Deployment) -> Details:
         yield "advice", f"the model is not converted yet for this user: the first worker converts it as it starts, {cost}"
         return
     if embedder is not None:
-        CheckedEmbedder(embedder).embed([embedder.tokenize("whether it embeds at all")])
+        CheckedEmbedder(embedder).embed([embedder.tokenize("whether it embeds at all")], alone=True)
     elif settings.embedding.embedder == "none":
         yield "advice", "there is none, as embedding.embedder says, so every novelty is 0.5: set it to auto if unintended"
     else:
