@@ -46,7 +46,9 @@ def demo(file: str | None, timeout_s: float, settings: Settings) -> None:
     # Without configured URLs and with few logs: a demo must neither reach anyone's queue nor hide its table among log lines.
     log = settings.log.model_copy(update={"level": "error"})
     broker, redis = (section.model_copy(update={"url": ""}) for section in (settings.broker, settings.redis))
-    settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis})
+    # In the order of the file, which decides what a trace is compared with: so each run has the same decisions.
+    worker = settings.worker.model_copy(update={"batch_size": 1})
+    settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
     with ExitStack() as stack:
         data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kp-scorer-")))
         url = stack.enter_context(embedded_redis(data_dir))
