@@ -93,7 +93,9 @@ def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tiny", ["bert"], indirect=True)
-def test_a_named_model_is_converted_at_the_start(tiny: Tiny) -> None:
+def test_a_named_model_is_converted_at_the_start(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not the run's cache, which other tests copy for the one model in it.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     selected = select_embedder(EmbeddingSettings(model=str(tiny.directory)))
     assert selected
     assert selected.engine.startswith("openvino")

@@ -87,11 +87,12 @@ def test_runs_of_any_length_give_the_ids_of_the_whole_text(
 
 
 @pytest.mark.slow
-def test_every_character_is_treated_as_the_tokenizer_does(ours: Tokens, reference: Tokenizer) -> None:
+def test_every_character_is_treated_as_the_tokenizer_does(tokenizer_file: Path, reference: Tokenizer) -> None:
+    ours = Tokens(tokenizer_file, longest=10_000)
     for start in range(0, 0x110000, 256):
         if not 0xD800 <= start < 0xE000:
             text = "".join(f"o{char}o {char}. " for char in map(chr, range(start, start + 256)))
-            assert ours.of([text], len(text) * 4) == [reference.encode(text).ids], hex(start)
+            assert ours.of([text]) == [reference.encode(text).ids], hex(start)
 
 
 class Counting:
