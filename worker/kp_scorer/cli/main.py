@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "explain": ("explain", "Explain how a decision came about."),
     "forget": ("forget", "Erase what is kept of a trace."),
     "health": ("health", "Report whether the worker here is live or ready."),
+    "keep": ("keep", "Write the traces that are accepted to a file."),
     "re-decide": ("re_decide", "Show which decisions another policy would flip."),
     "reference": ("reference", "Print a configuration file to start from."),
     "report": ("report", "Report what decisions show, as a page or as text."),

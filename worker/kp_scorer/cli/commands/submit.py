@@ -68,7 +68,7 @@ def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Se
 def _submit(client: Client, lines: ReadAhead) -> Iterator[tuple[Line, Submitted]]:
     """Submit lines; yield for each the id of its trace, or the error."""
     for batch in lines.batches():
-        answers = iter(client.submit_many(line.trace for line in batch if not isinstance(line.trace, InvalidTrace)))
+        answers = iter(client.submit_many(line.document for line in batch if not isinstance(line.trace, InvalidTrace)))
         for line in batch:
             yield line, line.trace if isinstance(line.trace, InvalidTrace) else next(answers)
 
