@@ -23,6 +23,7 @@ _COMMANDS: Final = {
         "submit": ("submit", "Submit traces to the queue."),
         "status": ("submit", "Print the state of traces, one by one."),
         "decisions": ("submit", "Consume decisions from the results queues."),
+        "keep": ("keep", "Write the traces that are accepted to a file."),
     },
     "Thresholds": {
         "calibrate": ("calibrate", "Suggest thresholds by domain."),

@@ -77,7 +77,8 @@ def _submit(client: Client, lines: ReadAhead, namespace: str) -> Iterator[tuple[
     for batch in lines.batches():
         traces = [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)]
         statuses = client.look_up([namespaced(trace.id, namespace) if namespace else trace.id for trace in traces])
-        answers = zip(client.submit_many(traces), statuses, strict=True)
+        documents = [line.document for line in batch if not isinstance(line.trace, InvalidTrace)]
+        answers = zip(client.submit_many(documents), statuses, strict=True)
         for line in batch:
             if isinstance(line.trace, InvalidTrace):
                 yield line, line.trace, None
