@@ -1,8 +1,8 @@
 """Writes accepted decisions, and with ``results.with_trace`` their traces, to Parquet files as they come.
 
 Run it with ``python decisions_to_parquet.py FOLDER``; ``KP_BROKER_URL`` says where the queues are. A decision is in a journal
-on disk before it is acknowledged, and so survives a crash. A full journal becomes a file that is named after its content, so that
-a crash in between makes no second one; only the decision that was written last may be in the next file too.
+on disk before it is acknowledged, and so survives a crash. A full journal becomes a file that is named after its content, so
+that a crash in between makes no second one; only the decision that was written last may be in the next file too.
 """
 
 import hashlib

@@ -74,7 +74,8 @@ def gathering_options(command: Command) -> Command:
     ) -> None:
         if stored == (file is not None):
             raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
-        gathered = _gather_stored(with_endpoints(settings)) if file is None else gather_file(file, settings)
+        settings = with_endpoints(settings) if file is None else settings
+        gathered = _gather_stored(settings) if file is None else gather_file(file, settings)
         if not gathered.decisions:
             raise ScorerError(f"there are no decisions in {gathered.source}")
         if namespace:

@@ -46,6 +46,23 @@ def json_line(row: Mapping[str, Any], *, allow_nan: bool) -> str:
     return escaped(json.dumps(row, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))) + "\n"
 
 
+def print_row(row: dict[str, Any], text: str | None = None) -> None:
+    """Print a row: to a pipe as a JSON line, to a terminal as text instead, by default its fields; nothing if it is empty."""
+    if not sys.stdout.isatty():
+        print_json(row)
+    elif text or text is None:
+        print_text(escaped_lines(in_words(row) if text is None else text) + "\n")
+
+
+def in_words(value: Any) -> str:
+    """JSON for people: names and values without its punctuation."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {in_words(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list):
+        return "; ".join(map(in_words, value)) or "none"
+    return str("unknown" if value is None else value)
+
+
 def print_text(text: str) -> None:
     """Print a text as it is; otherwise as :func:`print_json`."""
     sys.stdout.write(text)

@@ -16,19 +16,19 @@ from rich.console import Console
 from rich.text import Text
 
 from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped
-from kp_scorer.cli.display import OVERRIDE_WORDS
+from kp_scorer.characters import escaped_lines
 from kp_scorer.cli.gathering import gather_file
 from kp_scorer.cli.ids import resolve_among, resolve_trace_id
 from kp_scorer.cli.input import open_input, read_traces
 from kp_scorer.cli.options import ledger_options
-from kp_scorer.cli.output import print_note
+from kp_scorer.cli.output import print_note, print_text
 from kp_scorer.decision import Decision, ThresholdSource
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.ledger import DeadLetter, Record, Store
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.novelty.audit import with_nearest
-from kp_scorer.report.words import plural, spaced
+from kp_scorer.report.words import OVERRIDE_WORDS, plural, spaced
 from kp_scorer.scoring import complexity_terms, recoveries, success_factor, tool_names
 from kp_scorer.settings import Settings
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
@@ -65,7 +65,7 @@ Traces = Mapping[str, ReasoningTrace]
 @click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to quote the trace and the nearest one from.")
 @ledger_options
 def explain(subject: str, chosen: str | None, traces: str | None, settings: Settings) -> None:
-    """Explain in words, on stderr, how a decision came about, and what would have had to be different for it to pass.
+    """Explain in words how a decision came about, and what would have had to be different for it to pass.
 
     TRACE_ID is looked up in the ledger; without kp:trace: its beginning will do where no other trace has it. Or it is one of
     FILE: of traces, which are scored offline and in order, or of decisions, as `score` and `decisions` print them. Exits 1 if
@@ -78,10 +78,11 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
     elif subject.endswith(_FILES):
         raise click.BadParameter(f"there is no file {subject}", param_hint="FILE")
     else:
-        with Store.open(with_endpoints(settings)) as store:
+        settings = with_endpoints(settings)
+        with Store.open(settings) as store:
             lines, is_decided = _of_ledger(store, subject, traces, settings.limits)
     for line in lines:
-        print_note(line)
+        print_text(escaped_lines(line) + "\n")
     if not is_decided:
         sys.exit(1)
 

@@ -3,8 +3,9 @@
 import click
 
 from kp_scorer.analysis.summary import analyse
+from kp_scorer.characters import escaped_lines
 from kp_scorer.cli.gathering import Gathered, gathering_options
-from kp_scorer.cli.output import print_note, write_output
+from kp_scorer.cli.output import print_text, write_output
 from kp_scorer.report.page import check_installed, page
 from kp_scorer.report.text import text
 from kp_scorer.settings import Settings
@@ -25,7 +26,7 @@ def _draws_nothing(_context: click.Context, _parameter: click.Parameter, as_text
     show_default=True,
     help="Where the page goes; - is stdout.",
 )
-@click.option("--text", "as_text", is_flag=True, callback=_draws_nothing, help="Show it on stderr, in place of a page.")
+@click.option("--text", "as_text", is_flag=True, callback=_draws_nothing, help="Print it, in place of a page.")
 @gathering_options
 def report(output: str, as_text: bool, gathered: Gathered, settings: Settings) -> None:
     """Report what decisions say: scores by domain, what other thresholds would accept, repeats, closest calls.
@@ -35,6 +36,6 @@ def report(output: str, as_text: bool, gathered: Gathered, settings: Settings) -
     """
     analysis = analyse(gathered.decisions, gathered.dead_letters)
     if as_text:
-        print_note(text(analysis, gathered.source, gathered.refused))
+        print_text(escaped_lines(text(analysis, gathered.source, gathered.refused)) + "\n")
     else:
         write_output(output, page(analysis, gathered.source, gathered.refused))
