@@ -109,7 +109,8 @@ def test_nothing_in_the_table_acts_on_a_terminal(capsys: pytest.CaptureFixture[s
     assert escaped_lines(text) == text
 
 
-def test_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kp_scorer.cli.display._COLUMNS", 80)
     rows = [
         decision("accepted", {"novelty": 0.9, "complexity": 0.9}, overrides=("single_tool",), domain="customer_service"),
         decision("rejected", domain="d" * 200),

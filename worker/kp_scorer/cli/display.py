@@ -24,15 +24,17 @@ _RATE_OF_S: Final = 10.0
 _RATE_AFTER_S: Final = 2.0
 _LEAST_RATED: Final = 20
 """No rate is shown of less than that: it would be one of how the first ones came."""
-_COLUMNS: Final = 80
+_COLUMNS: Final = 160
+"""Where there is no terminal to ask."""
+_LEAST_WHY: Final = 28
 _LONGEST_BUILT_IN: Final = 16
 _COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", "rejected": "red"}
 
 
 def console() -> Console:
-    """A console on stderr, wide enough for a table where there is no terminal to ask."""
+    """A console on stderr, wide enough for a table where there is no terminal."""
     terminal = Console(stderr=True)
-    return terminal if terminal.is_terminal else Console(stderr=True, width=160)
+    return terminal if terminal.is_terminal else Console(stderr=True, width=_COLUMNS)
 
 
 def cell(text: str) -> str:
@@ -129,13 +131,13 @@ class DecisionTable:
         table.add_column("trace", no_wrap=True, width=8)
         table.add_column("domain", no_wrap=True, width=_LONGEST_BUILT_IN)
         for heading in ("score", "needs"):
-            table.add_column(heading, justify="right", no_wrap=True, width=6)
+            table.add_column(heading, justify="right", no_wrap=True, width=5)
         table.add_column("decision", no_wrap=True, width=8)
-        table.add_column("why", ratio=1)
+        table.add_column("why", min_width=_LEAST_WHY)
         table.add_row(*cells)
         self._is_begun = True
         # As text, which the bar of a progress may be drawn below.
         out = Console(width=None if sys.stdout.isatty() else _COLUMNS)
         with out.capture() as capture:
             out.print(table)
-        print_text(capture.get())
+        print_text("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

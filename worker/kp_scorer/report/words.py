@@ -16,6 +16,7 @@ OVERRIDE_WORDS: Final[dict[Override, str]] = {
     "recovered_from_errors": "recovered from errors (+0.1)",
     "single_tool": "only one tool (-0.1)",
 }
+_EXCERPT_CHARS: Final = 160
 _LOW: Final = 0.5
 _HIGH: Final = 0.8
 _CLOSE: Final = 0.6
@@ -35,6 +36,12 @@ def accepted_words(summary: DomainSummary) -> str:
     """How many traces there are, how many of them were accepted, and what share that is."""
     accepted, count = summary.outcomes["accepted"], len(summary.decisions)
     return f"{plural(count, 'trace')}, {accepted:,} accepted ({share(accepted, count)})"
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text, in one line."""
+    words = " ".join(text[: 2 * _EXCERPT_CHARS].split())
+    return words if len(words) <= _EXCERPT_CHARS else words[: _EXCERPT_CHARS - 1].rstrip() + "…"
 
 
 def plural(count: int, singular: str, many: str = "") -> str:
@@ -69,9 +76,9 @@ def with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
 
 
 def threshold_words(summary: DomainSummary) -> str:
-    """The threshold that applied, and whether another one did to some traces."""
-    others = f" (for {summary.other_thresholds:,}, another one)" if summary.other_thresholds else ""
-    return f"{summary.threshold:g}{others}"
+    """The threshold that applied, or the lowest and the highest of them."""
+    lowest, highest = min(summary.thresholds), max(summary.thresholds)
+    return f"{lowest:g} to {highest:g}" if lowest < highest else f"{lowest:g}"
 
 
 def near_duplicate_words(analysis: Analysis) -> str:

@@ -44,7 +44,7 @@ def demo(file: str | None, timeout_s: float, settings: Settings) -> None:
     log = settings.log.model_copy(update={"level": "error"})
     broker, redis = (section.model_copy(update={"url": ""}) for section in (settings.broker, settings.redis))
     # In the order of the file, which decides what a trace is compared with: so each run has the same decisions.
-    worker = settings.worker.model_copy(update={"batch_size": 1})
+    worker = settings.worker.model_copy(update={"concurrency": 1})
     settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
     with ExitStack() as stack:
         data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kp-scorer-")))
