@@ -67,11 +67,11 @@ def erased(trace_id: str, records: int = 0, dead_letters: int = 0) -> dict[str, 
 def test_decision_is_explained_by_the_beginning_of_its_id(settings: Settings) -> None:
     done = run("explain", "4f1c20a9", KP_BROKER_URL=settings.broker.url)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(f"{DECIDED}: rejected with 0.4925\nThat is 0.2575 short of the 0.7500 that it needs, ")
-    assert "  novelty             not even 1 is enough\n" in done.stderr
-    assert f"The nearest earlier trace: {PENDING}, similarity 0.5000\n  Its content is not available here" in done.stderr
-    assert max(map(cell_len, done.stderr.splitlines())) <= 80
-    assert done.stdout == ""
+    assert done.stdout.startswith(f"{DECIDED}: rejected with 0.4925\nThat is 0.2575 short of the 0.7500 that it needs, ")
+    assert "  novelty             not even 1 is enough\n" in done.stdout
+    assert f"The nearest earlier trace: {PENDING}, similarity 0.5000\n  Its content is not available here" in done.stdout
+    assert max(map(cell_len, done.stdout.splitlines())) <= 80
+    assert done.stderr == ""
 
 
 def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> None:
@@ -80,16 +80,16 @@ def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> No
     rows = [*others, minimal_payload(trace_id=PENDING, objective="as the file has it"), minimal_payload(trace_id=DECIDED)]
     file.write_text("".join(json.dumps(each) + "\n" for each in rows))
     done = invoke(settings, "explain", DECIDED, "--traces", str(file))
-    assert "2 of 4 types of steps 0.2500" in done.stderr
-    assert "asked  count the open invoices" in done.stderr
-    assert "asked  as the file has it" in done.stderr
+    assert "2 of 4 types of steps 0.2500" in done.stdout
+    assert "asked  count the open invoices" in done.stdout
+    assert "asked  as the file has it" in done.stdout
 
 
 @pytest.mark.parametrize(("beginning", "words"), [("waits", f"{PENDING}: pending since 20"), ("nope", "nope: unknown: ")])
 def test_pending_and_unknown_traces_are_explained(settings: Settings, beginning: str, words: str) -> None:
     done = invoke(settings, "explain", beginning)
     assert done.exit_code == 1
-    assert words in done.stderr
+    assert words in done.stdout
 
 
 @pytest.mark.parametrize("trace_id", [DEAD, DEAD_WITHOUT_RECORD])
@@ -97,8 +97,8 @@ def test_a_dead_trace_is_explained_also_without_its_record(settings: Settings, s
     (letter_id,) = [dead_letter.letter_id for dead_letter in store.dead_letters.read() if dead_letter.trace_id == trace_id]
     done = invoke(settings, "explain", trace_id.removeprefix("kp:trace:")[:3])
     assert done.exit_code == 1
-    assert f"{trace_id}: dead, invalid: steps: expected more\n" in done.stderr
-    assert f"kp-scorer dead-letter replay {letter_id}\n" in done.stderr
+    assert f"{trace_id}: dead, invalid: steps: expected more\n" in done.stdout
+    assert f"kp-scorer dead-letter replay {letter_id}\n" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["status", "explain"])
@@ -165,12 +165,12 @@ def test_traces_or_decisions_of_a_file_are_explained(tmp_path: Path) -> None:
 
     of_traces = explain(str(traces), "--id", "c")
     assert of_traces.stderr.count("there is no embedder, so every novelty is 0.5") == 1
-    assert "kp:trace:c: rejected with 0.4925" in of_traces.stderr
-    assert "2 of 4 types of steps" in of_traces.stderr
+    assert "kp:trace:c: rejected with 0.4925" in of_traces.stdout
+    assert "2 of 4 types of steps" in of_traces.stdout
     of_decisions = explain(str(decisions), "--id", "c", "--traces", str(traces))
-    assert of_traces.stderr.endswith(of_decisions.stderr)
-    assert "types of steps" not in explain(str(decisions), "--id", "c").stderr
+    assert of_traces.stdout == of_decisions.stdout
+    assert "types of steps" not in explain(str(decisions), "--id", "c").stdout
     assert "has 7 decisions: choose one with --id" in explain(str(decisions)).stderr
     assert explain(str(decisions), "--id", "nope").exit_code == 1
     decisions.write_text("".join(decisions.read_text().splitlines(keepends=True)[:3]))
-    assert explain(str(decisions)).stderr.count("rejected with 0.4925") == 3
+    assert explain(str(decisions)).stdout.count("rejected with 0.4925") == 3

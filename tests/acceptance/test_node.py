@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
-from kp_scorer.local.embedded import running_url
+from kp_scorer.local.embedded import running
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support import node
@@ -47,7 +47,7 @@ def test_the_first_example_submits_to_a_fresh_service_and_reads_its_decision(fol
     variables = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as up:
         try:
-            wait_until(running_url)
+            wait_until(running)
             # Before any worker is ready.
             decision = Decision.model_validate_json(node.run(folder, "submit.mts"))
             assert (decision.domain, decision.novelty.source) == ("code", "no_embedder")

@@ -27,7 +27,9 @@ EMPTY: Final = (
 OVERFLOWING: Final = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 INK: Final = "getComputedStyle(document.querySelector('.chart svg text')).fill"
 FIRST_BAR: Final = """(() => {
-  const bar = document.querySelector('.chart .mark-rect path').getBoundingClientRect();
+  const first = document.querySelector('.chart .mark-rect path');
+  first.scrollIntoView({ block: 'center' });
+  const bar = first.getBoundingClientRect();
   return [bar.x + bar.width / 2, bar.y + bar.height / 2];
 })()"""
 TOOLTIP: Final = "document.querySelector('#vg-tooltip-element.visible')?.innerText"

@@ -152,7 +152,7 @@ def test_a_malformed_submission_becomes_a_dead_letter_with_its_reason_and_bytes(
 @pytest.mark.parametrize(
     ("task", "body", "detail"),
     [
-        ("score_trace", SECRET, "expected JSON"),
+        ("score_trace", SECRET, "body: not JSON: Expecting value at line 1 column 1"),
         ("score_trace", "[" * 20_000, "expected JSON"),
         (None, "[" * 100_000, "expected score_trace"),
         ("score_trace", '[[], "kwargs", {}]', "expected a list and an object"),

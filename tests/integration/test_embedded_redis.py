@@ -12,7 +12,7 @@ import pytest
 import redis
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.local import embedded
-from kp_scorer.local.embedded import embedded_redis, running_url
+from kp_scorer.local.embedded import Running, embedded_redis, running
 
 ANOTHER_USER = 12_345
 
@@ -50,9 +50,9 @@ def test_the_note_of_the_password_is_private_whatever_was_there(note: Path, tmp_
     note.parent.mkdir()
     note.touch(mode=0o666)
     note.chmod(0o666)
-    with embedded_redis(tmp_path / "data", advertise=True) as url:
+    with embedded_redis(tmp_path / "data", advertise={}) as url:
         assert note.stat().st_mode & 0o777 == 0o600
-        assert [running_url(), running_url()] == [url, url]
+        assert [running(), running()] == [Running(url), Running(url)]
     assert not note.exists()
 
 
@@ -60,7 +60,7 @@ def test_the_note_of_the_password_is_private_whatever_was_there(note: Path, tmp_
 def test_a_note_that_others_can_write_is_refused(note: Path, tmp_path: Path, how: str) -> None:
     if "another" in how and os.geteuid():
         pytest.skip("only root can give files away")
-    with embedded_redis(tmp_path / "data", advertise=True):
+    with embedded_redis(tmp_path / "data", advertise={}):
         path = note.parent if "directory" in how else note
         if "another" in how:
             os.chown(path, ANOTHER_USER, ANOTHER_USER)
@@ -70,35 +70,35 @@ def test_a_note_that_others_can_write_is_refused(note: Path, tmp_path: Path, how
         else:
             path.chmod(0o777)
         with pytest.raises(SettingsError, match=r"embedded\.json"):
-            running_url()
+            running()
 
 
 def test_the_folder_of_the_note_is_closed_to_others(note: Path, tmp_path: Path) -> None:
     # As with a umask of 002, or by an earlier version.
     note.parent.mkdir()
     note.parent.chmod(0o777)
-    with embedded_redis(tmp_path / "data", advertise=True) as url:
+    with embedded_redis(tmp_path / "data", advertise={}) as url:
         assert note.parent.stat().st_mode & 0o777 == 0o755
-        assert running_url() == url
+        assert running() == Running(url)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_note_is_not_made_where_others_can_write(note: Path, tmp_path: Path) -> None:
     note.parent.mkdir()
     os.chown(note.parent, ANOTHER_USER, ANOTHER_USER)
-    with pytest.raises(SettingsError, match="others can write"), embedded_redis(tmp_path / "data", advertise=True):
+    with pytest.raises(SettingsError, match="others can write"), embedded_redis(tmp_path / "data", advertise={}):
         pass
 
 
 def test_no_password_is_sent_to_another_server_on_the_port_of_a_killed_one(note: Path, tmp_path: Path) -> None:
-    with embedded_redis(tmp_path / "data", advertise=True) as url:
+    with embedded_redis(tmp_path / "data", advertise={}) as url:
         with redis.Redis.from_url(url) as client:
             server = int(client.info("server")["process_id"])
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
         with listener(int(url.rpartition(":")[2].partition("/")[0])) as received:
             assert note.exists()
-            assert running_url() == ""
+            assert running() is None
         assert received == []
 
 

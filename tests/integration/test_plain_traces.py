@@ -80,7 +80,7 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
         b'{"mood": "%s"}' % (b"x" * 3_000_000): ("invalid", "$: expected at most 1048576 bytes"),
         b'{"task": "other", "args": [{}]}': ("malformed", "task: expected score_trace"),
         b"[]": ("malformed", ""),
-        b"{no JSON": ("malformed", ""),
+        b"{no JSON": ("malformed", "body: not JSON: Expecting property name enclosed in double quotes at line 1 column 2"),
     }
     strict = with_changed(settings, limits__steps=50)
     with (

@@ -1,6 +1,7 @@
 """The command line, run to its end."""
 
 import os
+import pty
 import subprocess
 import sys
 from contextlib import suppress
@@ -25,6 +26,23 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.Compl
         for stream in (stdout, stderr):
             stream.seek(0)
         return subprocess.CompletedProcess(arguments, code, stdout.read().decode(), stderr.read().decode())
+
+
+def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
+    """Run a command whose stdout and stderr are a terminal of 80 columns; its exit code, and what it shows."""
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+    variables = {"COLUMNS": "80", "TERM": "dumb", **variables}
+    with subprocess.Popen(
+        [*COMMAND, *arguments], env=os.environ | variables, stdout=theirs, stderr=theirs, stdin=theirs
+    ) as process:
+        os.close(theirs)
+        # Linux reports the end as an error.
+        with suppress(OSError):
+            while chunk := os.read(ours, 65_536):
+                shown += chunk
+    os.close(ours)
+    return process.returncode, shown.decode().replace("\r\n", "\n")
 
 
 def run_in_shell(command: str, **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -123,6 +123,21 @@ def test_totals_are_the_sums_of_the_domains(sample: list[Decision]) -> None:
     assert list(total.accepted_at) == [sum(counts) for counts in zip(*(of.accepted_at for of in domains), strict=True)]
 
 
-def test_domain_shows_the_threshold_that_applied_to_most_traces() -> None:
+def test_domain_shows_all_thresholds_that_applied() -> None:
     (domain,) = by_domain([decision("a"), decision("b"), decision("c", threshold=0.4)])
-    assert (domain.threshold, domain.other_thresholds) == (0.75, 1)
+    assert domain.thresholds == [0.4, 0.75]
+
+
+def test_examples_are_spread_over_the_scores_and_origins_are_counted() -> None:
+    scores = [number / 100 for number in range(100)]
+    days = {score: f"2026-01-0{1 + (score > 0.8)}T00:00:00Z" for score in scores}
+    sample = [
+        decision(f"kp:trace:{each}", score=each, agent_id=f"agent {each > 0.5}", decided_at=days[each]) for each in scores
+    ]
+    analysis = analyse(sample, {})
+    assert [each.score for each in analysis.examples.accepted] == [0.99, 0.93, 0.87, 0.81, 0.75]
+    assert [each.score for each in analysis.examples.rejected][::4] == [0.74, 0.0]
+    assert [(each.name, len(each.decisions)) for each in analysis.origins["agent"]] == [("agent False", 51), ("agent True", 49)]
+    assert [each.name for each in analysis.origins["framework"]] == [""]
+    accepted = {each.name: each.outcomes["accepted"] for each in analysis.origins["day"]}
+    assert accepted == {"2026-01-01": 6, "2026-01-02": 19}

@@ -60,5 +60,4 @@ def test_the_command_names_the_bottleneck() -> None:
     result = CliRunner().invoke(capacity, ["--workers", "1", "--workers", "1000", "--rate", "20"])
     assert result.exit_code == 0
     assert [line.count('"bottleneck":"workers\' cores"') for line in result.stdout.splitlines()] == [1, 0]
-    assert "p95 ms" in result.stderr
-    assert max(map(len, result.stderr.splitlines())) <= 80
+    assert result.stderr == "at 20 traces a second\n"

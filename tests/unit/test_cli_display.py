@@ -12,13 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.characters import escaped, escaped_lines
-from kp_scorer.cli.commands.demo import decisions_table, why
-from kp_scorer.cli.display import console, pace
+from kp_scorer.cli.display import DecisionTable, console, pace
 from kp_scorer.cli.ids import resolve_among, resolve_dead_letter_id
 from kp_scorer.cli.output import print_json, print_note
 from kp_scorer.decision import Decision, Nearest, Novelty
+from kp_scorer.report.words import why
 from kp_scorer.trace import TRACE_ID_PREFIX
-from rich.console import Console
 from rich.progress import Progress
 
 from tests.support import builders
@@ -40,7 +39,10 @@ def test_pace_describes_rate_and_time_left() -> None:
     task.total = None
     bar.update(task.id, completed=32)
     assert pace(task) == "32"
-    clock.now_s += 2
+    clock.now_s += 1
+    bar.update(task.id, completed=48)
+    assert pace(task) == "48", "a rate of the first second would mislead"
+    clock.now_s += 1
     bar.update(task.id, completed=64)
     assert pace(task) == "64, 16 a second"
     for total, words in [(128, ", 0:00:04 left"), (2_000, ", 0:02:01 left"), (128_000, ", 2:13:16 left"), (64, "")]:
@@ -59,11 +61,11 @@ def near(similarity: float, *, duplicate: bool = False) -> Novelty:
     return Novelty(source="embedding", nearest=nearest, duplicate_of=nearest.trace_id if duplicate else None)
 
 
-def rendered(*decisions: Decision) -> str:
-    console = Console(width=80, color_system=None)
-    with console.capture() as capture:
-        console.print(decisions_table(decisions))
-    return capture.get()
+def rendered(capsys: pytest.CaptureFixture[str], *decisions: Decision) -> str:
+    table = DecisionTable()
+    for each in decisions:
+        table.print_decision(each)
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -101,18 +103,20 @@ def test_overrides_come_first(outcome: str) -> None:
     assert explained.startswith("a single thought (score 0.1), recovered from errors (+0.1), only one tool (-0.1), ")
 
 
-def test_nothing_in_the_table_acts_on_a_terminal() -> None:
-    text = rendered(decision().model_copy(update={"domain": "a\x1b[2J[b]c"}))
+def test_nothing_in_the_table_acts_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = rendered(capsys, decision().model_copy(update={"domain": "a\x1b[2J[b]c"}))
     assert "a\\u001b[2J[b]c" in text
     assert escaped_lines(text) == text
 
 
-def test_table_fits_80_columns() -> None:
+def test_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kp_scorer.cli.display._COLUMNS", 80)
     rows = [
         decision("accepted", {"novelty": 0.9, "complexity": 0.9}, overrides=("single_tool",), domain="customer_service"),
         decision("rejected", domain="d" * 200),
     ]
-    text = rendered(*rows)
+    text = rendered(capsys, *rows)
+    assert text.count("needs") == 1
     assert max(map(len, text.splitlines())) <= 80
     words = " ".join(text.split())
     assert "01234567 customer_service 0.525 0.75 accepted only one tool" in words

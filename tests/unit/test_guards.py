@@ -8,13 +8,13 @@ import pytest
 from kp_scorer.analysis.calibration import Target, calibrate, samples_of
 from kp_scorer.analysis.explanation import terms_of
 from kp_scorer.analysis.summary import analyse
-from kp_scorer.cli.commands.demo import why
 from kp_scorer.cli.commands.explain import decided_words
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision, Guard
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.report.text import text
+from kp_scorer.report.words import why
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
@@ -148,7 +148,7 @@ def test_a_report_counts_what_guards_reject_and_never_as_nearly_accepted() -> No
     assert analysis.closest.missed == []
     assert analysis.total.accepted_at[0] == len(decisions) - guarded
     assert analysis.total.guarded == guarded
-    assert f"No override fired, and guards rejected {guarded} traces" in text(analysis, "here", 0)
+    assert f"No override fired, and guards rejected {guarded} traces" in text(analysis, "here", 0, {})
 
 
 def test_an_explanation_advises_no_confidence_above_the_ceiling() -> None:

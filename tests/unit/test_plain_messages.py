@@ -68,7 +68,7 @@ def test_an_object_that_calls_no_task_is_a_submission_with_its_own_errors(body: 
     ],
 )
 def test_a_call_of_another_task_or_a_body_that_is_no_object_is_no_submission(body: Any, headers: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match=r"expected|not JSON: Expecting .* at line 1 column"):
         submission(body, headers)
 
 
@@ -107,6 +107,7 @@ def test_a_content_type_other_than_json_is_no_submission() -> None:
         json.dumps({"properties": {"body_encoding": "base64"}}),
         "{}",
         filled("unknown", "0", 5_000).decode(),
+        "not JSON",
     ],
 )
 def test_an_object_that_is_no_envelope_is_a_body(item: str) -> None:
@@ -119,7 +120,7 @@ def test_an_envelope_is_opened() -> None:
     assert open_item(json.dumps(item).encode()) == ListItem("text/plain", headers, b"7")
 
 
-@pytest.mark.parametrize("item", [b"7", b"[]", b"not JSON", b'{"body": 1, "properties": {}}', b"\xff"])
+@pytest.mark.parametrize("item", [b"7", b"[]", b'{"body": 1, "properties": {}}'])
 def test_an_item_that_is_neither_envelope_nor_object_is_refused(item: bytes) -> None:
     with pytest.raises((AttributeError, TypeError, ValueError)):
         open_item(item)

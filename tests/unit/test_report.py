@@ -57,12 +57,13 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page_html() -> str:
-    return page(analyse(hostile_decisions(), DEAD_LETTERS), HOSTILE, 3)
+    return page(analyse(hostile_decisions(), DEAD_LETTERS), HOSTILE, 3, {f"kp:trace:{HOSTILE}": HOSTILE})
 
 
 @given(decisions())
 def test_text_fits_a_terminal_and_shows_nothing_that_acts(sample: list[Decision]) -> None:
-    for line in text(analyse(sample, DEAD_LETTERS), "some.jsonl", 1).split("\n"):
+    for line in text(analyse(sample, DEAD_LETTERS), "some.jsonl", 1, {}).split("\n"):
+        # Ids may be longer, and are never cut off.
         assert cell_len(line) <= COLUMNS
         assert escaped(line) == line
 
@@ -70,7 +71,8 @@ def test_text_fits_a_terminal_and_shows_nothing_that_acts(sample: list[Decision]
 def test_text_has_figures_domains_and_dead_letters() -> None:
     scores = [number / 100 for number in range(100)]
     sample = [decision(f"kp:trace:{score}", score=score, domain="code" if score < 0.9 else HOSTILE) for score in scores]
-    report_text = text(analyse([*sample, *hostile_decisions()], DEAD_LETTERS), "some.jsonl", 2)
+    analysis = analyse([*sample, *hostile_decisions()], DEAD_LETTERS)
+    report_text = text(analysis, "some.jsonl", 2, {"kp:trace:0.99": "to be shown " * 20})
     lines = report_text.split("\n")
     assert lines[0] == "26 of 102 traces accepted (25%)"
     assert lines[1].startswith("some.jsonl · decided 2026-01-01 · threshold 0.75")
@@ -80,6 +82,13 @@ def test_text_has_figures_domains_and_dead_letters() -> None:
     assert "Near duplicates: 3 traces in 1 group" in lines
     assert "3 dead letters" in lines
     assert "Single tool fired for 1.0% of traces" in lines
+    assert any(line.startswith(f"    {'to be shown ' * 6}") for line in lines)
+    assert any(re.match(r"  only one tool \(-0\.1\) +1 +1\.3%", line) for line in lines)
+
+
+def test_ids_are_never_cut_off() -> None:
+    long = decision(f"kp:trace:producer:{'x' * 180}")
+    assert "producer:" + "x" * 180 in text(analyse([long], {}), "some.jsonl", 0, {})
 
 
 def test_page_escapes_all_content_of_traces(page_html: str) -> None:
@@ -123,7 +132,7 @@ def test_page_can_be_read_without_seeing_its_charts(page_html: str) -> None:
     anchors = {attributes["href"] for tag, attributes in tags if tag == "a"}
     assert anchors <= {f"#{attributes['id']}" for _, attributes in tags if "id" in attributes}
     sections = re.findall(r"<section.*?</section>", page_html, re.DOTALL)
-    assert len(sections) == 8
+    assert len(sections) == 10
     assert all("<table>" in section for section in sections if 'class="chart"' in section)
 
 
@@ -136,11 +145,11 @@ def test_page_needs_the_report_extra_and_text_does_not(monkeypatch: pytest.Monke
     assert "kp-scorer[report]" in str(refused.exception)
     result = CliRunner().invoke(report, ["-", "--text"], input=line)
     assert result.exit_code == 0
-    assert result.stdout == ""
-    assert "0 of 1 trace accepted" in result.stderr
+    assert result.stderr == ""
+    assert "0 of 1 trace accepted" in result.stdout
 
 
 def test_report_on_a_file_with_refused_lines_names_their_number_and_exits_1() -> None:
     result = CliRunner().invoke(report, ["-", "--text"], input=f"{hostile_decisions()[1].model_dump_json()}\n[]\n")
     assert result.exit_code == 1
-    assert "lines refused 1" in result.stderr
+    assert "lines refused 1" in result.stdout

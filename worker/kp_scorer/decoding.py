@@ -55,7 +55,7 @@ _STRING: Final = re.compile(rb'"[^"]*"')
 
 def decode_json(raw: bytes, limits: Limits) -> ReasoningTrace:
     """Decode one trace from UTF-8 JSON; raises InvalidTrace."""
-    return _checked(parse_json(raw, limits), limits)
+    return check_trace(parse_json(raw, limits), limits)
 
 
 def parse_json(raw: bytes, limits: Limits) -> object:
@@ -130,10 +130,11 @@ def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace,
     if isinstance(payload, dict):
         raw = _as_bytes(payload, limits)
         _check_size(raw, limits)
-    return _checked(payload, limits), raw
+    return check_trace(payload, limits), raw
 
 
-def _checked(payload: object, limits: Limits) -> ReasoningTrace:
+def check_trace(payload: object, limits: Limits) -> ReasoningTrace:
+    """Check JSON that :func:`parse_json` has parsed within the same limits, and freeze it as a trace; raises InvalidTrace."""
     if not isinstance(payload, dict):
         raise _invalid("expected a JSON object that is a ReasoningTrace")
     steps = payload.get("steps")

@@ -1,7 +1,7 @@
 """All figures of a report, from the decisions that it is about."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final, NamedTuple, get_args
@@ -22,6 +22,8 @@ NEAR: Final = 0.95
 
 _MOST_DOMAINS: Final = 7
 _MOST_CALLS: Final = 8
+_MOST_EXAMPLES: Final = 5
+_MOST_DAYS: Final = 31
 _MOST_STRETCHES: Final = 40
 _FEWEST_IN_STRETCH: Final = 12
 _MOST_POINTS: Final = 600
@@ -54,10 +56,8 @@ class DomainSummary:
     histograms: Mapping[Outcome, tuple[int, ...]]
     """Of the scores with each outcome."""
     scores: Distribution
-    threshold: float
-    """The threshold that applied to most of them."""
-    other_thresholds: int
-    """To how many another one applied: submissions may ask for one, and settings change."""
+    thresholds: Sequence[float]
+    """All that applied: domains have their own, submissions may ask for one, and settings change."""
     accepted_at: tuple[int, ...]
     """How many traces each of ``THRESHOLDS`` would accept."""
     overrides: Mapping[Override, int]
@@ -81,6 +81,13 @@ class ClosestCalls(NamedTuple):
 
     accepted: list[Decision]
     missed: list[Decision]
+
+
+class Examples(NamedTuple):
+    """Decisions evenly spaced between the highest score and the lowest."""
+
+    accepted: list[Decision]
+    rejected: list[Decision]
 
 
 class Stretch(NamedTuple):
@@ -110,6 +117,9 @@ class Analysis:
     novelty: Course
     groups: Sequence[Sequence[Member]]
     closest: ClosestCalls
+    examples: Examples
+    origins: Mapping[str, Sequence[DomainSummary]]
+    """By agent, by framework and by day, each group like a domain; the days in order, the others by size."""
     dead_letters: Mapping[str, int]
 
 
@@ -122,31 +132,44 @@ def analyse(decisions: Sequence[Decision], dead_letters: Mapping[str, int]) -> A
         novelty=novelty_course(decisions),
         groups=near_duplicates(decisions),
         closest=closest_calls(decisions),
+        examples=Examples(_spaced(decisions, "accepted"), _spaced(decisions, "rejected")),
+        origins={
+            "agent": by_name(decisions, lambda decision: decision.agent_id or ""),
+            "framework": by_name(decisions, lambda decision: decision.framework or ""),
+            # Of ISO 8601, the date.
+            "day": sorted(by_name(decisions, lambda decision: decision.decided_at[:10], _MOST_DAYS), key=lambda day: day.name),
+        },
         dead_letters=dead_letters,
     )
 
 
 def by_domain(decisions: Sequence[Decision], most: int = _MOST_DOMAINS) -> list[DomainSummary]:
-    """Summarise each domain, the largest first; from ``most`` on, the smaller ones together, as the last.
+    """Summarise each domain, as :func:`by_name` does."""
+    return by_name(decisions, lambda decision: decision.domain, most)
 
-    Producers may invent any number of domains.
+
+def by_name(
+    decisions: Sequence[Decision], name_of: Callable[[Decision], str], most: int = _MOST_DOMAINS
+) -> list[DomainSummary]:
+    """Summarise the decisions of each name, the largest first; from ``most`` on, the smaller ones together, as the last.
+
+    Producers may invent any number of domains and agents.
     """
     groups: defaultdict[str, list[Decision]] = defaultdict(list)
     for decision in decisions:
-        groups[decision.domain].append(decision)
+        groups[name_of(decision)].append(decision)
     ordered = sorted(groups, key=lambda name: (-len(groups[name]), name))
     # If a single domain is left over, its name is better than "1 other domain".
     named = ordered if len(ordered) <= most + 1 else ordered[:most]
     summaries = [_summary(groups[name], name) for name in named]
     if unnamed := set(ordered[len(named) :]):
-        summaries.append(_summary([each for each in decisions if each.domain in unnamed], smaller=len(unnamed)))
+        summaries.append(_summary([each for each in decisions if name_of(each) in unnamed], smaller=len(unnamed)))
     return summaries
 
 
 def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) -> DomainSummary:
     scores = [decision.score for decision in decisions]
     by_outcome = {outcome: [each.score for each in decisions if each.outcome == outcome] for outcome in OUTCOMES}
-    ((threshold, count),) = Counter(decision.threshold for decision in decisions).most_common(1)
     fired = Counter(override.name for decision in decisions for override in decision.overrides)
     return DomainSummary(
         name=name,
@@ -155,8 +178,7 @@ def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) ->
         outcomes={outcome: len(of_outcome) for outcome, of_outcome in by_outcome.items()},
         histograms={outcome: histogram(of_outcome) for outcome, of_outcome in by_outcome.items()},
         scores=_distribution(scores),
-        threshold=threshold,
-        other_thresholds=len(decisions) - count,
+        thresholds=sorted({decision.threshold for decision in decisions}),
         accepted_at=accepted_at([decision.score for decision in decisions if not decision.is_guarded]),
         overrides={override: fired[override] for override in OVERRIDES},
         guarded=sum(decision.is_guarded for decision in decisions),
@@ -196,6 +218,13 @@ def closest_calls(decisions: Sequence[Decision], most: int = _MOST_CALLS) -> Clo
     accepted = (decision for decision in decisions if decision.outcome == "accepted")
     missed = (decision for decision in decisions if decision.outcome != "accepted" and not decision.is_guarded)
     return ClosestCalls(nsmallest(most, accepted, key=gap), nsmallest(most, missed, key=gap))
+
+
+def _spaced(decisions: Sequence[Decision], outcome: Outcome) -> list[Decision]:
+    """Evenly spaced ones with this outcome, from the highest score to the lowest."""
+    ordered = sorted((each for each in decisions if each.outcome == outcome), key=lambda decision: -decision.score)
+    places = np.linspace(0, len(ordered) - 1, min(_MOST_EXAMPLES, len(ordered))).round().astype(int)
+    return [ordered[place] for place in places]
 
 
 def gap(decision: Decision) -> float:

@@ -102,7 +102,11 @@ def open_item(item: bytes) -> ListItem:
     except InvalidTrace:
         # No envelope has so many values. Its body is checked later, as that of any message.
         return ListItem("application/json", {}, item)
-    message = json.loads(item.decode("utf-8"))
+    try:
+        message = json.loads(item.decode("utf-8"))
+    except (ValueError, RecursionError):
+        # Where it is no JSON is named later, as of any message.
+        return ListItem("application/json", {}, item)
     if not isinstance(message, dict):
         raise TypeError("neither an envelope nor a plain message")
     # A trace may have any fields beside its own, but no envelope has a trace's type.
@@ -236,6 +240,8 @@ def _parse(message: Any, limits: Limits) -> tuple[bytes, Any, bool]:
     if payload is None:
         try:
             payload = json.loads(body.decode("utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"body: not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
         except (ValueError, RecursionError) as error:
             raise ValueError(f"body: expected JSON ({type(error).__name__})") from None
     if not isinstance(payload, dict) or "task" in message.headers:

@@ -1,34 +1,40 @@
-"""Tables and progress for people, on stderr. What imports this imports Rich."""
+"""Tables for people, and progress on stderr. What imports this imports Rich."""
 
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.output import print_note
-from kp_scorer.decision import Override
-from kp_scorer.trace import TRACE_ID_PREFIX
+from kp_scorer.cli.output import print_json, print_note, print_text
+from kp_scorer.decision import Decision, Outcome
+from kp_scorer.report.words import short_id, why
 
-OVERRIDE_WORDS: Final[dict[Override, str]] = {
-    "single_thought": "a single thought (score 0.1)",
-    "recovered_from_errors": "recovered from errors (+0.1)",
-    "single_tool": "only one tool (-0.1)",
-}
 _NOTE_EVERY_S: Final = 2.0
 _RATE_OF_S: Final = 10.0
+_RATE_AFTER_S: Final = 2.0
+_LEAST_RATED: Final = 20
+"""No rate is shown of less than that: it would be one of how the first ones came."""
+_COLUMNS: Final = 160
+"""Where there is no terminal to ask."""
+_LEAST_WHY: Final = 28
+_LONGEST_BUILT_IN: Final = 16
+_COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", "rejected": "red"}
 
 
 def console() -> Console:
-    """A console on stderr, wide enough for a table where there is no terminal to ask."""
+    """A console on stderr, wide enough for a table where there is no terminal."""
     terminal = Console(stderr=True)
-    return terminal if terminal.is_terminal else Console(stderr=True, width=160)
+    return terminal if terminal.is_terminal else Console(stderr=True, width=_COLUMNS)
 
 
 def cell(text: str) -> str:
@@ -41,11 +47,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def short_id(trace_id: str) -> str:
-    """The first part of a trace id, enough to distinguish the traces of a table."""
-    return trace_id.removeprefix(TRACE_ID_PREFIX)[:8]
-
-
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show progress on stderr, its rate and the time left: a bar on a terminal, elsewhere a line every few seconds.
@@ -54,7 +55,14 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """
     out = console()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn())
-    bar = Progress(*columns, console=out, transient=True, speed_estimate_period=_RATE_OF_S)
+    bar = Progress(
+        *columns,
+        console=out,
+        transient=True,
+        speed_estimate_period=_RATE_OF_S,
+        # Rich would print above the bar also what goes elsewhere than to a terminal.
+        redirect_stdout=sys.stdout.isatty(),
+    )
     bar.add_task(label, total=None, pace="")
     (task,) = bar.tasks
     noted_s = time.monotonic()
@@ -78,8 +86,58 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
 def pace(task: Task) -> str:
     """How far a task is, how fast it proceeds, and how long the rest of it takes at this rate."""
     parts = [f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}"]
-    if rate := task.speed:
+    rate = task.speed
+    if rate and task.completed >= _LEAST_RATED and (task.elapsed or 0) >= _RATE_AFTER_S:
         parts.append(f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.1f} a second")
         if task.total is not None and task.total > task.completed:
             parts.append(f"{timedelta(seconds=math.ceil((task.total - task.completed) / rate))} left")
     return ", ".join(parts)
+
+
+def threshold_words(decisions: Iterable[Decision]) -> str:
+    """By which thresholds decisions were made."""
+    thresholds = sorted({decision.threshold for decision in decisions})
+    if len(thresholds) == 1:
+        return f"a threshold of {thresholds[0]:g}"
+    return f"{len(thresholds)} thresholds, {thresholds[0]:g} to {thresholds[-1]:g}"
+
+
+class DecisionTable:
+    """Prints decisions as they come, and traces without one: rows of a table of 80 columns to a terminal."""
+
+    def __init__(self) -> None:
+        self._is_begun = False
+
+    def print_row(
+        self, row: dict[str, object], trace_id: str, state: str, decision: Decision | None = None, detail: str = ""
+    ) -> None:
+        """Print a row: to a terminal its cells, and to a pipe the JSON of ``row`` instead."""
+        if not sys.stdout.isatty():
+            print_json(row)
+        elif decision:
+            self.print_decision(decision)
+        else:
+            self._print(escape(short_id(trace_id)), "", "", "", cell(state), cell(detail))
+
+    def print_decision(self, decision: Decision) -> None:
+        """Print trace, domain, score, threshold, outcome, and why in a few words."""
+        coloured = f"[{_COLOURS[decision.outcome]}]{decision.outcome}[/]"
+        figures = (f"{decision.score:.3f}", f"{decision.threshold:.4g}")
+        self._print(escape(short_id(decision.trace_id)), cell(decision.domain), *figures, coloured, escape(why(decision)))
+
+    def _print(self, *cells: str) -> None:
+        table = Table(box=SIMPLE_HEAD, show_header=not self._is_begun, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table.header_style = "bold"
+        table.add_column("trace", no_wrap=True, width=8)
+        table.add_column("domain", no_wrap=True, width=_LONGEST_BUILT_IN)
+        for heading in ("score", "needs"):
+            table.add_column(heading, justify="right", no_wrap=True, width=5)
+        table.add_column("decision", no_wrap=True, width=8)
+        table.add_column("why", min_width=_LEAST_WHY)
+        table.add_row(*cells)
+        self._is_begun = True
+        # As text, which the bar of a progress may be drawn below.
+        out = Console(width=None if sys.stdout.isatty() else _COLUMNS)
+        with out.capture() as capture:
+            out.print(table)
+        print_text("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

@@ -19,6 +19,7 @@ from kp_scorer.cli.options import Command, ledger_options
 from kp_scorer.cli.output import note_damaged, note_if_unmeasured, print_note, refusal
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.local.endpoints import with_endpoints
@@ -74,7 +75,8 @@ def gathering_options(command: Command) -> Command:
     ) -> None:
         if stored == (file is not None):
             raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
-        gathered = _gather_stored(with_endpoints(settings)) if file is None else gather_file(file, settings)
+        settings = with_endpoints(settings) if file is None else settings
+        gathered = _gather_stored(settings) if file is None else gather_file(file, settings)
         if not gathered.decisions:
             raise ScorerError(f"there are no decisions in {gathered.source}")
         if namespace:
@@ -99,6 +101,18 @@ def gather_file(name: str, settings: Settings, traces: dict[str, ReasoningTrace]
             decisions, refused = _read_decisions(stream)
             return Gathered(decisions, {}, {}, refused, name)
         return _score(stream, name, settings, traces)
+
+
+def traces_named(name: str | None, decisions: Collection[Decision], limits: Limits) -> dict[str, ReasoningTrace]:
+    """The traces that decisions are about, and the nearest to them, by id, as far as a file has them."""
+    if name is None:
+        return {}
+    wanted = {decision.trace_id for decision in decisions}
+    wanted |= {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
+    with open_input(name) as stream:
+        # One by one: it may be a file of any size.
+        traces = (line.trace for line in read_traces(stream, limits))
+        return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
 
 def score_lines(

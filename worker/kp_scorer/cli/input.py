@@ -11,14 +11,15 @@ import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import IO, Any, Final, NamedTuple, cast
 
 import click
 
 from kp_scorer.characters import escaped
-from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace, parse_json
+from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import ReasoningTrace
 
@@ -43,6 +44,8 @@ class Line(NamedTuple):
     number: int
     trace: ReasoningTrace | InvalidTrace
     size_bytes: int = 0
+    document: Mapping[str, Any] = MappingProxyType({})
+    """The trace as it was read, also its fields that are ignored; empty in place of an error."""
 
 
 @contextmanager
@@ -201,7 +204,7 @@ def _items(document: bytes, limits: Limits) -> Iterator[Line]:
     assert isinstance(items, list)
     for number, item in enumerate(items, start=1):
         try:
-            yield Line(number, decode_trace(item, limits))
+            yield Line(number, decode_trace(item, limits), document=item)
         except InvalidTrace as error:
             yield Line(number, error)
 
@@ -209,10 +212,9 @@ def _items(document: bytes, limits: Limits) -> Iterator[Line]:
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
     """Decode a trace that has so many bytes at most, as it stands there; without its indentation ``limits`` apply."""
     try:
-        if most_bytes == limits.message_bytes:
-            return Line(number, decode_json(raw, limits), len(raw))
-        value = parse_json(raw, limits.model_copy(update={"message_bytes": most_bytes}))
-        return Line(number, decode_trace(value, limits), len(raw))
+        document = cast("dict[str, Any]", parse_json(raw, limits.model_copy(update={"message_bytes": most_bytes})))
+        check = check_trace if most_bytes == limits.message_bytes else decode_trace
+        return Line(number, check(document, limits), len(raw), document)
     except InvalidTrace as error:
         return Line(number, error, len(raw))
 

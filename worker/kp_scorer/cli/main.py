@@ -14,31 +14,44 @@ from kp_scorer.cli.output import guard_streams, print_note
 from kp_scorer.errors import ScorerError
 
 _COMMANDS: Final = {
-    "audit": ("novelty", "Check every decision's novelty against the log."),
-    "cache": ("novelty", "Show, warm or empty the shared novelty cache."),
-    "calibrate": ("calibrate", "Suggest thresholds by domain."),
-    "capacity": ("capacity", "Estimate what fleets bear."),
-    "convert": ("convert", "Convert what others record to traces."),
-    "dead-letter": ("dead_letter", "Look at, replay or drop dead letters."),
-    "decisions": ("submit", "Consume decisions from the results queues."),
-    "demo": ("demo", "Try it: an embedded Redis, a worker, some traces."),
-    "doctor": ("doctor", "Check that everything is set up as it should be."),
-    "explain": ("explain", "Explain how a decision came about."),
-    "forget": ("forget", "Erase what is kept of a trace."),
-    "health": ("health", "Report whether the worker here is live or ready."),
-    "re-decide": ("re_decide", "Show which decisions another policy would flip."),
-    "reference": ("reference", "Print a configuration file to start from."),
-    "report": ("report", "Report what decisions show, as a page or as text."),
-    "schema": ("reference", "Print the JSON Schema of a message."),
-    "score": ("score", "Score traces offline, in order."),
-    "stats": ("stats", "Print counts of submissions, decisions and queues."),
-    "status": ("submit", "Print the state of traces, one by one."),
-    "submit": ("submit", "Submit traces to the queue."),
-    "top": ("top", "Watch the workers and the queues."),
-    "up": ("up", "Run an embedded Redis and workers."),
-    "worker": ("worker", "Run one worker in the foreground."),
+    "Try": {
+        "demo": ("demo", "Try it: an embedded Redis, a worker, some traces."),
+        "convert": ("convert", "Convert what others record to traces."),
+        "score": ("score", "Score traces offline, in order."),
+    },
+    "Submit and read": {
+        "submit": ("submit", "Submit traces to the queue."),
+        "status": ("submit", "Print the state of traces, one by one."),
+        "decisions": ("submit", "Consume decisions from the results queues."),
+        "keep": ("keep", "Write the traces that are accepted to a file."),
+    },
+    "Thresholds": {
+        "calibrate": ("calibrate", "Suggest thresholds by domain."),
+        "re-decide": ("re_decide", "Show which decisions another policy would flip."),
+    },
+    "Look": {
+        "explain": ("explain", "Explain how a decision came about."),
+        "report": ("report", "Report what decisions show, as a page or as text."),
+        "stats": ("stats", "Print counts of submissions, decisions and queues."),
+        "top": ("top", "Watch the workers and the queues."),
+        "dead-letter": ("dead_letter", "Look at, replay or drop dead letters."),
+        "audit": ("novelty", "Check every decision's novelty against the log."),
+    },
+    "Operate": {
+        "up": ("up", "Run an embedded Redis and workers."),
+        "down": ("up", "Stop what `up` runs, and remove what it keeps."),
+        "worker": ("worker", "Run one worker in the foreground."),
+        "doctor": ("doctor", "Check that everything is set up as it should be."),
+        "health": ("health", "Report whether the workers here are live or ready."),
+        "cache": ("novelty", "Show, warm or empty the shared novelty cache."),
+        "forget": ("forget", "Erase what is kept of a trace."),
+        "capacity": ("capacity", "Estimate what fleets bear."),
+        "reference": ("reference", "Print a configuration file to start from."),
+        "schema": ("reference", "Print the JSON Schema of a message."),
+    },
 }
-"""Each command: its module, where it has its own name with underscores for hyphens, and its line in ``kp-scorer --help``."""
+"""By group each command: its module, where it has its own name with underscores for hyphens, and its line in the help."""
+_MODULES: Final = {name: module for group in _COMMANDS.values() for name, (module, _) in group.items()}
 
 
 class _LazyGroup(click.Group):
@@ -48,17 +61,24 @@ class _LazyGroup(click.Group):
         name, listed, arguments = super().resolve_command(ctx, args)
         if not listed or not listed.name:
             return name, listed, arguments
-        module = import_module(f"kp_scorer.cli.commands.{_COMMANDS[listed.name][0]}")
+        module = import_module(f"kp_scorer.cli.commands.{_MODULES[listed.name]}")
         return name, getattr(module, listed.name.replace("-", "_")), arguments
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write them by group, in columns that are alike."""
+        width = max(map(len, _MODULES))
+        for title, group in _COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in group.items()])
 
 
 @click.group(
     cls=_LazyGroup,
-    commands=[click.Command(name, help=line) for name, (_, line) in _COMMANDS.items()],
+    commands=[click.Command(name, help=line) for group in _COMMANDS.values() for name, (_, line) in group.items()],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 all well; 1 some traces were invalid, dead, still pending or unknown; 2 wrong usage or settings, "
     "or stdout cannot be written; 3 Redis or the broker cannot be reached; 4 a worker stalled or its embedder is unhealthy. "
-    "Output for programs is JSON Lines on stdout, everything else goes to stderr.",
+    "Results go to stdout, to a terminal as text and to a pipe as JSON Lines; notes go to stderr.",
 )
 @click.version_option(package_name="kp-scorer")
 def commands() -> None:

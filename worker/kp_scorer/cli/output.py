@@ -9,7 +9,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
@@ -37,7 +38,29 @@ def print_note(text: str) -> None:
 def print_json(row: dict[str, Any]) -> None:
     """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raises OutputFailed, as it is guarded."""
     # Python would also write NaN and Infinity, which are no JSON.
-    print_text(escaped(json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))) + "\n")
+    print_text(json_line(row, allow_nan=False))
+
+
+def json_line(row: Mapping[str, Any], *, allow_nan: bool) -> str:
+    """An object as one line of JSON."""
+    return escaped(json.dumps(row, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))) + "\n"
+
+
+def print_row(row: dict[str, Any], text: str | None = None) -> None:
+    """Print a row: to a pipe as a JSON line, to a terminal as text instead, by default its fields; nothing if it is empty."""
+    if not sys.stdout.isatty():
+        print_json(row)
+    elif text or text is None:
+        print_text(escaped_lines(in_words(row) if text is None else text) + "\n")
+
+
+def in_words(value: Any) -> str:
+    """JSON for people: names and values without its punctuation."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {in_words(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list):
+        return "; ".join(map(in_words, value)) or "none"
+    return str("unknown" if value is None else value)
 
 
 def print_text(text: str) -> None:
@@ -48,12 +71,19 @@ def print_text(text: str) -> None:
 
 def write_output(name: str, text: str, mode: str = "w") -> None:
     """Write a text to the file that ``--output`` names, or to stdout for ``-``; neither through a link nor to a device."""
+    with open_output(name, mode) as write:
+        write(text)
+
+
+@contextmanager
+def open_output(name: str, mode: str = "w") -> Iterator[Callable[[str], object]]:
+    """Open the file that ``--output`` names, or stdout for ``-``; yield what writes a text to it, a line at once."""
     if name == "-":
-        print_text(text)
+        yield print_text
         return
     try:
-        with open_regular(name, mode, follow=False, encoding="utf-8") as file:
-            file.write(text)
+        with open_regular(name, mode, follow=False, encoding="utf-8", buffering=1) as file:
+            yield file.write
     except OSError as error:
         raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="--output") from None
     print_note(f"wrote {name}")

@@ -21,6 +21,7 @@ import structlog
 from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.errors import EngineUnavailable, ModelUnconverted, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours
+from kp_scorer.local.folders import cache_dir
 
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _DEFAULT_SPACE: Final = "all-MiniLM-L6-v2-b7d7cb00cf25"
@@ -190,8 +191,8 @@ def converted_model(model: ModelFiles, *, converts: bool) -> Iterator[Path]:
 def _place(model: ModelFiles, converts: bool) -> Path | None:
     """The converted model's directory in the cache; None if the cache cannot be used."""
     try:
-        # As the XDG base directories have it; there may be no home.
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-scorer"
+        # There may be no home.
+        cache = cache_dir()
         if converts:
             cache.mkdir(parents=True, exist_ok=True, mode=0o755)
         is_safe = is_only_ours(cache.stat()) or (make_only_ours(cache) if converts else cache.stat().st_uid == os.geteuid())

@@ -11,17 +11,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final, NamedTuple
 
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours, open_regular
+from kp_scorer.local.folders import state_dir
 
 _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 20.0
-_MOST_BYTES: Final = 4_096
+_MOST_BYTES: Final = 2**20
+_PORTS_TRIED: Final = 50
+_SHARE_OF_MEMORY: Final = 4
+"""The server may take one in so many bytes of the machine's memory."""
 _PRIVATE: Final = 0o700
 _READY: Final = b"Ready to accept connections"
 _PR_SET_PDEATHSIG: Final = 1
@@ -29,37 +33,47 @@ _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def state_dir() -> Path:
-    """Where the running instance is noted and its data lies by default, following the XDG base directories."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "kp-scorer"
+class Running(NamedTuple):
+    """The embedded Redis that `kp-scorer up` runs for this user."""
+
+    url: str
+    pid: int = 0
+    """The process of `up`."""
+    ports: Sequence[int] = ()
+    """Where its workers answer probes."""
+    settings: Mapping[str, Any] = {}
+    """By section, the settings that it runs with and that differ from the defaults."""
 
 
 def _note() -> Path:
     return state_dir() / "embedded.json"
 
 
-def running_url() -> str:
-    """URL of the embedded Redis that `kp-scorer up` runs for this user; empty if none runs.
+def running() -> Running | None:
+    """The embedded Redis that runs for this user; None if none does.
 
     A note that nobody locks is of a server that has ended, and another program may have got its port.
     """
-    path = _note()
+    try:
+        path = _note()
+    except RuntimeError:
+        # There is no home.
+        return None
     try:
         with open_regular(path, follow=False) as note:
-            url = str(json.loads(note.read(_MOST_BYTES))["url"])
+            noted = Running(**json.loads(note.read(_MOST_BYTES)))
             try:
                 # Shared, or two commands that look at once would each take the other for the server.
                 fcntl.flock(note, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 if is_only_ours(os.fstat(note.fileno())) and is_only_ours(path.parent.stat()):
-                    return url
+                    return noted
                 raise SettingsError(f"{path}: others can write to it: remove it, and protect its folder") from None
     except (FileNotFoundError, ValueError, LookupError, TypeError):
         pass
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
-    return ""
+    return None
 
 
 def _new_note() -> IO[str]:
@@ -77,10 +91,10 @@ def _new_note() -> IO[str]:
 
 
 @contextmanager
-def embedded_redis(data_dir: Path, *, advertise: bool = False) -> Iterator[str]:
+def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None) -> Iterator[str]:
     """Run a Redis on a port of its own, with a password and its append-only file in ``data_dir``; yield its URL.
 
-    With ``advertise``, other commands of this user find it for as long as it runs.
+    With ``advertise``, the fields of :class:`Running` but for the URL, other commands of this user find it as long as it runs.
     """
     executable = redis_executable()
     _make_private(data_dir)
@@ -88,7 +102,7 @@ def embedded_redis(data_dir: Path, *, advertise: bool = False) -> Iterator[str]:
     url = f"redis://:{password}@127.0.0.1:{port}/0"
     with ExitStack() as leaving:
         open_files = [leaving.enter_context(_lock(data_dir))]
-        if advertise:
+        if advertise is not None:
             open_files.append(leaving.enter_context(_new_note()))
             leaving.callback(_note().unlink, missing_ok=True)
         output = leaving.enter_context((data_dir / "redis.log").open("ab"))
@@ -108,12 +122,19 @@ def embedded_redis(data_dir: Path, *, advertise: bool = False) -> Iterator[str]:
         leaving.callback(stop, [process], _STOP_TIMEOUT_S)
         _configure(process, data_dir, port, password)
         _wait_until_ready(process, log)
-        if advertise:
-            json.dump({"url": url}, open_files[-1])
+        if advertise is not None:
+            json.dump({"url": url, **advertise}, open_files[-1])
         # Held by the server alone from now on, the directory and the note are taken until it ends, however we do.
         for file in open_files:
             file.close()
         yield url
+
+
+def remove_data(data_dir: Path) -> None:
+    """Remove what a server keeps in a directory; raises SettingsError if one runs there."""
+    if data_dir.exists():
+        with _lock(data_dir):
+            shutil.rmtree(data_dir)
 
 
 def _lock(data_dir: Path) -> IO[str]:
@@ -160,6 +181,22 @@ def redis_executable() -> str:
     return str(executable)
 
 
+def free_ports(host: str, first: int, count: int) -> list[int]:
+    """The first ports from ``first`` on that nobody listens on, as far as there are some; zeros, for none, if that is 0."""
+    if not first:
+        return [0] * count
+    following = range(first, first + count + _PORTS_TRIED)
+    return [*(port for port in following if _is_free(host, port)), *following][:count]
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return True
+    except (OSError, OverflowError):
+        return False
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -168,6 +205,7 @@ def _free_port() -> int:
 
 def _configure(process: "subprocess.Popen[bytes]", data_dir: Path, port: int, password: str) -> None:
     """Write the configuration to the server's standard input, so that no other user sees the password in a process list."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     configuration = f"""
         bind 127.0.0.1
         port {port}
@@ -175,6 +213,7 @@ def _configure(process: "subprocess.Popen[bytes]", data_dir: Path, port: int, pa
         dir "{data_dir.resolve()}"
         appendonly yes
         save ""
+        maxmemory {memory_bytes // _SHARE_OF_MEMORY}
         maxmemory-policy noeviction
         daemonize no
     """

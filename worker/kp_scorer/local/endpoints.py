@@ -1,20 +1,26 @@
 """Where the broker and the store are, when the settings leave that open."""
 
 from kp_scorer.errors import SettingsError
-from kp_scorer.local.embedded import running_url
-from kp_scorer.settings import Settings
+from kp_scorer.local.embedded import running
+from kp_scorer.settings import Settings, filled_in
 
 
 def with_endpoints(settings: Settings) -> Settings:
-    """Fill in missing URLs: a Redis broker is also the store; without any URL, the running embedded Redis is both."""
-    broker, store = settings.broker.url, settings.redis.url
-    if not broker and not store:
-        broker = store = running_url()
-        if not store:
+    """Fill in missing URLs: a Redis broker is also the store; without any URL, the running embedded Redis is both.
+
+    Then what these settings leave open is as `up` runs with it: other thresholds or names of queues would mislead.
+    """
+    if not settings.broker.url and not settings.redis.url:
+        embedded = running()
+        if embedded is None:
             raise SettingsError(
                 "broker.url: no broker is configured and no embedded one is running; "
                 "start one with `kp-scorer up`, or set KP_BROKER_URL and KP_REDIS_URL"
             )
+        settings = filled_in(
+            settings, {**embedded.settings, "redis": {**embedded.settings.get("redis", {}), "url": embedded.url}}
+        )
+    broker, store = settings.broker.url, settings.redis.url
     if not store and not settings.broker.is_redis:
         raise SettingsError("redis.url: the novelty log and the ledger need a Redis beside this broker; set KP_REDIS_URL")
     return settings.model_copy(

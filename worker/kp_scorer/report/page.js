@@ -25,7 +25,7 @@ const config = {
 // A chart of each kind by its figures, as a Vega-Lite specification. None shows anything by its colour alone.
 const charts = {
   // How scores are spread, those with each outcome on top of each other, with the threshold among them.
-  scores: ({ threshold, outcomes }) => {
+  scores: ({ thresholds, outcomes }) => {
     const rows = outcomes.flatMap(([, outcome, counts], order) => bins(counts, { outcome, order }));
     const most = Math.max(...outcomes[0][2].map((_, bin) => outcomes.reduce((sum, [, , counts]) => sum + counts[bin], 0)));
     const domain = outcomes.map(([, words]) => words);
@@ -41,7 +41,7 @@ const charts = {
         tooltip: [...binTooltip, { field: "outcome" }, { field: "traces" }],
       },
     };
-    return { ...sized(rows, 120), layer: [bars, ...thresholdMark(threshold)] };
+    return { ...sized(rows, 120), layer: [bars, ...thresholdMarks(thresholds)] };
   },
 
   // How the values of a dimension are spread.
@@ -52,7 +52,7 @@ const charts = {
   }),
 
   // What share of all traces each threshold would accept, from 0 to 1.
-  acceptance: ({ threshold, shares }) => {
+  acceptance: ({ thresholds, shares }) => {
     const rows = shares.map((share, place) => ({ threshold: place / (shares.length - 1), share }));
     const curve = {
       mark: { type: "area", line: { stroke: "var(--accent)", strokeWidth: 2 }, fill: "var(--band)" },
@@ -62,7 +62,7 @@ const charts = {
         tooltip: [{ field: "threshold", format: ".2f" }, { field: "share", title: "accepted", format: ".1%" }],
       },
     };
-    return { ...sized(rows, 240), layer: [curve, ...thresholdMark(threshold)] };
+    return { ...sized(rows, 160), layer: [curve, ...thresholdMarks(thresholds)] };
   },
 
   // The novelty of single traces in their order, and the quartiles of stretches of them.
@@ -121,16 +121,17 @@ function binned(counts, most) {
   };
 }
 
-// A line, and its figure beside it.
-function thresholdMark(threshold) {
+// A line for each threshold, with its figure beside it, one below the other.
+const thresholdMarks = (thresholds) => thresholds.flatMap((threshold, place) => {
   const data = { values: [{ threshold, label: String(Number(threshold.toPrecision(6))) }] };
   const x = { field: "threshold", type: "quantitative" };
   const beside = threshold > 0.5 ? { align: "right", dx: -4 } : { align: "left", dx: 4 };
+  const text = { type: "text", baseline: "top", y: 12 * place, fontWeight: "bold", ...beside };
   return [
     { data, mark: { type: "rule", strokeDash: [4, 3] }, encoding: { x } },
-    { data, mark: { type: "text", baseline: "top", y: 0, fontWeight: "bold", ...beside }, encoding: { x, text: { field: "label" } } },
+    { data, mark: text, encoding: { x, text: { field: "label" } } },
   ];
-}
+});
 
 const settings = {
   config,

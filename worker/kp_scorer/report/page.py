@@ -11,7 +11,7 @@ from typing import Any, Final
 from kp_scorer.analysis.summary import Analysis
 from kp_scorer.characters import escaped_lines
 from kp_scorer.errors import SettingsError
-from kp_scorer.report.sections import WORDS, Chart, Section, Table, facts_of, figures_of, sections_of, title_of
+from kp_scorer.report.sections import DETAILS, Chart, Objectives, Section, Table, facts_of, figures_of, sections_of, title_of
 from kp_scorer.report.words import OUTCOME_WORDS
 
 _VOID: Final = frozenset({"meta", "br"})
@@ -29,10 +29,11 @@ def check_installed() -> None:
         raise SettingsError("report: the page's charts need vl-convert-python: install kp-scorer[report], or take --text")
 
 
-def page(analysis: Analysis, source: str, refused: int) -> str:
+def page(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
     """The page for an analysis of decisions from ``source``, in which so many lines were ``refused``."""
+    content = "objectives of traces, but nothing else of their content" if objectives else "no trace's content"
     script, style = _drawing_script(), _asset("page.css")
-    sections = sections_of(analysis)
+    sections = sections_of(analysis, objectives)
     # Nothing may be fetched, and nothing runs but this one script, whatever a trace brought onto the page.
     policy = f"default-src 'none'; script-src {fingerprint(script)}; style-src {fingerprint(style)}; base-uri 'none'"
     head = element(
@@ -51,7 +52,7 @@ def page(analysis: Analysis, source: str, refused: int) -> str:
         _header(analysis, source, refused),
         _contents(sections),
         element("main", *map(_section, sections), id="main"),
-        element("footer", element("p", "Made by kp-scorer report. It holds ids, domains and figures, and no trace's content.")),
+        element("footer", element("p", f"Made by kp-scorer report. It holds ids, domains and figures, and {content}.")),
         element("script", _json(charts), type="application/json", id="charts"),
         element("script", Html(script)),
     )
@@ -98,7 +99,7 @@ def _section(section: Section) -> Html:
         element("li", element("span", class_=f"swatch {outcome}", aria_hidden="true"), OUTCOME_WORDS[outcome])
         for outcome in section.legend
     )
-    columns = "narrow" if any(chart.counts for chart in section.charts) else "wide"
+    columns = "narrow" if any(chart.counts for chart in section.charts) or len(section.charts) > 1 else "wide"
     return element(
         "section",
         element("h2", section.heading, id=f"{section.anchor}-heading"),
@@ -121,7 +122,8 @@ def _figure(chart: Chart) -> Html:
 def _table(content: Table) -> Html:
     """A table that scrolls within itself."""
     headings, caption = content.headings, content.caption
-    kinds = [{} if heading in WORDS or not number else {"class_": "figure"} for number, heading in enumerate(headings)]
+    classes = {"trace": "id", **dict.fromkeys(DETAILS, "sentence"), **dict.fromkeys((headings[0], "decision"), "")}
+    kinds = [{"class_": name} if (name := classes.get(heading, "figure")) else {} for heading in headings]
     columns = (element("th", heading, scope="col", **kind) for heading, kind in zip(headings, kinds, strict=True))
     lines = (
         element(

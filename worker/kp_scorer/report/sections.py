@@ -1,5 +1,6 @@
 """What a report shows, section by section; the page and the text draw it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -16,27 +17,36 @@ from kp_scorer.analysis.summary import (
     gap,
     lowest_threshold,
 )
+from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.words import (
     OUTCOME_WORDS,
+    OVERRIDE_WORDS,
     accepted_words,
     named,
     near_duplicate_words,
     plural,
+    reasons,
     share,
     shown_id,
     spaced,
     threshold_words,
+    why,
     with_total,
 )
 
-WORDS: Final = frozenset({"decision", "trace"})
+Objectives = Mapping[str, str]
+"""Of traces by id, what each was to do; of those whose contents are at hand."""
+DETAILS: Final = ("why", "objective")
+"""The columns of sentences, which come last."""
+WORDS: Final = frozenset({"decision", "trace", *DETAILS})
 """The columns of tables that hold words, besides the first."""
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
 _MOST_GROUPS = 20
 _MOST_MEMBERS = 20
 _MOST_DOMAINS = 3
+_MOST_DRAWN = 3
 
 
 class Chart(NamedTuple):
@@ -111,12 +121,15 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
     return figures
 
 
-def sections_of(analysis: Analysis) -> list[Section]:
+def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
     """The sections that an analysis has something for."""
     sections = (
         _scores(analysis),
         _thresholds(analysis),
-        _closest(analysis),
+        _examples(analysis, objectives),
+        _closest(analysis, objectives),
+        _rejections(analysis),
+        _origins(analysis),
         _dimensions(analysis),
         _overrides(analysis),
         _novelty(analysis),
@@ -141,7 +154,8 @@ def _scores(analysis: Analysis) -> Section:
     return Section(
         "scores",
         f"Half of all scores lie between {middle.p25:.2f} and {middle.p75:.2f}",
-        "Traces by score, in steps of 0.05. The dashed line is the threshold. ",
+        "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Traces by score, in steps of 0.05; "
+        "from the dashed line on, the domain's threshold, they are accepted. Below the value for 25% lies a quarter of all. ",
         histograms,
         [
             _by_domain(analysis, "Scores by domain", headings, figures),
@@ -153,14 +167,15 @@ def _scores(analysis: Analysis) -> Section:
 
 def _by_outcome(summary: DomainSummary) -> dict[str, Any]:
     outcomes = [(outcome, OUTCOME_WORDS[outcome], counts) for outcome, counts in summary.histograms.items()]
-    return {"threshold": summary.threshold, "outcomes": outcomes}
+    return {"thresholds": _drawn(summary), "outcomes": outcomes}
 
 
 def _thresholds(analysis: Analysis) -> Section:
     total, summaries = analysis.total, with_total(analysis)
-    about = "the share that each threshold would accept"
-    shares = [accepted / len(total.decisions) for accepted in total.accepted_at]
-    curve = Chart("thresholds-curve", "Acceptance", about, "acceptance", {"threshold": total.threshold, "shares": shares})
+    curves = [
+        Chart(f"thresholds-{number}", name, f"now {threshold_words(summary)}", "acceptance", _acceptance(summary))
+        for number, (name, summary) in enumerate(summaries)
+    ]
 
     def lowest(summary: DomainSummary) -> list[str]:
         thresholds = [lowest_threshold(summary.accepted_at, part * len(summary.decisions)) for part in _SHARES]
@@ -177,8 +192,9 @@ def _thresholds(analysis: Analysis) -> Section:
     return Section(
         "thresholds",
         "No threshold would accept one trace in ten" if tenth is None else f"To accept one trace in ten takes {tenth:.2f}",
-        "As if the threshold alone were another one, and no submission asked for its own.",
-        [curve],
+        "The share of traces that each threshold would accept, if it alone were another one and no submission asked for its "
+        "own. Dashed: what applies now.",
+        curves,
         [
             _by_domain(analysis, "The threshold that accepts at most", headings, lowest, is_open=True),
             Table("Accepted by each threshold", names, acceptance, is_in_text=False),
@@ -186,32 +202,104 @@ def _thresholds(analysis: Analysis) -> Section:
     )
 
 
-def _closest(analysis: Analysis) -> Section:
+def _drawn(summary: DomainSummary) -> Sequence[float]:
+    """The thresholds to draw: of many, the lowest and the highest."""
+    return summary.thresholds if len(summary.thresholds) <= _MOST_DRAWN else [summary.thresholds[0], summary.thresholds[-1]]
+
+
+def _acceptance(summary: DomainSummary) -> dict[str, Any]:
+    shares = [accepted / len(summary.decisions) for accepted in summary.accepted_at]
+    return {"thresholds": _drawn(summary), "shares": shares}
+
+
+def _examples(analysis: Analysis, objectives: Objectives) -> Section:
+    sides = {"Accepted": analysis.examples.accepted, "Rejected": analysis.examples.rejected}
+    return Section(
+        "examples",
+        "What is accepted, and what is not",
+        "From the highest score to the lowest. With what weighed most; `kp-scorer explain` has all of it.",
+        tables=[_calls(side, decisions, objectives) for side, decisions in sides.items() if decisions],
+    )
+
+
+def _rejections(analysis: Analysis) -> Section | None:
+    rejected = [decision for decision in analysis.total.decisions if decision.outcome == "rejected"]
+    if not rejected:
+        return None
+    kinds = Counter(kind for decision in rejected for kind in dict(reasons(decision)))
+    # It adds to a score.
+    del kinds[OVERRIDE_WORDS["recovered_from_errors"]]
+    counts = kinds.most_common()
+    rows = [[escaped(kind), f"{count:,}", share(count, len(rejected))] for kind, count in counts]
+    return Section(
+        "rejections",
+        f"Most often: {escaped(counts[0][0])}" if counts else "No single reason",
+        "What lowered the scores of rejected traces; one may have several reasons.",
+        tables=[Table("Reasons for rejection", ["reason", "traces", "share"], rows, is_open=True)],
+    )
+
+
+def _origins(analysis: Analysis) -> Section | None:
+    tables = [
+        _origin_table(origin, groups)
+        for origin, groups in analysis.origins.items()
+        if len(groups) > 1 or (groups[0].name and origin != "day")
+    ]
+    lead = "As traces name their agent and framework, and by the day of the decision, in UTC."
+    return Section("origins", "Where traces come from", lead, tables=tables) if tables else None
+
+
+def _origin_table(origin: str, groups: Sequence[DomainSummary]) -> Table:
+    rows = [
+        [
+            f"{each.smaller:,} others" if each.smaller else named(each.name),
+            f"{len(each.decisions):,}",
+            f"{each.outcomes['accepted']:,}",
+            share(each.outcomes["accepted"], len(each.decisions)),
+            f"{each.scores.quartiles.p50:.2f}",
+        ]
+        for each in groups
+    ]
+    return Table(f"By {origin}", [origin, "traces", "accepted", "share", "median score"], rows, is_open=True)
+
+
+def _closest(analysis: Analysis, objectives: Objectives) -> Section:
     sides = {"Just accepted": analysis.closest.accepted, "Just missed": analysis.closest.missed}
     closest = min((gap(decision) for decisions in sides.values() for decision in decisions), default=None)
     return Section(
         "closest-calls",
         "Guards rejected all traces" if closest is None else f"The closest call is {closest:.3f} from its threshold",
         "Decisions that a small change of the threshold would turn, the closest first.",
-        tables=[
-            Table(side, ["domain", "score", "needs", "by", "trace"], list(map(_call, decisions)), is_open=True)
-            for side, decisions in sides.items()
-            if decisions
-        ],
+        tables=[_calls(side, decisions, objectives) for side, decisions in sides.items() if decisions],
     )
 
 
-def _call(decision: Decision) -> list[str]:
-    by = f"{decision.score - decision.threshold:+.3f}"
-    figures = [f"{decision.score:.3f}", f"{decision.threshold:g}", by]
-    return [named(decision.domain), *figures, shown_id(decision.trace_id)]
+def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives) -> Table:
+    """Decisions with how far each is from its threshold, why, and where it is at hand what the trace was to do."""
+    rows = [
+        [
+            named(each.domain),
+            *(f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"),
+            shown_id(each.trace_id),
+            escaped(why(each)),
+            *([escaped(objectives.get(each.trace_id, ""))] if objectives else []),
+        ]
+        for each in decisions
+    ]
+    headings = ["domain", "score", "needs", "by", "trace", "why", *(["objective"] if objectives else [])]
+    return Table(caption, headings, rows, is_open=True)
 
 
 def _dimensions(analysis: Analysis) -> Section:
     spreads = [(spaced(name), spread) for name, spread in analysis.dimensions.items()]
     histograms = [
         Chart(
-            f"dimensions-{number}", name, f"median {each.quartiles.p50:.2f}", "dimension", {"counts": each.counts}, each.counts
+            f"dimensions-{number}",
+            name,
+            f"median {each.quartiles.p50:.2f}",
+            "dimension",
+            {"counts": each.counts},
+            each.counts,
         )
         for number, (name, each) in enumerate(spreads)
     ]
@@ -220,7 +308,9 @@ def _dimensions(analysis: Analysis) -> Section:
     return Section(
         "dimensions",
         f"Traces differ most in {widest}",
-        "Traces by the value of each dimension, before weights and overrides.",
+        "Complexity: kinds and number of steps, and recoveries from errors. Novelty: 1 minus the similarity to the nearest "
+        "earlier trace. Tool diversity: different tools for each step. Outcome confidence: the producer's own, times 0.3 after "
+        "a failure. Traces by value, before weights and overrides.",
         histograms,
         [
             Table("Quartiles of each dimension", ["dimension", *_QUARTILES], rows),
@@ -242,7 +332,8 @@ def _overrides(analysis: Analysis) -> Section:
     return Section(
         "overrides",
         (fired if total[most] else "No override fired") + guarded,
-        "For how many traces each override changed the score.",
+        "Overrides change a score after the sum: a single thought scores 0.1, more than 2 recoveries from errors in a success "
+        "add 0.1, only one tool costs 0.1. For how many traces each did.",
         tables=[_by_domain(analysis, "Overrides by domain", headings, figures, is_open=True)],
     )
 
@@ -262,7 +353,8 @@ def _novelty(analysis: Analysis) -> Section:
     return Section(
         "novelty",
         heading,
-        "Each dot is a trace. The line is the median of those around it; half of them lie within the band.",
+        "Novelty is 1 minus the similarity to the nearest earlier trace: 0 is a repeat. Each dot is a trace. The line is the "
+        "median of those around it; half of them lie within the band.",
         [course],
         tables=[Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)],
     )

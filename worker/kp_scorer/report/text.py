@@ -12,32 +12,40 @@ from rich.text import Text
 
 from kp_scorer.analysis.summary import Analysis
 from kp_scorer.characters import escaped
-from kp_scorer.report.sections import WORDS, Section, Table, facts_of, figures_of, sections_of, title_of
+from kp_scorer.report.sections import DETAILS, WORDS, Objectives, Section, Table, facts_of, figures_of, sections_of, title_of
 
 COLUMNS: Final = 80
 _NAME: Final = 22
 _DETAIL: Final = 36
+_NEVER_CUT: Final = frozenset({"trace", "agent", "framework", "reason"})
+"""Columns of ids and the like."""
+_LONGEST: Final = 400
+"""Longer than any line with an id."""
 _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 
-def text(analysis: Analysis, source: str, refused: int) -> str:
-    """An analysis of decisions from ``source``, in which so many lines were ``refused``, as lines of at most 80 columns."""
+def text(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
+    """An analysis of decisions from ``source``, in which so many lines were ``refused``, as lines of 80 columns.
+
+    What names a trace may make its line longer: ids are never cut off.
+    """
     figures = ", ".join(f"{name} {figure}" for name, figure in figures_of(analysis, refused).items())
     head = [title_of(analysis), escaped(facts_of(analysis, source)), figures]
     lines = [line for part in head for line in textwrap.wrap(part, COLUMNS)]
-    for section in sections_of(analysis):
+    for section in sections_of(analysis, objectives):
         lines += ["", *_section(section)]
-    return "\n".join(set_cell_size(line, COLUMNS).rstrip() for line in lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _section(section: Section) -> Iterator[str]:
-    yield section.heading
+    yield from textwrap.wrap(section.heading, COLUMNS)
+    yield from textwrap.wrap(section.lead, COLUMNS, initial_indent="  ", subsequent_indent="  ")
     for chart in section.charts:
         if chart.counts:
             yield f"  {set_cell_size(chart.title, _NAME - 2)}{set_cell_size(chart.detail, _DETAIL)}{_spread(chart.counts)}"
     for content in section.tables:
         if content.is_in_text:
-            yield f"  {content.caption}"
+            yield set_cell_size(f"  {content.caption}", COLUMNS)
             yield from _table(content)
 
 
@@ -46,15 +54,24 @@ def _spread(counts: Sequence[int]) -> str:
     return "".join(_HEIGHTS[-(-count * (len(_HEIGHTS) - 1) // max(counts))] for count in counts)
 
 
-def _table(content: Table) -> list[str]:
+def _table(content: Table) -> Iterator[str]:
+    """A line for each row and, below it, for each of its sentences."""
+    headings = [heading for heading in content.headings if heading not in DETAILS]
     grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(content.headings):
+    for number, heading in enumerate(headings):
         is_figure = number > 0 and heading not in WORDS
-        width = None if number else _NAME
+        width = _NAME if number == 0 and heading not in _NEVER_CUT else None
         grid.add_column(Text(heading), justify="right" if is_figure else "left", no_wrap=True, max_width=width)
     for row in content.rows:
-        grid.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=COLUMNS - 2, color_system=None)
+        grid.add_row(*map(Text, row[: len(headings)]))
+    width = COLUMNS - 2 if _NEVER_CUT.isdisjoint(headings) else _LONGEST
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
         console.print(grid)
-    return [f"  {line}" for line in capture.get().splitlines()]
+    lines = capture.get().splitlines()
+    yield f"  {lines[0]}"
+    for line, row in zip(lines[1:], content.rows, strict=True):
+        yield f"  {line}"
+        for detail in filter(None, row[len(headings) :]):
+            # In cells, of which some characters take two.
+            yield from (f"    {part.plain.rstrip()}" for part in Text(detail).wrap(console, COLUMNS - 4))

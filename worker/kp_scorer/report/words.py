@@ -1,13 +1,25 @@
 """The words and figures that sections and charts share."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from kp_scorer.analysis.summary import Analysis, DomainSummary
 from kp_scorer.characters import escaped
-from kp_scorer.decision import Outcome
+from kp_scorer.decision import Decision, Outcome, Override
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {"accepted": "accepted", "review": "to review", "rejected": "rejected"}
+
+
+OVERRIDE_WORDS: Final[dict[Override, str]] = {
+    "single_thought": "a single thought (score 0.1)",
+    "recovered_from_errors": "recovered from errors (+0.1)",
+    "single_tool": "only one tool (-0.1)",
+}
+_EXCERPT_CHARS: Final = 160
+_LOW: Final = 0.5
+_HIGH: Final = 0.8
+_CLOSE: Final = 0.6
 
 
 def share(part: int, total: int) -> str:
@@ -26,6 +38,12 @@ def accepted_words(summary: DomainSummary) -> str:
     return f"{plural(count, 'trace')}, {accepted:,} accepted ({share(accepted, count)})"
 
 
+def shortened(text: str) -> str:
+    """The beginning of a text, in one line."""
+    words = " ".join(text[: 2 * _EXCERPT_CHARS].split())
+    return words if len(words) <= _EXCERPT_CHARS else words[: _EXCERPT_CHARS - 1].rstrip() + "…"
+
+
 def plural(count: int, singular: str, many: str = "") -> str:
     """A count and what is counted."""
     return f"{count:,} {singular if count == 1 else many or singular + 's'}"
@@ -41,6 +59,11 @@ def shown_id(trace_id: str) -> str:
     return escaped(trace_id.removeprefix(TRACE_ID_PREFIX))
 
 
+def short_id(trace_id: str) -> str:
+    """The first part of a trace id, enough to distinguish the traces of a table."""
+    return trace_id.removeprefix(TRACE_ID_PREFIX)[:8]
+
+
 def named(domain: str) -> str:
     """What to call a domain."""
     return escaped(domain) or "(no name)"
@@ -53,12 +76,47 @@ def with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
 
 
 def threshold_words(summary: DomainSummary) -> str:
-    """The threshold that applied, and whether another one did to some traces."""
-    others = f" (for {summary.other_thresholds:,}, another one)" if summary.other_thresholds else ""
-    return f"{summary.threshold:g}{others}"
+    """The threshold that applied, or the lowest and the highest of them."""
+    lowest, highest = min(summary.thresholds), max(summary.thresholds)
+    return f"{lowest:g} to {highest:g}" if lowest < highest else f"{lowest:g}"
 
 
 def near_duplicate_words(analysis: Analysis) -> str:
     """How many traces repeat others, and in how many groups."""
     count = sum(map(len, analysis.groups))
     return f"{plural(count, 'trace')} in {plural(len(analysis.groups), 'group')}" if count else "none"
+
+
+def why(decision: Decision) -> str:
+    """What weighed most, in a few words: guards, overrides, an earlier trace like it, dimensions that are high or low."""
+    telling = [reason for kind, reason in reasons(decision) if not kind.startswith(("high", "low"))]
+    levels = [name for kind, name in reasons(decision) if kind.startswith(("high", "low"))]
+    if levels:
+        telling.append(f"{'high' if decision.outcome == 'accepted' else 'low'} {', '.join(levels)}")
+    return ", ".join(telling)
+
+
+def reasons(decision: Decision) -> Iterator[tuple[str, str]]:
+    """Each of them: what kind it is of, and in words; of a dimension that is high or low its name."""
+    for guard in decision.guards:
+        if guard.rejects:
+            yield f"guard {guard.name}", f"guard {guard.name}"
+    fired = [override.name for override in decision.overrides]
+    yield from ((words, words) for name, words in OVERRIDE_WORDS.items() if name in fired)
+    parts, nearest, is_accepted = decision.dimensions, decision.novelty.nearest, decision.outcome == "accepted"
+    if decision.novelty.duplicate_of and not is_accepted:
+        yield "repeats an earlier trace", f"repeats {short_id(decision.novelty.duplicate_of)}"
+    elif nearest and nearest.similarity >= _CLOSE and not is_accepted:
+        words = f"close to {short_id(nearest.trace_id)} ({nearest.similarity:.2f})"
+        yield f"close to an earlier trace (similar by {_CLOSE:g} or more)", words
+    values = {
+        "complexity": parts.complexity,
+        "novelty": parts.novelty,
+        "tools": parts.tool_diversity,
+        "outcome": parts.outcome_confidence,
+    }
+    for name, value in values.items():
+        if is_accepted and value >= _HIGH:
+            yield f"high {name} ({_HIGH:g} or more)", name
+        elif not is_accepted and value < _LOW:
+            yield f"low {name} (less than {_LOW:g})", name

@@ -1,6 +1,6 @@
 """Settings: read once at start from flags, ``KP_…`` variables, a TOML file and these defaults, the first of which wins."""
 
-from kp_scorer.settings.loading import as_environment, config_file, load_scoring, load_settings
+from kp_scorer.settings.loading import as_environment, config_file, filled_in, load_scoring, load_settings
 from kp_scorer.settings.sections import (
     BrokerSettings,
     EmbeddingSettings,
@@ -31,6 +31,7 @@ __all__ = [
     "WorkerSettings",
     "as_environment",
     "config_file",
+    "filled_in",
     "load_scoring",
     "load_settings",
 ]

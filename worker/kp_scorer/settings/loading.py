@@ -75,6 +75,11 @@ def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
     return _checked(content | {"scoring": settings.scoring.model_dump() | named}).scoring
 
 
+def filled_in(settings: Settings, sections: Mapping[str, Any]) -> Settings:
+    """These settings, with what none of their sources names as in ``sections``; raises SettingsError."""
+    return _checked(_merged(sections, settings.model_dump(exclude_unset=True)))
+
+
 def as_environment(settings: Settings) -> dict[str, str]:
     """The variables that make another process load exactly these settings."""
     return {

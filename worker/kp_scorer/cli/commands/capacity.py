@@ -1,15 +1,16 @@
 """``kp-scorer capacity``: what fleets sustain, and what limits them."""
 
+import sys
 from dataclasses import replace
 from typing import Any, Final
 
 import click
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Column, Table
 
 from kp_scorer.capacity import FULL_REDIS, Costs, Fleet
-from kp_scorer.cli.display import console
-from kp_scorer.cli.output import print_json, print_note
+from kp_scorer.cli.output import print_note, print_row
 
 _FLEETS: Final = (1, 10, 100, 1_000)
 _PLANNED: Final = 0.7
@@ -37,7 +38,7 @@ _HEADINGS: Final = {
 def capacity(
     workers: tuple[int, ...], cores: float, tokens: int, core_ms: float | None, broker: str, gbit: float, rate: float | None
 ) -> None:
-    """Print what fleets sustain: a JSON line each, and a table.
+    """Print what fleets sustain: a JSON line each, or to a terminal a table.
 
     The model adds up what the benchmarks measured on one machine; --core-ms makes it yours: `python -m tests.benchmarks.engine`
     measures traces a second, and 1,000 times the number of its threads divided by that is the figure. Latencies are those of
@@ -56,10 +57,11 @@ def capacity(
             costs=costs,
         )
         row = _row(fleet, rate or _PLANNED * fleet.throughput)
-        print_json(row)
+        print_row(row, "")
         cells = (row[name] for name in _HEADINGS)
         table.add_row(*("" if value is None else value if isinstance(value, str) else f"{value:,}" for value in cells))
-    console().print(table)
+    if sys.stdout.isatty():
+        Console().print(table)
     print_note(f"at {_PLANNED:.0%} of the throughput" if rate is None else f"at {rate:g} traces a second")
 
 

@@ -10,8 +10,8 @@ import click
 
 from kp_scorer.broker.wire import parse_submission
 from kp_scorer.cli.ids import exact_trace_id, resolve_dead_letter_id
-from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_json, print_note
+from kp_scorer.cli.options import Group, service_options
+from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
@@ -19,7 +19,7 @@ from kp_scorer.ledger import DeadLetter, Store
 from kp_scorer.settings import Settings
 
 
-@click.group("dead-letter")
+@click.group("dead-letter", cls=Group)
 def dead_letter() -> None:
     """Look at dead letters: submissions that could not be decided. Replay or drop them.
 
@@ -70,7 +70,7 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
 def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
     """Print a JSON line for each dead letter, without its content, the least recently dead-lettered first."""
     for each in dead_letters:
-        print_json(_described(each))
+        print_row(_described(each))
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
@@ -115,7 +115,7 @@ def drop(store: Store, dead_letters: Sequence[DeadLetter], yes: bool, **_: Any) 
 
 
 def _print_state(each: DeadLetter, state: str) -> None:
-    print_json({"letter_id": each.letter_id, "trace_id": each.trace_id, "state": state})
+    print_row({"letter_id": each.letter_id, "trace_id": each.trace_id, "state": state})
 
 
 def _readable(payload: bytes, limits: Limits) -> object:

@@ -14,7 +14,7 @@ from kp_scorer.broker.celery_app import celery_variables, make_celery
 from kp_scorer.broker.publishing import broker_shortcomings
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_json, print_note
+from kp_scorer.cli.output import print_row
 from kp_scorer.embedding import CheckedEmbedder, select_embedder
 from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
 from kp_scorer.ledger import Store
@@ -49,15 +49,15 @@ Details = Iterator[tuple[State, str]]
 def doctor(settings: Settings) -> None:
     """Check settings, Redis, the broker, queues, workers, clocks and the embedder, and say what to do about what is wrong.
 
-    A JSON line a finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing: a model
+    A line a finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing: a model
     that is not converted yet is left to the first worker.
     """
     is_wrong = False
     with Store.open(settings) as store, make_celery(settings) as app:
         for name, check in _CHECKS.items():
             for state, detail in _details(check, Deployment(settings, store, app)):
-                print_json({"check": name, "state": state, "detail": detail})
-                print_note(f"{name}: {'' if state == 'ok' else state + ': '}{detail}")
+                text = f"{name}: {'' if state == 'ok' else state + ': '}{detail}"
+                print_row({"check": name, "state": state, "detail": detail}, text)
                 is_wrong = is_wrong or state == "wrong"
     if is_wrong:
         sys.exit(1)

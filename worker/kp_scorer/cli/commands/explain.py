@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -16,19 +16,17 @@ from rich.console import Console
 from rich.text import Text
 
 from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped
-from kp_scorer.cli.display import OVERRIDE_WORDS
-from kp_scorer.cli.gathering import gather_file
+from kp_scorer.characters import escaped_lines
+from kp_scorer.cli.gathering import gather_file, traces_named
 from kp_scorer.cli.ids import resolve_among, resolve_trace_id
-from kp_scorer.cli.input import open_input, read_traces
 from kp_scorer.cli.options import ledger_options
-from kp_scorer.cli.output import print_note
+from kp_scorer.cli.output import print_note, print_text
 from kp_scorer.decision import Decision, ThresholdSource
 from kp_scorer.decoding import Limits
-from kp_scorer.errors import InvalidTrace
 from kp_scorer.ledger import DeadLetter, Record, Store
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.novelty.audit import with_nearest
-from kp_scorer.report.words import plural, spaced
+from kp_scorer.report.words import OVERRIDE_WORDS, plural, spaced
 from kp_scorer.scoring import complexity_terms, recoveries, success_factor, tool_names
 from kp_scorer.settings import Settings
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
@@ -65,7 +63,7 @@ Traces = Mapping[str, ReasoningTrace]
 @click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to quote the trace and the nearest one from.")
 @ledger_options
 def explain(subject: str, chosen: str | None, traces: str | None, settings: Settings) -> None:
-    """Explain in words, on stderr, how a decision came about, and what would have had to be different for it to pass.
+    """Explain in words how a decision came about, and what would have had to be different for it to pass.
 
     TRACE_ID is looked up in the ledger; without kp:trace: its beginning will do where no other trace has it. Or it is one of
     FILE: of traces, which are scored offline and in order, or of decisions, as `score` and `decisions` print them. Exits 1 if
@@ -78,10 +76,11 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
     elif subject.endswith(_FILES):
         raise click.BadParameter(f"there is no file {subject}", param_hint="FILE")
     else:
-        with Store.open(with_endpoints(settings)) as store:
+        settings = with_endpoints(settings)
+        with Store.open(settings) as store:
             lines, is_decided = _of_ledger(store, subject, traces, settings.limits)
     for line in lines:
-        print_note(line)
+        print_text(escaped_lines(line) + "\n")
     if not is_decided:
         sys.exit(1)
 
@@ -104,7 +103,7 @@ def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settin
     if not decisions:
         print_note(f"no decisions in {name}" if chosen is None else f"{chosen}: there is no decision on such a trace in {name}")
         sys.exit(1)
-    available = scored or _traces_in(traces, decisions.values(), settings.limits)
+    available = scored or traces_named(traces, decisions.values(), settings.limits)
     for number, decision in enumerate(decisions.values()):
         if number:
             yield ""
@@ -119,7 +118,7 @@ def _of_ledger(store: Store, id_or_beginning: str, traces: str | None, limits: L
     (record,) = store.ledger.look_up([trace_id])
     if record and record.decision:
         decision = _with_nearest(record.decision, store)
-        return decided_words(decision, _traces_in(traces, [decision], limits)), True
+        return decided_words(decision, traces_named(traces, [decision], limits)), True
     if record and record.state == "pending":
         return pending_words(trace_id, record), False
     dead_letters = [dead_letter for dead_letter in store.dead_letters.read() if dead_letter.trace_id == trace_id]
@@ -139,18 +138,6 @@ def _with_nearest(decision: Decision, store: Store) -> Decision:
     log = store.novelty_log(novelty.space)
     window = log.info().window
     return with_nearest(decision, list(log.entries()), window) if window else decision
-
-
-def _traces_in(name: str | None, decisions: Collection[Decision], limits: Limits) -> Traces:
-    """The traces that decisions name, as far as a file has them."""
-    if name is None:
-        return {}
-    wanted = {decision.trace_id for decision in decisions}
-    wanted |= {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
-    with open_input(name) as stream:
-        # One by one: it may be a file of any size.
-        traces = (line.trace for line in read_traces(stream, limits))
-        return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
 
 def decided_words(decision: Decision, traces: Traces) -> Iterator[str]:

@@ -6,7 +6,7 @@ import click
 
 from kp_scorer.cli.ids import exact_trace_id
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_json, print_note
+from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
@@ -26,8 +26,10 @@ def forget(trace_id: str, settings: Settings) -> None:
         vectors = sum(log.erase(trace_id) for log in store.novelty_logs())
         dropped = sum(store.dead_letters.drop(each) for each in store.dead_letters.read() if each.trace_id == trace_id)
         records = store.ledger.erase(trace_id)
-    print_json({"trace_id": trace_id, "vectors": vectors, "records": records, "dead_letters": dropped})
+    print_row({"trace_id": trace_id, "vectors": vectors, "records": records, "dead_letters": dropped})
     if not (vectors or records or dropped):
         print_note(f"{trace_id}: nothing is kept of this trace: it is unknown, or what was kept has expired")
         sys.exit(1)
     print_note(f"erased {trace_id}")
+    if settings.results.with_trace:
+        print_note("what was published carries the trace: have its readers erase it")

@@ -1,4 +1,4 @@
-"""``kp-scorer health``: asks the worker on this machine how it is.
+"""``kp-scorer health``: asks the workers of ours on this machine how they are.
 
 Nothing but the standard library and click is imported: a supervisor runs it every few seconds, beside a worker that needs the
 cores.
@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import click
 
-from kp_scorer.characters import escaped
+from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.files import read_toml
+from kp_scorer.local.embedded import running
 
 _DEFAULTS: Final = {"host": "127.0.0.1", "port": "9464"}
 _LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # a worker that listens on all addresses is asked on loopback
@@ -27,25 +28,32 @@ _MOST_BYTES: Final = 65_536
 @click.option("--port", type=click.IntRange(1, 65_535), help="The worker's port; by default what metrics.port is set to.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
 def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
-    """Ask the worker on this machine whether it makes progress: exit code 0 if it does, else 1.
+    """Ask the worker on this machine, or all that `up` runs for this user, for progress: exit code 0 if they make it, else 1.
 
     A worker that waits for Redis or the broker makes progress: to restart it would not help. It takes work if its model is
     loaded, Redis and the broker answer it, it has the window of the novelty log, and it does not stop. A JSON line on stdout
-    gives the reasons. Probes that speak HTTP can ask /livez and /readyz on metrics.port themselves.
+    for each worker gives the reasons. Probes that speak HTTP can ask /livez and /readyz on metrics.port themselves.
+
+    The workers of `up` are asked where neither an option nor a variable names a port or a file.
     """
-    asked = "ready" if asks_ready else "live"
+    asked, path = ("ready", "/readyz") if asks_ready else ("live", "/livez")
     settings = _metrics_settings(config)
-    pid, reasons = _ask(settings["host"], port or _port(settings["port"]), "/readyz" if asks_ready else "/livez")
-    row = {asked: not reasons, "pid": pid, "reasons": reasons}
-    sys.stdout.write(escaped(json.dumps(row, ensure_ascii=False, separators=(",", ":"))) + "\n")
-    sys.stdout.flush()
-    for reason in reasons:
-        click.echo(f"not {asked}: {escaped(reason)}", err=True)
-    sys.exit(1 if reasons else 0)
+    embedded = None if port or settings else running()
+    if embedded:
+        host = str(embedded.settings.get("metrics", {}).get("host", _DEFAULTS["host"]))
+        answers = [_ask(host, _port(str(each)), path, embedded.pid) for each in embedded.ports]
+    else:
+        settings = _DEFAULTS | settings
+        answers = [_ask(settings["host"], port or _port(settings["port"]), path)]
+    for pid, reasons in answers:
+        print_row({asked: not reasons, "pid": pid, "reasons": reasons}, f"worker {pid}: {asked}" if not reasons else "")
+        for reason in reasons:
+            print_note(f"not {asked}: {reason}")
+    sys.exit(1 if any(reasons for _, reasons in answers) else 0)
 
 
 def _metrics_settings(config: Path | None) -> dict[str, str]:
-    """The section ``metrics``, by the environment and a TOML file alone: ``load_settings`` takes half a second of a core."""
+    """Port and host as the environment and a TOML file name them: ``load_settings`` takes half a second of a core."""
     variables = {name.upper(): value for name, value in os.environ.items()}
     section: dict[str, Any] = {}
     if path := config or variables.get("KP_CONFIG"):
@@ -55,10 +63,9 @@ def _metrics_settings(config: Path | None) -> dict[str, str]:
             raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--config") from None
         if not isinstance(section, dict):
             raise click.BadParameter(f"{path}: metrics: expected a section", param_hint="--config")
-    return {
-        name: str(variables.get(f"KP_METRICS_{name.upper()}", section.get(name, default)))
-        for name, default in _DEFAULTS.items()
-    }
+    for name in _DEFAULTS:
+        section[name] = variables.get(f"KP_METRICS_{name.upper()}", section.get(name))
+    return {name: str(section[name]) for name in _DEFAULTS if section[name] is not None}
 
 
 def _port(value: str) -> int:
@@ -67,18 +74,29 @@ def _port(value: str) -> int:
     return int(value)
 
 
-def _ask(host: str, port: int, path: str) -> tuple[int | None, list[str]]:
-    """Ask; return the worker's process, if it answers, and why it is not live or not ready."""
+def _ask(host: str, port: int, path: str, parent: int = 0) -> tuple[int | None, list[str]]:
+    """Ask a worker, of this parent if one is given; return its process, if it answers, and why it is not live or not ready."""
     # http.client, unlike urllib, obeys no variable that names a proxy.
     connection = http.client.HTTPConnection(_LOOPBACK_OF.get(host, host), port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
         answer = json.loads(response.read(_MOST_BYTES))
-        return int(answer["pid"]), [str(reason) for reason in answer["reasons"]]
+        pid, reasons = int(answer["pid"]), [str(reason) for reason in answer["reasons"]]
+        if parent and not _is_child(pid, parent):
+            return None, [f"what answers on port {port} is no worker of this `up`"]
+        return pid, reasons
     except OSError as error:
         return None, [f"no worker answers on port {port}: {error.strerror or 'it takes too long'}"]
     except (http.client.HTTPException, ValueError, LookupError, TypeError):
         return None, [f"what answers on port {port} is no worker"]
     finally:
         connection.close()
+
+
+def _is_child(pid: int, parent: int) -> bool:
+    """Whether a process is a child of another one, where Linux shows it; elsewhere that is believed."""
+    try:
+        return f"\nPPid:\t{parent}\n" in Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+    except OSError:
+        return sys.platform != "linux"

@@ -10,8 +10,8 @@ import click
 
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.input import Line, ReadAhead
-from kp_scorer.cli.options import file_argument, service_options
-from kp_scorer.cli.output import note_damaged, print_json, print_note, refusal
+from kp_scorer.cli.options import Group, file_argument, service_options
+from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
@@ -22,7 +22,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace
 
 
-@click.group()
+@click.group(cls=Group)
 def cache() -> None:
     """Show, warm or empty the shared novelty cache.
 
@@ -37,7 +37,7 @@ def info(settings: Settings) -> None:
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
-            print_json(
+            print_row(
                 {
                     "space": state.space,
                     "model": state.space.rpartition("-")[0],
@@ -76,12 +76,12 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
         for line in chain.from_iterable(ReadAhead(file, settings.limits, settings.worker.batch_size).batches()):
             if isinstance(line.trace, InvalidTrace):
                 invalid += 1
-                print_json(refusal(line.number, line.trace))
+                print_row(refusal(line.number, line.trace), "")
             else:
                 newest.append(line)
         meter = NoveltyMeter(embedder, log, settings.novelty.window())
         conflicts = warm_up(store, meter, lines := list(newest), settings.worker.batch_size)
-        print_json({"space": log.space, "warmed": len(lines) - conflicts, "entries": log.info().entries})
+        print_row({"space": log.space, "warmed": len(lines) - conflicts, "entries": log.info().entries})
     if not lines:
         print_note(f"no traces in {file}")
     if invalid or conflicts:
@@ -106,7 +106,7 @@ def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size
             for line, candidate, place in zip(batch, candidates, meter.place(candidates), strict=True):
                 if place is None:
                     conflicts += 1
-                    print_json(refusal(line.number, TraceConflict(candidate.trace_id)))
+                    print_row(refusal(line.number, TraceConflict(candidate.trace_id)), "")
             advance(start + len(batch), len(lines))
     return conflicts
 
@@ -141,7 +141,7 @@ def audit(settings: Settings) -> None:
                 window = log.info().window or settings.novelty.window()
                 report = audit_log(list(log.entries()), store.ledger.decided, window, advance)
             for difference in report.differences:
-                print_json({"space": log.space, **difference._asdict()})
+                print_row({"space": log.space, **difference._asdict()})
             differing += len(report.differences) + report.damaged
             checked += report.agreeing + len(report.differences)
             print_note(

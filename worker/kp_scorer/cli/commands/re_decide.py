@@ -7,7 +7,7 @@ import click
 from kp_scorer.analysis.explanation import bound_of
 from kp_scorer.cli.display import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
-from kp_scorer.cli.output import print_json, print_note
+from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.decision import Decision
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings, load_scoring
@@ -37,7 +37,7 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     policy = load_scoring(thresholds, settings).policy()
     pairs = [(decision, decide_again(decision, policy)) for decision in gathered.decisions]
     for before, after in filter(_is_flip, pairs):
-        print_json(_row(before, after))
+        print_row(_row(before, after))
     print_note(f"{sum(map(_is_flip, pairs))} of {len(pairs)} decisions flip")
     accepted = (sum(decision.outcome == "accepted" for decision in side) for side in zip(*pairs, strict=True))
     print_note("accepted before and after: {}, {}".format(*(percent(count / len(pairs)) for count in accepted)))

@@ -3,10 +3,12 @@
 import click
 
 from kp_scorer.analysis.summary import analyse
-from kp_scorer.cli.gathering import Gathered, gathering_options
-from kp_scorer.cli.output import print_note, write_output
+from kp_scorer.characters import escaped_lines
+from kp_scorer.cli.gathering import Gathered, gathering_options, traces_named
+from kp_scorer.cli.output import print_text, write_output
 from kp_scorer.report.page import check_installed, page
 from kp_scorer.report.text import text
+from kp_scorer.report.words import shortened
 from kp_scorer.settings import Settings
 
 
@@ -25,16 +27,20 @@ def _draws_nothing(_context: click.Context, _parameter: click.Parameter, as_text
     show_default=True,
     help="Where the page goes; - is stdout.",
 )
-@click.option("--text", "as_text", is_flag=True, callback=_draws_nothing, help="Show it on stderr, in place of a page.")
+@click.option("--text", "as_text", is_flag=True, callback=_draws_nothing, help="Print it, in place of a page.")
+@click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to show what those of examples were to do.")
 @gathering_options
-def report(output: str, as_text: bool, gathered: Gathered, settings: Settings) -> None:
-    """Report what decisions say: scores by domain, what other thresholds would accept, repeats, closest calls.
+def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, settings: Settings) -> None:
+    """Report what decisions say: scores by domain, examples, reasons, what other thresholds would accept, repeats.
 
     FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
-    needs no network and holds no trace's content; it needs kp-scorer[report], --text does not.
+    needs no network and, without --traces, holds no trace's content; it needs kp-scorer[report], --text does not.
     """
     analysis = analyse(gathered.decisions, gathered.dead_letters)
+    shown = [decision for decisions in (*analysis.examples, *analysis.closest) for decision in decisions]
+    named = traces_named(traces, shown, settings.limits)
+    objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}
     if as_text:
-        print_note(text(analysis, gathered.source, gathered.refused))
+        print_text(escaped_lines(text(analysis, gathered.source, gathered.refused, objectives)) + "\n")
     else:
-        write_output(output, page(analysis, gathered.source, gathered.refused))
+        write_output(output, page(analysis, gathered.source, gathered.refused, objectives))

@@ -8,7 +8,7 @@ from kp_scorer.broker.backlog import count_oversized, look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_json
+from kp_scorer.cli.output import in_words, print_row
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
@@ -16,7 +16,7 @@ from kp_scorer.settings import Settings
 @click.command(epilog="Example: kp-scorer stats")
 @service_options
 def stats(settings: Settings) -> None:
-    """Print one JSON line: how many submissions there were and what became of them, and what the queues hold.
+    """Print how many submissions there were and what became of them, and what the queues hold: one JSON line, or text.
 
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
     Full are the results queues and streams with queues.results_limit unread decisions; on a stream is unread what some
@@ -39,4 +39,4 @@ def stats(settings: Settings) -> None:
     row["domains"] = {domain: count for domain, count in domains.items() if policy.mentions(domain)}
     row["unknown_domains"] = {domain: count for domain, count in domains.items() if not policy.mentions(domain)}
     row["full"] = list(backlog.full)
-    print_json(row)
+    print_row(row, "\n".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in row.items()))

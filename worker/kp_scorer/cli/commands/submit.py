@@ -8,22 +8,22 @@ from typing import Final, cast, get_args
 
 import click
 
-from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import open_results, read_elsewhere
-from kp_scorer.cli.display import progress
+from kp_scorer.broker.results import read_elsewhere
+from kp_scorer.cli.display import DecisionTable, progress, threshold_words
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.cli.input import Line, ReadAhead
 from kp_scorer.cli.options import file_argument, service_options
-from kp_scorer.cli.output import note_if_unmeasured, print_json, print_note, refusal
+from kp_scorer.cli.output import note_if_unmeasured, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted
+from kp_scorer.client.decisions import DecisionReader
 from kp_scorer.client.status import status_of
-from kp_scorer.decision import Outcome
+from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.trace import namespaced
 
 _BATCH_SIZE: Final = 100
-_POLL_S: Final = 0.2
 
 
 @click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
@@ -35,24 +35,28 @@ _POLL_S: Final = 0.2
 def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Settings) -> None:
     """Submit the traces in FILE (- for standard input): JSON Lines, or one JSON document; it may be gzipped.
 
-    Prints one JSON line a trace: trace_id, state (pending, decided, dead, conflict, invalid) and, with --wait, the decision.
-    Invalid lines are reported by number and field; the others are submitted. All are, too, if nobody reads what is printed.
+    Prints one JSON line a trace, or to a terminal a row: trace_id, state (pending, decided, dead, conflict, invalid) and, with
+    --wait, the decision. Invalid lines are reported by number and field; the others are submitted. All are, too, if nobody
+    reads what is printed.
     """
     lines = ReadAhead(file, settings.limits, _BATCH_SIZE)
     trace_ids: list[str] = []
+    decided: list[Decision] = []
     total = 0
     failure: OutputFailed | None = None
     with Client(settings, namespace) as client:
         with progress("submitted") as advance:
-            for line, answer in _submit(client, lines):
+            for line, answer, earlier in _submit(client, lines, namespace):
                 total += 1
                 if isinstance(answer, str):
                     trace_ids.append(answer)
+                    decided += [earlier] if earlier else []
                 try:
                     if not isinstance(answer, str):
-                        print_json(refusal(line.number, answer))
+                        print_row(refusal(line.number, answer), "")
                     elif not wait:
-                        print_json({"trace_id": answer, "state": "pending"})
+                        state = "decided" if earlier else "pending"
+                        print_row({"trace_id": answer, "state": state}, f"{answer} {state}")
                 except OutputFailed as error:
                     failure = error
                 advance(total, lines.total())
@@ -60,17 +64,26 @@ def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Se
         if failure:
             raise OutputFailed(f"{failure}; {summary} all the same")
         print_note(summary)
+        if decided:
+            print_note(f"{len(decided)} of them were decided before, by {threshold_words(decided)}: those decisions stand")
         undecided = _wait(client, list(dict.fromkeys(trace_ids)), timeout_s) if wait else 0
     if len(trace_ids) < total or undecided:
         sys.exit(1)
 
 
-def _submit(client: Client, lines: ReadAhead) -> Iterator[tuple[Line, Submitted]]:
-    """Submit lines; yield for each the id of its trace, or the error."""
+def _submit(client: Client, lines: ReadAhead, namespace: str) -> Iterator[tuple[Line, Submitted, Decision | None]]:
+    """Submit lines; yield for each the id of its trace, or the error, and the decision that it had before."""
     for batch in lines.batches():
-        answers = iter(client.submit_many(line.trace for line in batch if not isinstance(line.trace, InvalidTrace)))
+        traces = [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)]
+        statuses = client.look_up([namespaced(trace.id, namespace) if namespace else trace.id for trace in traces])
+        documents = [line.document for line in batch if not isinstance(line.trace, InvalidTrace)]
+        answers = zip(client.submit_many(documents), statuses, strict=True)
         for line in batch:
-            yield line, line.trace if isinstance(line.trace, InvalidTrace) else next(answers)
+            if isinstance(line.trace, InvalidTrace):
+                yield line, line.trace, None
+            else:
+                answer, status = next(answers)
+                yield line, answer, status.decision if status else None
 
 
 def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
@@ -78,17 +91,18 @@ def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
     left = dict.fromkeys(trace_ids)
     dead = 0
     is_unmeasured = False
+    table = DecisionTable()
     with progress("decided") as advance:
         for status in client.as_completed(trace_ids, timeout_s):
             del left[status.trace_id]
             # Some may have been decided before, with another embedder.
             is_unmeasured = is_unmeasured or (status.decision is not None and note_if_unmeasured(status.decision))
             dead += status.state == "dead"
-            _print_status(status.trace_id, status)
+            _print_status(table, status.trace_id, status)
             advance(len(trace_ids) - len(left), len(trace_ids))
     states = []
     for trace_id, last in zip(left, client.look_up(list(left)) if left else [], strict=True):
-        _print_status(trace_id, last)
+        _print_status(table, trace_id, last)
         states.append(last.state if last else "unknown")
     if pending := states.count("pending"):
         print_note(f"{pending} still pending after {timeout_s:g} s; see `kp-scorer doctor`")
@@ -97,13 +111,14 @@ def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
     return dead + len(left) - states.count("decided")
 
 
-def _print_status(trace_id: str, status: Status | None) -> None:
+def _print_status(table: DecisionTable, trace_id: str, status: Status | None) -> None:
     row: dict[str, object] = {"trace_id": trace_id, "state": status.state if status else "unknown"}
     if status and status.decision:
         row["decision"] = status.decision.model_dump(mode="json")
     if status and status.reason:
         row |= {"reason": status.reason, "detail": status.detail}
-    print_json(row)
+    detail = f"{status.reason}: {status.detail}" if status and status.reason else ""
+    table.print_row(row, trace_id, str(row["state"]), status.decision if status else None, detail)
 
 
 @click.command(epilog="Example: kp-scorer status 4f1c20a9")
@@ -117,8 +132,9 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
     with Store.open(settings) as store:
         resolved_ids = [resolve_trace_id(trace_id, store.ledger) for trace_id in trace_ids]
         records = store.ledger.look_up(resolved_ids)
+    table = DecisionTable()
     for trace_id, record in zip(resolved_ids, records, strict=True):
-        _print_status(trace_id, status_of(trace_id, record) if record else None)
+        _print_status(table, trace_id, status_of(trace_id, record) if record else None)
     if not all(record and record.state == "decided" for record in records):
         sys.exit(1)
 
@@ -126,10 +142,11 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
 @click.command(epilog="Example: kp-scorer decisions --outcome accepted --follow")
 @click.option("--outcome", type=click.Choice(get_args(Outcome)), help="Only the queue of this outcome.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
-@click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C, also through outages.")
+@click.option("--group", default="", help="Also read streams, as this consumer group; it is made if it is missing.")
 @service_options
-def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Settings) -> None:
-    """Consume decisions from the results queues and print them as JSON Lines.
+def decisions(outcome: str | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
+    """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.
 
     A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are
     empty, unless --follow is given. A message that is no decision becomes a dead letter, reason malformed.
@@ -141,23 +158,17 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Se
         signal.signal(number, lambda *_: stopping.set())
     consumed = 0
     only = cast("Outcome | None", outcome)
-    with open_results(make_celery(settings), settings, only) as results:
-        for note in read_elsewhere(settings, only):
-            print_note(note)
-        while not stopping.is_set() and consumed != limit:
-            before = consumed
-            for item in results.receive():
-                print_json(item.decision)
-                item.acknowledge()
-                consumed += 1
-                if consumed == limit or stopping.is_set():
-                    break
-            if consumed == before:
-                if not follow:
-                    break
-                stopping.wait(_POLL_S)
+    table = DecisionTable()
+    reader = DecisionReader(settings, only, group, follow=follow, stopping=stopping)
+    for note in read_elsewhere(settings, only, group):
+        print_note(note)
+    for decision in reader:
+        table.print_row(decision, "", "", Decision.model_validate(decision))
+        consumed += 1
+        if consumed == limit:
+            stopping.set()
     print_note(f"consumed {consumed} decisions")
-    if results.dead_lettered:
+    if reader.dead_lettered:
         print_note(
-            f"set aside {results.dead_lettered} messages that are none: see `kp-scorer dead-letter list --reason malformed`"
+            f"set aside {reader.dead_lettered} messages that are none: see `kp-scorer dead-letter list --reason malformed`"
         )

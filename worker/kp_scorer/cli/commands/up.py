@@ -1,40 +1,82 @@
-"""``kp-scorer up``: an embedded Redis and workers on it."""
+"""``kp-scorer up`` and ``down``: an embedded Redis and workers on it, and how to be rid of them."""
 
+import os
+import shutil
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, NoReturn
 
 import click
 
+from kp_scorer.cli.display import threshold_words
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note
 from kp_scorer.cli.processes import Process, start_worker, worker_processes
 from kp_scorer.embedding import is_embedder_installed
-from kp_scorer.errors import SettingsError
-from kp_scorer.local.embedded import embedded_redis, running_url, state_dir
+from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.ledger import Store
+from kp_scorer.local.embedded import embedded_redis, free_ports, remove_data, running
+from kp_scorer.local.endpoints import with_endpoints
+from kp_scorer.local.folders import cache_dir, state_dir
 from kp_scorer.settings import Settings
 
 _RESTART_PAUSE_S: Final = 2.0
 _LOOK_EVERY_S: Final = 0.2
+_STOP_TIMEOUT_S: Final = 100.0
+"""Workers get a minute to finish what they have in flight, and Redis some seconds."""
 
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many worker processes.")
+@click.option("--fresh", is_flag=True, help="Remove what an earlier `up` kept: records, decisions, the novelty log.")
 @settings_options
-def up(workers: int, settings: Settings) -> None:
-    """Run an embedded Redis and workers until Ctrl-C; other commands use this Redis by default."""
+def up(workers: int, fresh: bool, settings: Settings) -> None:
+    """Run an embedded Redis and workers until Ctrl-C or `down`; other commands use this Redis, and these settings, by default.
+
+    What it holds is kept for the next time.
+    """
     if settings.broker.url or settings.redis.url:
         raise SettingsError("broker.url, redis.url: `up` brings its own Redis; leave them unset, or run `kp-scorer worker`")
-    if running_url():
+    if running():
         raise SettingsError("up: an embedded Redis is running already for this user; the other commands use it")
-    with embedded_redis(state_dir() / "data", advertise=True) as url, worker_processes(settings, url, workers) as processes:
+    data_dir = state_dir() / "data"
+    if fresh:
+        remove_data(data_dir)
+    ports = free_ports(settings.metrics.host, settings.metrics.port, workers)
+    noted = {
+        "pid": os.getpid(),
+        "ports": ports,
+        "settings": settings.model_dump(mode="json", exclude_unset=True, exclude={"log"}),
+    }
+    with embedded_redis(data_dir, advertise=noted) as url:
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
+        print_note(_kept(settings, data_dir))
         if not is_embedder_installed(settings.embedding):
             print_note(NO_EMBEDDER)
-        try:
-            _supervise(processes, lambda place: start_worker(settings, url, workers, place))
-        except KeyboardInterrupt:
-            print_note("stopping: workers finish what they have in flight")
+        with worker_processes(settings, url, ports) as processes:
+            try:
+                _supervise(processes, lambda place: start_worker(settings, url, workers, ports[place]))
+            except KeyboardInterrupt:
+                print_note("stopping: workers finish what they have in flight")
+
+
+def _kept(settings: Settings, data_dir: Path) -> str:
+    """What the embedded Redis holds from earlier, and where."""
+    with Store.open(with_endpoints(settings)) as store:
+        decisions = [each.decision for each in store.ledger.all_decided()]
+    if not decisions:
+        return f"it keeps what comes in {data_dir}; there is no decision yet"
+    policy = settings.scoring.policy()
+    asked = [each.threshold if each.threshold_source == "submission" else None for each in decisions]
+    now = [policy.bounds(each.domain, threshold).threshold for each, threshold in zip(decisions, asked, strict=True)]
+    others = sum(each.threshold != threshold for each, threshold in zip(decisions, now, strict=True))
+    words = f"{data_dir} keeps {len(decisions)} decisions from earlier, by {threshold_words(decisions)}"
+    stand = f"; {others} of them by another than now, which stand: `kp-scorer up --fresh` starts empty"
+    return words + stand if others else words
 
 
 def _supervise(processes: list[Process], start: Callable[[int], Process]) -> NoReturn:
@@ -49,3 +91,53 @@ def _supervise(processes: list[Process], start: Callable[[int], Process]) -> NoR
                 time.sleep(_RESTART_PAUSE_S)
                 processes[index] = start(index)
         time.sleep(_LOOK_EVERY_S)
+
+
+@click.command(epilog="Example: kp-scorer down --remove")
+@click.option("--remove", is_flag=True, help="Remove what `up` kept, and the converted models; asks before.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def down(remove: bool, yes: bool) -> None:
+    """Stop what `up` runs for this user, and name what it keeps on this machine; with --remove remove that.
+
+    Workers finish what they have in flight. The package and its environment stay.
+    """
+    print_note("stopped the embedded Redis and its workers" if _stop() else "no embedded Redis is running for this user")
+    kept = list(_kept_files())
+    for path, words, size_bytes in kept:
+        print_note(f"{path}: {words}, {size_bytes / 1e6:,.1f} MB")
+    if not kept:
+        print_note("nothing is kept on this machine")
+    elif not remove:
+        print_note("`kp-scorer down --remove` removes them")
+    elif not (yes or click.confirm("Remove all of that for good?", err=True)):
+        sys.exit(1)
+    else:
+        remove_data(state_dir() / "data")
+        for path, _, _ in kept:
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                raise SettingsError(f"{path}: {error.strerror}") from None
+            print_note(f"removed {path}")
+
+
+def _stop() -> bool:
+    """Stop the running `up`, and wait until it has ended; return whether there was one."""
+    embedded = running()
+    if not (embedded and embedded.pid):
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(embedded.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while running():
+        if time.monotonic() > deadline:
+            raise ServiceUnavailable(f"down: process {embedded.pid} has not ended within {_STOP_TIMEOUT_S:g} s")
+        time.sleep(_LOOK_EVERY_S)
+    return True
+
+
+def _kept_files() -> Iterator[tuple[Path, str, int]]:
+    """The folders of this user that there are, what they hold, and their sizes in bytes."""
+    for path, words in ((state_dir(), "records, decisions, the novelty log"), (cache_dir(), "converted models")):
+        if path.exists():
+            yield path, words, sum(file.lstat().st_size for file in path.rglob("*"))

@@ -1,0 +1,73 @@
+"""The commands of README, in its order, give the output that it shows."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from kp_scorer.local.embedded import running
+
+from tests.support.commands import COMMAND, run_in_shell
+from tests.support.documents import blocks
+from tests.support.paths import REFERENCE_TRACES
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+IN_ORDER: Final = {"KP_WORKER_CONCURRENCY": "1"}
+"""What a trace is compared with is then the same each time; README's figures are of this order."""
+
+
+def assert_shown(expected: str, output: str) -> None:
+    """Check that an output has README's lines in their order; an ellipsis stands for the rest of a line, or for any lines."""
+    following = iter(output.splitlines())
+    may_skip = True
+    for line in expected.splitlines():
+        if line.strip() == "…":
+            may_skip = True
+            continue
+        beginning, elided, _ = line.partition("…")
+        matches = (each.startswith(beginning.rstrip()) if elided else each == line for each in following)
+        assert any(matches) if may_skip else next(matches, False), f"{line}\n\nis not where README has it in\n\n{output}"
+        may_skip = False
+
+
+def dialogue(block: str) -> Iterator[tuple[str, str]]:
+    """The commands of a block, each with the output that follows it."""
+    for part in block.removeprefix("$ ").split("\n$ "):
+        command, _, output = part.partition("\n")
+        yield command, output
+
+
+def test_a_demo_shows_what_readme_shows() -> None:
+    (expected,) = (block for block in blocks("README.md") if block.startswith("started an embedded Redis"))
+    done = run_in_shell("demo")
+    assert done.returncode == 0, done.stderr
+    assert_shown(expected, done.stderr + done.stdout)
+
+
+def test_thresholds_are_chosen_as_readme_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (REFERENCE_TRACES / "traces.jsonl").is_file():
+        pytest.skip(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
+    shutil.copy(REFERENCE_TRACES / "traces.jsonl", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (block,) = (block for block in blocks("README.md") if block.startswith("$ kp-scorer calibrate"))
+    up: subprocess.Popen[bytes] | None = None
+    try:
+        for line, expected in dialogue(block):
+            command = line.removeprefix("kp-scorer ")
+            if command.startswith("up "):
+                up = subprocess.Popen([*COMMAND, *command.split()], env=os.environ | IN_ORDER, stderr=subprocess.DEVNULL)
+                wait_until(running)
+                continue
+            done = run_in_shell(command)
+            assert done.returncode == 0, done.stderr
+            assert_shown(expected, done.stdout)
+    finally:
+        if up:
+            up.send_signal(signal.SIGINT)
+            assert up.wait(60) == 0

@@ -1,0 +1,118 @@
+"""`up` and what other commands show beside it: to a person at a terminal, and to a pipe."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kp_scorer.local.embedded import running
+
+from tests.support.commands import COMMAND, run, run_at_terminal
+from tests.support.processes import free_port, wait_until
+from tests.support.traces import fresh_samples, short_traces
+
+WITHOUT_EMBEDDER = {"KP_EMBEDDING_EMBEDDER": "none"}
+
+
+@contextmanager
+def up(folder: Path, *options: str) -> Iterator[Path]:
+    """Run `kp-scorer up` until `down` has ended it; the file with what it shows."""
+    shown = folder / "up.log"
+    ports = f"metrics.port={free_port()}"
+    command = [*COMMAND, "up", "--set", "embedding.embedder=none", "--set", ports, *options]
+    with shown.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
+        try:
+            wait_until(lambda: running() or process.poll() is not None)
+            yield shown
+            assert run("down").returncode == 0
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "traces.jsonl"
+    path.write_text("".join(json.dumps(trace) + "\n" for trace in fresh_samples(3)))
+    return path
+
+
+def lines_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Path, file: Path) -> None:
+    thresholds = tmp_path / "thresholds.toml"
+    thresholds.write_text("[scoring]\nthreshold = 0.99\n")
+    state = Path(os.environ["XDG_STATE_HOME"]) / "kp-scorer"
+    with up(tmp_path) as shown:
+        wait_until(lambda: "there is no decision yet" in shown.read_text())
+        assert str(state / "data") in shown.read_text()
+        first = run("submit", str(file), "--wait")
+        assert {row["decision"]["threshold"] for row in lines_of(first.stdout)} == {0.75}
+        assert "decided before" not in first.stderr
+    with up(tmp_path, "--config", str(thresholds)) as shown:
+        wait_until(lambda: "keeps 3 decisions from earlier, by a threshold of 0.75; 3 of them by another" in shown.read_text())
+        again = run("submit", str(file))
+        assert "3 of them were decided before, by a threshold of 0.75" in again.stderr
+        assert [row["state"] for row in lines_of(again.stdout)] == ["decided"] * 3
+        # What the file does not name is as the other terminal's `up` has it.
+        weights = tmp_path / "weights.toml"
+        weights.write_text("[scoring]\ncap_step_term = true\n")
+        flips = run("re-decide", "--stored", "--thresholds", str(weights))
+        assert {row["threshold_after"] for row in lines_of(flips.stdout)} <= {0.99}
+        assert "3 of 3 decisions flip" in flips.stderr
+        assert run("re-decide", "--stored", "--thresholds", str(weights), KP_SCORING_THRESHOLD="0.75").stdout == ""
+    with up(tmp_path, "--fresh", "--config", str(thresholds)) as shown:
+        wait_until(lambda: "there is no decision yet" in shown.read_text())
+        fresh = run("submit", str(file), "--wait")
+        assert {row["decision"]["threshold"] for row in lines_of(fresh.stdout)} == {0.99}
+    assert "kp-scorer down --remove" in run("down").stderr
+    assert run("down", "--remove", stdin="n\n").returncode == 1
+    assert state.exists()
+    assert f"removed {state}" in run("down", "--remove", "--yes", XDG_CACHE_HOME=str(tmp_path / "cache")).stderr
+    assert not state.exists()
+
+
+def test_doctor_is_content_on_the_first_day_and_health_asks_all_workers_of_up(tmp_path: Path) -> None:
+    with up(tmp_path, "--workers", "2"):
+        wait_until(lambda: run("health", "--ready").returncode == 0)
+        rows = lines_of(run("health", "--ready").stdout)
+        assert [row["ready"] for row in rows] == [True, True]
+        assert len({row["pid"] for row in rows}) == 2
+        doctor = run("doctor")
+        assert doctor.returncode == 0, doctor.stdout
+        assert "maxmemory" not in doctor.stdout
+        assert doctor.stderr == ""
+        assert run_at_terminal("health") == (0, "".join(f"worker {row['pid']}: live\n" for row in rows))
+
+
+def test_a_terminal_gets_text_and_a_pipe_json_lines(tmp_path: Path, file: Path) -> None:
+    with up(tmp_path):
+        code, shown = run_at_terminal("submit", str(file), "--wait")
+        assert code == 0, shown
+        assert shown.count("needs") == 1
+        assert sum(" accepted " in line or " rejected " in line for line in shown.splitlines()) == 3
+        for command in (["status", "0"], ["decisions"], ["doctor"], ["stats"], ["top", "--once"], ["explain", "0"]):
+            _, shown = run_at_terminal(*command)
+            assert "{" not in shown, command
+        for command in (["stats"], ["doctor"], ["capacity"]):
+            assert lines_of(run(*command).stdout)
+        _, shown = run_at_terminal("capacity")
+        assert "p95 ms" in shown
+        assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_demo_of_a_file_ends_with_the_next_step(tmp_path: Path) -> None:
+    few, many = tmp_path / "few.jsonl", tmp_path / "my traces.jsonl"
+    for path, count in ((few, 2), (many, 62)):
+        path.write_text("".join(json.dumps(trace) + "\n" for trace in short_traces(count, seed=1)))
+    next_steps: Sequence[str] = [run("demo", str(path), **WITHOUT_EMBEDDER).stdout.splitlines()[-1] for path in (few, many)]
+    assert "kp-scorer submit" in next_steps[0]
+    assert next_steps[1].endswith(
+        f"of 62 accepted; for a fifth: kp-scorer calibrate '{many}' --accept 20% --output thresholds.toml"
+    )

@@ -1,0 +1,85 @@
+"""``kp-scorer keep``: of traces in files, those with one outcome, with their scores."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import click
+
+from kp_scorer.cli.gathering import score_lines
+from kp_scorer.cli.input import Line, ReadAhead
+from kp_scorer.cli.options import ledger_options
+from kp_scorer.cli.output import json_line, open_output, print_note, refusal
+from kp_scorer.decision import Decision
+from kp_scorer.errors import InvalidTrace, TraceConflict
+from kp_scorer.ledger import Store
+from kp_scorer.local.endpoints import with_endpoints
+from kp_scorer.settings import Settings
+
+_Result = Decision | InvalidTrace | TraceConflict | str
+"""The decision on a line's trace, what is wrong with the line, or the state in which the ledger has the trace."""
+
+
+@click.command(epilog="Example: kp-scorer keep traces.jsonl --output kept.jsonl")
+@click.argument("files", metavar="FILE|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@click.option("--output", type=click.Path(allow_dash=True), default="-", help="Where to write, in place of stdout.")
+@click.option("--stored", is_flag=True, help="Choose by the decisions that the ledger holds; nothing is scored.")
+@click.option("--accepted", "outcome", flag_value="accepted", default=True, help="Keep what is accepted; the default.")
+@click.option("--review", "outcome", flag_value="review", help="Keep what goes to review.")
+@click.option("--rejected", "outcome", flag_value="rejected", help="Keep what is rejected.")
+@ledger_options
+def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settings: Settings) -> None:
+    """Write the traces in FILE that are accepted, as they are but for metadata.quality_score, which becomes their score.
+
+    They are scored offline and in order, as by `score`. Each trace is written once, as JSON Lines, as soon as it is decided.
+    Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
+    """
+    if any(_is_same_file(name, output) for name in files):
+        raise click.BadParameter("it is one of the files that are read", param_hint="--output")
+    readings = (ReadAhead(name, settings.limits, settings.worker.batch_size) for name in files)
+    batches = chain.from_iterable(reading.batches() for reading in readings)
+    results = _stored(batches, settings) if stored else score_lines(batches, lambda: None, settings)
+    counts: Counter[str] = Counter()
+    kept_ids: set[str] = set()
+    with open_output(output) as write:
+        for line, result in results:
+            match result:
+                case Decision():
+                    counts[result.outcome] += 1
+                    if result.outcome == outcome and result.trace_id not in kept_ids:
+                        kept_ids.add(result.trace_id)
+                        scored = {**line.document, "metadata": {**line.document["metadata"], "quality_score": result.score}}
+                        # What no field is for may hold NaN, as it was read.
+                        write(json_line(scored, allow_nan=True))
+                case str():
+                    counts[result] += 1
+                case _:
+                    counts["refused"] += 1
+                    refusal(line.number, result)
+    numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(files)}")
+    if counts.keys() - {"accepted", "review", "rejected"}:
+        sys.exit(1)
+
+
+def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, _Result]]:
+    """What the ledger decided on the traces on lines of an input, in order."""
+    with Store.open(with_endpoints(settings)) as store:
+        for batch in batches:
+            trace_ids = [line.trace.id for line in batch if not isinstance(line.trace, InvalidTrace)]
+            records = iter(store.ledger.look_up(trace_ids))
+            for line in batch:
+                if isinstance(line.trace, InvalidTrace):
+                    yield line, line.trace
+                    continue
+                record = next(records)
+                if record and record.digest != line.trace.digest():
+                    yield line, TraceConflict(line.trace.id)
+                else:
+                    yield line, (record.decision or record.state) if record else "unknown"
+
+
+def _is_same_file(name: str, output: str) -> bool:
+    return os.path.exists(name) and os.path.exists(output) and os.path.samefile(name, output)  # noqa: PTH110, PTH121
