@@ -78,8 +78,8 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
         yield ""
         yield "By each profile and its domain's threshold, as the settings are here"
         for profile in policy.profiles:
-            other = decide_again(decision.model_copy(update={"domain": profile}), policy)
-            yield f"  {profile:<20}{other.score:.4f} of {other.threshold:.4f}: {other.outcome}"
+            variant = decide_again(decision.model_copy(update={"domain": profile}), policy)
+            yield f"  {profile:<20}{variant.score:.4f} of {variant.threshold:.4f}: {variant.outcome}"
     yield ""
     yield from _contents(decision, trace, traces.get(nearest.trace_id) if nearest else None)
 
