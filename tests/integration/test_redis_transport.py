@@ -402,7 +402,7 @@ def test_as_many_messages_as_a_worker_may_have_in_flight_are_published_and_ackno
     redis_client: redis.Redis,
 ) -> None:
     keys, bodies = keys_of(QUEUE), [str(number) for number in range(10_000)]
-    transport_queue.publish(redis_client, keys=keys, most=0, messages=bodies)
+    transport_queue.publish(redis_client, keys=keys, most=0, most_bytes=0, messages=bodies)
     received = []
     while chunk := transport_queue.receive(redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, sizes=Sizes(2**20)):
         received += chunk

@@ -399,7 +399,8 @@ def test_commands_name_the_streams_that_they_do_not_read(settings: Settings, sto
     stats = json.loads(run("stats").stdout)
     assert stats["waiting"] == {"traces": 0, "decisions.rejected": 1, "decisions.accepted": 2}
     assert stats["full"] == ["decisions.accepted"]
-    advice = "accepted decisions go to the stream decisions.accepted in the Redis of redis.url: read it with XREADGROUP"
+    where = "the stream decisions.accepted in the Redis of redis.url"
+    advice = f"accepted decisions go to {where}: read it with XREADGROUP, or name a consumer group"
     printed = run("decisions")
     assert (printed.exit_code, len(printed.stdout.splitlines())) == (0, 1)
     assert advice in printed.stderr

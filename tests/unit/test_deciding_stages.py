@@ -37,7 +37,8 @@ class GatedEmbedder:
     name, engine, space, dimensions, recipe = "gated", "python", "gated-1", 4, TRACE
     streams, max_tokens, step = 2, 8, 4
 
-    def __init__(self, *, is_open: bool = False, fails_at: str = "nothing") -> None:
+    def __init__(self, *, is_open: bool = False, fails_at: str = "nothing", most_passes: int = 2) -> None:
+        self.most_passes = most_passes
         self.passes: list[tuple[list[str], bool]] = []
         self.gate = threading.Semaphore(1_000_000 if is_open else 0)
         self._fails_at = fails_at
@@ -141,6 +142,41 @@ def test_texts_of_one_rounded_length_share_a_pass_as_far_as_they_fit_and_the_old
     passes = [texts for texts, _ in embedder.passes[1:]]
     assert passes[0] == ["s1 x x", "s2 x x"], "a third would be too many tokens"
     assert [texts[0].split()[0] for texts in passes] == ["s1", "long", "s3", "longer"]
+
+
+def test_passes_wait_inside_the_engine_only_while_a_backlog_waits_behind_them() -> None:
+    embedder = GatedEmbedder(most_passes=4)
+    long = "x x x x x x"
+    with running(embedder) as stages:
+        stages.submit("first")
+        wait_until(lambda: embedder.passes, PATIENCE_S)
+        stages.submit(*(f"t{n} {long}" for n in range(7)))
+        stages.wait_for_texts(8)
+        embedder.gate.release()
+        wait_until(lambda: len(embedder.passes) == 5, PATIENCE_S)
+        assert stages.embed.texts_in_flight == 7, "three of them wait for no pass yet"
+        embedder.gate.release()
+        stages.wait_for_texts(6)
+        assert len(embedder.passes) == 5, "of three the next waits for a stream"
+
+
+def test_vectors_go_on_in_groups_only_while_a_backlog_waits() -> None:
+    embedder = GatedEmbedder()
+    long = "x x x x x x"
+    with running(embedder) as stages:
+        stages.submit("first")
+        wait_until(lambda: embedder.passes, PATIENCE_S)
+        stages.submit(*(f"t{n} {long}" for n in range(30)))
+        stages.wait_for_texts(31)
+        embedder.gate.release(8)
+        stages.wait_for_texts(23)
+        ends = stages.wait_for_ends(8)
+        assert {end.timings.batch_size for end in ends.values() if isinstance(end, Decision)} == {8}
+        embedder.gate.release(6)
+        stages.wait_for_texts(17)
+        assert len(stages.wait_for_ends(14)) == 14, "the backlog is 15 texts, and two in a pass"
+        embedder.gate.release()
+        stages.wait_for_ends(15)
 
 
 def test_a_decision_says_how_much_of_its_text_was_embedded() -> None:

@@ -64,7 +64,9 @@ class Scene:
         self.tries = 0
         self.unhealthy: list[EmbedderUnhealthy] = []
         self.resent: list[Delivery] = []
-        publisher: Any = SimpleNamespace(publish_all=self._publish_all)
+        publisher: Any = SimpleNamespace(
+            publish_all=self._publish_all, publication=lambda decision, context, _: Publication(decision, context)
+        )
         self._dead_lettered_by: list[Callable[[], Decision | None]] = []
         dead_letters: Any = SimpleNamespace(dead_letter=lambda payload, *_: self._dead_lettered_by[int(payload)]())
         self.app: Any = SimpleNamespace()
@@ -102,7 +104,7 @@ class Scene:
             raise self.breaks_by
         if self.is_away.is_set():
             return [AWAY] * len(publications)
-        self.published += [decision.trace_id for decision, _ in publications]
+        self.published += [each.decision.trace_id for each in publications]
         return [None] * len(publications)
 
     def _resend(self, delivery: Delivery) -> None:

@@ -8,6 +8,11 @@
 
     from kp_scorer import AsyncClient                 # the same for asyncio: await client.submit(trace)
 
+    from kp_scorer import read_decisions
+
+    for decision in read_decisions("accepted"):       # as they come; acknowledged after the body
+        print(decision.trace_id)
+
     from kp_scorer import score_traces
 
     for decision in score_traces(traces):             # in this process, without Redis
@@ -26,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kp_scorer.analysis.rows import Row, rows
-    from kp_scorer.client import AsyncClient, Client, Status, Submitted, Trace
+    from kp_scorer.client import AsyncClient, Client, Status, Submitted, Trace, read_decisions
     from kp_scorer.decision import Decision
     from kp_scorer.errors import (
         DecisionTimeout,
@@ -64,6 +69,7 @@ __all__ = [
     "TraceConflict",
     "TraceDead",
     "load_settings",
+    "read_decisions",
     "rows",
     "score_traces",
     "stored_decisions",
@@ -71,7 +77,7 @@ __all__ = [
 
 _MODULES: Final = {
     "analysis.rows": {"Row", "rows"},
-    "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace"},
+    "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision"},
     "offline": {"score_traces"},
     "settings": {"Settings", "load_settings"},

@@ -1,7 +1,7 @@
 """The ``Decision`` message: the outcome of a trace, with every part that led to it."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -134,6 +134,11 @@ class Decision(_Part):
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]
     """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""
+    trace: Annotated[dict[str, Any] | None, Field(exclude_if=lambda trace: trace is None)] = None
+    """With ``results.with_trace``, the trace as it was submitted, its ``metadata.quality_score`` being the score.
+
+    Only messages carry it, and not where the trace is over the limits of the worker that publishes.
+    """
 
     @property
     def is_guarded(self) -> bool:

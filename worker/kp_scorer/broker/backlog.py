@@ -56,8 +56,8 @@ def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
     for queue in results_queues(settings, settings.outcomes).values():
         with suppress(NoQueue):
             counts[queue.name] = waiting(app, queue)
-    streams = set(results_streams(settings, settings.outcomes).values())
-    return counts | {name: store.decision_stream(name).count_unread() for name in sorted(streams)}
+    streams = sorted(results_streams(settings, settings.outcomes))
+    return counts | {name: store.decision_stream(name).count_unread() for name in streams}
 
 
 def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:

@@ -47,27 +47,29 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
     return SubmissionQueues(traces, _quorum_queue(queues.dead_name), _queue(queues.intake_name))
 
 
-def results_queue(settings: Settings, outcome: Outcome) -> Queue:
-    """The queue of decisions with this outcome.
+def results_queue(settings: Settings, outcome: Outcome, name: str = "") -> Queue:
+    """The queue of decisions with this outcome, or that of them which has this name.
 
-    On RabbitMQ, a queue of our own refuses more than ``queues.results_limit``, unless that is 0. A queue that carries calls of
-    another app's task is declared by that app alone, which knows its arguments.
+    On RabbitMQ, a queue of our own refuses more than ``queues.results_limit``, and with traces ``queues.results_bytes``, unless
+    that is 0. A queue that carries calls of another app's task is declared by that app alone, which knows its arguments.
     """
-    queues, name, is_task = settings.queues, settings.queues.name(outcome), settings.results.via(outcome) == "task"
+    queues, name, is_task = settings.queues, name or settings.queues.name(outcome), settings.results.via(outcome) == "task"
     if settings.broker.is_redis or is_task:
         return _queue(name, declare=settings.broker.is_redis)
-    return _quorum_queue(name, {"x-max-length": queues.results_limit} if queues.results_limit else None)
+    limits = {"x-max-length": queues.results_limit, "x-max-length-bytes": settings.results_bytes}
+    return _quorum_queue(name, {argument: limit for argument, limit in limits.items() if limit})
 
 
-def results_queues(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[Outcome, Queue]:
-    """The queue of each outcome whose decisions go to one, as messages or as calls of a task; some may have the same name."""
+def results_queues(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[str, Queue]:
+    """The queues, by name, to which decisions with these outcomes go, as messages or as calls of a task."""
     by_queue = [outcome for outcome in outcomes if settings.results.via(outcome) in ("queue", "task")]
-    return {outcome: results_queue(settings, outcome) for outcome in by_queue}
+    return {name: results_queue(settings, outcome, name) for outcome in by_queue for name in settings.queues.names(outcome)}
 
 
-def results_streams(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[Outcome, str]:
-    """The name of the stream of each outcome whose decisions go to one; some may be the same."""
-    return {outcome: settings.queues.name(outcome) for outcome in outcomes if settings.results.via(outcome) == "stream"}
+def results_streams(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> set[str]:
+    """The names of the streams to which decisions with these outcomes go."""
+    by_stream = [outcome for outcome in outcomes if settings.results.via(outcome) == "stream"]
+    return {name for outcome in by_stream for name in settings.queues.names(outcome)}
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:

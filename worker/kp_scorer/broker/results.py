@@ -5,9 +5,10 @@ a queue of this name with other arguments.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, get_args
+from functools import partial
+from typing import Any, Final, NamedTuple, get_args
 
 import structlog
 from celery import Celery
@@ -23,19 +24,20 @@ from kp_scorer.broker.publishing import (
     with_producer,
 )
 from kp_scorer.broker.queues import results_queue, results_queues, results_streams
-from kp_scorer.broker.wire import raw_body, task_body
+from kp_scorer.broker.wire import as_bytes, parse_submission, raw_body, submission_in, task_body
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.decoding import Limits, parse_strict_json
+from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
-from kp_scorer.ledger import DeadLetters, DecisionStream, Publication, Published, Store
-from kp_scorer.settings import QueueSettings, Settings
+from kp_scorer.ledger import DeadLetters, DecisionStream, Publication, Published, Store, StreamReader
+from kp_scorer.settings import Settings
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 
 _MARK: Final = "decided_at"
 """The header that holds a decision's mark."""
 
-_LIMITS: Final = Limits()
-"""No decision comes near them, whatever those of traces are set to."""
+_PORTION_BYTES: Final = 2_097_152
+_VALUES_AROUND: Final = 1_000
+"""Values that a decision may have besides its trace: some fifty."""
 
 log = structlog.get_logger("kp_scorer.broker.results")
 
@@ -45,26 +47,38 @@ class Publisher:
 
     def __init__(self, app: Celery, settings: Settings, store: Store) -> None:
         """Publish through the app's connection pool, and to streams in ``store``."""
-        queues, streams = results_queues(settings), results_streams(settings)
-        # One outbox for each queue or stream, because several outcomes may go to the same one. One for review also where no
-        # trace goes there any more: a decision may have been made before, and not been published.
-        of_queues = {queue.name: _QueueOutbox(app, queue, settings, outcome) for outcome, queue in queues.items()}
-        of_streams = {name: _StreamOutbox(store.decision_stream(name), settings.queues) for name in streams.values()}
-        self._outboxes: dict[Outcome, _Outbox] = {
-            **{outcome: of_queues[queue.name] for outcome, queue in queues.items()},
-            **{outcome: of_streams[name] for outcome, name in streams.items()},
+        self._settings = settings
+        # By name, because several outcomes may go to the same one. One for review also where no trace goes there any more: a
+        # decision may have been made before, and not been published.
+        self._outboxes: dict[str, _Outbox] = {
+            **{name: _QueueOutbox(app, queue, settings) for name, queue in results_queues(settings).items()},
+            **{name: _StreamOutbox(store.decision_stream(name), settings) for name in results_streams(settings)},
         }
-        self.destinations = {outcome: outbox.destination for outcome, outbox in self._outboxes.items()}
-        """The queue or stream of each outcome, as spans name it; outcomes that are not published are missing."""
 
-    def publish(self, decision: Decision, context: Context = NO_CONTEXT) -> None:
-        """Put a decision on its outcome's queue, as :meth:`publish_all` does, or raise the error that that returns."""
-        (error,) = self.publish_all([Publication(decision, context)])
+    def destination(self, decision: Decision) -> Destination | None:
+        """The queue or stream that a decision goes to, as spans name it; None if it is not published."""
+        outbox = self._outbox(decision)
+        return outbox.destination if outbox else None
+
+    def full(self) -> set[str]:
+        """The names of the queues and streams that had no room for a decision when one last came."""
+        return {name for name, outbox in self._outboxes.items() if outbox.is_full}
+
+    def publication(self, decision: Decision, context: Context, message: Any) -> Publication:
+        """What is published of a decision; with ``results.with_trace`` also the trace that its kombu message submitted."""
+        if message is None or not self._settings.results.with_trace:
+            return Publication(decision, context)
+        trace = partial(_trace_in, message, decision, self._settings.limits)
+        return Publication(decision, context, trace, len(raw_body(message)))
+
+    def publish(self, decision: Decision, context: Context = NO_CONTEXT, message: Any = None) -> None:
+        """Publish a decision, as :meth:`publish_all` does, or raise the error that that returns."""
+        (error,) = self.publish_all([self.publication(decision, context, message)])
         if error is not None:
             raise error
 
     def publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
-        """Put decisions where those of their outcome go, all of a queue or a stream in one round trip.
+        """Put decisions where those of their outcome go, all of a queue or a stream in one round trip; with traces in several.
 
         On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
         header ``decided_at`` is the decision's mark. On a stream each is an entry with fields for both. So are those of its
@@ -75,10 +89,8 @@ class Publisher:
             unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
         """
         errors: list[ScorerError | None] = [None] * len(publications)
-        for outbox in set(self._outboxes.values()):
-            places = [
-                place for place, (decision, _) in enumerate(publications) if self._outboxes.get(decision.outcome) is outbox
-            ]
+        for outbox in self._outboxes.values():
+            places = [place for place, each in enumerate(publications) if self._outbox(each.decision) is outbox]
             if not places:
                 continue
             failure: ScorerError = ServiceUnavailable(f"results: the {outbox.name} is full of unread decisions")
@@ -90,16 +102,36 @@ class Publisher:
                 errors[place] = None if is_accepted else failure
         return errors
 
+    def _outbox(self, decision: Decision) -> "_Outbox | None":
+        if self._settings.results.via(decision.outcome) == "none":
+            return None
+        return self._outboxes[self._settings.queues.name(decision.outcome, decision.visibility)]
+
+
+def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
+    """The trace that a kombu message submitted, as JSON with the decision's score; empty if it is over the limits here."""
+    submission = submission_in(message, limits)
+    try:
+        document: Any = parse_strict_json(submission, limits)
+    except InvalidTrace:
+        # Fields that no worker reads may hold what other programs do not read, such as NaN.
+        try:
+            document = decode_trace(parse_submission(submission, limits), limits).model_dump(mode="json", exclude_unset=True)
+        except InvalidTrace:
+            return b""
+    return as_bytes({**document, "metadata": {**document["metadata"], "quality_score": decision.score}})
+
 
 class _Outbox:
     """Where decisions for one queue or stream are put. Safe to share between threads."""
 
-    def __init__(self, kind: str, destination: Destination, settings: QueueSettings) -> None:
+    def __init__(self, kind: str, destination: Destination, settings: Settings) -> None:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
-        self._limit = settings.results_limit
+        self.is_full = False
+        self._limit = settings.queues.results_limit
+        self._most_bytes = settings.results_bytes
         self._lock = threading.Lock()
-        self._is_full = False
 
     def put_all(self, publications: Sequence[Publication]) -> list[bool]:
         """Publish decisions, in order; log when it becomes full, and when that is over.
@@ -107,11 +139,18 @@ class _Outbox:
         Returns:
             For each whether it is published; there is no room for the others. After an error any of them may be.
         """
-        accepted, unread = self._put(publications)
+        accepted: list[bool] = []
+        unread = 0
+        for portion in _portions(publications):
+            of_portion, unread = self._put(portion)
+            accepted += of_portion
+            if not all(of_portion):
+                break
+        accepted += [False] * (len(publications) - len(accepted))
         # One that the last decision has just filled does not count as full: nothing waits for room yet.
         is_full = not all(accepted)
         with self._lock:
-            was_full, self._is_full = self._is_full, is_full
+            was_full, self.is_full = self.is_full, is_full
         if is_full and not was_full:
             log.warning("results_full", queue=self.destination.name, unread=unread)
         elif was_full and not is_full:
@@ -124,14 +163,16 @@ class _Outbox:
 
 
 class _QueueOutbox(_Outbox):
-    def __init__(self, app: Celery, queue: Queue, settings: Settings, outcome: Outcome) -> None:
-        super().__init__("queue", destination_of(app, queue.name), settings.queues)
+    def __init__(self, app: Celery, queue: Queue, settings: Settings) -> None:
+        super().__init__("queue", destination_of(app, queue.name), settings)
         self._app = app
         self._queue = queue
-        self._task = settings.results.task if settings.results.via(outcome) == "task" else ""
+        outcomes = [outcome for outcome in get_args(Outcome) if queue.name in settings.queues.names(outcome)]
+        is_task = any(settings.results.via(outcome) == "task" for outcome in outcomes)
+        self._task = settings.results.task if is_task else ""
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
-        messages = [self._message(*publication) for publication in publications]
+        messages = [self._message(publication) for publication in publications]
         if self.destination.system == "redis":
             return self._put_on_redis(messages)
         unread, room = 0, len(messages)
@@ -147,14 +188,15 @@ class _QueueOutbox(_Outbox):
 
         def publish(producer: Producer) -> Published:
             items = [producer.channel.envelope(name, *message) for message in messages]
-            published: Published = producer.channel.publish_within(name, items, self._limit)
+            published: Published = producer.channel.publish_within(name, items, self._limit, self._most_bytes)
             return published
 
         return _accepted(with_producer(self._app, "results", publish), len(messages))
 
-    def _message(self, decision: Decision, context: Context) -> Outgoing:
+    def _message(self, publication: Publication) -> Outgoing:
         """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
-        body, trace_id, headers = decision.model_dump_json().encode(), decision.trace_id, {**context, _MARK: decision.mark}
+        body, trace_id = publication.body(), publication.decision.trace_id
+        headers = {**publication.context, _MARK: publication.decision.mark}
         if not self._task:
             return Outgoing(body, trace_id, headers)
         # Whether the result is kept, the task says itself.
@@ -163,77 +205,90 @@ class _QueueOutbox(_Outbox):
 
 
 class _StreamOutbox(_Outbox):
-    def __init__(self, stream: DecisionStream, settings: QueueSettings) -> None:
+    def __init__(self, stream: DecisionStream, settings: Settings) -> None:
         super().__init__("stream", Destination("redis", stream.name), settings)
         self._stream = stream
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
-        return _accepted(self._stream.publish(publications, self._limit), len(publications))
+        return _accepted(self._stream.publish(publications, self._limit, self._most_bytes), len(publications))
+
+
+def _portions(publications: Sequence[Publication]) -> Iterator[Sequence[Publication]]:
+    """All of them, or as many at once as their traces may fill the memory, several times over."""
+    start = size_bytes = 0
+    for end, publication in enumerate(publications, 1):
+        size_bytes += publication.trace_bytes
+        if size_bytes >= _PORTION_BYTES:
+            yield publications[start:end]
+            start, size_bytes = end, 0
+    if start < len(publications):
+        yield publications[start:]
 
 
 def _accepted(published: Published, count: int) -> tuple[list[bool], int]:
     return [place < published.published for place in range(count)], published.unread
 
 
-def read_elsewhere(settings: Settings, outcome: Outcome | None = None) -> list[str]:
+def read_elsewhere(settings: Settings, outcome: Outcome | None = None, group: str = "") -> list[str]:
     """How decisions of one outcome, or of all, are read that :func:`open_results` does not read; empty if it reads all."""
     ways = []
     for each in [outcome] if outcome else settings.outcomes:
-        name = settings.queues.name(each)
-        if settings.results.via(each) == "stream":
-            ways.append(f"{each} decisions go to the stream {name} in the Redis of redis.url: read it with XREADGROUP")
+        name = " and ".join(settings.queues.names(each))
+        if settings.results.via(each) == "stream" and not group:
+            where = f"the stream {name} in the Redis of redis.url"
+            ways.append(f"{each} decisions go to {where}: read it with XREADGROUP, or name a consumer group")
         if settings.results.via(each) == "task":
             task = settings.results.task
             ways.append(f"{each} decisions call the task {task} on the queue {name}: workers of its Celery app take them")
     return ways
 
 
-def _decision_in(message: Any) -> dict[str, Any] | None:
-    """The decision as the JSON object that was published, in an envelope or not; None if the message is none."""
-    # A message that was cut, and may look complete, has no type.
-    if message.content_type != "application/json":
-        return None
-    try:
-        # Not by kombu's decoders, among which the message would choose.
-        decision: Any = parse_strict_json(raw_body(message), _LIMITS)
-        Decision.model_validate(decision)
-    except (InvalidTrace, ValueError):
-        return None
-    return dict(decision)
+class ReceivedDecision(NamedTuple):
+    """A decision, as the JSON object that was published; it is delivered again unless it is acknowledged."""
 
-
-class ReceivedDecision:
-    """A decision from a queue, as the JSON object that was published; the broker requeues it unless it is acknowledged."""
-
-    def __init__(self, message: Any, decision: dict[str, Any]) -> None:
-        self._message = message
-        self.decision = decision
-
-    def acknowledge(self) -> None:
-        """Remove the decision from its queue for good; after an error it stays there."""
-        with unavailable_if_broker_fails("results"):
-            self._message.ack()
+    decision: dict[str, Any]
+    acknowledge: Callable[[], None]
+    """Removes it from its queue for good, or has its consumer group done with it; after an error it stays there."""
 
 
 class Results:
-    """Receives decisions from queues; a message that is no decision becomes a dead letter, as it would block its queue."""
+    """Receives decisions from queues and streams; what is no decision becomes a dead letter, as it would block its queue."""
 
-    def __init__(self, queues: Sequence[Queue], dead_letters: DeadLetters) -> None:
-        """Receive from these queues, which are bound to a channel."""
+    def __init__(
+        self, queues: Sequence[Queue], readers: Sequence[StreamReader], dead_letters: DeadLetters, limits: Limits
+    ) -> None:
+        """Receive decisions within ``limits`` from these queues, which are bound to a channel, and from streams."""
         self._queues = queues
+        self._readers = readers
         self._dead_letters = dead_letters
+        self._limits = limits
         self.dead_lettered = 0
         """How many messages were no decisions, so far."""
 
     def receive(self) -> Iterator[ReceivedDecision]:
-        """Yield the decisions on the queues now, each once; the broker requeues those that are not acknowledged."""
+        """Yield the decisions that are there now, each once; those that are not acknowledged are delivered again."""
         for queue in self._queues:
             while (message := self._next(queue)) is not None:
-                decision = _decision_in(message)
-                if decision is None:
-                    self._dead_letter(queue.name, message)
-                else:
-                    yield ReceivedDecision(message, decision)
+                # A message that was cut, and may look complete, has no type.
+                is_json = message.content_type == "application/json"
+                yield from self._received(queue.name, raw_body(message), partial(_acknowledge, message), is_json=is_json)
+        for reader in self._readers:
+            for entry, decision in reader.receive():
+                yield from self._received(reader.name, decision, partial(reader.acknowledge, entry))
+
+    def _received(
+        self, name: str, body: bytes, acknowledge: Callable[[], None], *, is_json: bool = True
+    ) -> Iterator[ReceivedDecision]:
+        try:
+            # Not by kombu's decoders, among which the message would choose.
+            decision: Any = parse_strict_json(body if is_json else b"", self._limits)
+            Decision.model_validate(decision)
+        except (InvalidTrace, ValueError):
+            self._dead_letters.dead_letter(body, "malformed", f"queue {name}: expected a decision")
+            acknowledge()
+            self.dead_lettered += 1
+        else:
+            yield ReceivedDecision(decision, acknowledge)
 
     @staticmethod
     def _next(queue: Any) -> Any:
@@ -242,28 +297,33 @@ class Results:
         # The get of kombu 5.7.0 raises an error for a body that it cannot decompress, again and again.
         return None if delivered is None else queue.channel.message_to_python(delivered)
 
-    def _dead_letter(self, queue: str, message: Any) -> None:
-        self._dead_letters.dead_letter(raw_body(message), "malformed", f"queue {queue}: expected a decision")
-        with unavailable_if_broker_fails("results"):
-            message.ack()
-        self.dead_lettered += 1
+
+def _acknowledge(message: Any) -> None:
+    with unavailable_if_broker_fails("results"):
+        message.ack()
 
 
 @contextmanager
-def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None) -> Iterator[Results]:
-    """Connect to the queue of one outcome, or to those of all outcomes; not to streams, nor to queues of tasks of other apps.
+def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None, group: str = "") -> Iterator[Results]:
+    """Connect to where decisions of one outcome, or of all, go: to queues and, as a consumer ``group``, to streams.
 
-    If none of them is a queue, it raises SettingsError.
+    Not to queues of tasks of other apps, nor to streams without a group. If nothing is left, it raises SettingsError.
     """
+    outcomes = [outcome] if outcome else settings.outcomes
     # The queue name of an unpublished outcome may be that of a stream or a task queue of another.
-    others = {settings.queues.name(each) for each in get_args(Outcome) if settings.results.via(each) in ("stream", "task")}
-    asked = [outcome] if outcome else settings.outcomes
-    wanted = [each for each in asked if settings.queues.name(each) not in others]
-    if not wanted:
-        raise SettingsError("; ".join(read_elsewhere(settings, outcome) or read_elsewhere(settings)))
-    queues = {queue.name: queue for queue in (results_queue(settings, each) for each in wanted)}
-    declare_queues(app, list(queues.values()))
+    by_other_ways = [each for each in get_args(Outcome) if settings.results.via(each) in ("stream", "task")]
+    others = {name for each in by_other_ways for name in settings.queues.names(each)}
+    names = {name: each for each in outcomes for name in settings.queues.names(each) if name not in others}
+    queues = [results_queue(settings, each, name) for name, each in names.items()]
+    streams = sorted(results_streams(settings, outcomes)) if group else []
+    if not queues and not streams:
+        raise SettingsError("; ".join(read_elsewhere(settings, outcome, group) or read_elsewhere(settings, None, group)))
+    declare_queues(app, queues)
+    idle_ms = settings.broker.visibility_timeout_s * 1_000
+    limits = settings.limits
+    limits = limits.model_copy(update={"values": limits.values + _VALUES_AROUND, "depth": limits.depth + 1})
     with Store.open(settings) as store, app.connection_for_read() as connection:
         with unavailable_if_broker_fails("results"):
             channel = connection.default_channel
-        yield Results([queue(channel) for queue in queues.values()], store.dead_letters)
+        readers = [store.decision_stream(name).reader(group, idle_ms) for name in streams]
+        yield Results([queue(channel) for queue in queues], readers, store.dead_letters, limits)

@@ -99,7 +99,7 @@ class SideQueue:
         decision = dead_letter(self._dead_letters, message, poison(message, self._delivery_limit), self._limits)
         if decision is not None:
             # The worker that decided may have died before it published.
-            self._publisher.publish(decision, context_in(message.headers))
+            self._publisher.publish(decision, context_in(message.headers), message)
 
     def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
         """Publish messages to the queue of traces; return for each whether it may leave this one."""

@@ -102,7 +102,7 @@ class TokenizedText(NamedTuple):
 
 
 class Embedder(Protocol):
-    """Turns texts into vectors. Any thread may tokenize; ``streams`` threads may run passes at once."""
+    """Turns texts into vectors. Any thread may tokenize."""
 
     name: str
     """Name of the model, for display."""
@@ -118,7 +118,9 @@ class Embedder(Protocol):
     recipe: Recipe
     """Makes texts of traces."""
     streams: int
-    """How many passes may run at once."""
+    """How many passes run at once."""
+    most_passes: int
+    """How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine."""
     max_tokens: int
     """The most tokens of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own."""
     step: int
@@ -145,7 +147,7 @@ class PlainEmbedder:
     """What an embedder inherits that makes a vector of the text itself, with no tokenizer and no engine."""
 
     engine = "python"
-    streams = 1
+    streams = most_passes = 1
     max_tokens = 0
     step = 1
 
@@ -178,6 +180,8 @@ class Engine(Protocol):
     step: int
     """Texts share a forward pass only if their lengths round up to the same multiple of this."""
     streams: int
+    """As of an embedder."""
+    most_passes: int
     """How many threads may call ``run_pass`` at once."""
 
     def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:

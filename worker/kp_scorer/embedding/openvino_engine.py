@@ -56,6 +56,8 @@ class OpenVinoEngine:
             EngineUnavailable: it gives different vectors for one text.
         """
         self.streams = threads
+        # One waits behind each that runs.
+        self.most_passes = 2 * threads if threads > 1 else 1
         self._longest = longest
         self._full_length = min(longest, MAX_TOKENS)
         core = openvino.Core()

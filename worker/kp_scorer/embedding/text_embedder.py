@@ -20,6 +20,7 @@ class TextEmbedder:
         self.dimensions = engine.dimensions
         self.recipe = recipe
         self.streams = engine.streams
+        self.most_passes = engine.most_passes
         self.max_tokens = engine.max_tokens
         self.step = engine.step
         self._tokens = tokens

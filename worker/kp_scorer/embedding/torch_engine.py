@@ -29,7 +29,7 @@ _SAMPLE: Final = "Refund it: don't!"
 class TorchEngine:
     """Runs a sentence-transformers model without conversion."""
 
-    streams = 1
+    streams = most_passes = 1
     step = 64
 
     def __init__(self, model: ModelFiles, threads: int, device: Literal["cpu", "cuda"]) -> None:

@@ -1,7 +1,7 @@
 """What lies in Redis: ledger, dead letters, novelty logs, streams of decisions; every key and every script of theirs."""
 
 from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters
-from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Published
+from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Published, StreamReader
 from kp_scorer.ledger.log import RedisLog
 from kp_scorer.ledger.monitoring import Timing, WorkerReport
 from kp_scorer.ledger.records import (
@@ -34,6 +34,7 @@ __all__ = [
     "RedisLedger",
     "RedisLog",
     "Store",
+    "StreamReader",
     "Submission",
     "SubmissionCounts",
     "Tally",

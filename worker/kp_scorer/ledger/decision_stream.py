@@ -1,7 +1,8 @@
 """Decisions of an outcome on a Redis Stream, for consumer groups."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import redis
 
@@ -10,12 +11,24 @@ from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.scripts import row, script
 from kp_scorer.spans.context import NO_CONTEXT, TRACEPARENT, TRACESTATE, Context
 
+_READ_AT_ONCE: Final = 16
+_Entries = Sequence[tuple[bytes, Mapping[bytes, bytes] | None]]
+
 
 class Publication(NamedTuple):
     """A decision to be published, and what links the spans of whoever reads it to ours."""
 
     decision: Decision
     context: Context = NO_CONTEXT
+    trace: Callable[[], bytes] = bytes
+    """Makes the JSON of the trace that goes with it; empty if none does."""
+    trace_bytes: int = 0
+    """About how many that are."""
+
+    def body(self) -> bytes:
+        """The decision as JSON, with the trace."""
+        decision, trace = self.decision.model_dump_json().encode(), self.trace()
+        return decision[:-1] + b',"trace":' + trace + b"}" if trace else decision
 
 
 class Published(NamedTuple):
@@ -30,13 +43,13 @@ class _Entry(NamedTuple):
 
     trace_id: str
     decided_at: str
-    decision: str
+    decision: bytes
     traceparent: str
     tracestate: str
 
 
 @script(row(Published))
-def _publish_decisions(*, stream: str, most: int, decisions: Sequence[_Entry]) -> None: ...
+def _publish_decisions(*, stream: str, most: int, most_bytes: int, decisions: Sequence[_Entry]) -> None: ...
 
 
 @reports_outages("results")
@@ -51,16 +64,73 @@ class DecisionStream:
         self.name = name
         self._client = client
 
-    def publish(self, publications: Sequence[Publication], most: int) -> Published:
-        """Publish decisions, in order and in one step, as long as no more than ``most`` are unread; 0 is no limit."""
-        entries = [_entry(*each) for each in publications]
-        return _publish_decisions(self._client, stream=self.name, most=most, decisions=entries)
+    def publish(self, publications: Sequence[Publication], most: int, most_bytes: int = 0) -> Published:
+        """Publish decisions, in order and in one step, until ``most`` are unread, or ``most_bytes`` of them; 0 is no limit."""
+        entries = [_entry(each) for each in publications]
+        return _publish_decisions(self._client, stream=self.name, most=most, most_bytes=most_bytes, decisions=entries)
 
     def count_unread(self) -> int:
         """Count the unread decisions."""
         return self.publish((), 0).unread
 
+    def reader(self, group: str, idle_ms: int) -> "StreamReader":
+        """A consumer of a group, which also receives what another has not acknowledged for ``idle_ms``."""
+        return StreamReader(self._client, self.name, group, idle_ms)
 
-def _entry(decision: Decision, context: Context) -> _Entry:
-    contexts = context.get(TRACEPARENT, ""), context.get(TRACESTATE, "")
-    return _Entry(decision.trace_id, decision.mark, decision.model_dump_json(), *contexts)
+
+@reports_outages("results")
+class StreamReader:
+    """A consumer of a stream, by the name of this host; it makes its group if that is missing."""
+
+    def __init__(self, client: redis.Redis, name: str, group: str, idle_ms: int) -> None:
+        self.name = name
+        self._client = client
+        self._group = group
+        self._consumer = socket.gethostname()
+        self._idle_ms = idle_ms
+        self._after: bytes | str = "0"
+        """The last entry that it received, of those that this consumer was given before; then what stands for new ones."""
+
+    def receive(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield each decision that is there now, as JSON, behind the id of its entry; an empty one if an entry has none."""
+        while entries := self._next():
+            for entry, fields in entries:
+                if fields:
+                    yield entry, fields.get(b"decision", b"")
+                elif entry:
+                    # Somebody deleted it. Of what Redis 6.2 claims, it does not even name it.
+                    self.acknowledge(entry)
+
+    def acknowledge(self, entry: bytes) -> None:
+        """Have the group done with an entry."""
+        self._client.xack(self.name, self._group, entry)
+
+    def _next(self) -> _Entries:
+        if self._after != ">":
+            if entries := self._read():
+                self._after = entries[-1][0]
+                return entries
+            self._after = ">"
+        if entries := self._read():
+            return entries
+        reply: Any = self._client.xautoclaim(self.name, self._group, self._consumer, self._idle_ms, count=_READ_AT_ONCE)
+        claimed: _Entries = reply[1]
+        return claimed
+
+    def _read(self) -> _Entries:
+        try:
+            streams: Any = self._client.xreadgroup(self._group, self._consumer, {self.name: self._after}, count=_READ_AT_ONCE)
+        except redis.exceptions.ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self._client.xgroup_create(self.name, self._group, id="0", mkstream=True)
+            return self._read()
+        entries: _Entries = streams[0][1] if streams else []
+        return entries
+
+
+def _entry(publication: Publication) -> _Entry:
+    decision, context = publication.decision, publication.context
+    return _Entry(
+        decision.trace_id, decision.mark, publication.body(), context.get(TRACEPARENT, ""), context.get(TRACESTATE, "")
+    )

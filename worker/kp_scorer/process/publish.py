@@ -14,7 +14,7 @@ from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
-from kp_scorer.ledger import DeadLetters, Publication
+from kp_scorer.ledger import DeadLetters
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
@@ -117,7 +117,10 @@ class PublishStage:
         failures: Sequence[BaseException | None]
         try:
             failures = self._publisher.publish_all(
-                [Publication(decision, self._context(delivery, decision)) for delivery, decision in decided]
+                [
+                    self._publisher.publication(decision, self._context(delivery, decision), delivery.message)
+                    for delivery, decision in decided
+                ]
             )
         except BaseException as broken:
             # As when there is no memory for all of them at once.
@@ -163,7 +166,7 @@ class PublishStage:
     def _context(self, delivery: Delivery, decision: Decision) -> Context:
         """The context that goes with a decision: that of its publishing, or of its submission if no spans are recorded."""
         if recording := self._recording(delivery):
-            return recording.publishing(self._publisher.destinations.get(decision.outcome))
+            return recording.publishing(self._publisher.destination(decision))
         return context_in(delivery.message.headers)
 
     def _store_results(self, deliveries: Sequence[Delivery]) -> None:

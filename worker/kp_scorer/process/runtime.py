@@ -209,7 +209,9 @@ class Runtime:
         self.store.workers.report(self.store.ledger.worker, self.metrics.report(self._node, description, self._not_ready()))
 
     def _look_at_backlog(self) -> None:
-        self.metrics.set_backlog(look_at_backlog(self._app, self._settings, self.store))
+        backlog = look_at_backlog(self._app, self._settings, self.store)
+        # Which are full by bytes, counts do not show.
+        self.metrics.set_backlog(backlog._replace(full=(*backlog.full, *self._publisher.full())))
         self._backlog_looked_at = time.monotonic()
 
     def _not_ready(self) -> Sequence[str]:

@@ -36,7 +36,7 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
     intake = [queues.intake] if queues.intake else []
     declared = [*queues.in_order, *intake, *results_queues(settings, settings.outcomes).values()]
     _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
-    for name in results_streams(settings).values():
+    for name in results_streams(settings):
         _wait_for("redis", store.decision_stream(name).count_unread, patience_s)
     _warn_of_shortcomings(settings, app, store)
 

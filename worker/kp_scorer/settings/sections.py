@@ -11,7 +11,7 @@ from kp_scorer.decoding import Count, Limits
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
-from kp_scorer.trace import Domain, Fraction
+from kp_scorer.trace import Domain, Fraction, Visibility
 
 Seconds = Annotated[float, Field(ge=0.001, le=1e9)]
 Timeout = Annotated[float, Field(ge=0.001, le=86_400)]
@@ -26,6 +26,7 @@ With fewer than a worker has in flight, the first traces of a batch could lose t
 RecipeName = Literal["trace", "asked_and_did"]
 Via = Literal["queue", "stream", "task", "none"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
+OptionalQueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")]
 
 
 def _server(*schemes: str) -> Callable[[str], str]:
@@ -78,24 +79,31 @@ class QueueSettings(Section):
     """The queues: their names, and what happens when nobody reads decisions."""
 
     traces: QueueName = "traces"
-    intake: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")] = ""
+    intake: OptionalQueueName = ""
     accepted: QueueName = "decisions.accepted"
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
+    accepted_private: OptionalQueueName = ""
     results_limit: Annotated[int, Field(ge=0)] = 100_000
+    results_bytes: Annotated[int, Field(ge=0)] = 268_435_456
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
         # Workers consume every message on the queue of traces as a submission.
         of_submissions = {self.traces, self.intake_name, self.dead_name}
-        if len(of_submissions) < 3 or of_submissions & set(map(self.name, get_args(Outcome))):
+        if len(of_submissions) < 3 or of_submissions & {name for each in get_args(Outcome) for name in self.names(each)}:
             raise ValueError(f"traces, intake, {self.dead_name} and the queues of decisions need names of their own")
         return self
 
-    def name(self, outcome: Outcome) -> str:
-        """The name of the queue, or the stream, of decisions with this outcome."""
-        name: str = getattr(self, outcome)
+    def name(self, outcome: Outcome, visibility: Visibility | None = None) -> str:
+        """The name of the queue, or the stream, of decisions with this outcome on traces of this visibility."""
+        is_apart = outcome == "accepted" and visibility == "private" and self.accepted_private
+        name: str = self.accepted_private if is_apart else getattr(self, outcome)
         return name
+
+    def names(self, outcome: Outcome) -> tuple[str, ...]:
+        """The names of all queues, or streams, of decisions with this outcome, the usual one first."""
+        return tuple(dict.fromkeys((self.name(outcome), self.name(outcome, "private"))))
 
     @property
     def intake_name(self) -> str:
@@ -120,6 +128,7 @@ class ResultsSettings(Section):
     rejected_via: Via = "queue"
     task: Annotated[str, Field(pattern=r"^[!-~]{0,255}$")] = ""
     nearest: bool = True
+    with_trace: bool = False
 
     def via(self, outcome: Outcome) -> Via:
         """How decisions of this outcome are published, if they are."""
@@ -292,7 +301,7 @@ class Settings(Section):
 
     def _clashes_of_names(self) -> Iterator[str]:
         queues = self.queues
-        names = {queues.traces, queues.intake_name, *map(queues.name, get_args(Outcome))}
+        names = {queues.traces, queues.intake_name, *(name for each in get_args(Outcome) for name in queues.names(each))}
         beside = {f"{name}.{part}" for name in names for part in ("taking", "in_hand", "index", "deliveries", "oversized")}
         for name in sorted(names):
             if name.startswith(f"{self.redis.prefix}:") or name in beside:
@@ -301,12 +310,17 @@ class Settings(Section):
     def _clashes_of_outcomes(self) -> Iterator[str]:
         queues, results = self.queues, self.results
         for first, second in combinations(get_args(Outcome), 2):
-            is_shared = queues.name(first) == queues.name(second)
+            is_shared = {*queues.names(first)} & {*queues.names(second)}
             if is_shared and len({results.via(first), results.via(second)} - {"none"}) > 1:
                 yield f"results.{first}_via: expected that of {second}, which shares its name in queues"
         for outcome in get_args(Outcome):
             if results.via(outcome) == "task" and not results.task:
                 yield f"results.task: expected the name of the task to call where results.{outcome}_via is 'task'"
+
+    @property
+    def results_bytes(self) -> int:
+        """How many bytes of unread decisions a queue or stream takes where they carry traces; 0 is no limit."""
+        return self.queues.results_bytes if self.results.with_trace else 0
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:

@@ -320,10 +320,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         with self.conn_or_acquire() as client:
             client.lpush(queue, *items)
 
-    def publish_within(self, queue: str, items: Sequence[str | bytes], most: int) -> Published:
-        """Put items on a queue, in one step, even if Redis is full, until ``most`` are on it; any number if that is 0."""
+    def publish_within(self, queue: str, items: Sequence[str | bytes], most: int, most_bytes: int) -> Published:
+        """Put items on a queue, in one step, even if Redis is full, until it has ``most``, or ``most_bytes``; 0 is no limit."""
         with self.conn_or_acquire() as client:
-            return redis_queue.publish(client, keys=keys_of(queue), most=most, messages=items)
+            return redis_queue.publish(client, keys=keys_of(queue), most=most, most_bytes=most_bytes, messages=items)
 
     def _size(self, queue: str) -> int:
         # Kombu 5.7.0 asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.

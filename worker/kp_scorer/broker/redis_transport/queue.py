@@ -63,7 +63,7 @@ def receive(*, keys: QueueKeys, moved: bytes, most: int, most_bytes: int, sizes:
 
 
 @script(row(Published))
-def publish(*, keys: QueueKeys, most: int, messages: Sequence[str | bytes]) -> None:
+def publish(*, keys: QueueKeys, most: int, most_bytes: int, messages: Sequence[str | bytes]) -> None:
     """Publish messages, to be received last and in this order, even if Redis is full; as many as there is room for."""
 
 

@@ -31,3 +31,5 @@ def forget(trace_id: str, settings: Settings) -> None:
         print_note(f"{trace_id}: nothing is kept of this trace: it is unknown, or what was kept has expired")
         sys.exit(1)
     print_note(f"erased {trace_id}")
+    if settings.results.with_trace:
+        print_note("what was published carries the trace: have its readers erase it")

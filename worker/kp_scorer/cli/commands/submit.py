@@ -8,14 +8,14 @@ from typing import Final, cast, get_args
 
 import click
 
-from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import open_results, read_elsewhere
+from kp_scorer.broker.results import read_elsewhere
 from kp_scorer.cli.display import DecisionTable, progress, threshold_words
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.cli.input import Line, ReadAhead
 from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted
+from kp_scorer.client.decisions import DecisionReader
 from kp_scorer.client.status import status_of
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed
@@ -24,7 +24,6 @@ from kp_scorer.settings import Settings
 from kp_scorer.trace import namespaced
 
 _BATCH_SIZE: Final = 100
-_POLL_S: Final = 0.2
 
 
 @click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
@@ -143,9 +142,10 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
 @click.command(epilog="Example: kp-scorer decisions --outcome accepted --follow")
 @click.option("--outcome", type=click.Choice(get_args(Outcome)), help="Only the queue of this outcome.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
-@click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C, also through outages.")
+@click.option("--group", default="", help="Also read streams, as this consumer group; it is made if it is missing.")
 @service_options
-def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Settings) -> None:
+def decisions(outcome: str | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
     """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.
 
     A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are
@@ -159,23 +159,16 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, settings: Se
     consumed = 0
     only = cast("Outcome | None", outcome)
     table = DecisionTable()
-    with open_results(make_celery(settings), settings, only) as results:
-        for note in read_elsewhere(settings, only):
-            print_note(note)
-        while not stopping.is_set() and consumed != limit:
-            before = consumed
-            for item in results.receive():
-                table.print_row(item.decision, "", "", Decision.model_validate(item.decision))
-                item.acknowledge()
-                consumed += 1
-                if consumed == limit or stopping.is_set():
-                    break
-            if consumed == before:
-                if not follow:
-                    break
-                stopping.wait(_POLL_S)
+    reader = DecisionReader(settings, only, group, follow=follow, stopping=stopping)
+    for note in read_elsewhere(settings, only, group):
+        print_note(note)
+    for decision in reader:
+        table.print_row(decision, "", "", Decision.model_validate(decision))
+        consumed += 1
+        if consumed == limit:
+            stopping.set()
     print_note(f"consumed {consumed} decisions")
-    if results.dead_lettered:
+    if reader.dead_lettered:
         print_note(
-            f"set aside {results.dead_lettered} messages that are none: see `kp-scorer dead-letter list --reason malformed`"
+            f"set aside {reader.dead_lettered} messages that are none: see `kp-scorer dead-letter list --reason malformed`"
         )

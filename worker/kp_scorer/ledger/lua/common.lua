@@ -62,3 +62,13 @@ local function use_reserve(key)
     redis.call('PERSIST', key .. ':none')
 end
 
+-- How many of the first `count` values fit, by the size of each, until `most_bytes` are in a key; at an empty one the first does.
+local function room_within(most_bytes, key, count, size_of)
+    local used = redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0) or 0
+    for i = 1, count do
+        if used >= most_bytes then return i - 1 end
+        used = used + size_of(i)
+    end
+    return count
+end
+

@@ -1,10 +1,10 @@
 -- Publish decisions to a stream, as many as it has room for, whether Redis is full or not; without any, count what is unread.
 --
 -- KEYS   stream
--- ARGV   most, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
+-- ARGV   most, most_bytes, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
 -- Reply  (published, unread): how many were published, how many are unread now
 --
--- `most` unread entries have room, any number if it is 0.
+-- `most` unread entries have room, and `most_bytes` of them; any number if it is 0.
 
 local MOST_EXACT = 2 ^ 53
 
@@ -45,6 +45,7 @@ use_reserve(stream)
 remove_acknowledged()
 local room = #decisions
 if most > 0 then room = math.max(0, math.min(room, most - redis.call('XLEN', stream))) end
+if most_bytes > 0 then room = room_within(most_bytes, stream, room, function(i) return #decisions[i].decision end) end
 for i = 1, room do
     local entry = decisions[i]
     local fields = {'trace_id', entry.trace_id, 'decided_at', entry.decided_at, 'decision', entry.decision}

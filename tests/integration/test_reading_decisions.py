@@ -1,0 +1,229 @@
+"""``read_decisions``: by each way, with and without traces, each decision once, whatever happens to reader and servers."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from itertools import cycle, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import polars
+import pytest
+import redis
+from kp_scorer import Client, Decision, ServiceUnavailable, SettingsError, read_decisions
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.results import Publisher
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings, as_environment
+
+from tests.support.arena import BrokerName
+from tests.support.builders import Payload, decided, make_trace, minimal_payload
+from tests.support.changed_settings import SettingsWith, with_changed
+from tests.support.paths import REPOSITORY
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitMQ, own_queues
+from tests.support.traces import short_traces
+
+STREAMS: Final = {"results__accepted_via": "stream", "results__rejected_via": "stream"}
+WAYS: Final[dict[str, dict[str, Any]]] = {"redis queue": {}, "redis stream": STREAMS, "rabbitmq queue": {}, "mixed": STREAMS}
+COUNT: Final = 6
+
+
+@pytest.fixture(params=WAYS)
+def settings_of(request: pytest.FixtureRequest) -> SettingsWith:
+    """Settings of a way, with queues of its own; of the mixed one only rejected decisions go to a stream."""
+    changed = {"broker__visibility_timeout_s": 3, **WAYS[request.param]}
+    if request.param in ("rabbitmq queue", "mixed"):
+        server: RabbitMQ = request.getfixturevalue("rabbitmq")
+        changed |= {"queues__accepted_private": f"{server.name('accepted')}.private"}
+        if request.param == "mixed":
+            changed["results__accepted_via"] = "queue"
+        return lambda **more: server.settings(**changed, **more)
+    changed |= {f"queues__{name.partition('.')[2]}": queue for name, queue in own_queues().items()}
+    changed |= {"queues__accepted_private": f"{changed['queues__accepted']}.private"}
+    settings = request.getfixturevalue("settings")
+    return lambda **more: with_changed(settings, **changed, **more)
+
+
+def decisions(count: int) -> list[Decision]:
+    """Rejected ones."""
+    return [decided(make_trace(trace_id=f"kp:trace:{number}")) for number in range(count)]
+
+
+def publish(settings: Settings, made: Sequence[Decision], message: Any = None) -> list[bool]:
+    with make_celery(settings) as app, Store.open(settings) as store:
+        publisher = Publisher(app, settings, store)
+        errors = publisher.publish_all([publisher.publication(each, {}, message) for each in made])
+        assert publisher.full() == ({settings.queues.rejected} if any(errors) else set())
+        return [error is None for error in errors]
+
+
+def read(settings: Settings, **arguments: Any) -> Generator[Decision]:
+    return cast("Generator[Decision]", read_decisions(settings=settings, group="books", follow=False, **arguments))
+
+
+def ids_of(made: Iterable[Decision]) -> list[str]:
+    return [decision.trace_id for decision in made]
+
+
+def test_what_the_body_does_not_finish_is_delivered_again_and_copies_are_dropped(settings_of: SettingsWith) -> None:
+    settings, made = settings_of(), decisions(COUNT)
+    assert all(publish(settings, [*made[:3], *made]))
+    with closing(read(settings)) as reader:
+        # It ends within the second body.
+        assert ids_of(islice(reader, 2)) == ids_of(made[:2])
+    received: list[str] = []
+
+    def is_all_read() -> bool:
+        received.extend(ids_of(read(settings)))
+        return len(received) >= COUNT
+
+    wait_until(is_all_read)
+    assert sorted(received) == ids_of(made)
+    assert list(read(settings)) == []
+
+
+def test_reading_goes_on_after_an_outage_until_it_is_told_to_stop(broker: BrokerName, request: pytest.FixtureRequest) -> None:
+    settings: Settings = request.getfixturevalue("settings")
+    if broker == "rabbitmq":
+        settings = request.getfixturevalue("rabbitmq").settings()
+    made, stopping = decisions(COUNT), threading.Event()
+    received: list[str] = []
+    with Proxy(settings.broker.url) as proxy:
+        urls = {"broker__url": proxy.url, "redis__url": proxy.url if broker == "redis" else settings.redis.url}
+        through = with_changed(settings, **urls, broker__timeout_s=2.0)
+
+        def run() -> None:
+            received.extend(decision.trace_id for decision in read_decisions(settings=through, stopping=stopping))
+
+        reader = threading.Thread(target=run)
+        reader.start()
+        publish(settings, made[:3])
+        wait_until(lambda: len(received) == 3)
+        proxy.refuse()
+        publish(settings, made[3:])
+        proxy.accept()
+        wait_until(lambda: len(received) >= COUNT)
+        stopping.set()
+        reader.join(20)
+    assert not reader.is_alive()
+    assert sorted(received) == ids_of(made)
+
+
+def test_a_server_that_was_never_reached_is_an_error(settings: Settings) -> None:
+    nowhere = with_changed(settings, broker__url="redis://127.0.0.1:1/0", redis__url="redis://127.0.0.1:1/0")
+    with pytest.raises(ServiceUnavailable):
+        next(read_decisions(settings=nowhere))
+
+
+def test_a_stream_without_a_group_is_left_to_its_readers(settings: Settings, redis_client: redis.Redis) -> None:
+    streams = with_changed(settings, **STREAMS)
+    publish(streams, decisions(2))
+    with pytest.raises(SettingsError, match="name a consumer group"):
+        list(read_decisions(settings=streams, follow=False))
+    assert redis_client.xinfo_groups("decisions.rejected") == []
+
+
+def test_a_consumer_gets_what_a_dead_one_did_not_acknowledge(
+    settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = with_changed(settings, **STREAMS)
+    publish(streams, decisions(2))
+    broken = redis_client.xadd("decisions.rejected", {"decision": "[]"})
+    with closing(read(streams)) as reader:
+        next(reader)
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert list(read(streams)) == []
+    pending: Any = redis_client.xpending_range("decisions.rejected", "books", "-", "+", 10)
+    entries = [each["message_id"] for each in pending]
+    assert broken in entries
+    redis_client.xclaim("decisions.rejected", "books", "gone", 0, entries, idle=60_000)
+    assert ids_of(read(streams)) == ids_of(decisions(2))
+    with Store.open(streams) as store:
+        assert [each.detail for each in store.dead_letters.read()] == ["queue decisions.rejected: expected a decision"]
+    left: Any = redis_client.xpending("decisions.rejected", "books")
+    assert left["pending"] == 0
+
+
+def foreign(payload: Payload, visibility: str) -> Payload:
+    """A trace with fields that the schema does not have."""
+    metadata = payload["metadata"] | {"run": "nightly", "quality_score": 0.99, "visibility": visibility}
+    return payload | {"source": {"id": "abc", "cost": 0.25}, "metadata": metadata}
+
+
+def test_workers_send_the_trace_along_and_private_ones_apart(settings_of: SettingsWith, tmp_path: Path) -> None:
+    settings = settings_of(results__with_trace=True, scoring__threshold=0.4)
+    visibilities = cycle(("private", "org"))
+    traces = {payload["id"]: foreign(payload, next(visibilities)) for payload in short_traces(20, seed=21)}
+    odd = foreign(short_traces(1, seed=3)[0], "org") | {"id": "kp:trace:odd", "ratio": math.nan}
+    usual = with_changed(settings, queues__accepted_private="")
+    private = with_changed(usual, queues__accepted=settings.queues.accepted_private)
+    received: dict[str, Decision] = {}
+    apart: dict[str, Decision] = {}
+
+    def is_all_read() -> bool:
+        received.update({decision.trace_id: decision for decision in read(usual)})
+        apart.update({decision.trace_id: decision for decision in read(private, outcome="accepted")})
+        return len(received) + len(apart) == 21
+
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
+        assert len(client.submit_many([*traces.values(), odd])) == 21
+        wait_until(is_all_read)
+        # The ledger has no trace.
+        stored = [status and status.decision for status in client.look_up(list(traces))]
+    assert all(decision and decision.trace is None for decision in stored)
+    assert {(each.visibility, each.outcome) for each in apart.values()} == {("private", "accepted")}
+    assert ("private", "accepted") not in {(each.visibility, each.outcome) for each in received.values()}
+    # What other programs cannot parse is left out, and with it all that no worker reads.
+    carried = received.pop("kp:trace:odd").trace or {}
+    assert ("ratio" in carried, "source" in carried, carried["id"]) == (False, False, "kp:trace:odd")
+    for trace_id, decision in {**received, **apart}.items():
+        expected = traces[trace_id]
+        assert decision.trace == expected | {"metadata": expected["metadata"] | {"quality_score": decision.score}}
+
+
+def test_unread_traces_are_bounded_by_bytes(settings_of: SettingsWith) -> None:
+    settings = settings_of(results__with_trace=True, queues__results_bytes=300_000)
+    large = SimpleNamespace(
+        body=json.dumps(minimal_payload(objective="x" * 90_000)).encode(),
+        content_type="application/json",
+        headers={},
+        properties={},
+    )
+    made = decisions(12)
+    assert publish(settings, made[:1], large) == [True]
+    accepted: list[bool] = []
+    while accepted.count(False) == 0:
+        accepted += publish(settings, made[len(accepted) :][:1], large)
+    assert 1 <= sum(accepted) <= 5
+    assert {len(decision.trace["task"]["objective"]) for decision in read(settings) if decision.trace} == {90_000}
+    wait_until(lambda: publish(settings, made[:1], large) == [True])
+
+
+def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path: Path) -> None:
+    traced = with_changed(settings, results__with_trace=True)
+    accepted = [each.model_copy(update={"outcome": "accepted"}) for each in decisions(5)]
+    message = SimpleNamespace(
+        body=json.dumps(minimal_payload(objective="ask")).encode(), content_type="application/json", headers={}, properties={}
+    )
+    publish(traced, accepted, message)
+    example = REPOSITORY / "deploy" / "examples" / "decisions_to_parquet.py"
+    variables = os.environ | as_environment(traced) | {"DECISIONS_A_FILE": "2"}
+    # What a crash left: a decision that is delivered again, and half of one.
+    left = accepted[0].model_dump_json()
+    (tmp_path / "journal.jsonl").write_text(f"{left}\n{left}\n{left[:100]}", "utf-8")
+    with subprocess.Popen([sys.executable, str(example), str(tmp_path)], env=variables) as process:
+        wait_until(lambda: len(list(tmp_path.glob("*.parquet"))) == 3)
+        process.terminate()
+        assert process.wait(20) == 0
+    table = polars.concat(map(polars.read_parquet, sorted(tmp_path.glob("*.parquet"))), how="vertical_relaxed")
+    assert Counter(table["trace_id"]) == Counter([*ids_of(accepted), accepted[0].trace_id])
+    assert {json.loads(text)["trace"]["task"]["objective"] for text in table["trace"] if "trace" in json.loads(text)} == {"ask"}
