@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.analysis.calibration import Target, calibrate, samples_of
-from kp_scorer.cli.commands.calibrate import Thresholds, as_toml, read_labels
+from kp_scorer.cli.commands.calibrate import as_toml, read_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
+from kp_scorer.report.thresholds import Thresholds
 from kp_scorer.settings import load_settings
 
 from tests.support.builders import Payload, decision_on, minimal_payload

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.analysis.explanation import terms_of, was_capped, with_dimension
-from kp_scorer.cli.commands.explain import dead_words, decided_words, pending_words
+from kp_scorer.cli.commands.explain import dead_words, pending_words
 from kp_scorer.decision import Decision, Dimensions, Nearest, Novelty
 from kp_scorer.errors import REASONS
 from kp_scorer.ledger import DeadLetter, Record
+from kp_scorer.report.explained import decided_words, explain
 from kp_scorer.scoring import PROFILES, Policy
+from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 from rich.cells import cell_len
 
@@ -181,3 +183,13 @@ def test_pending_trace_is_shown_with_its_history() -> None:
     assert text.startswith("kp:trace:1: pending since 1970-01-01 00:00:01 UTC\n")
     assert "sent again, 1 time." in text
     assert "in flight, 2 times." in text
+
+
+def test_each_profile_decides_as_a_trace_of_its_domain_would_be_decided() -> None:
+    trace = make_trace(domain="finance", confidence=0.9, steps=steps(*ALL_TYPES))
+    settings = load_settings({"scoring.thresholds": {"medical": 0.3}, "scoring.profiles": {"law": OWN_WEIGHTS.model_dump()}})
+    words = explain(decided(trace, settings.scoring.policy()), trace, settings=settings)
+    for profile in (*PROFILES, "law"):
+        own = decided(make_trace(domain=profile, confidence=0.9, steps=steps(*ALL_TYPES)), settings.scoring.policy())
+        assert f"\n  {profile:<20}{own.score:.4f} of {own.threshold:.4f}: {own.outcome}\n" in words
+    assert "asked  count the open invoices" in words

@@ -1,5 +1,6 @@
 """Scoring in process: in batches, with the decisions and the errors that scoring one by one gives."""
 
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from kp_scorer import offline
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.errors import EmbedderUnhealthy, InvalidTrace, TraceConflict
-from kp_scorer.offline import decide_offline, offline_decider, score_traces
+from kp_scorer.offline import Scorer, decide_offline, offline_decider, score_traces
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import make_trace, minimal_payload
@@ -116,3 +117,49 @@ def test_unhealthy_embedder_ends_scoring(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(PoisonedEmbedder, "unhealthy", True)
     with pytest.raises(EmbedderUnhealthy):
         next(decide_offline(decider, [make_trace(trace_id="kp:trace:0"), make_trace(trace_id="kp:trace:1")]))
+
+
+def test_a_scorer_keeps_its_window_from_call_to_call() -> None:
+    traces = short_traces(12, seed=3)
+    scorer = Scorer(batches_of(8))
+    rows = outcomes(scorer.score(trace) for trace in traces)
+    assert rows == outcomes(score_traces(traces, batches_of(1)))
+    assert scorer.score(traces[0]) == scorer.score(traces[0])
+    with pytest.raises(TraceConflict):
+        scorer.score(traces[1] | {"id": traces[0]["id"]})
+    with pytest.raises(InvalidTrace):
+        scorer.score({})
+
+
+def test_how_new_a_text_is_changes_nothing() -> None:
+    scorer, text = Scorer(batches_of(8)), "count the parcels"
+    assert scorer.how_new(text) == 0.5
+    scorer.score(minimal_payload(trace_id="kp:trace:1", objective=text))
+    assert scorer.how_new(text) < 0.1 < scorer.how_new("bake a cake")
+    second = scorer.score(
+        minimal_payload(trace_id="kp:trace:2", objective="bake a cake", steps=[{"step_id": 0, "type": "thought"}])
+    )
+    before = scorer.how_new("bake a cake")
+    assert second.novelty.nearest is not None
+    assert second.novelty.nearest.trace_id == "kp:trace:1"
+    assert scorer.how_new("bake a cake") == before < 0.1
+
+
+def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kp_scorer.settings.sections.SLACK_ELEMENTS", 100)
+    scorer = Scorer(load_settings({"novelty.max_elements": 50}))
+
+    def growth_bytes(first: int, end: int) -> int:
+        tracemalloc.start()
+        for number in range(first, end):
+            scorer.score(make_trace(trace_id=f"kp:trace:{number}", objective=f"task {number % 40}"))
+        grown, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return grown
+
+    # What was allocated before is not counted, but what replaces it is: as much as the window and its slack take.
+    growth_bytes(0, 2_000)
+    assert growth_bytes(2_000, 3_000) < 1.2 * growth_bytes(3_000, 3_500)
+    # Within the window and its slack a trace is recognised.
+    repeated = make_trace(trace_id="kp:trace:3400", objective="task 0")
+    assert scorer.score(repeated).novelty.entry == scorer.score(repeated).novelty.entry

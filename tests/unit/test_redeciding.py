@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner, Result
+from kp_scorer import SettingsError, calibrate, re_decide
 from kp_scorer.cli.main import commands
 from kp_scorer.offline import score_traces
 from kp_scorer.settings import load_settings
@@ -81,3 +82,29 @@ def test_a_ceiling_of_confidence_needs_the_traces(decisions: Path) -> None:
     result = run(decisions, "[scoring]\nmax_confidence = 0.1\n")
     assert rows(result) == []
     assert f"{len(DECISIONS)} were decided by another scoring.max_confidence" in result.stderr
+
+
+def test_a_notebook_calibrates_and_decides_again_without_a_subprocess() -> None:
+    settings = load_settings({"embedding.embedder": "none", "scoring.threshold": 0.9})
+    scored = [
+        decision.model_copy(update={"trace_id": f"{decision.trace_id}{copy}"}) for decision in DECISIONS for copy in "abcd"
+    ]
+    calibrated = calibrate(scored, accept=0.3, settings=settings)
+    assert calibrated.embedding == settings.embedding
+    assert calibrated.scoring.threshold < 0.9
+    again = re_decide(scored, calibrated)
+    share = sum(decision.outcome == "accepted" for decision in again) / len(again)
+    assert 0.2 <= share <= 0.4
+    assert [decision.trace_id for decision in again] == [decision.trace_id for decision in scored]
+    # By its labels.
+    good = {decision.trace_id: decision.score > 0.6 for decision in scored}
+    assert calibrate(scored, precision=0.9, good=good, settings=settings).scoring.threshold > 0.5
+
+
+def test_a_calibration_without_one_target_is_refused() -> None:
+    for accept, precision in ((None, None), (0.2, 0.5), (20.0, None)):
+        with pytest.raises(ValueError, match="a share between 0 and 1"):
+            calibrate(DECISIONS, accept=accept, precision=precision)
+    reviewed = load_settings({"scoring.review": 0.74})
+    with pytest.raises(SettingsError, match=r"scoring\.review: expected at most"):
+        calibrate(DECISIONS * 4, accept=0.5, settings=reviewed)

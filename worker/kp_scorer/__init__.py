@@ -18,6 +18,13 @@
     for decision in score_traces(traces):             # in this process, without Redis
         print(decision.outcome, decision.score)
 
+    from kp_scorer import Scorer, calibrate, explain, re_decide
+
+    scorer = Scorer()                                 # the same, trace by trace
+    decisions = [scorer.score(trace) for trace in traces]
+    print(scorer.how_new("a task"), explain(decisions[0]))
+    again = re_decide(decisions, calibrate(decisions, accept=0.2))
+
     from kp_scorer import rows, stored_decisions
 
     table = pandas.DataFrame(rows(stored_decisions()))  # or polars.DataFrame: what the ledger holds, flat
@@ -45,7 +52,9 @@ if TYPE_CHECKING:
         TraceDead,
     )
     from kp_scorer.ledger.store import stored_decisions
-    from kp_scorer.offline import score_traces
+    from kp_scorer.offline import Scorer, score_traces
+    from kp_scorer.report.explained import explain
+    from kp_scorer.report.thresholds import calibrate, re_decide
     from kp_scorer.settings import Settings, load_settings
     from kp_scorer.trace import ReasoningTrace
 
@@ -59,6 +68,7 @@ __all__ = [
     "Reason",
     "ReasoningTrace",
     "Row",
+    "Scorer",
     "ScorerError",
     "ServiceUnavailable",
     "Settings",
@@ -68,7 +78,10 @@ __all__ = [
     "Trace",
     "TraceConflict",
     "TraceDead",
+    "calibrate",
+    "explain",
     "load_settings",
+    "re_decide",
     "read_decisions",
     "rows",
     "score_traces",
@@ -79,7 +92,9 @@ _MODULES: Final = {
     "analysis.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision"},
-    "offline": {"score_traces"},
+    "offline": {"Scorer", "score_traces"},
+    "report.explained": {"explain"},
+    "report.thresholds": {"calibrate", "re_decide"},
     "settings": {"Settings", "load_settings"},
     "ledger.store": {"stored_decisions"},
     "trace": {"ReasoningTrace"},

@@ -1,5 +1,6 @@
 """Scoring in this process alone: no Redis, no broker, and an empty cache to start with."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,15 +11,59 @@ from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog
+from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import ReasoningTrace
+
+
+class Scorer:
+    """Scores traces as they come, each compared with those that it scored before. One thread at a time may use it.
+
+    It keeps the window, and the decisions on as many traces as the log of a worker; older ones are as if they had never been.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        """Load the embedder; the settings are by default those of the environment and the configuration file.
+
+        Raises:
+            SettingsError: a setting is wrong, or an embedder is required and cannot be loaded.
+        """
+        settings = settings or load_settings()
+        self._limits = settings.limits
+        self._decider = offline_decider(settings)
+
+    def score(self, trace: Mapping[str, Any] | ReasoningTrace) -> Decision:
+        """Score a trace and add it to the window; one that was scored before keeps its decision.
+
+        Raises:
+            InvalidTrace: it is not a ReasoningTrace, or over a limit.
+            TraceConflict: it has the id of an earlier one and other content.
+        """
+        checked = trace if isinstance(trace, ReasoningTrace) else decode_trace(trace, self._limits)
+        (resolved,) = self._decider.decide([checked], alone=True)
+        if not isinstance(resolved, Decision):
+            raise resolved
+        return resolved
+
+    def how_new(self, text: str) -> float:
+        """The novelty, 0..1, that a trace would have whose objective is this text and that has no other; nothing is added.
+
+        It is 0.5 where there is nothing to compare with: no earlier trace in the window, or no embedder.
+        """
+        novelty = self._decider.novelty
+        if novelty is None:
+            return novelty_of(None)
+        tokenized = novelty.checked.tokenize(text, alone=True)
+        (vector,) = novelty.checked.embed([tokenized], alone=True)
+        return novelty_of(novelty.cache.similarity(vector, time.time_ns() // 1_000_000))
 
 
 def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings | None = None) -> Iterator[Decision]:
     """Score traces one after the other, each compared with those before it, and yield their decisions.
 
-    They are read in batches of ``worker.batch_size``, because embedding them together is faster. Where a decision must not wait
-    for later traces, set it to 1. Settings are by default those of the environment and the configuration file.
+    They are read in batches of ``worker.batch_size``, because embedding them together is faster; a decision that must not wait
+    for later traces comes from a :class:`Scorer`, which keeps as much. Settings are by default those of the environment and the
+    configuration file.
 
     Raises:
         InvalidTrace: a trace is not a ReasoningTrace, or over a limit.
@@ -61,7 +106,7 @@ def offline_decider(settings: Settings) -> Decider:
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     window = settings.novelty.window()
     novelty = NoveltyMeter(embedder, MemoryLog(window), window) if embedder else None
-    return Decider(MemoryLedger(), settings.scoring.policy(), novelty, settings.worker.max_attempts)
+    return Decider(MemoryLedger(window.kept_elements), settings.scoring.policy(), novelty, settings.worker.max_attempts)
 
 
 def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings) -> Iterator[list[ReasoningTrace]]:

@@ -1,6 +1,8 @@
 """What a ledger holds and does, wherever it is; and the one in memory, for scoring offline."""
 
 import hashlib
+import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -144,15 +146,22 @@ def dead_letter_id_of(payload: bytes) -> str:
 
 
 class MemoryLedger:
-    """The part of :class:`~kp_scorer.ledger.RedisLedger` that deciding needs, as long as the process lives."""
+    """The part of :class:`~kp_scorer.ledger.RedisLedger` that deciding needs, as long as the process lives.
 
-    def __init__(self) -> None:
-        self._digests: dict[str, bytes] = {}
+    It holds the records of the newest traces, ``most`` of them; of any number without.
+    """
+
+    def __init__(self, most: float = math.inf) -> None:
+        self._most = most
+        self._digests: OrderedDict[str, bytes] = OrderedDict()
         self._decisions: dict[str, bytes] = {}
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Read the records, or make them. No attempt ends but with the process."""
-        return [self._record(trace_id, self._digests.setdefault(trace_id, digest)) for trace_id, digest in identities]
+        records = [self._record(trace_id, self._digests.setdefault(trace_id, digest)) for trace_id, digest in identities]
+        while len(self._digests) > self._most:
+            self._decisions.pop(self._digests.popitem(last=False)[0], None)
+        return records
 
     def release(self, trace_ids: Sequence[str]) -> None:
         """Nothing is held."""

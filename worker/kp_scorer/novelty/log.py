@@ -153,6 +153,10 @@ class MemoryLog:
         if place and place.time_ms > oldest.time_ms and place.number > oldest.number:
             return place
         self._last = Place(now, self._last.number + 1)
+        if len(self._entries) == self._entries.maxlen:
+            dropped = self._entries[0]
+            if self._records.get(dropped.trace_id) == (dropped.digest, dropped.place):
+                del self._records[dropped.trace_id]
         self._records[candidate.trace_id] = (digest, self._last)
         self._entries.append(Entry(self._last, *candidate))
         return self._last

@@ -83,6 +83,11 @@ class Mirror:
         best = self._scan(owns, windows)
         return [self._duplicate(own, rows) or nearest for own, rows, nearest in zip(owns, windows, best, strict=True)]
 
+    def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
+        """The largest similarity of a vector to the window at a time after the newest entry; None if that is empty."""
+        rows = self._rows(Place(time_ms, int(self._numbers[len(self) - 1]) + 1)) if len(self) else range(0)
+        return float((self._vectors[rows.start : rows.stop] @ vector).max()) if rows else None
+
     def _append(self, entry: Entry) -> None:
         if len(self) == len(self._numbers):
             self._drop_oldest(len(self) - self._window.kept_elements + 1)
@@ -206,6 +211,10 @@ class NoveltyCache:
         except KeyError:
             raise ServiceUnavailable("novelty log: it was emptied while traces were placed in it") from None
         return [Placement(place, next(nearest)) if place else None for place in places]
+
+    def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
+        """The largest similarity of a vector to the window at this time, as far as the log was read; None if that is empty."""
+        return self._mirror.similarity(vector, time_ms)
 
     def _append(self, candidates: Sequence[Candidate]) -> list[Place | None]:
         # Part of a window would give novelty that the log does not explain, so nothing is compared before the mirror has caught

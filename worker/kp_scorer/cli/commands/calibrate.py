@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -20,7 +20,8 @@ from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note, write_output
 from kp_scorer.files import read_text
-from kp_scorer.settings import ScoringSettings, Settings
+from kp_scorer.report.thresholds import Thresholds, thresholds_of
+from kp_scorer.settings import Settings
 from kp_scorer.trace import namespace_of
 
 _OTHER_DOMAINS: Final = "(all others)"
@@ -162,30 +163,6 @@ def _note_producers(option: str, traces: Counter[str]) -> None:
         # As JSON, as producers choose the names, which may look like several, or like none.
         shares = [f"{json.dumps(name)} {percent(count / traces.total())}" for name, count in traces.most_common(_NAMED)]
         print_note(f'traces by {option}, "" being those without: {", ".join(shares)}')
-
-
-class Thresholds(NamedTuple):
-    """Values for ``scoring.threshold`` and ``scoring.thresholds``."""
-
-    default: float
-    domains: Mapping[str, float]
-
-    def of(self, domain: str) -> float:
-        """The threshold that a domain gets."""
-        return self.domains.get(domain, self.default)
-
-
-def thresholds_of(calibration: Calibration, scoring: ScoringSettings) -> Thresholds:
-    """The suggested thresholds; where there is no suggestion the settings stay."""
-    domains = dict(scoring.thresholds)
-    for domain, cohort in calibration.domains.items():
-        if cohort.suggestion:
-            domains[domain] = cohort.suggestion.threshold
-        elif cohort.lack == "out_of_reach":
-            # That of the rest would miss the target, too.
-            domains.setdefault(domain, scoring.threshold)
-    fallback = calibration.other_domains.suggestion
-    return Thresholds(fallback.threshold if fallback else scoring.threshold, dict(sorted(domains.items())))
 
 
 def as_toml(thresholds: Thresholds, calibration: Calibration, target: Target, notes: Iterable[str]) -> str:

@@ -1,0 +1,202 @@
+"""A decision in words: why it came out as it did, and what would have had to be different.
+
+Lines have 80 columns, but for ids, which are never broken.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped
+from kp_scorer.decision import Decision, ThresholdSource
+from kp_scorer.report.words import OVERRIDE_WORDS, plural, spaced
+from kp_scorer.scoring import Policy, complexity_terms, decide_again, recoveries, success_factor, tool_names
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.trace import STEP_TYPES, ReasoningTrace
+
+_COLUMNS: Final = 80
+_PAGE: Final = Console(width=_COLUMNS)
+_TOOLS_NAMED: Final = 6
+_EXCERPT_CHARS: Final = 240
+_THRESHOLDS: Final[dict[ThresholdSource, str]] = {
+    "default": "the threshold of all domains",
+    "domain": "its domain's own threshold",
+    "submission": "the threshold that its submission asked for",
+}
+
+Traces = Mapping[str, ReasoningTrace]
+
+
+def explain(
+    decision: Decision,
+    trace: ReasoningTrace | None = None,
+    nearest: ReasoningTrace | None = None,
+    settings: Settings | None = None,
+) -> str:
+    """Explain a decision in lines of 80 columns: its arithmetic, what it would take to pass, and each profile's result.
+
+    Args:
+        decision: what to explain.
+        trace: its trace, from which the dimensions other than novelty are explained.
+        nearest: the nearest earlier trace, to be quoted.
+        settings: those of the profiles and thresholds; by default those of the environment and the configuration file.
+    """
+    traces = {each.id: each for each in (trace, nearest) if each}
+    return "\n".join(decided_words(decision, traces, (settings or load_settings()).scoring.policy()))
+
+
+def decided_words(decision: Decision, traces: Traces, policy: Policy | None = None) -> Iterator[str]:
+    """Why a decision came out as it did; its trace and the nearest earlier one add to it where they are at hand.
+
+    With a policy also what it would be in the domain of each of its profiles.
+    """
+    trace, nearest = traces.get(decision.trace_id), decision.novelty.nearest
+    terms, margin = terms_of(decision), decision.score - decision.threshold
+    yield f"{decision.trace_id}: {decision.outcome} with {decision.score:.4f}"
+    for guard in decision.guards:
+        if guard.rejects:
+            bound = "" if guard.bound is None else f" of {guard.bound:.4f}"
+            yield f"A guard rejects it whatever its score: scoring.{guard.name}{bound}."
+    # As zero it would seem to pass.
+    digits = ".4f" if abs(margin) >= 0.00005 else ".1g"
+    how_far = f"{abs(margin):{digits}} {'short of' if margin < 0 else 'above'} the {decision.threshold:.4f} that it needs"
+    review = "" if decision.review is None else f" From {decision.review:.4f} on it goes to review."
+    yield from flowing(
+        f"That is {how_far}, {_THRESHOLDS[decision.threshold_source]}.{review} "
+        f"Its domain, {decision.domain}, is {f'taken for {decision.taken_for}, and ' if decision.taken_for else ''}"
+        f"weighed by the profile {decision.profile}."
+    )
+    yield ""
+    yield from _arithmetic(decision, terms, trace)
+    yield ""
+    yield from _changes(decision, terms, trace)
+    if policy:
+        yield ""
+        yield "By each profile and its domain's threshold, as the settings are here"
+        for profile in policy.profiles:
+            variant = decide_again(decision.model_copy(update={"domain": profile}), policy)
+            yield f"  {profile:<20}{variant.score:.4f} of {variant.threshold:.4f}: {variant.outcome}"
+    yield ""
+    yield from _contents(decision, trace, traces.get(nearest.trace_id) if nearest else None)
+
+
+def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:
+    is_capped = was_capped(trace, decision) if trace else None
+    ceiling = bound_of(decision, "max_confidence")
+    for term in terms:
+        yield f"  {spaced(term.dimension):<20}{term.value:.4f} x {term.weight:.4f} = {term.product:.4f}"
+        if term.dimension == "novelty":
+            yield from flowing(_novelty_words(decision), indent=6)
+        elif trace and is_capped is not None:
+            yield from flowing(_origin_words(term.dimension, trace, is_capped=is_capped, ceiling=ceiling), indent=6)
+    yield f"  {'composite, their sum':<38}{decision.composite:.4f}"
+    for fired in decision.overrides:
+        yield f"  {OVERRIDE_WORDS[fired.name]:<38}{fired.score:.4f}"
+    yield f"  {'score':<38}{decision.score:.4f}"
+    if trace and is_capped is None:
+        yield from flowing("That trace has other dimensions: the decision was made on other content.", indent=2)
+
+
+def _origin_words(dimension: str, trace: ReasoningTrace, *, is_capped: bool, ceiling: float) -> str:
+    """How a dimension other than novelty came about, where at most a confidence of ``ceiling`` counts."""
+    steps, tools = plural(len(trace.steps), "step"), sorted(tool_names(trace))
+    if dimension == "complexity":
+        terms = complexity_terms(trace, cap_step_term=is_capped)
+        types = len({step.type for step in trace.steps})
+        recovered = f"{plural(recoveries(trace), 'recovery', 'recoveries')} {terms.recovery:.4f}"
+        counted = ", of which 20 count" if is_capped else ""
+        words = (
+            f"{types} of {len(STEP_TYPES)} types of steps {terms.types:.4f} + {recovered} + {steps} {terms.steps:.4f}{counted}"
+        )
+        return _at_most_1(words, sum(terms))
+    if dimension == "tool_diversity":
+        named = ", ".join(tools[:_TOOLS_NAMED]) + (", …" if len(tools) > _TOOLS_NAMED else "")
+        words = f"3 x {plural(len(tools), 'tool')} / {steps}" + (f": {named}" if named else "")
+        return _at_most_1(words, 3 * len(tools) / len(trace.steps))
+    ended = "it succeeded" if trace.metadata.success else "it failed"
+    counted = "" if trace.outcome.confidence <= ceiling else f", of which {ceiling:.4f} counts,"
+    return f"confidence {trace.outcome.confidence:.4f}{counted} x {success_factor(trace):g}, as {ended}"
+
+
+def _novelty_words(decision: Decision) -> str:
+    novelty = decision.novelty
+    if novelty.nearest:
+        similarity = novelty.nearest.similarity
+        subtrahend = f"{similarity:.4f}" if similarity >= 0 else f"({similarity:.4f})"
+        return _at_most_1(f"1 - {subtrahend}, the similarity to the nearest earlier trace", 1 - similarity)
+    if novelty.source == "embedding":
+        return "1 - the similarity to the nearest earlier trace, which the decision does not name"
+    if novelty.source == "no_embedder":
+        return "there was no embedder, so every trace has this: install kp-scorer[embedding]"
+    return "there was no earlier trace to compare it with"
+
+
+def _at_most_1(words: str, value: float) -> str:
+    return f"{words}; at most 1" if value > 1 else words
+
+
+def _changes(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:
+    """What it would take to pass, or took."""
+    is_accepted = decision.outcome == "accepted"
+    yield "All else as it is, it would pass with" if is_accepted else "To pass, all else as it is, it would need one of these:"
+    most_confidence = bound_of(decision, "max_confidence") * (success_factor(trace) if trace else 1.0)
+    for term in terms:
+        most = most_confidence if term.dimension == "outcome_confidence" else 1.0
+        yield f"  {spaced(term.dimension):<20}{_change(term, most)}"
+
+
+def _change(term: Term, most: float) -> str:
+    """How far a term is from its least value, when it can be ``most`` in such a trace."""
+    if term.least is None:
+        return "not even 1 is enough"
+    if not term.least:
+        return "any at all"
+    # Rounded up, but for the last bits, so that the printed value is enough.
+    rounded = math.ceil(term.least * 10_000 - 1e-6) / 10_000
+    least = f"{rounded:.4f} or more"
+    if term.least <= term.value:
+        return f"{least}, that is up to {max(0.0, term.value - rounded):.4f} lower"
+    if term.least > most:
+        return f"{least}, but such a trace has {most:g} at most"
+    return f"{least}, that is {rounded - term.value:.4f} higher"
+
+
+def _contents(decision: Decision, trace: ReasoningTrace | None, nearest: ReasoningTrace | None) -> Iterator[str]:
+    novelty = decision.novelty
+    if trace:
+        yield "This trace"
+        yield from _quote(trace)
+    else:
+        yield from flowing("With --traces FILE, of a file that has the trace, it would show how the dimensions came about.")
+    if novelty.nearest:
+        same = ", of the same content" if novelty.duplicate_of else ""
+        yield ""
+        yield from flowing(
+            f"The nearest earlier trace: {novelty.nearest.trace_id}, similarity {novelty.nearest.similarity:.4f}{same}"
+        )
+        if nearest:
+            yield from _quote(nearest)
+        else:
+            yield "  Its content is not available here; --traces FILE quotes it from there."
+
+
+def _quote(trace: ReasoningTrace) -> Iterator[str]:
+    """The beginnings of what a trace was asked and of what it did."""
+    for label, text in (("asked", trace.task.objective), ("did", trace.did)):
+        words = " ".join(text[: 10 * _EXCERPT_CHARS].split())
+        excerpt = words if len(words) <= _EXCERPT_CHARS else words[: _EXCERPT_CHARS - 1].rstrip() + "…"
+        # In cells, of which some characters take two.
+        for number, line in enumerate(Text(excerpt or "nothing").wrap(_PAGE, _COLUMNS - 9)):
+            yield f"  {'' if number else label:<7}{line.plain.rstrip()}"
+
+
+def flowing(text: str, indent: int = 0) -> list[str]:
+    """The lines of a text in 80 columns."""
+    margin = " " * indent
+    return textwrap.wrap(
+        text, _COLUMNS, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,83 @@
+"""Thresholds as settings: suggested by decisions, and tried on them."""
+
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from kp_scorer.analysis.calibration import Calibration, Target, samples_of
+from kp_scorer.analysis.calibration import calibrate as calibrated
+from kp_scorer.decision import Decision
+from kp_scorer.errors import SettingsError
+from kp_scorer.scoring import decide_again
+from kp_scorer.settings import ScoringSettings, Settings, load_settings
+
+_NO_LABELS: Final[Mapping[str, bool]] = MappingProxyType({})
+
+
+def calibrate(
+    decisions: Collection[Decision],
+    *,
+    accept: float | None = None,
+    precision: float | None = None,
+    good: Mapping[str, bool] = _NO_LABELS,
+    settings: Settings | None = None,
+) -> Settings:
+    """Suggest thresholds by domain, as `kp-scorer calibrate` does, and return the settings with them.
+
+    Domains for which nothing can be suggested, because they have too few decisions, keep what applies to them.
+
+    Args:
+        decisions: those whose scores are to be divided.
+        accept: the share of a domain's traces to accept, between 0 and 1; this or ``precision``.
+        precision: the share of the accepted traces that are to be good.
+        good: which traces were good, by id; a precision needs them.
+        settings: by default those of the environment and the configuration file.
+
+    Raises:
+        ValueError: there is not one target, or it is no such share.
+        SettingsError: a setting is wrong, or a review is above its new threshold.
+    """
+    settings = settings or load_settings()
+    named = {"accept": accept, "precision": precision}
+    targets = [Target("accept" if name == "accept" else "precision", share) for name, share in named.items() if share]
+    if len(targets) != 1 or not 0 < targets[0].share < 1:
+        raise ValueError("expected either accept or precision, a share between 0 and 1")
+    samples = samples_of(decisions, good, settings.scoring.aliases)
+    thresholds = thresholds_of(calibrated(samples, targets[0], settings.scoring.thresholds), settings.scoring)
+    if clashes := list(settings.scoring.reviews_above(thresholds.default, thresholds.domains)):
+        raise SettingsError("; ".join(f"scoring.{clash}" for clash in clashes))
+    changed = {"threshold": thresholds.default, "thresholds": dict(thresholds.domains)}
+    return settings.model_copy(update={"scoring": settings.scoring.model_copy(update=changed)})
+
+
+def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -> list[Decision]:
+    """Decide again by the thresholds, weights, guards on novelty and aliases of other settings; nothing is embedded or stored.
+
+    What depends on the traces stays as it was decided: ``scoring.cap_step_term`` and ``scoring.max_confidence`` change nothing.
+    """
+    policy = (settings or load_settings()).scoring.policy()
+    return [decide_again(decision, policy) for decision in decisions]
+
+
+class Thresholds(NamedTuple):
+    """Values for ``scoring.threshold`` and ``scoring.thresholds``."""
+
+    default: float
+    domains: Mapping[str, float]
+
+    def of(self, domain: str) -> float:
+        """The threshold that a domain gets."""
+        return self.domains.get(domain, self.default)
+
+
+def thresholds_of(calibration: Calibration, scoring: ScoringSettings) -> Thresholds:
+    """The suggested thresholds; where there is no suggestion the settings stay."""
+    domains = dict(scoring.thresholds)
+    for domain, cohort in calibration.domains.items():
+        if cohort.suggestion:
+            domains[domain] = cohort.suggestion.threshold
+        elif cohort.lack == "out_of_reach":
+            # That of the rest would miss the target, too.
+            domains.setdefault(domain, scoring.threshold)
+    fallback = calibration.other_domains.suggestion
+    return Thresholds(fallback.threshold if fallback else scoring.threshold, dict(sorted(domains.items())))
