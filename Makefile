@@ -12,7 +12,8 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kp-scorer needs Python 3.11 or later; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[embedding,dev]'
+	@echo "installing into $(VENV): some 1.7 GB with torch's CPU wheel, which takes minutes"
+	$(PIP) install --constraint constraints.txt --editable '.[embedding,dev]'
 	touch $@
 
 demo: install

@@ -10,6 +10,8 @@ for (const queue of ["decisions.accepted", "decisions.rejected"]) {
     console.log(message.content.toString());
     channel.ack(message);
     left -= 1;
-    if (left === 0) await connection.close();
+    if (left > 0) return;
+    await channel.close(); // answered once the acknowledgements have arrived
+    await connection.close();
   });
 }
