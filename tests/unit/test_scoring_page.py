@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Final
+from typing import Any, Final
 
 from click.testing import CliRunner
 from kp_scorer.cli.main import commands
@@ -66,7 +66,7 @@ def value_of(trace: ReasoningTrace, novelty: float = 0.0) -> float:
 
 
 def test_what_raises_a_score_is_worth_what_the_page_says() -> None:
-    base = {"confidence": 0.9, "steps": steps("thought", "observation", *["thought"] * 10)}
+    base: dict[str, Any] = {"confidence": 0.9, "steps": steps("thought", "observation", *["thought"] * 10)}
     plain = make_trace(**base)
     assert round(value_of(plain, 1.0) - value_of(plain), 3) == gain("another objective, in words unlike earlier ones")
     sure, failed = make_trace(**base | {"confidence": 1.0}), make_trace(**base | {"confidence": 1.0, "success": False})
@@ -74,7 +74,8 @@ def test_what_raises_a_score_is_worth_what_the_page_says() -> None:
     assert round(value_of(sure) - value_of(plain), 3) == gain("a confidence of 1 instead of 0.9")
     longer = make_trace(**base | {"steps": [*base["steps"], *steps(*["thought"] * 20)]})
     assert round(value_of(longer) - value_of(plain), 3) == gain("twenty empty steps")
-    recovering = [make_trace(steps=steps(*(["error_recovery"] * count + ["thought"] * (12 - count)))) for count in range(4)]
+    kinds = [["error_recovery"] * count + ["thought"] * (12 - count) for count in range(4)]
+    recovering = [make_trace(steps=steps(*each)) for each in kinds]
     assert round(value_of(recovering[1]) - value_of(recovering[0]), 3) == gain("a first recovery") + 0.031
     assert round(value_of(recovering[3]) - value_of(recovering[1]), 3) == gain("two more recoveries, with success")
     one, two = (make_trace(steps=[step("tool_call", f"tool{number % count}") for number in range(12)]) for count in (1, 2))
