@@ -78,5 +78,5 @@ def test_what_raises_a_score_is_worth_what_the_page_says() -> None:
     recovering = [make_trace(steps=steps(*each)) for each in kinds]
     assert round(value_of(recovering[1]) - value_of(recovering[0]), 3) == gain("a first recovery") + 0.031
     assert round(value_of(recovering[3]) - value_of(recovering[1]), 3) == gain("two more recoveries, with success")
-    one, two = (make_trace(steps=[step("tool_call", f"tool{number % count}") for number in range(12)]) for count in (1, 2))
-    assert round(value_of(two) - value_of(one) - 0.45 / 12, 3) == gain("a second tool")
+    single, pair = (make_trace(steps=[step("tool_call", f"tool{number % count}") for number in range(12)]) for count in (1, 2))
+    assert round(value_of(pair) - value_of(single) - 0.45 / 12, 3) == gain("a second tool")
