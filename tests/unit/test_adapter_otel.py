@@ -555,8 +555,8 @@ def printed_by_python(each: Json) -> str:
     }
     context = {"trace_id": f"0x{TRACE.lower()}", "span_id": f"0x{each['spanId']}", "trace_state": "[]"}
     attributes = {pair["key"]: pair["value"]["stringValue"] for pair in each["attributes"]}
-    shown = {"name": each["name"], "context": context, "kind": "SpanKind.INTERNAL", "parent_id": None, **times}
-    return json.dumps(shown | {"status": {"status_code": "UNSET"}, "attributes": attributes, "events": []}, indent=4)
+    fields = {"name": each["name"], "context": context, "kind": "SpanKind.INTERNAL", "parent_id": None, **times}
+    return json.dumps(fields | {"status": {"status_code": "UNSET"}, "attributes": attributes, "events": []}, indent=4)
 
 
 def printed_by_node(each: Json) -> str:
