@@ -60,8 +60,8 @@ def shown_id(trace_id: str) -> str:
 
 
 def short_id(trace_id: str) -> str:
-    """The first part of a trace id, enough to distinguish the traces of a table."""
-    return trace_id.removeprefix(TRACE_ID_PREFIX)[:8]
+    """The beginning of a trace id without its namespaces, enough to distinguish the traces of a table."""
+    return trace_id.rpartition(":")[2][:8]
 
 
 def named(domain: str) -> str:
