@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the secrets of compose.yaml in deploy/secrets, unless they are there: the users of Redis, each with a password of its own,
-# the URLs by which workers, clients, operators and the administrator connect, RabbitMQ's user, and Grafana's password.
+# the URLs by which each connects, RabbitMQ's user, Grafana's password, and a token for agents.
 set -eu
 cd "$(dirname "$0")"
 if [ -e secrets ]; then
@@ -21,14 +21,15 @@ for user in $(sed -n 's/^user \([a-z]*\) on .*/\1/p' secrets.new/users.acl); do
     password=$(password)
     sed -i "s/PASSWORD-OF-$user />$password /" secrets.new/users.acl
     case $user in
-        worker) echo "redis://$user:$password@redis:6379/0" > "secrets.new/$user-redis-url" ;;
+        worker | serve) echo "redis://$user:$password@redis:6379/0" > "secrets.new/$user-redis-url" ;;
         *) echo "redis://$user:$password@127.0.0.1:6379/0" > "secrets.new/$user-url" ;;
     esac
 done
 password=$(password)
 printf 'default_user = kp-scorer\ndefault_pass = %s\n' "$password" > secrets.new/rabbitmq.conf
 # RabbitMQ has but this user, who may do everything there: workers, and whoever submits on this machine.
-echo "amqp://kp-scorer:$password@rabbitmq:5672/" > secrets.new/worker-rabbitmq-url
+for user in worker serve; do echo "amqp://kp-scorer:$password@rabbitmq:5672/" > "secrets.new/$user-rabbitmq-url"; done
 echo "amqp://kp-scorer:$password@127.0.0.1:5672/" > secrets.new/client-rabbitmq-url
 password > secrets.new/grafana-password
+password > secrets.new/serve-tokens
 mv secrets.new secrets

@@ -18,6 +18,7 @@ DOCUMENTS: Final = (
     "worker/ARCHITECTURE.md",
     "worker/CONVERT.md",
     "worker/SCORING.md",
+    "worker/SERVE.md",
     "worker/WIRE.md",
 )
 

@@ -32,9 +32,10 @@ _IMPORTED: Final = (
     "celery.concurrency.thread",
     "kp_scorer.app",
     "kp_scorer.cli.main",
+    "kp_scorer.serve.server",
     *(
         f"kp_scorer.cli.commands.{name}"
-        for name in ("dead_letter", "demo", "doctor", "explain", "novelty", "stats", "submit", "worker")
+        for name in ("dead_letter", "demo", "doctor", "explain", "novelty", "serve", "stats", "submit", "worker")
     ),
 )
 _MOST: Final = 1 << 20

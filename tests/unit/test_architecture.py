@@ -39,7 +39,7 @@ FLOORS: Final = floors_of(
     "broker",
     "decider",
     "offline client",
-    "process",
+    "process serve",
     "app",
     "cli",
 )

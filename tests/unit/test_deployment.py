@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from kp_scorer.errors import SettingsError
+from kp_scorer.serve.tokens import Tokens
 from kp_scorer.settings import Settings, as_environment, load_settings
 
 from tests.support.paths import REPOSITORY
@@ -95,7 +96,7 @@ def test_extras_that_the_image_installs_exist() -> None:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     texts = [each[1] for stage in stages().values() for each in stage.instructions]
     named = {group for text in texts for groups in re.findall(r"'\.\[([\w,-]+)]'", text) for group in groups.split(",")}
-    assert named == {"openvino", "otel-worker", "embedding", "torch"}
+    assert named == {"openvino", "otel-worker", "serve", "embedding", "torch"}
     assert named <= set(extras)
 
 
@@ -162,6 +163,15 @@ def test_workers_are_given_settings_that_exist_and_their_time_to_stop(services: 
     worker = services["worker"]
     assert list(unknown_settings(worker["environment"])) == []
     assert int(worker["stop_grace_period"].removesuffix("s")) >= Settings().worker.grace_s + 5
+
+
+def test_the_door_is_given_settings_that_exist_and_needs_its_token(services: dict[str, dict[str, Any]], secrets: Path) -> None:
+    door = services["serve"]
+    assert list(unknown_settings(door["environment"])) == []
+    tokens = Path(door["environment"]["KP_SERVE_TOKENS"]).name
+    assert {tokens, "serve-broker-url", "serve-redis-url"} == set(door["secrets"])
+    assert Tokens.read(str(secrets / tokens)).admit((secrets / tokens).read_text("utf-8").strip())
+    assert [port.rpartition(":")[2] for port in door["ports"]] == [str(Settings().serve.port)]
 
 
 def test_the_secrets_are_for_nobody_else_on_this_machine(secrets: Path) -> None:

@@ -95,7 +95,7 @@ def test_benchmarks_exist(document: str) -> None:
 
 @pytest.mark.parametrize("example", examples(), ids=lambda path: path.name)
 def test_examples_that_are_run_are_those_that_are_shown(example: Path) -> None:
-    assert example.read_text("utf-8") in set(blocks("worker/WIRE.md"))
+    assert example.read_text("utf-8") in {*blocks("worker/WIRE.md"), *blocks("worker/SERVE.md")}
 
 
 def test_readme_is_read_in_a_few_minutes() -> None:

@@ -12,6 +12,7 @@
     ├── EngineUnavailable        try the next engine; none is left: SettingsError, or no embedder
     └── ServiceUnavailable       try again later; nothing was lost
         ├── NoQueue              start the worker that declares the queue
+        ├── QueueFull            try again later, and more slowly
         ├── TraceHeld            another worker is deciding it; look again in a moment
         └── EmbedderUnhealthy    requeue all that is in flight and exit; another process can embed
 
@@ -122,6 +123,10 @@ class ServiceUnavailable(ScorerError):
 
 class NoQueue(ServiceUnavailable):
     """RabbitMQ has no such queue, and it is not for us to declare it."""
+
+
+class QueueFull(ServiceUnavailable):
+    """There is no room for a submission, or for the spans of one, until others are decided."""
 
 
 class TraceHeld(ServiceUnavailable):

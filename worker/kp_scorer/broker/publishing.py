@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import SENT_MS, TASK_NAME, task_body
-from kp_scorer.errors import NoQueue, ServiceUnavailable, SettingsError
+from kp_scorer.errors import NoQueue, QueueFull, ServiceUnavailable, SettingsError
 from kp_scorer.ledger.connection import REFUSALS, refusal, shortcomings
 from kp_scorer.spans import current_context
 from kp_scorer.spans.context import Destination
@@ -162,7 +162,7 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
     headers = {**current_context(), "task": TASK_NAME, SENT_MS: int(time.time() * 1_000)}
     messages = [Outgoing(task_body(trace), trace_id, {**headers, "id": trace_id}) for trace_id, trace in submissions]
     if not all(publish_all(app, "submit", queues.traces, messages, if_missing=queues.in_order)):
-        raise ServiceUnavailable("submit: the broker refuses")
+        raise QueueFull("submit: the broker refuses")
 
 
 def destination_of(app: Celery, queue: str) -> Destination:

@@ -41,6 +41,7 @@ _COMMANDS: Final = {
         "up": ("up", "Run an embedded Redis and workers."),
         "down": ("up", "Stop what `up` runs, and remove what it keeps."),
         "worker": ("worker", "Run one worker in the foreground."),
+        "serve": ("serve", "Take traces and OpenTelemetry spans over HTTP."),
         "doctor": ("doctor", "Check that everything is set up as it should be."),
         "health": ("health", "Report whether the workers here are live or ready."),
         "cache": ("novelty", "Show, warm or empty the shared novelty cache."),

@@ -17,9 +17,11 @@ from kp_scorer.ledger.records import (
     Verdict,
 )
 from kp_scorer.ledger.redis_ledger import Ledger, RedisLedger
+from kp_scorer.ledger.runs import ClosedRun, ReceivedSpan, Runs
 from kp_scorer.ledger.store import Store
 
 __all__ = [
+    "ClosedRun",
     "CommitResult",
     "DeadLetter",
     "DeadLetters",
@@ -30,9 +32,11 @@ __all__ = [
     "MemoryLedger",
     "Publication",
     "Published",
+    "ReceivedSpan",
     "Record",
     "RedisLedger",
     "RedisLog",
+    "Runs",
     "Store",
     "StreamReader",
     "Submission",

@@ -22,6 +22,11 @@
     {prefix}:dead_classes       zset     classes of dead letters by the bytes that those of each take
     {prefix}:dead_of:{class}    zset     as ``dead``, of one class. All these expire with the last dead letter
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last dead-lettered
+    {prefix}:runs               zset     ids of runs whose spans are collected by the time each is to be submitted, in ms; at
+                                         most ``serve.runs``
+    {prefix}:runs_bytes         string   bytes of all these spans; at most ``serve.total_bytes``
+    {prefix}:run:{id}           hash     the spans of one run; ``lua/store_spans.lua`` lists its fields. These three expire 30
+                                         days after the last span; of a submitted run an hour later, without the spans
 
 Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: called as
 ``queues.accepted``, ``queues.review`` and ``queues.rejected`` say, and bounded by ``queues.results_limit``.
@@ -70,6 +75,8 @@ class Keys:
     dead_letters = _Key("dead")
     dead_letter_sizes = _Key("dead_sizes")
     dead_letter_classes = _Key("dead_classes")
+    runs = _Key("runs")
+    runs_bytes = _Key("runs_bytes")
     any_log = _Key("log:*")
     """A pattern for the logs of all spaces; what belongs to them matches it too."""
 
@@ -93,3 +100,7 @@ class Keys:
     def dead_letter(self, dead_letter_id: str) -> str:
         """One dead letter."""
         return f"{self.prefix}:dead:{dead_letter_id}"
+
+    def run(self, run_id: str) -> str:
+        """The spans of one OpenTelemetry trace."""
+        return f"{self.prefix}:run:{run_id}"

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 import redis
 
 from kp_scorer.decision import Decision
-from kp_scorer.errors import REASONS, ServiceUnavailable, TraceConflict
+from kp_scorer.errors import REASONS, QueueFull, TraceConflict
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import (
@@ -175,12 +175,12 @@ class RedisLedger:
             For each the state it has now (an earlier decision stands), or the conflict if its id belongs to another digest.
 
         Raises:
-            ServiceUnavailable: as ever, or Redis is nearly full and takes no more submissions.
+            QueueFull: Redis is nearly full and takes no more submissions.
         """
         noted = [_SubmissionRow(each, dead_letter_id_of(each.payload)) for each in submissions]
         has_room, states = _submit(self._client, keys=self._keys, records=self._records(submissions), submissions=noted)
         if not has_room:
-            raise ServiceUnavailable(
+            raise QueueFull(
                 "ledger: Redis is nearly full, what is left of its maxmemory is for deciding what waits; submit again later"
             )
         return [

@@ -14,6 +14,7 @@ from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.log import RedisLog
 from kp_scorer.ledger.monitoring import Workers
 from kp_scorer.ledger.redis_ledger import RedisLedger
+from kp_scorer.ledger.runs import Runs
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.settings import Settings, load_settings
 
@@ -30,6 +31,7 @@ class Store:
         self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
         self.dead_letters = DeadLetters(client, self._keys, settings.ledger, counter)
         self.workers = Workers(client, self._keys)
+        self.runs = Runs(client, self._keys, settings.serve)
 
     @classmethod
     def open(cls, settings: Settings, counter: DeadLetterCounter | None = None) -> Self:

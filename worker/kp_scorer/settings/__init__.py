@@ -12,6 +12,7 @@ from kp_scorer.settings.sections import (
     RecipeName,
     RedisSettings,
     ScoringSettings,
+    ServeSettings,
     Settings,
     WorkerSettings,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "RecipeName",
     "RedisSettings",
     "ScoringSettings",
+    "ServeSettings",
     "Settings",
     "WorkerSettings",
     "as_environment",

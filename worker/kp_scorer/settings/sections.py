@@ -10,8 +10,8 @@ from kp_scorer.decision import Dimensions, Outcome
 from kp_scorer.decoding import Count, Limits
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
-from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
-from kp_scorer.trace import Domain, Fraction, Visibility
+from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, is_loopback, parse_url
+from kp_scorer.trace import Domain, Fraction, PrivacyLevel, Visibility
 
 Seconds = Annotated[float, Field(ge=0.001, le=1e9)]
 Timeout = Annotated[float, Field(ge=0.001, le=86_400)]
@@ -254,6 +254,41 @@ class MetricsSettings(Section):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
+class ServeSettings(Section):
+    """The HTTP door: where it listens, who may come in, what spans do not carry, and how many of them are collected."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 4318
+    tokens: str = ""
+    certificate: str = ""
+    key: str = ""
+    behind_proxy: bool = False
+    domain: Domain = "default"
+    confidence: Fraction | None = None
+    success: bool | None = None
+    visibility: Visibility = "private"
+    privacy_level: PrivacyLevel = "private"
+    quiet_s: Seconds = 5.0
+    open_s: Seconds = 900.0
+    body_bytes: Count = 8_388_608
+    run_spans: Count = 5_000
+    run_bytes: Count = 16_777_216
+    runs: Count = 10_000
+    total_bytes: Count = 268_435_456
+
+    @model_validator(mode="after")
+    def _others_need_a_token_and_tls(self) -> Self:
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("certificate, key: expected both or neither")
+        if is_loopback(self.host):
+            return self
+        if not self.certificate and not self.behind_proxy:
+            raise ValueError("host: beyond this machine, expected certificate and key, or behind_proxy where a proxy ends TLS")
+        if not self.tokens:
+            raise ValueError("tokens: expected a file of tokens, as host can be reached from other machines")
+        return self
+
+
 class OtelSettings(Section):
     """Spans of OpenTelemetry, whose own variables configure the export."""
 
@@ -281,6 +316,7 @@ class Settings(Section):
     limits: Limits = Limits()
     worker: WorkerSettings = WorkerSettings()
     metrics: MetricsSettings = MetricsSettings()
+    serve: ServeSettings = ServeSettings()
     otel: OtelSettings = OtelSettings()
     log: LogSettings = LogSettings()
 

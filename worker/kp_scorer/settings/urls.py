@@ -3,6 +3,7 @@
 import re
 import ssl
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -148,3 +149,11 @@ def _tls_files(parameters: dict[str, str]) -> dict[str, str]:
     except OSError:
         raise ValueError(refusal) from None
     return files
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on a host; False for a name that is not ``localhost``."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

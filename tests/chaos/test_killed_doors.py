@@ -1,0 +1,97 @@
+"""Doors that are killed at any time, while agents export to them: each run that was acknowledged is decided, once."""
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+import redis
+from kp_scorer.client import Client
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.settings import Settings
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.support.arena import SEED
+from tests.support.door import Door, open_door, text_message
+from tests.support.outcomes import published
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+
+AGENTS: Final = 3
+KILLS: Final = 6
+
+
+def spans_of_a_run(number: int) -> list[ReadableSpan]:
+    """A model's call and the root around it, as an instrumented agent records them."""
+    recorded = InMemorySpanExporter()
+    provider = TracerProvider(resource=Resource({"service.name": f"agent-{number}"}), shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(recorded))
+    tracer = provider.get_tracer("agent")
+    with tracer.start_as_current_span("agent"), tracer.start_as_current_span("chat") as chat:
+        chat.set_attribute("gen_ai.operation.name", "chat")
+        chat.set_attribute("gen_ai.input.messages", text_message("user", f"question {number}"))
+        chat.set_attribute("gen_ai.output.messages", text_message("assistant", f"answer {number}"))
+    return list(recorded.get_finished_spans())
+
+
+def exported_by_agents(doors: list[Door], is_over: threading.Event) -> list[str]:
+    """The ids of all runs whose spans were acknowledged, one after the other, by whichever door, until it is over."""
+    numbers = itertools.count()
+
+    def work(_: int) -> list[str]:
+        exporters = itertools.cycle([OTLPSpanExporter(f"{door.url}/v1/traces", timeout=20) for door in doors])
+        acknowledged = []
+        while not is_over.wait(0.02):
+            spans = spans_of_a_run(next(numbers))
+            if all(next(exporters).export([span]) is SpanExportResult.SUCCESS for span in spans):
+                acknowledged.append(f"kp:trace:otel:{spans[0].context.trace_id:032x}")
+            next(exporters)
+        return acknowledged
+
+    with ThreadPoolExecutor(AGENTS) as pool:
+        return [run_id for of_agent in pool.map(work, range(AGENTS)) for run_id in of_agent]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_every_acknowledged_run_is_decided_once(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    choice, is_over = random.Random(SEED), threading.Event()
+    quick = {"serve__quiet_s": 0.1}
+    with (
+        start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER),
+        open_door(settings, tmp_path / "first.log", **quick) as first,
+        open_door(settings, tmp_path / "second.log", **quick) as second,
+        Client(settings) as client,
+    ):
+        with ThreadPoolExecutor() as pool:
+            exporting = pool.submit(exported_by_agents, [first, second], is_over)
+            try:
+                for _ in range(KILLS):
+                    time.sleep(choice.uniform(0.1, 0.7))
+                    door = choice.choice([first, second])
+                    door.process.process.kill()
+                    door.process.process.wait()
+                    door.start()
+            finally:
+                is_over.set()
+            acknowledged = exporting.result()
+        assert len(acknowledged) > KILLS
+        decided = {status.trace_id for status in client.as_completed(acknowledged, timeout_s=60) if status.decision}
+        assert decided == set(acknowledged)
+        # A claim of a door that was killed ends by itself.
+        wait_until(lambda: redis_client.zcard(keys.runs) == 0, timeout_s=30)
+    assert list(store.dead_letters.read()) == []
+    times = {(decision["trace_id"], decision["decided_at"]) for decision in published(settings)}
+    assert max(Counter(trace_id for trace_id, _ in times).values()) == 1
+    assert {trace_id for trace_id, _ in times} >= decided

@@ -1,0 +1,110 @@
+"""The HTTP door in a process of its own, requests to it, and spans as exporters send them."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+from kp_scorer.settings import Settings
+
+from tests.support.changed_settings import with_changed
+from tests.support.processes import Worker, free_port, launch_worker, wait_until
+
+SERVE: Final = ("kp_scorer.cli", "serve")
+SUPPLIED: Final[Mapping[str, Any]] = {"serve__confidence": 0.8, "serve__success": True, "serve__quiet_s": 0.3}
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Door:
+    """A process of ``kp-scorer serve``, which may be killed and started again on the same port."""
+
+    def __init__(self, settings: Settings, log: Path) -> None:
+        self.port = free_port()
+        self._settings = with_changed(settings, serve__port=self.port)
+        self._log = log
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: Worker = self.start()
+
+    def start(self) -> Worker:
+        self.process = launch_worker(self._settings, self._log, SERVE)
+        wait_until(lambda: self.process.events("serve_ready") or self.process.process.poll() is not None, timeout_s=30)
+        assert self.process.process.poll() is None, self.process.text()
+        return self.process
+
+    def ask(self, method: str, path: str, body: object = b"", **headers: str) -> Answer:
+        """Send a request and return its answer; headers by their names with underscores, a body as JSON unless it is bytes."""
+        named = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body).encode(), named)
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def export(self, *spans: Mapping[str, Any], **resource: object) -> Answer:
+        """Send spans in OTLP's JSON."""
+        return self.ask("POST", "/v1/traces", export_of(*spans, **resource))
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        """The status of a run, once it has ended."""
+        path = f"/traces/kp:trace:otel:{run_id}"
+        wait_until(lambda: self.ask("GET", path).json.get("state") in ("decided", "dead"), timeout_s=30)
+        return dict(self.ask("GET", path).json)
+
+
+@contextmanager
+def open_door(settings: Settings, log: Path, **changed: object) -> Iterator[Door]:
+    """Run the door with what spans lack; stop it in the end, with exit code 0."""
+    door = Door(with_changed(settings, **{**SUPPLIED, **changed}), log)
+    try:
+        yield door
+    finally:
+        door.process.stop()
+    assert door.process.process.returncode == 0
+
+
+def attributes(**values: object) -> list[dict[str, Any]]:
+    return [{"key": key.replace("__", "."), "value": {"stringValue": str(value)}} for key, value in values.items()]
+
+
+def export_of(*spans: Mapping[str, Any], **resource: object) -> dict[str, Any]:
+    return {"resourceSpans": [{"resource": {"attributes": attributes(**resource)}, "scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def text_message(role: str, content: str) -> str:
+    """A message by the GenAI conventions, as an attribute has it."""
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": content}]}])
+
+
+def chat_span(run_id: str, parent: str = "", said: str = "At 04:12.", **values: object) -> dict[str, Any]:
+    """A model's call, in a run with this id, as JSON; a root unless it has a parent."""
+    texts = {"input": ("user", "When is high water?"), "output": ("assistant", said)}
+    messages = {f"gen_ai__{direction}__messages": text_message(*said_by) for direction, said_by in texts.items()}
+    now_ns = time.time_ns()
+    return {
+        "traceId": run_id,
+        "spanId": uuid4().hex[:16],
+        "parentSpanId": parent,
+        "name": "chat",
+        "startTimeUnixNano": str(now_ns),
+        "endTimeUnixNano": str(now_ns + 1_000_000),
+        "attributes": attributes(gen_ai__operation__name="chat", **messages, **values),
+    }
+
+
+def new_run() -> str:
+    return uuid4().hex

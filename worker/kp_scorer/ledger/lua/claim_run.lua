@@ -1,0 +1,23 @@
+-- Claim a run that is due, by a lease. From now on it takes no more spans, so that who claims it when the lease has ended submits
+-- the same.
+--
+-- KEYS   runs
+-- ARGV   run_prefix, lease_ms
+-- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
+
+expect('zset', runs)
+local now = now_ms()
+
+use_reserve(runs)
+
+for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, 100)) do
+    local run = run_prefix .. run_id
+    if redis.call('HGET', run, ':first_ms') then
+        redis.call('ZADD', runs, now + lease_ms, run_id)
+        redis.call('HSET', run, ':closed', 1)
+        return {run_id, redis.call('HGETALL', run)}
+    end
+    -- It has expired, or somebody has deleted it.
+    redis.call('ZREM', runs, run_id)
+end
+return {'', {}}

@@ -1,0 +1,19 @@
+-- Remove the spans of a run that is submitted. Their ids stay for a while: an exporter that got no answer sends them again.
+--
+-- KEYS   runs, runs_bytes, run
+-- ARGV   run_id, remembered_ms
+
+use_reserve(runs)
+
+if redis.call('ZREM', runs, run_id) == 0 then return end
+local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))
+local fields = redis.call('HGETALL', run)
+for i = 1, #fields, 2 do redis.call('HSET', run, fields[i], '') end
+redis.call('HSET', run, ':closed', 1)
+redis.call('PEXPIRE', run, remembered_ms)
+-- Whatever was lost on the way: without runs there are no bytes.
+if redis.call('ZCARD', runs) == 0 or left <= 0 then
+    redis.call('DEL', runs_bytes)
+else
+    redis.call('SET', runs_bytes, string.format('%.0f', left), 'KEEPTTL')
+end

@@ -1,0 +1,49 @@
+-- Store spans of a run that came together, each id once; all of them, or none.
+--
+-- KEYS   runs, runs_bytes, run
+-- ARGV   run_id, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, open_ms, longest_ms, kept_ms,
+--        spans... (span_id, is_root, content)
+-- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), too_large or full; how many spans that were
+--        not stored before are rejected
+--
+-- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms, :has_root; :too_large once spans were rejected for its
+-- size; :closed once it changes no more.
+
+expect('zset', runs)
+expect('hash', run)
+local now = now_ms()
+
+local closed, has_root, too_large, first_ms, bytes, count = read(run, ':closed', ':has_root', ':too_large', ':first_ms', ':bytes', ':spans')
+local fresh, fresh_bytes, listed = {}, 0, {}
+for _, span in ipairs(spans) do
+    -- An exporter that got no answer sends all again.
+    if not listed[span.span_id] and not redis.call('HGET', run, span.span_id) then
+        listed[span.span_id] = true
+        fresh[#fresh + 1] = span
+        fresh_bytes = fresh_bytes + #span.content
+        has_root = has_root or span.is_root
+    end
+end
+if closed then return {'closed', #fresh} end
+
+too_large = too_large or number(count) + #fresh > most_spans or number(bytes) + fresh_bytes > most_bytes
+-- The last fifth is for runs that have begun: without their ends they would take their room for longer.
+local room = first_ms and most_total_bytes or most_total_bytes * 0.8
+local is_full = not first_ms and redis.call('ZCARD', runs) >= most_runs
+if not too_large and number(redis.call('GET', runs_bytes)) + fresh_bytes > room then is_full = true end
+if is_full or is_nearly_full(memory()) then return {'full', #fresh} end
+
+if too_large then
+    redis.call('HSET', run, ':too_large', 1)
+else
+    for _, span in ipairs(fresh) do redis.call('HSET', run, span.span_id, span.content) end
+    redis.call('HINCRBY', run, ':bytes', fresh_bytes)
+    redis.call('HINCRBY', run, ':spans', #fresh)
+    redis.call('SET', runs_bytes, string.format('%.0f', number(redis.call('GET', runs_bytes)) + fresh_bytes))
+end
+if has_root then redis.call('HSET', run, ':has_root', 1) end
+redis.call('HSETNX', run, ':first_ms', now)
+local due_ms = math.min(now + (has_root and quiet_ms or open_ms), number(first_ms or now) + longest_ms)
+redis.call('ZADD', runs, due_ms, run_id)
+for _, key in ipairs({runs, runs_bytes, run}) do redis.call('PEXPIRE', key, kept_ms) end
+return {too_large and 'too_large' or 'stored', too_large and #fresh or 0}

@@ -1,0 +1,263 @@
+"""The ASGI application: what each path takes and answers. Handlers wait in the event loop, and work in a few threads."""
+
+import asyncio
+import os
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import anyio.to_thread
+import structlog
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from kp_scorer.client import Client, Submitted
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits, parse_json
+from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable
+from kp_scorer.ledger import Store, TraceState
+from kp_scorer.logs import raised_at
+from kp_scorer.serve.otlp import JSON, PROTOBUF, failure, spans_in, success
+from kp_scorer.serve.submitter import Submitter
+from kp_scorer.serve.tokens import Tokens
+from kp_scorer.settings import Settings
+from kp_scorer.trace import is_trace_id
+
+_BODY_WITHIN_S: Final = 20.0
+_RETRY_AFTER: Final = {"Retry-After": "2"}
+_MOST_VALUES: Final = 1_000_000
+_MOST_TRACES: Final = 10_000
+_BODIES: Final = 8
+"""How many bodies of the largest size may be in memory at once; requests beyond them get 429."""
+_THREADS: Final = 2
+"""That read bodies. They compute, and only one of them at a time."""
+_JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
+_OTLP_PATH: Final = "/v1/traces"
+_REJECTED: Final = {"closed": "spans after their run was submitted", "too_large": "a run that is over the limits"}
+
+log = structlog.get_logger("kp_scorer.serve.app")
+
+Result = TypeVar("Result")
+
+
+class SubmittedTrace(BaseModel):
+    """What became of one trace of a request."""
+
+    number: int
+    """Its place in the request, from 1."""
+    state: Literal["pending", "invalid", "conflict"]
+    trace_id: str | None = None
+    problems: list[dict[str, str]] = []
+
+
+class TraceStatus(BaseModel):
+    """The state of a trace, and its decision if it is decided."""
+
+    trace_id: str
+    state: TraceState
+    decision: Decision | None = None
+    reason: Reason | None = None
+    detail: str | None = None
+
+
+class _Door:
+    """What the handlers do."""
+
+    def __init__(self, settings: Settings, store: Store, client: Client, tokens: Tokens) -> None:
+        self._most_bytes = settings.serve.body_bytes
+        self._store = store
+        self._client = client
+        self._tokens = tokens
+        self._limits = settings.limits
+        of_bodies = {"message_bytes": self._most_bytes, "values": _MOST_VALUES}
+        self._of_bodies = settings.limits.model_copy(update=of_bodies)
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._bytes_in_memory = 0
+
+    async def authorize(
+        self, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+    ) -> None:
+        if not self._tokens.admit(bearer.credentials if bearer else ""):
+            raise HTTPException(401, "expected a bearer token that is known here", {"WWW-Authenticate": "Bearer"})
+
+    async def export(self, request: Request) -> Response:
+        """Store OpenTelemetry spans, in OTLP's Protobuf or JSON. All spans of a trace id are one run, and become one trace."""
+        media_type = _media_type(request, JSON, PROTOBUF)
+        return Response(await self._work_on(request, partial(self._store_spans, media_type)), media_type=media_type)
+
+    def _store_spans(self, media_type: str, body: bytes) -> bytes:
+        by_run, rejected = spans_in(body, media_type, self._of_bodies)
+        reasons = {"spans without ids or too large"} if rejected else set()
+        for run_id, spans in by_run.items():
+            outcome, rejected_of_run = self._store.runs.store(run_id, spans)
+            if outcome == "full":
+                # What is stored by now counts once, however often it comes.
+                raise QueueFull("runs: no room until some are submitted")
+            if rejected_of_run:
+                rejected += rejected_of_run
+                reasons.add(_REJECTED[outcome])
+                log.warning("spans_rejected", otel_trace_id=run_id, count=rejected_of_run, detail=_REJECTED[outcome])
+        return success(media_type, rejected, "; ".join(sorted(reasons)))
+
+    async def submit(self, request: Request) -> JSONResponse:
+        """Submit a trace, a JSON array of traces, or JSON Lines.
+
+        202 once the ledger and the broker have all of them; 207 if some are refused, 422 if all are: their rows say why.
+        """
+        media_type = _media_type(request, JSON, *_JSON_LINES)
+        rows = await self._work_on(request, partial(self._submit_all, media_type))
+        refused = sum(row.state != "pending" for row in rows)
+        status = 202 if not refused else 422 if refused == len(rows) else 207
+        return JSONResponse({"traces": [row.model_dump(exclude_defaults=True) for row in rows]}, status)
+
+    def _submit_all(self, media_type: str, body: bytes) -> list[SubmittedTrace]:
+        are_lines = media_type in _JSON_LINES
+        if are_lines and body.count(b"\n") > _MOST_TRACES:
+            raise HTTPException(413, f"expected at most {_MOST_TRACES} lines")
+        document: Any = (
+            [_parsed(line, self._limits) for line in body.split(b"\n") if line.strip()]
+            if are_lines
+            else parse_json(body, self._of_bodies)
+        )
+        traces = document if isinstance(document, list) else [document]
+        if len(traces) > _MOST_TRACES:
+            raise HTTPException(413, f"expected at most {_MOST_TRACES} traces")
+        answers = iter(self._client.submit_many(trace for trace in traces if not isinstance(trace, InvalidTrace)))
+        results = (trace if isinstance(trace, InvalidTrace) else next(answers) for trace in traces)
+        return [_row(number, result) for number, result in enumerate(results, 1)]
+
+    async def look_up(self, trace_id: str) -> TraceStatus:
+        """The state of a trace, and its decision. The id of one that came as spans is kp:trace:otel: and its trace id."""
+        look_up = partial(self._client.look_up, [trace_id])
+        (status,) = await anyio.to_thread.run_sync(look_up) if is_trace_id(trace_id) else [None]
+        if status is None:
+            raise HTTPException(404, "no such trace: never submitted, not yet, or forgotten")
+        return TraceStatus(**{name: value for name, value in status._asdict().items() if value})
+
+    async def _work_on(self, request: Request, work: Callable[[bytes], Result]) -> Result:
+        async with self._body_of(request) as body:
+            return await anyio.to_thread.run_sync(work, body, limiter=self._threads)
+
+    @asynccontextmanager
+    async def _body_of(self, request: Request) -> AsyncIterator[bytes]:
+        """A body, unpacked while it comes, of a bounded size and within a bounded time."""
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding not in ("identity", "gzip"):
+            raise HTTPException(415, "expected Content-Encoding gzip, or none")
+        unpacking = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+        most, received, body = self._most_bytes, 0, bytearray()
+        try:
+            async with asyncio.timeout(_BODY_WITHIN_S):
+                async for chunk in request.stream():
+                    received += len(chunk)
+                    unpacked = unpacking.decompress(chunk, most + 1 - len(body)) if unpacking else chunk
+                    body += unpacked
+                    self._bytes_in_memory += len(unpacked)
+                    if len(body) > most or received > most:
+                        raise HTTPException(413, f"expected at most {most} bytes")
+                    if self._bytes_in_memory > _BODIES * most:
+                        raise QueueFull("serve: too many requests at once")
+            if unpacking and (not unpacking.eof or unpacking.unused_data):
+                raise HTTPException(400, "expected one whole gzip stream")
+            yield bytes(body)
+        except TimeoutError:
+            raise HTTPException(408, f"expected the request within {_BODY_WITHIN_S:g} s") from None
+        except (zlib.error, ClientDisconnect) as error:
+            raise HTTPException(400, "expected gzip" if isinstance(error, zlib.error) else "disconnected") from None
+        finally:
+            self._bytes_in_memory -= len(body)
+
+
+def make_app(settings: Settings, store: Store, client: Client, tokens: Tokens, submitter: Submitter) -> FastAPI:
+    """Make the application; its OpenAPI is at ``/openapi.json``."""
+    door = _Door(settings, store, client, tokens)
+    # Its pages of documentation would load scripts from elsewhere.
+    app = FastAPI(title="kp-scorer", version=version("kp-scorer"), docs_url=None, redoc_url=None)
+    guarded: dict[str, Any] = {"dependencies": [Depends(door.authorize)]}
+    spans, traces = _takes({JSON: "object", PROTOBUF: "string"}), _takes({JSON: ["object", "array"], _JSON_LINES[0]: "string"})
+    rows = dict[str, list[SubmittedTrace]]
+    app.post(_OTLP_PATH, openapi_extra=spans, **guarded)(door.export)
+    app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(door.submit)
+    app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(door.look_up)
+
+    @app.get("/livez")
+    async def livez() -> JSONResponse:
+        return _probed(submitter.why_not_live())
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        return _probed(submitter.why_not_live() or submitter.why_not_ready())
+
+    for kind in (HTTPException, InvalidTrace, NotConverted, ServiceUnavailable):
+        app.add_exception_handler(kind, _refused)
+    return app
+
+
+class Quiet:
+    """An application whose errors are logged by their kind and place: their messages may quote a trace."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run it; it has answered when it raises."""
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            log.error("request_failed", error=type(error).__name__, where=raised_at(error))
+
+
+def _takes(types: Mapping[str, object]) -> dict[str, Any]:
+    return {"requestBody": {"content": {media_type: {"schema": {"type": kind}} for media_type, kind in types.items()}}}
+
+
+def _media_type(request: Request, *accepted: str) -> str:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Web pages from elsewhere may send other types unasked, also to what listens on this machine alone.
+    if media_type not in accepted:
+        raise HTTPException(415, f"expected Content-Type {' or '.join(accepted)}")
+    return media_type
+
+
+def _parsed(line: bytes, limits: Limits) -> Any:
+    try:
+        return parse_json(line, limits)
+    except InvalidTrace as error:
+        return error
+
+
+def _row(number: int, result: Submitted) -> SubmittedTrace:
+    if isinstance(result, str):
+        return SubmittedTrace(number=number, state="pending", trace_id=result)
+    if isinstance(result, InvalidTrace):
+        return SubmittedTrace(number=number, state="invalid", problems=[problem._asdict() for problem in result.problems])
+    return SubmittedTrace(number=number, state="conflict", trace_id=result.trace_id)
+
+
+def _probed(reasons: Sequence[str]) -> JSONResponse:
+    return JSONResponse({"pid": os.getpid(), "reasons": list(reasons)}, 503 if reasons else 200)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """The answer to a request that was not taken; it names fields and sizes, never content."""
+    status, message, headers = 400, str(error), dict[str, str]()
+    if isinstance(error, HTTPException):
+        status, message, headers = error.status_code, error.detail, dict(error.headers or {})
+    elif isinstance(error, ServiceUnavailable):
+        log.warning("request_put_off", detail=message)
+        status = 429 if isinstance(error, QueueFull) else 503
+        message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
+    if request.method == "POST":
+        # What was not read of the request would have to be.
+        headers = headers | {"Connection": "close"}
+    is_binary = request.url.path == _OTLP_PATH and request.headers.get("content-type") == PROTOBUF
+    media_type = PROTOBUF if is_binary else JSON
+    return Response(failure(media_type, message), status, headers, media_type)

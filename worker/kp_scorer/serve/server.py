@@ -1,0 +1,104 @@
+"""The process behind the door: its socket, TLS, how long a peer may take, and what SIGTERM does."""
+
+import logging
+import signal
+import socket
+import ssl
+from asyncio import Transport
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kp_scorer.client import Client
+from kp_scorer.errors import SettingsError
+from kp_scorer.files import is_writable_by_others
+from kp_scorer.ledger import Store
+from kp_scorer.serve.app import Quiet, make_app
+from kp_scorer.serve.submitter import Submitter
+from kp_scorer.serve.tokens import Tokens
+from kp_scorer.settings import ServeSettings, Settings
+
+_REQUEST_WITHIN_S: Final = 15.0
+"""A connection on which no request, with all its headers, has begun by then is closed."""
+_HEADER_BYTES: Final = 16_384
+_MOST_CONNECTIONS: Final = 512
+
+log = structlog.get_logger("kp_scorer.serve.server")
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then answer what has begun, and return.
+
+    Raises:
+        SettingsError: the tokens or the certificate cannot be used, or it cannot listen there.
+    """
+    tokens = Tokens.read(settings.serve.tokens)
+    _check_certificate(settings.serve)
+    listener = _listener(settings.serve)
+    # What a peer can cause is no line here; what it is answered says it.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    with listener, Store.open(settings) as store, Client(settings) as client, Submitter(settings, store, client) as submitter:
+        config = uvicorn.Config(
+            Quiet(make_app(settings, store, client, tokens, submitter)),
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+            timeout_graceful_shutdown=int(settings.worker.grace_s),
+            ssl_certfile=settings.serve.certificate or None,
+            ssl_keyfile=settings.serve.key or None,
+        )
+        # uvicorn sends the signal that it has handled once more, when all is closed.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        log.info("serve_ready", host=settings.serve.host, port=listener.getsockname()[1], tls=bool(settings.serve.certificate))
+        uvicorn.Server(config).run(sockets=[listener])
+    log.info("serve_stopped")
+
+
+class _Protocol(H11Protocol):
+    """Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes."""
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        self._expect_request()
+
+    def on_response_complete(self) -> None:
+        self._expect_request()
+        super().on_response_complete()
+
+    def _expect_request(self) -> None:
+        self.loop.call_later(_REQUEST_WITHIN_S, self._close_if_idle, self.cycle)
+
+    def _close_if_idle(self, last: Any) -> None:
+        if self.cycle is last:
+            self.transport.close()
+
+
+def _check_certificate(settings: ServeSettings) -> None:
+    if not settings.certificate:
+        return
+    try:
+        for file in (settings.certificate, settings.key):
+            if is_writable_by_others(Path(file).stat()):
+                raise SettingsError(f"serve.certificate, serve.key: {file}: others can write to it: chmod go-w")
+        # Without a password OpenSSL would ask for one on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key, password="")
+    except OSError as error:
+        raise SettingsError(f"serve.certificate, serve.key: cannot be used: {error.strerror}") from None
+
+
+def _listener(settings: ServeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=256)
+    except OSError as error:
+        raise SettingsError(f"serve.host, serve.port: cannot listen there: {error.strerror}") from None
