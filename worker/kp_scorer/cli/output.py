@@ -57,7 +57,7 @@ def print_row(row: dict[str, Any], text: str | None = None) -> None:
 def in_words(value: Any) -> str:
     """JSON for people: names and values without its punctuation."""
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {in_words(each)}" for name, each in value.items()) or "none"
+        return ", ".join(f"{name} {in_words(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list):
         return "; ".join(map(in_words, value)) or "none"
     return str("unknown" if value is None else value)
