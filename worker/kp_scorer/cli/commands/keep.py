@@ -4,13 +4,13 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 import click
 
+from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.gathering import score_lines
 from kp_scorer.cli.input import Line, ReadAhead
-from kp_scorer.cli.options import ledger_options
+from kp_scorer.cli.options import files_argument, ledger_options
 from kp_scorer.cli.output import json_line, open_output, print_note, refusal
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict
@@ -23,14 +23,15 @@ _Result = Decision | InvalidTrace | TraceConflict | str
 
 
 @click.command(epilog="Example: kp-scorer keep traces.jsonl --output kept.jsonl")
-@click.argument("files", metavar="FILE|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@files_argument
 @click.option("--output", type=click.Path(allow_dash=True), default="-", help="Where to write, in place of stdout.")
 @click.option("--stored", is_flag=True, help="Choose by the decisions that the ledger holds; nothing is scored.")
 @click.option("--accepted", "outcome", flag_value="accepted", default=True, help="Keep what is accepted; the default.")
 @click.option("--review", "outcome", flag_value="review", help="Keep what goes to review.")
 @click.option("--rejected", "outcome", flag_value="rejected", help="Keep what is rejected.")
 @ledger_options
-def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settings: Settings) -> None:
+@converting_options
+def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settings: Settings, conversion: Conversion) -> None:
     """Write the traces in FILE that are accepted, as they are but for metadata.quality_score, which becomes their score.
 
     They are scored offline and in order, as by `score`. Each trace is written once, as JSON Lines, as soon as it is decided.
@@ -38,8 +39,7 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
     """
     if any(_is_same_file(name, output) for name in files):
         raise click.BadParameter("it is one of the files that are read", param_hint="--output")
-    readings = (ReadAhead(name, settings.limits, settings.worker.batch_size) for name in files)
-    batches = chain.from_iterable(reading.batches() for reading in readings)
+    batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     results = _stored(batches, settings) if stored else score_lines(batches, lambda: None, settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()
@@ -57,7 +57,7 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
                     counts[result] += 1
                 case _:
                     counts["refused"] += 1
-                    refusal(line.number, result)
+                    refusal(line.number, result, line.file)
     numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(files)}")
     if counts.keys() - {"accepted", "review", "rejected"}:
