@@ -79,13 +79,15 @@ def test_a_resend_is_counted_also_while_redis_is_full(ledger: RedisLedger, redis
 
 
 def test_ids_are_found_by_their_beginning_whatever_characters_they_have(ledger: RedisLedger) -> None:
-    ends = ["a", "ab", "a*", "a*b", "a?", "a[b]", "a\\", "b", "A"]
+    ends = ["a", "ab", "a*", "a*b", "a?", "a[b]", "a\\", "b", "A", "team:ab", "team:langfuse:a*c", "ba"]
     ledger.acquire([Identity(f"kp:trace:{end}", DIGEST) for end in ends])
     for beginning in (*ends, "a[", "c"):
-        matches = ledger.ids_with_prefix(f"kp:trace:{beginning}", 20)
+        matches = ledger.ids_beginning(beginning, 20)
         assert matches is not None
-        assert sorted(matches) == sorted(f"kp:trace:{end}" for end in ends if end.startswith(beginning))
-    assert len(ledger.ids_with_prefix("kp:trace:a", 2) or ()) == 2
+        owns = [end for end in ends if end.startswith(beginning) or end.split(":")[-1].startswith(beginning)]
+        assert sorted(matches) == sorted(f"kp:trace:{own}" for own in owns)
+    assert ledger.ids_beginning("team:l", 20) == ["kp:trace:team:langfuse:a*c"]
+    assert len(ledger.ids_beginning("a", 2) or ()) == 2
 
 
 def test_a_user_without_scan_resolves_only_the_ids_it_can_see(redis_client: redis.Redis, settings: Settings) -> None:

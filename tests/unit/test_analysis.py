@@ -11,7 +11,7 @@ from kp_scorer.analysis.summary import (
     THRESHOLDS,
     accepted_at,
     analyse,
-    by_domain,
+    by_name,
     closest_calls,
     gap,
     histogram,
@@ -20,6 +20,7 @@ from kp_scorer.analysis.summary import (
     novelty_course,
 )
 from kp_scorer.decision import Decision, Novelty
+from kp_scorer.report.text import text
 
 from tests.support.builders import decision, decisions
 
@@ -28,7 +29,7 @@ fractions = st.lists(st.floats(0, 1), min_size=1)
 
 @given(decisions(), st.integers(1, 5))
 def test_every_decision_is_in_one_domain(sample: list[Decision], most: int) -> None:
-    domains = by_domain(sample, most)
+    domains = by_name(sample, lambda decision: decision.domain, most)
     assert sorted(each.trace_id for domain in domains for each in domain.decisions) == sorted(each.trace_id for each in sample)
     assert len(domains) <= most + 1
     alone = [domain for domain in domains if not domain.smaller]
@@ -124,7 +125,7 @@ def test_totals_are_the_sums_of_the_domains(sample: list[Decision]) -> None:
 
 
 def test_domain_shows_all_thresholds_that_applied() -> None:
-    (domain,) = by_domain([decision("a"), decision("b"), decision("c", threshold=0.4)])
+    (domain,) = by_name([decision("a"), decision("b"), decision("c", threshold=0.4)], lambda each: each.domain)
     assert domain.thresholds == [0.4, 0.75]
 
 
@@ -137,7 +138,6 @@ def test_examples_are_spread_over_the_scores_and_origins_are_counted() -> None:
     analysis = analyse(sample, {})
     assert [each.score for each in analysis.examples.accepted] == [0.99, 0.93, 0.87, 0.81, 0.75]
     assert [each.score for each in analysis.examples.rejected][::4] == [0.74, 0.0]
-    assert [(each.name, len(each.decisions)) for each in analysis.origins["agent"]] == [("agent False", 51), ("agent True", 49)]
-    assert [each.name for each in analysis.origins["framework"]] == [""]
-    accepted = {each.name: each.outcomes["accepted"] for each in analysis.origins["day"]}
-    assert accepted == {"2026-01-01": 6, "2026-01-02": 19}
+    rows = [line.split() for line in text(analysis, "here", 0, {}).splitlines()]
+    assert ["2026-01-01", "81", "6", "7.4%", "0.40"] in rows
+    assert ["agent", "False", "51", "0", "0%", "0.25"] in rows

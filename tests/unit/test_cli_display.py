@@ -16,8 +16,8 @@ from kp_scorer.cli.display import DecisionTable, console, pace
 from kp_scorer.cli.ids import resolve_among, resolve_dead_letter_id
 from kp_scorer.cli.output import print_json, print_note
 from kp_scorer.decision import Decision, Nearest, Novelty
-from kp_scorer.report.words import why
-from kp_scorer.trace import TRACE_ID_PREFIX
+from kp_scorer.report.words import short_id, why
+from kp_scorer.trace import TRACE_ID_PREFIX, begins
 from rich.progress import Progress
 
 from tests.support import builders
@@ -131,12 +131,18 @@ def test_beginning_resolves_to_the_only_id_that_has_it(ids: set[str], data: st.D
     meant = data.draw(st.sampled_from(sorted(ids)))
     end = meant.removeprefix(TRACE_ID_PREFIX)
     beginning = end[: data.draw(st.integers(1, len(end)))]
-    others = {each for each in ids if each.startswith(TRACE_ID_PREFIX + beginning)} - {meant}
+    others = {each for each in ids if begins(each, beginning)} - {meant}
     if beginning == end or not others:
         assert resolve_among(beginning, ids) == meant
     elif TRACE_ID_PREFIX + beginning not in others:
         with pytest.raises(click.BadParameter, match="give more of the one you mean"):
             resolve_among(beginning, ids)
+
+
+def test_a_beginning_may_leave_out_namespaces() -> None:
+    ids = ["kp:trace:langfuse:4f1c20a9", "kp:trace:langfuse:5d41402a"]
+    assert resolve_among("4f", ids) == resolve_among("langfuse:4", ids) == ids[0]
+    assert short_id(ids[0]) == "4f1c20a9"
 
 
 def test_at_most_ten_candidates_are_named() -> None:

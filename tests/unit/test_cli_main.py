@@ -123,7 +123,7 @@ def exit_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     ("arguments", "line"),
     [
         (["sumbit"], "No such command 'sumbit'. Did you mean 'submit'?; see `kp-scorer --help`"),
-        (["score"], "Missing argument 'FILE|-'; see `kp-scorer score --help`"),
+        (["score"], "Missing argument 'FILE|FOLDER|-...'; see `kp-scorer score --help`"),
         (["dead-letter", "show", "--all"], "No such option '--all'; see `kp-scorer dead-letter show --help`"),
         (["schema", "record"], "Invalid value for '{trace|decision}': 'record' is not one of 'trace', 'decision'."),
         (["score", "absent.jsonl"], "Invalid value for FILE: absent.jsonl: No such file or directory"),

@@ -39,6 +39,12 @@ def namespaced(trace_id: str, namespace: str) -> str:
     return start + trace_id.removeprefix(TRACE_ID_PREFIX)
 
 
+def begins(trace_id: str, beginning: str) -> bool:
+    """Whether an id begins so after ``kp:trace:``, or after its namespaces."""
+    own = trace_id.removeprefix(TRACE_ID_PREFIX)
+    return own.startswith(beginning) or own.rpartition(":")[2].startswith(beginning)
+
+
 def namespace_of(trace_id: str) -> str:
     """The namespace in an id, which its producer chose; empty if there is none."""
     namespace, colon, _ = trace_id.removeprefix(TRACE_ID_PREFIX).partition(":")

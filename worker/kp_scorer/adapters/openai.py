@@ -2,7 +2,8 @@
 
 A source is an object with ``messages``, and with ``choices`` where the answer was recorded beside its request; an object with
 ``input`` and ``output``, as what is sent to the Responses API and what comes back have them; a log with ``request`` and
-``response``; a line of a batch; or a list of messages or items alone.
+``response``; a line of a batch, whose other half has the same ``custom_id``; or a list of messages or items alone. What is sent
+to models of Anthropic and Gemini, and what comes back, is read in the same places.
 
 Specifications: https://platform.openai.com/docs/api-reference/chat/create, where ``messages`` are described, and
 https://platform.openai.com/docs/api-reference/responses/object; both are generated from
@@ -10,10 +11,32 @@ https://github.com/openai/openai-openapi.
 """
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, moment, trace_id
 from kp_scorer.adapters.messages import Piece, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node
+
+_KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "request", "response", "prompt", "custom_id"})
+"""Any of them is in an object that is a conversation, or a part of one."""
+
+
+def fits(value: dict[str, Any]) -> bool:
+    """Whether an object is a conversation, a message or an item."""
+    is_of_responses = isinstance(value.get("output"), list) or {"input", "output"} <= set(value)
+    return bool(_KEYS & set(value)) or is_of_responses or is_message(value)
+
+
+def batch_id(conversation: Node) -> str | None:
+    """The id that a request of a batch has in common with its response; None for what is of no batch."""
+    value = conversation.value
+    return conversation.at("custom_id").text() or None if isinstance(value, dict) and "custom_id" in value else None
+
+
+def ends(conversations: Sequence[Node]) -> int | None:
+    """0 once both halves of a conversation of a batch are here."""
+    keys = set().union(*(each.object() for each in conversations))
+    return 0 if {"body", "response"} <= keys else None
 
 
 def records(source: Node) -> list[Node]:
@@ -24,7 +47,9 @@ def records(source: Node) -> list[Node]:
 
 def run(_own: str, conversations: Sequence[Node]) -> Run:
     """The run that a conversation is."""
-    (conversation,) = conversations
+    conversation = conversations[0]
+    if len(conversations) > 1:
+        conversation = conversation._replace(value={key: each.value[key] for each in conversations for key in each.object()})
     if isinstance(conversation.value, list):
         return _run(conversation, list(pieces_of(conversation.items())))
     request, response = _body(conversation, "request"), _body(conversation, "response")

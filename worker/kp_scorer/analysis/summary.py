@@ -23,7 +23,6 @@ NEAR: Final = 0.95
 _MOST_DOMAINS: Final = 7
 _MOST_CALLS: Final = 8
 _MOST_EXAMPLES: Final = 5
-_MOST_DAYS: Final = 31
 _MOST_STRETCHES: Final = 40
 _FEWEST_IN_STRETCH: Final = 12
 _MOST_POINTS: Final = 600
@@ -118,8 +117,6 @@ class Analysis:
     groups: Sequence[Sequence[Member]]
     closest: ClosestCalls
     examples: Examples
-    origins: Mapping[str, Sequence[DomainSummary]]
-    """By agent, by framework and by day, each group like a domain; the days in order, the others by size."""
     dead_letters: Mapping[str, int]
 
 
@@ -127,25 +124,14 @@ def analyse(decisions: Sequence[Decision], dead_letters: Mapping[str, int]) -> A
     """Analyse decisions, at least one, in the order of their traces; ``dead_letters`` are counts by reason."""
     return Analysis(
         total=_summary(decisions),
-        domains=by_domain(decisions),
+        domains=by_name(decisions, lambda decision: decision.domain),
         dimensions={name: _distribution([getattr(each.dimensions, name) for each in decisions]) for name in DIMENSIONS},
         novelty=novelty_course(decisions),
         groups=near_duplicates(decisions),
         closest=closest_calls(decisions),
         examples=Examples(_spaced(decisions, "accepted"), _spaced(decisions, "rejected")),
-        origins={
-            "agent": by_name(decisions, lambda decision: decision.agent_id or ""),
-            "framework": by_name(decisions, lambda decision: decision.framework or ""),
-            # Of ISO 8601, the date.
-            "day": sorted(by_name(decisions, lambda decision: decision.decided_at[:10], _MOST_DAYS), key=lambda day: day.name),
-        },
         dead_letters=dead_letters,
     )
-
-
-def by_domain(decisions: Sequence[Decision], most: int = _MOST_DOMAINS) -> list[DomainSummary]:
-    """Summarise each domain, as :func:`by_name` does."""
-    return by_name(decisions, lambda decision: decision.domain, most)
 
 
 def by_name(

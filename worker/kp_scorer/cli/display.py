@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -127,12 +127,9 @@ class DecisionTable:
 
     def _print(self, *cells: str) -> None:
         table = Table(box=SIMPLE_HEAD, show_header=not self._is_begun, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        table.header_style = "bold"
-        table.add_column("trace", no_wrap=True, width=8)
-        table.add_column("domain", no_wrap=True, width=_LONGEST_BUILT_IN)
-        for heading in ("score", "needs"):
-            table.add_column(heading, justify="right", no_wrap=True, width=5)
-        table.add_column("decision", no_wrap=True, width=8)
+        for heading, width in (("trace", 8), ("domain", _LONGEST_BUILT_IN), ("score", 5), ("needs", 5), ("decision", 8)):
+            justify: Literal["left", "right"] = "right" if width == 5 else "left"
+            table.add_column(heading, justify=justify, no_wrap=True, width=width)
         table.add_column("why", min_width=_LEAST_WHY)
         table.add_row(*cells)
         self._is_begun = True

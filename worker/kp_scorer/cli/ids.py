@@ -1,7 +1,7 @@
 """Ids as people type them.
 
-A command that looks up a trace accepts the beginning of its id, without ``kp:trace:``, if no other id begins so. An id with
-``kp:trace:`` is exact: it never stands for another.
+A command that looks up a trace accepts the beginning of its id, without ``kp:trace:`` and namespaces, if no other id begins so.
+An id with ``kp:trace:`` is exact: it never stands for another.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ import click
 
 from kp_scorer.cli.output import print_note
 from kp_scorer.ledger import RedisLedger
-from kp_scorer.trace import TRACE_ID_PREFIX
+from kp_scorer.trace import TRACE_ID_PREFIX, begins
 
 _MOST_NAMED: Final = 10
 
@@ -26,7 +26,7 @@ def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: C
         return exact
     candidates = set(ids_elsewhere())
     if exact not in candidates:
-        in_ledger = ledger.ids_with_prefix(exact, _MOST_NAMED + 1)
+        in_ledger = ledger.ids_beginning(id_or_beginning, _MOST_NAMED + 1)
         if in_ledger is None:
             # Without SCAN, the ledger may hold more ids that begin so than the one that can be read here.
             print_note(f"{id_or_beginning}: this user of Redis may not look for ids that begin so (SCAN); give the exact id")
@@ -58,10 +58,10 @@ def _not_empty(typed_id: str) -> str:
     return typed_id
 
 
-def _only_match(id_or_beginning: str, beginning: str, ids: Iterable[str]) -> str:
-    matches = {each for each in ids if each.startswith(beginning)}
-    if beginning in matches:
-        return beginning
+def _only_match(id_or_beginning: str, exact: str, ids: Iterable[str]) -> str:
+    matches = {each for each in ids if begins(each, id_or_beginning)}
+    if exact in matches:
+        return exact
     if len(matches) > 1:
         named = ", ".join(sorted(matches)[:_MOST_NAMED])
         more = " and others" if len(matches) > _MOST_NAMED else ""

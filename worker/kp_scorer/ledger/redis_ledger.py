@@ -32,6 +32,7 @@ from kp_scorer.ledger.records import (
 )
 from kp_scorer.ledger.scripts import nothing, row, rows, script
 from kp_scorer.novelty.audit import DecidedTrace
+from kp_scorer.trace import begins
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
@@ -210,13 +211,14 @@ class RedisLedger:
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             yield from filter(None, self.decided(chunk))
 
-    def ids_with_prefix(self, prefix: str, most: int) -> list[str] | None:
-        """The ids of traces that begin with ``prefix``, ``most`` at most, in no order; None if this user may not look for them.
+    def ids_beginning(self, beginning: str, most: int) -> list[str] | None:
+        """The ids of traces that begin so, ``most`` at most, in no order; None if this user may not look for them.
 
         Redis looks through the names of all its keys, which takes a second for a million.
         """
         try:
-            return list(islice(self._scan(prefix, at_once=_SCANNED_AT_ONCE), most))
+            having = self._scan(beginning, at_once=_SCANNED_AT_ONCE)
+            return list(islice((trace_id for trace_id in having if begins(trace_id, beginning)), most))
         except redis.exceptions.NoPermissionError:
             return None
 
@@ -303,12 +305,12 @@ class RedisLedger:
     def _records(self, traces: Sequence[Submission | Identity | Verdict]) -> list[str]:
         return [self._keys.record(trace.trace_id) for trace in traces]
 
-    def _scan(self, prefix: str, *, at_once: int) -> Iterator[str]:
+    def _scan(self, part: str, *, at_once: int) -> Iterator[str]:
         start = self._keys.record("")
-        pattern = re.sub(r"[][*?\\]", r"\\\g<0>", start + prefix)
+        prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
         # Redis gives some twice while its table grows or shrinks.
         seen: set[bytes] = set()
-        for key in self._client.scan_iter(f"{pattern}*", count=at_once, _type="hash"):
+        for key in self._client.scan_iter(f"{prefix}*{middle}*", count=at_once, _type="hash"):
             if key not in seen:
                 seen.add(key)
                 yield text_in(key).removeprefix(start)

@@ -14,6 +14,7 @@ from kp_scorer.analysis.summary import (
     DomainSummary,
     Member,
     Quartiles,
+    by_name,
     gap,
     lowest_threshold,
 )
@@ -28,6 +29,7 @@ from kp_scorer.report.words import (
     plural,
     reasons,
     share,
+    share_in_brackets,
     shown_id,
     spaced,
     threshold_words,
@@ -47,6 +49,7 @@ _MOST_GROUPS = 20
 _MOST_MEMBERS = 20
 _MOST_DOMAINS = 3
 _MOST_DRAWN = 3
+_MOST_DAYS = 31
 
 
 class Chart(NamedTuple):
@@ -94,7 +97,7 @@ def title_of(analysis: Analysis) -> str:
     """How many traces were accepted."""
     total = analysis.total
     accepted, count = total.outcomes["accepted"], len(total.decisions)
-    return f"{accepted:,} of {plural(count, 'trace')} accepted ({share(accepted, count)})"
+    return f"{accepted:,} of {plural(count, 'trace')} accepted{share_in_brackets(accepted, count)}"
 
 
 def facts_of(analysis: Analysis, source: str) -> str:
@@ -111,7 +114,8 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
     total = analysis.total
     count = len(total.decisions)
     figures = {
-        OUTCOME_WORDS[each]: f"{total.outcomes[each]:,} ({share(total.outcomes[each], count)})" for each in _outcomes(total)
+        OUTCOME_WORDS[each]: f"{total.outcomes[each]:,}{share_in_brackets(total.outcomes[each], count)}"
+        for each in _outcomes(total)
     }
     figures |= {"median score": f"{total.scores.quartiles.p50:.2f}", "near duplicates": near_duplicate_words(analysis)}
     if analysis.dead_letters:
@@ -240,27 +244,27 @@ def _rejections(analysis: Analysis) -> Section | None:
 
 
 def _origins(analysis: Analysis) -> Section | None:
+    decisions = analysis.total.decisions
+    origins = {
+        "agent": by_name(decisions, lambda decision: decision.agent_id or ""),
+        "framework": by_name(decisions, lambda decision: decision.framework or ""),
+        # Of ISO 8601, the date.
+        "day": sorted(by_name(decisions, lambda decision: decision.decided_at[:10], _MOST_DAYS), key=lambda day: day.name),
+    }
+    headings = ["traces", "accepted", "share", "median score"]
     tables = [
-        _origin_table(origin, groups)
-        for origin, groups in analysis.origins.items()
+        Table(f"By {origin}", [origin, *headings], [_origin(group) for group in groups], is_open=True)
+        for origin, groups in origins.items()
         if len(groups) > 1 or (groups[0].name and origin != "day")
     ]
     lead = "As traces name their agent and framework, and by the day of the decision, in UTC."
     return Section("origins", "Where traces come from", lead, tables=tables) if tables else None
 
 
-def _origin_table(origin: str, groups: Sequence[DomainSummary]) -> Table:
-    rows = [
-        [
-            f"{each.smaller:,} others" if each.smaller else named(each.name),
-            f"{len(each.decisions):,}",
-            f"{each.outcomes['accepted']:,}",
-            share(each.outcomes["accepted"], len(each.decisions)),
-            f"{each.scores.quartiles.p50:.2f}",
-        ]
-        for each in groups
-    ]
-    return Table(f"By {origin}", [origin, "traces", "accepted", "share", "median score"], rows, is_open=True)
+def _origin(group: DomainSummary) -> list[str]:
+    count, accepted = len(group.decisions), group.outcomes["accepted"]
+    name = f"{group.smaller:,} others" if group.smaller else named(group.name)
+    return [name, f"{count:,}", f"{accepted:,}", share(accepted, count), f"{group.scores.quartiles.p50:.2f}"]
 
 
 def _closest(analysis: Analysis, objectives: Objectives) -> Section:
@@ -294,12 +298,7 @@ def _dimensions(analysis: Analysis) -> Section:
     spreads = [(spaced(name), spread) for name, spread in analysis.dimensions.items()]
     histograms = [
         Chart(
-            f"dimensions-{number}",
-            name,
-            f"median {each.quartiles.p50:.2f}",
-            "dimension",
-            {"counts": each.counts},
-            each.counts,
+            f"dimensions-{number}", name, f"median {each.quartiles.p50:.2f}", "dimension", {"counts": each.counts}, each.counts
         )
         for number, (name, each) in enumerate(spreads)
     ]

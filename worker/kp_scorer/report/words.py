@@ -16,6 +16,7 @@ OVERRIDE_WORDS: Final[dict[Override, str]] = {
     "recovered_from_errors": "recovered from errors (+0.1)",
     "single_tool": "only one tool (-0.1)",
 }
+_FEWEST_SHARED: Final = 10
 _EXCERPT_CHARS: Final = 160
 _LOW: Final = 0.5
 _HIGH: Final = 0.8
@@ -32,10 +33,15 @@ def share(part: int, total: int) -> str:
     return f"{percent:.1f}%" if percent < 9.95 or 99 < percent < 100 else f"{percent:.0f}%"
 
 
+def share_in_brackets(part: int, total: int) -> str:
+    """The same in brackets, after a space; nothing of a handful, where it means nothing."""
+    return f" ({share(part, total)})" if total >= _FEWEST_SHARED else ""
+
+
 def accepted_words(summary: DomainSummary) -> str:
     """How many traces there are, how many of them were accepted, and what share that is."""
     accepted, count = summary.outcomes["accepted"], len(summary.decisions)
-    return f"{plural(count, 'trace')}, {accepted:,} accepted ({share(accepted, count)})"
+    return f"{plural(count, 'trace')}, {accepted:,} accepted{share_in_brackets(accepted, count)}"
 
 
 def shortened(text: str) -> str:
@@ -60,8 +66,8 @@ def shown_id(trace_id: str) -> str:
 
 
 def short_id(trace_id: str) -> str:
-    """The first part of a trace id, enough to distinguish the traces of a table."""
-    return trace_id.removeprefix(TRACE_ID_PREFIX)[:8]
+    """The beginning of a trace id without its namespaces, enough to distinguish the traces of a table."""
+    return trace_id.rpartition(":")[2][:8]
 
 
 def named(domain: str) -> str:
