@@ -1,9 +1,9 @@
 """``kp-scorer keep``: of traces in files, those with one outcome, with their scores."""
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
@@ -37,8 +37,8 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
     They are scored offline and in order, as by `score`. Each trace is written once, as JSON Lines, as soon as it is decided.
     Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
     """
-    if any(_is_same_file(name, output) for name in files):
-        raise click.BadParameter("it is one of the files that are read", param_hint="--output")
+    if output != "-" and any(Path(output).resolve().is_relative_to(Path(name).resolve()) for name in files):
+        raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint="--output")
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     results = _stored(batches, settings) if stored else score_lines(batches, lambda: None, settings)
     counts: Counter[str] = Counter()
@@ -79,7 +79,3 @@ def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[t
                     yield line, TraceConflict(line.trace.id)
                 else:
                     yield line, (record.decision or record.state) if record else "unknown"
-
-
-def _is_same_file(name: str, output: str) -> bool:
-    return os.path.exists(name) and os.path.exists(output) and os.path.samefile(name, output)  # noqa: PTH110, PTH121
