@@ -85,8 +85,9 @@ def test_what_no_field_is_for_stays_as_it_was_read(tmp_path: Path) -> None:
 
 def test_a_file_is_never_overwritten_by_what_is_kept_of_it(file: Path) -> None:
     before = file.read_bytes()
-    done = keep(file, "--output", file, *BANDS)
-    assert (done.exit_code, file.read_bytes()) == (2, before)
+    for read in (file, file.parent):
+        done = keep(read, "--output", file, *BANDS)
+        assert (done.exit_code, file.read_bytes()) == (2, before)
 
 
 def test_stored_decisions_choose_and_what_has_none_is_named(file: Path, settings: Settings, store: Store) -> None:

@@ -331,17 +331,17 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
     assert_each_once(submitted, received)
 
 
-def test_the_consumer_in_the_readme_acts_once_on_each(settings: Settings, store: Store, tmp_path: Path) -> None:
+def test_the_documented_reader_acts_once_on_each(settings: Settings, store: Store, tmp_path: Path) -> None:
     first, second, last = (decision.model_copy(update={"outcome": "accepted"}) for decision in decisions(3))
     anew = first.model_copy(update={"decided_at": "2030-01-01T00:00:00.000+00:00"})
-    code = code_with("ON CONFLICT").replace("redis://queue:6379/0", settings.redis.url)
+    variables = os.environ | as_environment(with_changed(settings, **STREAM))
+    command = [sys.executable, "-uc", code_with("ON CONFLICT")]
     printed = tmp_path / "printed"
     with redis.Redis.from_url(settings.redis.url) as client, printed.open("wb") as output:
-        client.xgroup_create("decisions.accepted", "books", id="0", mkstream=True)
         for batch in ([first, second, first], [second, anew, anew, last]):
             stream = store.decision_stream("decisions.accepted")
             stream.publish(publications(batch), 0)
-            with subprocess.Popen([sys.executable, "-uc", code], cwd=tmp_path, stdout=output) as consumer:
+            with subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=output) as consumer:
                 wait_until(lambda: groups(client, stream.name) and not stream.count_unread())  # noqa: B023
                 consumer.kill()
     acted = [line.split()[0] for line in printed.read_text("utf-8").splitlines()]

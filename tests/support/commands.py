@@ -31,7 +31,7 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.Compl
 def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
     """Run a command whose stdout and stderr are a terminal of 80 columns; its exit code, and what it shows."""
     ours, theirs = pty.openpty()
-    shown = bytearray()
+    output = bytearray()
     variables = {"COLUMNS": "80", "TERM": "dumb", **variables}
     with subprocess.Popen(
         [*COMMAND, *arguments], env=os.environ | variables, stdout=theirs, stderr=theirs, stdin=theirs
@@ -40,9 +40,9 @@ def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
         # Linux reports the end as an error.
         with suppress(OSError):
             while chunk := os.read(ours, 65_536):
-                shown += chunk
+                output += chunk
     os.close(ours)
-    return process.returncode, shown.decode().replace("\r\n", "\n")
+    return process.returncode, output.decode().replace("\r\n", "\n")
 
 
 def run_in_shell(command: str, **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -1,10 +1,13 @@
 """Sources of other formats as traces, and the steps of these in few words."""
 
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import IO, Any, Final
 
 from kp_scorer.adapters import SuppliedFields, convert
+from kp_scorer.cli.converting import Conversion, Converted
+from kp_scorer.cli.input import read_traces
 from kp_scorer.decoding import decode_trace
-from kp_scorer.errors import NotConverted
+from kp_scorer.errors import InvalidTrace, NotConverted
 
 from tests.support.builders import LIMITS
 
@@ -38,6 +41,29 @@ def converted(name: str, *sources: object, supplied: SuppliedFields = SUPPLIED) 
     traces, refused = converted_and_refused(name, list(sources), supplied)
     assert refused == []
     return traces
+
+
+class Reading(Conversion):
+    """Takes note of what it is given to convert."""
+
+    def __init__(self) -> None:
+        super().__init__(SUPPLIED, LIMITS)
+        self.values: list[object] = []
+
+    def fits(self, value: object) -> bool:
+        return True
+
+    def feed(self, line: int, value: object) -> Iterator[Converted]:
+        yield Converted("", line, InvalidTrace([]))
+        self.values.append(value)
+
+
+def values_read(stream: IO[bytes]) -> list[tuple[int, object]]:
+    """All values of an input as they would be converted, each with its line, or its error."""
+    reading = Reading()
+    lines = list(read_traces(stream, LIMITS, reading))
+    values = iter(reading.values)
+    return [(line.number, next(values) if str(line.trace) == "" else line.trace) for line in lines]
 
 
 def refused_fields(name: str, *sources: object, supplied: SuppliedFields = SUPPLIED) -> list[tuple[int, str]]:

@@ -268,10 +268,11 @@ def test_trace_without_observations_has_its_input_and_output() -> None:
     assert (trace["task"]["objective"], steps_in(trace)) == ("Which berths are free?", [("thought", FREE)])
 
 
-def test_id_with_invalid_characters_becomes_a_digest() -> None:
-    traces = converted("langfuse", *[TRACE | {"id": f"über {n}"} for n in (1, 2)], TRACE | {"id": "y" * 300})
-    assert len({trace["id"] for trace in traces}) == 3
-    assert all(re.fullmatch("kp:trace:langfuse:[0-9a-f]{32}", trace["id"]) for trace in traces)
+def test_id_is_written_as_in_a_url_and_a_long_one_becomes_a_digest() -> None:
+    *traces, long = converted("langfuse", *[TRACE | {"id": f"über {n}%"} for n in (1, 2)], TRACE | {"id": "y" * 300})
+    assert [trace["id"] for trace in traces] == [f"kp:trace:langfuse:%C3%BCber%20{n}%25" for n in (1, 2)]
+    assert re.fullmatch("kp:trace:langfuse:[0-9a-f]{32}", long["id"])
+    assert long["metadata"]["source_id"] == "y" * 300
 
 
 @pytest.mark.parametrize(

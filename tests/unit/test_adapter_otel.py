@@ -1,13 +1,21 @@
 """OpenTelemetry spans as traces: of the GenAI conventions and of OpenInference, in the protocol's JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kp_scorer import adapters
+from kp_scorer.adapters import Converter
+from kp_scorer.cli.converting import Conversion
+from kp_scorer.cli.input import Files, Line
+from kp_scorer.errors import InvalidTrace, NotConverted
 
+from tests.support.builders import LIMITS
 from tests.support.converting import SUPPLIED, converted, refused_fields, steps_in, steps_of
 
 Json = dict[str, Any]
@@ -462,7 +470,7 @@ PLACE: Final = "resourceSpans.0.scopeSpans.0.spans.0"
         (export(WINDY[0] | {"startTimeUnixNano": None}), f"{PLACE}.startTimeUnixNano"),
         (export(WINDY[0] | {"startTimeUnixNano": "9" * 20}), f"{PLACE}.startTimeUnixNano"),
         (export(WINDY[0] | {"endTimeUnixNano": "soon"}), f"{PLACE}.endTimeUnixNano"),
-        (export(WINDY[0] | {"attributes": {}}), f"{PLACE}.attributes"),
+        (export(WINDY[0] | {"attributes": 5}), f"{PLACE}.attributes"),
         (export(WINDY[0] | {"attributes": [{"key": "x", "value": {"textValue": ""}}]}), f"{PLACE}.attributes.0.value"),
         (
             export(WINDY[0] | {"attributes": [{"key": "x", "value": {"intValue": "1e3"}}]}),
@@ -488,3 +496,96 @@ def test_trace_with_a_broken_span_is_not_converted_in_part() -> None:
     assert refused_fields("otel", export(WINDY[0]), export(WINDY[1] | {"startTimeUnixNano": "x"})) == [
         (2, f"{PLACE}.startTimeUnixNano")
     ]
+
+
+ROOT: Final = span("run", 0, 40, {})
+
+
+def of_another_run(number: int, at_ms: int) -> Json:
+    return export(
+        *(each | {"traceId": f"{number:032x}", "spanId": each["name"]} for each in [span("late", at_ms, at_ms + 1, {})])
+    )
+
+
+def test_run_is_converted_as_soon_as_another_begins_well_after_its_end() -> None:
+    converter = Converter(SUPPLIED, LIMITS, "otel")
+    within = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
+    assert [
+        *converter.feed(1, export(*within)),
+        *converter.feed(2, export(ROOT)),
+        *converter.feed(3, of_another_run(1, 9_000)),
+    ] == []
+    (trace,) = converter.feed(4, of_another_run(1, 12_000))
+    assert isinstance(trace, dict)
+    assert len(trace["steps"]) == len(STEPS)
+    # What comes after that is refused, once.
+    refused = [*converter.feed(5, export(within[0])), *converter.feed(6, export(within[0]))]
+    assert [error.line for error in refused if isinstance(error, NotConverted)] == [5]
+
+
+def test_runs_that_are_open_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "_MOST_OPEN", 2)
+    converter = Converter(SUPPLIED, LIMITS, "otel")
+    assert list(converter.feed(1, export(*WINDY))) == []
+    (trace,) = converter.feed(2, of_another_run(1, 0))
+    assert isinstance(trace, dict)
+
+
+def test_resource_and_attributes_of_the_root_are_fields_of_the_record() -> None:
+    exported = export(*WINDY, span("run", 0, 40, {"agent.name": "pilot"}))
+    exported["resourceSpans"][0]["resource"] = {"attributes": key_values({"service.name": "weather"})}
+    paths = {"task_domain": "resource.service.name", "id": "attributes.gen_ai.operation.name"}
+    (trace,) = converted("otel", exported, supplied=SUPPLIED._replace(paths=paths))
+    assert (trace["metadata"]["task_domain"], trace["id"]) == ("weather", "kp:trace:otel:chat")
+
+
+def lines_of(raw: bytes) -> list[Line]:
+    """What a file is converted to."""
+    with NamedTemporaryFile() as file:
+        file.write(raw)
+        file.flush()
+        return list(Files([file.name], LIMITS, Conversion(SUPPLIED, LIMITS)))
+
+
+def printed_by_python(each: Json) -> str:
+    """A span as the console exporter of the Python SDK prints it."""
+    times = {
+        key: datetime.fromtimestamp(int(each[field]) / 1e9, UTC).isoformat().replace("+00:00", "Z")
+        for key, field in (("start_time", "startTimeUnixNano"), ("end_time", "endTimeUnixNano"))
+    }
+    context = {"trace_id": f"0x{TRACE.lower()}", "span_id": f"0x{each['spanId']}", "trace_state": "[]"}
+    attributes = {pair["key"]: pair["value"]["stringValue"] for pair in each["attributes"]}
+    fields = {"name": each["name"], "context": context, "kind": "SpanKind.INTERNAL", "parent_id": None, **times}
+    return json.dumps(fields | {"status": {"status_code": "UNSET"}, "attributes": attributes, "events": []}, indent=4)
+
+
+def printed_by_node(each: Json) -> str:
+    """A span as the console exporter of the JavaScript SDK prints it."""
+    attributes = ",\n".join(
+        f"    '{pair['key']}': "
+        + " +\n      ".join(
+            "'" + part.replace("\\", "\\\\").replace("'", "\\'") + "'" for part in pair["value"]["stringValue"].partition(":")
+        )
+        for pair in each["attributes"]
+    )
+    start_us = int(each["startTimeUnixNano"]) / 1e3
+    return (
+        "{\n  resource: {\n    attributes: { 'service.name': `it's \"here\"` }\n  },\n"
+        "  instrumentationScope: { name: 'x', version: undefined, schemaUrl: undefined },\n"
+        f"  traceId: '{TRACE.lower()}',\n  parentSpanContext: undefined,\n  traceState: undefined,\n  name: '{each['name']}',\n"
+        f"  id: '{each['spanId']}',\n  kind: 0,\n  timestamp: {start_us},\n  duration: 10000.25,\n"
+        f"  attributes: {{\n{attributes}\n  }},\n  status: {{ code: 0 }},\n  events: [],\n  links: []\n}}"
+    )
+
+
+@pytest.mark.parametrize("printed", [printed_by_python, printed_by_node])
+def test_spans_on_a_console_are_read(printed: Callable[[Json], str]) -> None:
+    raw = "\n".join(map(printed, WINDY)).encode()
+    (line,) = lines_of(raw)
+    assert line.document["id"] == f"kp:trace:otel:{TRACE.lower()}"
+    assert steps_in(dict(line.document)) == STEPS
+
+
+def test_what_node_cuts_off_is_refused() -> None:
+    cut_off = printed_by_node(WINDY[0]).replace("undefined,\n  name", "undefined... 99 more characters,\n  name")
+    assert [isinstance(line.trace, InvalidTrace) for line in lines_of(cut_off.encode())] == [True]

@@ -18,14 +18,26 @@ from kp_scorer.trace import is_trace_id
 
 from tests.support.calls import calls_during
 from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields
-from tests.unit import test_adapter_langfuse, test_adapter_openai, test_adapter_otel, test_adapter_sweagent, test_message_shapes
+from tests.unit import (
+    test_adapter_langfuse,
+    test_adapter_openai,
+    test_adapter_otel,
+    test_adapter_sessions,
+    test_adapter_sweagent,
+    test_message_shapes,
+)
 
 EXAMPLES: Final[dict[str, object]] = {
     "openai": {"messages": test_adapter_openai.TIDES},
     "otel": test_adapter_otel.export(*test_adapter_otel.WINDY),
     "sweagent": test_adapter_sweagent.RUN,
     "langfuse": test_adapter_langfuse.EXPORTED_TRACE,
+    "atif": test_adapter_sessions.ATIF,
+    "claude-code": test_adapter_sessions.CLAUDE,
+    "codex": test_adapter_sessions.CODEX,
 }
+GROUPED: Final = ("otel", "langfuse", "claude-code", "codex")
+"""Formats whose records make runs together, which come when they are complete."""
 of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
 
 
@@ -121,7 +133,7 @@ def test_id_without_one_in_the_record_is_that_of_its_content() -> None:
 def test_a_refused_source_is_reported_and_the_others_are_converted(name: str) -> None:
     traces, refused = converted_and_refused(name, ["x", EXAMPLES[name], InvalidTrace([Problem("$", "expected JSON")])])
     assert len(traces) == 1
-    assert [str(error).partition(":")[0] for error in refused] == ["line 1", "line 3"] or name in ("otel", "langfuse")
+    assert [str(error).partition(":")[0] for error in refused] == ["line 1", "line 3"] or name in GROUPED
     assert {error.line for error in refused} == {1, 3}
 
 

@@ -1,22 +1,25 @@
 """``kp-scorer convert``: what it reads, what it prints, what it asks for."""
 
+import gzip
 import io
 import json
+import os
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner, Result
-from kp_scorer.adapters import FORMATS
 from kp_scorer.cli.commands.convert import convert
-from kp_scorer.cli.input import read_json, read_traces
+from kp_scorer.cli.converting import Conversion
+from kp_scorer.cli.input import read_traces
 from kp_scorer.errors import InvalidTrace
 
-from tests.support.builders import LIMITS
-from tests.support.converting import converted
+from tests.support.builders import LIMITS, minimal_payload
+from tests.support.converting import SUPPLIED, converted, values_read
 from tests.support.documents import blocks
+from tests.unit import test_adapter_langfuse, test_adapter_otel
 
 OPTIONS: Final = {
-    "--from": "openai",
     "--confidence": "0.75",
     "--domain": "customer_service",
     "--visibility": "private",
@@ -42,14 +45,13 @@ def json_lines(*sources: object) -> bytes:
 
 def parsed(content: bytes) -> list[tuple[int, object]]:
     """What is read, with None for what is no JSON."""
-    values = read_json(io.BytesIO(content), LIMITS)
-    return [(number, None if isinstance(value, InvalidTrace) else value) for number, value in values]
+    return [(number, None if isinstance(value, InvalidTrace) else value) for number, value in values_read(io.BytesIO(content))]
 
 
 def test_converted_traces_can_be_read() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), "--failed")
     assert done.exit_code == 0, done.output
-    assert done.stderr == "converted 2 of 2: 2 steps, 0 tool calls, 0 error recoveries; 2 without tools\n"
+    assert done.stderr == "converted 2 of 2 runs: 2 steps, 0 tool calls, 0 errors, 0 error recoveries; 0 tools in 2 of 2 runs\n"
     (trace, _) = rows(done)
     assert trace["metadata"]["task_domain"] == "customer_service"
     assert trace["metadata"]["success"] is False
@@ -71,14 +73,16 @@ def test_invalid_records_are_reported_and_the_rest_is_converted() -> None:
     }
     assert trace["@type"] == "ReasoningTrace"
     assert "line 3: messages.1.role: expected system" in done.stderr
-    assert done.stderr.endswith("converted 1 of 3: 1 steps, 0 tool calls, 0 error recoveries; 1 without tools\n")
+    assert done.stderr.endswith(
+        "converted 1 of 2 runs: 1 steps, 0 tool calls, 0 errors, 0 error recoveries; 0 tools in 1 of 1 runs\n"
+    )
 
 
 def test_tools_and_recoveries_are_counted() -> None:
     call = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "mail", "arguments": "{}"}}]}
     results = [{"role": "tool", "tool_call_id": "c", "content": text} for text in ("Error: locked", "two")]
     done = run(json_lines([CHAT["messages"][0], call, results[0], call, results[1]], CHAT), "--success")
-    assert done.stderr == "converted 2 of 2: 5 steps, 2 tool calls, 1 error recoveries; 1 without tools\n"
+    assert done.stderr == "converted 2 of 2 runs: 5 steps, 2 tool calls, 1 errors, 1 error recoveries; 0 tools in 1 of 2 runs\n"
 
 
 def test_empty_input_is_reported() -> None:
@@ -86,19 +90,90 @@ def test_empty_input_is_reported() -> None:
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing to convert in -\n")
 
 
-@pytest.mark.parametrize("option", ["confidence", "domain", "visibility", "privacy_level", "from"])
-def test_options_that_no_format_supplies_are_required(option: str) -> None:
-    done = run(json_lines(CHAT), "--success", file="-", **{option: None})
-    assert done.exit_code == 2
-    assert f"Missing option '--{option.replace('_', '-')}'" in done.stderr
-
-
-def test_missing_facts_are_named_with_their_options() -> None:
-    done = run(json_lines(CHAT), created_at=None)
+def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
+    done = run(json_lines(CHAT, CHAT["messages"]), confidence=None, domain=None, created_at=None)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "expected --confidence, --domain, --created-at, --success or --failed; or where" in done.stderr
+    # Once something is converted, the others are refused, each by itself.
+    done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert done.exit_code == 1
-    assert [problem["field"] for problem in rows(done)[0]["problems"]] == ["metadata.created_at", "metadata.success"]
-    assert "expected --created-at" in done.stderr
-    assert "expected --success or --failed" in done.stderr
+    assert rows(done)[1]["problems"] == [
+        {"field": "metadata.success", "expected": "expected --success or --failed: no source says it"}
+    ]
+
+
+def test_traces_are_private_unless_an_option_says_otherwise() -> None:
+    (trace,) = rows(run(json_lines(CHAT), "--success", visibility=None, privacy_level=None))
+    assert (trace["metadata"]["visibility"], trace["metadata"]["privacy_level"]) == ("private", "private")
+
+
+def test_values_are_taken_from_fields_of_each_record() -> None:
+    of_paths = {
+        "success_field": "verifier.reward",
+        "confidence_field": "sure",
+        "domain_field": "meta.task.domain",
+        "id_field": "n",
+        "time_field": "at",
+    }
+    record = {
+        "verifier": {"reward": 0.5},
+        "sure": 0.25,
+        "meta": json.dumps({"task.domain": "code"}),
+        "n": 7,
+        "at": 1767225600000,
+    }
+    done = run(json_lines(CHAT | record, CHAT | record | {"sure": "very"}), **of_paths)
+    trace, refused = rows(done)
+    assert trace["id"] == "kp:trace:openai:7"
+    assert trace["metadata"] | {"success": True, "task_domain": "code"} == trace["metadata"]
+    assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
+    assert trace["outcome"]["confidence"] == 0.25
+    assert refused["problems"] == [{"field": "sure", "expected": "expected a number from 0 to 1"}]
+    assert [row.get("state") for row in rows(run(json_lines(CHAT | {"reward": 0.49}), success_field="reward"))] == [None]
+
+
+def test_fields_that_were_not_read_are_counted() -> None:
+    done = run(json_lines(CHAT | {"reward": 1, "usage": {"total": 9}}, CHAT["messages"], CHAT | {"reward": 2}), "--success")
+    assert done.stderr.endswith("fields not read, and in how many runs: reward (2), usage (1)\n")
+    done = run(json_lines(CHAT | {"reward": 1}), success_field="reward")
+    assert "not read" not in done.stderr
+
+
+def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a.json").write_bytes(b"{broken")
+    (tmp_path / "b" / "2.jsonl").write_bytes(json_lines(CHAT))
+    (tmp_path / "b" / "1.ndjson.gz").write_bytes(gzip.compress(json_lines(CHAT["messages"])))
+    (tmp_path / "b" / "readme.txt").touch()
+    done = run(b"", "--success", file=str(tmp_path))
+    assert f"{tmp_path}: 1 files of other names" in done.stderr
+    assert f"{tmp_path}/a.json: line 1: $: expected JSON" in done.stderr
+    assert [row.get("state") for row in rows(done)] == ["invalid", None, None]
+    assert rows(done)[0]["file"] == f"{tmp_path}/a.json"
+    mute = tmp_path / "mute.json"
+    mute.write_bytes(b"\n" + json_lines([{"role": "user", "content": "Any mail?"}]))
+    done = run(b"", "--success", str(mute), file=str(tmp_path / "b"))
+    assert rows(done)[-1] | {"file": str(mute), "line": 2} == rows(done)[-1]
+
+
+def test_each_source_is_read_by_its_shape_and_traces_of_ours_pass() -> None:
+    own = minimal_payload(trace_id="kp:trace:own") | {"unknown": [1.5, None]}
+    span = test_adapter_otel.export(*test_adapter_otel.WINDY)
+    done = run(json_lines(own, span, CHAT, test_adapter_langfuse.EXPORTED_TRACE, {"x": 1}, {"x": 2}), "--success")
+    assert done.exit_code == 1
+    assert {row["id"].split(":")[2] for row in rows(done) if "id" in row} == {"own", "otel", "openai", "langfuse"}
+    assert rows(done)[0] == own
+    assert [row["line"] for row in rows(done) if "line" in row] == [5, 6]
+    assert done.stderr.count("neither a trace") == 1
+
+
+def test_what_is_given_as_it_comes_is_converted_as_it_comes() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as source:  # noqa: PTH123 - of descriptors
+        lines = read_traces(stream, LIMITS, Conversion(SUPPLIED, LIMITS))
+        for number in range(3):
+            source.write(json_lines(test_adapter_langfuse.EXPORTED_TRACE | {"id": f"t{number}"}))
+            assert next(lines).document["id"] == f"kp:trace:langfuse:t{number}"
 
 
 @pytest.mark.parametrize(
@@ -139,16 +214,11 @@ def test_lines_may_be_lists_and_documents_any_json() -> None:
 
 def test_long_line_is_read() -> None:
     long = "x" * (2 * LIMITS.message_bytes)
-    assert parsed(json_lines({"a": 1}, long)) == [(1, {"a": 1}), (2, long)]
+    assert parsed(json_lines({"a": 1}, {"messages": long})) == [(1, {"a": 1}), (2, {"messages": long})]
 
 
-def test_examples_of_the_document_convert_as_described() -> None:
-    sources = [json.loads(block) for block in blocks("worker/CONVERT.md") if block.startswith("{")]
-    chat, spans, trajectory, trace = (converted(name, each)[0] for name, each in zip(FORMATS, sources, strict=True))
+def test_example_of_the_document_converts_as_described() -> None:
+    (source,) = [json.loads(block) for block in blocks("worker/CONVERT.md") if block.startswith("{")]
+    (chat,) = converted("", source)
     assert [step["type"] for step in chat["steps"]] == ["tool_call", "observation", "thought"]
     assert chat["outcome"]["result_summary"] == "At 04:12."
-    assert [step["type"] for step in trajectory["steps"]] == ["thought", "tool_call", "observation"]
-    assert trajectory["steps"][1]["input"] == {"command": "ls -F\n"}
-    assert spans["id"] == "kp:trace:otel:5b8efff798038103d269b633813fc60c"
-    assert trace["id"] == "kp:trace:langfuse:tr-1"
-    assert [len(each["steps"]) for each in (spans, trace)] == [1, 1]

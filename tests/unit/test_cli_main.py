@@ -14,7 +14,7 @@ from kp_scorer.cli.main import commands, run
 from tests.support.commands import run as run_process
 from tests.support.paths import REPOSITORY
 
-HEAVY: Final = {"celery", "kombu", "numpy", "openvino", "pydantic", "redis", "rich", "structlog", "torch"}
+HEAVY: Final = {"celery", "fastapi", "kombu", "numpy", "openvino", "pydantic", "redis", "rich", "structlog", "torch"}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ HEAVY: Final = {"celery", "kombu", "numpy", "openvino", "pydantic", "redis", "ri
         (["health", "--port", "1"], set()),
         (["schema", "trace"], {"pydantic"}),
         (["convert", "--help"], {"numpy", "pydantic", "rich", "structlog"}),
+        (["status", "--help"], HEAVY - {"fastapi", "openvino", "torch"}),
     ],
 )
 def test_start_up_imports_only_what_a_command_needs(arguments: list[str], allowed: set[str]) -> None:
@@ -122,7 +123,7 @@ def exit_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     ("arguments", "line"),
     [
         (["sumbit"], "No such command 'sumbit'. Did you mean 'submit'?; see `kp-scorer --help`"),
-        (["score"], "Missing argument 'FILE|-'; see `kp-scorer score --help`"),
+        (["score"], "Missing argument 'FILE|FOLDER|-...'; see `kp-scorer score --help`"),
         (["dead-letter", "show", "--all"], "No such option '--all'; see `kp-scorer dead-letter show --help`"),
         (["schema", "record"], "Invalid value for '{trace|decision}': 'record' is not one of 'trace', 'decision'."),
         (["score", "absent.jsonl"], "Invalid value for FILE: absent.jsonl: No such file or directory"),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kp_scorer import offline
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.errors import EmbedderUnhealthy, InvalidTrace, TraceConflict
-from kp_scorer.offline import Scorer, decide_offline, offline_decider, score_traces
+from kp_scorer.errors import EmbedderUnhealthy, InvalidTrace, NotConverted, TraceConflict
+from kp_scorer.offline import Scorer, convert, decide_offline, offline_decider, score_traces
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import make_trace, minimal_payload
@@ -163,3 +163,19 @@ def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
     # Within the window and its slack a trace is recognised.
     repeated = make_trace(trace_id="kp:trace:3400", objective="task 0")
     assert scorer.score(repeated).novelty.entry == scorer.score(repeated).novelty.entry
+
+
+def test_what_others_record_is_converted_and_scored_in_process() -> None:
+    chat = {
+        "messages": [{"role": "user", "content": "count the parcels"}, {"role": "assistant", "content": "there are three"}],
+        "created": 1_767_225_600,
+        "score": 0.9,
+    }
+    supplied: dict[str, Any] = {"domain": "code", "success": True, "paths": {"confidence": "score"}}
+    # A chat comes once no later one is likely to go on with it.
+    refused, trace = convert([chat, {"nothing": "known"}], **supplied)
+    assert isinstance(refused, NotConverted)
+    assert refused.line == 2
+    assert not isinstance(trace, NotConverted)
+    decision = Scorer(batches_of(8)).score(trace)
+    assert (decision.domain, decision.visibility, decision.dimensions.outcome_confidence) == ("code", "private", 0.9)

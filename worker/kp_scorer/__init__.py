@@ -18,10 +18,11 @@
     for decision in score_traces(traces):             # in this process, without Redis
         print(decision.outcome, decision.score)
 
-    from kp_scorer import Scorer, calibrate, explain, re_decide
+    from kp_scorer import NotConverted, Scorer, calibrate, convert, explain, re_decide
 
     scorer = Scorer()                                 # the same, trace by trace
-    decisions = [scorer.score(trace) for trace in traces]
+    traces = convert(chats, domain="code", confidence=0.8, success=True)
+    decisions = [scorer.score(trace) for trace in traces if not isinstance(trace, NotConverted)]
     print(scorer.how_new("a task"), explain(decisions[0]))
     again = re_decide(decisions, calibrate(decisions, accept=0.2))
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kp_scorer.errors import (
         DecisionTimeout,
         InvalidTrace,
+        NotConverted,
         Problem,
         Reason,
         ScorerError,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
         TraceDead,
     )
     from kp_scorer.ledger.store import stored_decisions
-    from kp_scorer.offline import Scorer, score_traces
+    from kp_scorer.offline import Scorer, convert, score_traces
     from kp_scorer.report.explained import explain
     from kp_scorer.report.thresholds import calibrate, re_decide
     from kp_scorer.settings import Settings, load_settings
@@ -64,6 +66,7 @@ __all__ = [
     "Decision",
     "DecisionTimeout",
     "InvalidTrace",
+    "NotConverted",
     "Problem",
     "Reason",
     "ReasoningTrace",
@@ -79,6 +82,7 @@ __all__ = [
     "TraceConflict",
     "TraceDead",
     "calibrate",
+    "convert",
     "explain",
     "load_settings",
     "re_decide",
@@ -92,7 +96,7 @@ _MODULES: Final = {
     "analysis.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision"},
-    "offline": {"Scorer", "score_traces"},
+    "offline": {"Scorer", "convert", "score_traces"},
     "report.explained": {"explain"},
     "report.thresholds": {"calibrate", "re_decide"},
     "settings": {"Settings", "load_settings"},

@@ -3,7 +3,9 @@
     ScorerError
     ├── SettingsError            correct the setting, start again
     ├── InvalidTrace             correct the trace; a worker dead-letters it
+    │   └── UnknownFormat        see that it is a trace, or convert it to one
     ├── NotConverted             correct the source in the other format, or pass the option for what it lacks
+    │   └── FieldsMissing        pass the options that it names
     ├── TraceConflict            use another id; a worker dead-letters it
     ├── TraceDead                look at the dead letter; no decision will come
     ├── DecisionTimeout          wait again, if the trace is known
@@ -19,7 +21,7 @@
 No message holds trace content: only field paths, ids, names of settings, and what was expected.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, Literal, NamedTuple, get_args
 
 Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost", "damaged"]
@@ -58,6 +60,13 @@ class InvalidTrace(ScorerError):
         super().__init__(_summary(self.problems))
 
 
+class UnknownFormat(InvalidTrace):
+    """A line of the input is no trace, and of nothing else that this command reads; the message says what to do."""
+
+    def __init__(self, advice: str) -> None:
+        super().__init__([Problem("$", advice)])
+
+
 class NotConverted(ScorerError):
     """A record in another format does not make a valid trace."""
 
@@ -65,6 +74,14 @@ class NotConverted(ScorerError):
         self.line = line
         self.problems = tuple(problems)
         super().__init__(f"line {line}: {_summary(self.problems)}")
+
+
+class FieldsMissing(NotConverted):
+    """A record lacks fields of a trace that nobody supplied; ``options`` of the command line would."""
+
+    def __init__(self, line: int, missing: Mapping[str, str]) -> None:
+        self.options = tuple(missing.values())
+        super().__init__(line, [Problem(field, f"expected {option}: no source says it") for field, option in missing.items()])
 
 
 def _summary(problems: Sequence[Problem]) -> str:

@@ -2,18 +2,52 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from kp_scorer import adapters
+from kp_scorer.adapters import SuppliedFields
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding import select_embedder
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import NotConverted, ServiceUnavailable
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
+
+
+def convert(
+    documents: Iterable[object],
+    *,
+    domain: str | None = None,
+    confidence: float | None = None,
+    success: bool | None = None,
+    created_at: str | None = None,
+    visibility: Visibility = "private",
+    privacy_level: PrivacyLevel = "private",
+    paths: Mapping[str, str] = MappingProxyType({}),
+    format_name: str = "",
+    settings: Settings | None = None,
+) -> Iterator[dict[str, Any] | NotConverted]:
+    """Convert what others record to traces that may be scored and submitted, or to the reasons why they cannot be.
+
+    Args:
+        documents: parsed JSON, such as chats or spans; one may hold several runs, and a run several of them.
+        domain: that of the runs; it and the next three are for runs whose source does not say it.
+        confidence: how sure their outcomes are, 0..1.
+        success: how they ended.
+        created_at: when they were, in ISO 8601.
+        visibility: who may see the traces.
+        privacy_level: how they may be shared.
+        paths: where a record has its ``id``, ``success``, ``confidence``, ``task_domain`` or ``created_at``: dotted paths.
+        format_name: the format, such as ``otel``; by default what the shape of each document says.
+        settings: whose limits apply; by default those of the environment and the configuration file.
+    """
+    supplied = SuppliedFields(confidence, domain, visibility, privacy_level, success, created_at, paths)
+    yield from adapters.convert(format_name, enumerate(documents, 1), supplied, (settings or load_settings()).limits)
 
 
 class Scorer:

@@ -3,108 +3,217 @@
 A format says which records a source holds, which run each belongs to, and what happened in a run: the messages and steps there.
 """
 
-from collections import OrderedDict
+import heapq
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.adapters import langfuse, openai, otel, sweagent
+from kp_scorer.adapters import atif, langfuse, openai, otel, sessions, sweagent
 from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_of
-from kp_scorer.adapters.node import MOST_DEPTH, Node, source
+from kp_scorer.adapters.messages import is_error
+from kp_scorer.adapters.node import MOST_DEPTH, Node, source, unread_in
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, NotConverted
 
-__all__ = ["FORMATS", "MOST_DEPTH", "SuppliedFields", "convert"]
+__all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "convert", "format_of"]
 
+Converted = dict[str, Any] | NotConverted
+"""A trace that may be submitted, or the reason why there is none."""
 
 _MOST_CHATS: Final = 1_000
 """How many chats wait for one that goes on with them, until the first of them is converted."""
 _MOST_RECORDS: Final = 50_000
 """Spans or observations in a run. What has more makes no trace within the limits, and would fill the memory first."""
+_MOST_OPEN: Final = 500_000
+"""Records of runs that may not be complete. Over it the run that has had none for the longest time is converted as it is."""
+_MOST_ENDED: Final = 100_000
+"""Runs that were converted of which the ids are held, so that a record that comes too late is refused."""
 
 
 class _Format(NamedTuple):
     """How the sources of a format are read."""
 
-    records: Callable[[Node], Iterable[Node]]
+    fits: Callable[[dict[str, Any]], bool]
+    """Whether an object may be a source of it, or an item of one."""
     run: Callable[[str, Sequence[Node]], Run]
-    run_id: Callable[[Node], str] | None = None
-    """By which id records make one run; None if each is a run alone."""
+    records: Callable[[Node], Iterable[Node]] = lambda source: source.items() if isinstance(source.value, list) else [source]
+    run_id: Callable[[Node], str | None] = lambda _: None
+    """By which id records make one run: None if one is a run alone, empty if it belongs to the run of the record before."""
+    starts: Callable[[Node], int] = lambda _: 0
+    ends: Callable[[Sequence[Node]], int | None] = lambda _: None
+    """From which start of another record on a run is complete; None if its latest record does not say that."""
     has_chats: bool = False
     """Whether a record may hold what an earlier one holds, and what came after."""
+    is_of_one_file: bool = False
+    """Whether a run is complete at the end of its file."""
 
 
 FORMATS: Final = {
-    "openai": _Format(openai.records, openai.run, has_chats=True),
-    "otel": _Format(otel.records, otel.run, otel.run_id),
-    "sweagent": _Format(sweagent.records, sweagent.run),
-    "langfuse": _Format(langfuse.records, langfuse.run, langfuse.run_id),
+    "otel": _Format(otel.fits, otel.run, otel.records, otel.run_id, otel.starts, otel.ends),
+    "langfuse": _Format(langfuse.fits, langfuse.run, langfuse.records, langfuse.run_id, ends=langfuse.ends),
+    "sweagent": _Format(sweagent.fits, sweagent.run),
+    "atif": _Format(atif.fits, atif.run),
+    "claude-code": _Format(
+        sessions.is_of_claude_code,
+        sessions.run_of_claude_code,
+        sessions.lines_of_claude_code,
+        sessions.id_of_claude_code,
+        is_of_one_file=True,
+    ),
+    "codex": _Format(sessions.is_of_codex, sessions.run_of_codex, run_id=sessions.id_of_codex, is_of_one_file=True),
+    "openai": _Format(openai.fits, openai.run, openai.records, openai.batch_id, ends=openai.ends, has_chats=True),
 }
+"""In the order in which they are tried on a source."""
+
+
+def format_of(value: object) -> str:
+    """The name of the format that a source has by its shape; empty if none fits."""
+    items = value if isinstance(value, list) else [value]
+    while items and isinstance(items[0], list):
+        items = items[0]
+    objects = [item for item in items if isinstance(item, dict)]
+    return next((name for name, read in FORMATS.items() if any(map(read.fits, objects))), "")
+
+
+class Converter:
+    """Converts sources as they come, each run when it is complete; holds the records of the others."""
+
+    def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
+        """Without the ``name`` of a format, each source has the one that fits it."""
+        self.unread: Counter[str] = Counter()
+        """In how many of the converted runs fields of their records were not read, by the names of these."""
+        self.errors = 0
+        """How many results in them are errors."""
+        self._supplied, self._limits, self._name = supplied, limits, name
+        self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()
+        """The records of runs that may not be complete, by format and id; which had one last is last."""
+        self._records = 0
+        """How many records these are."""
+        self._ends: list[tuple[int, tuple[str, str]]] = []
+        """A heap."""
+        self._latest: dict[str, str] = {}
+        """For each format the id of the run that had a record last."""
+        self._ended: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        """Runs that were converted, and whether a record was refused that came too late."""
+        self._chats: OrderedDict[bytes, Run] = OrderedDict()
+
+    def feed(self, line: int, value: object) -> Iterator[Converted]:
+        """Convert what is complete with a source, which begins on this line, counted from 1."""
+        now = 0
+        try:
+            node = source(line, value)
+            name = self._name or format_of(value)
+            if not name:
+                raise node.refusal(f"expected a trace, or the shape of {', '.join(FORMATS)}")
+            records = FORMATS[name].records(node)
+        except NotConverted as error:
+            yield error
+            return
+        for record in records:
+            try:
+                own = FORMATS[name].run_id(record)
+                if own is None:
+                    yield from self._convert(name, "", [record])
+                    continue
+                now = max(now, self._add(name, own, record))
+            except NotConverted as error:
+                yield error
+            while self._records > _MOST_OPEN:
+                yield from self._close(next(iter(self._open)))
+        while self._ends and self._ends[0][0] <= now:
+            yield from self._close(heapq.heappop(self._ends)[1])
+
+    def end_file(self) -> Iterator[Converted]:
+        """Convert the runs that have no record in another file."""
+        for key in [key for key in self._open if FORMATS[key[0]].is_of_one_file]:
+            yield from self._close(key)
+        self._latest.clear()
+
+    def end(self) -> Iterator[Converted]:
+        """Convert what is left."""
+        while self._open:
+            yield from self._close(next(iter(self._open)))
+        while self._chats:
+            yield self._trace(self._chats.popitem(last=False)[1])
+
+    def _add(self, name: str, own: str, record: Node) -> int:
+        """Add a record to its run; return when it started, which runs that have ended by then are complete with."""
+        own = self._latest[name] = own or self._latest.get(name, "")
+        key = name, own
+        if key in self._ended:
+            if self._ended[key]:
+                return 0
+            self._ended[key] = True
+            raise record.refusal("expected no more of a run that was complete, and was converted, before this record came")
+        records = self._open.setdefault(key, [])
+        self._open.move_to_end(key)
+        if len(records) <= _MOST_RECORDS:
+            records.append(record)
+            self._records += 1
+        try:
+            if (end := FORMATS[name].ends(records)) is not None:
+                heapq.heappush(self._ends, (end, key))
+            return FORMATS[name].starts(record)
+        except NotConverted:
+            # Refused with its run.
+            return 0
+
+    def _close(self, key: tuple[str, str]) -> Iterator[Converted]:
+        if records := self._open.pop(key, None):
+            self._records -= len(records)
+            self._ended[key] = False
+            if len(self._ended) > _MOST_ENDED:
+                self._ended.popitem(last=False)
+            yield from self._convert(*key, records)
+
+    def _convert(self, name: str, own: str, records: Sequence[Node]) -> Iterator[Converted]:
+        if len(records) > _MOST_RECORDS:
+            yield records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
+            return
+        try:
+            reads: dict[str, Any] = {}
+            run = FORMATS[name].run(own, [record._replace(reads=reads) for record in records])
+        except NotConverted as error:
+            yield error
+            return
+        yield from self._longest(run) if FORMATS[name].has_chats and run.pieces else [self._trace(run)]
+
+    def _longest(self, run: Run) -> Iterator[Converted]:
+        """Hold a chat back, as a log has it once for each of its calls: one that a later one begins with is no run."""
+        *earlier, own = digests_of(run.pieces)
+        for digest in earlier:
+            self._chats.pop(digest, None)
+        if own in self._chats:
+            yield self._trace(self._chats.pop(own))
+        self._chats[own] = run
+        if len(self._chats) > _MOST_CHATS:
+            yield self._trace(self._chats.popitem(last=False)[1])
+
+    def _trace(self, run: Run) -> Converted:
+        try:
+            trace = trace_of(run, self._supplied, self._limits)
+        except NotConverted as error:
+            return error
+        paths = tuple(self._supplied.paths.values())
+        unread = (name for name in unread_in(run.node) if not any(f"{path}.".startswith(f"{name}.") for path in paths))
+        self.unread.update(unread)
+        self.errors += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
+        return trace
 
 
 def convert(
     name: str, sources: Iterable[tuple[int, object | InvalidTrace]], supplied: SuppliedFields, limits: Limits
-) -> Iterator[dict[str, Any] | NotConverted]:
-    """Convert sources of a format to traces that may be submitted, or to the reason why one cannot be.
+) -> Iterator[Converted]:
+    """Convert sources of a format, or of any if its name is empty, to traces that may be submitted, or to why one cannot be.
 
     Each source comes with the line on which it begins, counted from 1; one whose JSON is broken is its error. It may hold
-    several traces, and a trace several sources: those of ``otel`` and ``langfuse`` come when all are read, and a chat when no
-    later one is likely to go on with it.
+    several traces, and a trace several sources; each comes when it is complete, a chat when no later one is likely to go on
+    with it.
     """
-    runs = _runs(FORMATS[name], sources)
-    for run in _longest(runs) if FORMATS[name].has_chats else runs:
-        try:
-            yield run if isinstance(run, NotConverted) else trace_of(run, supplied, limits)
-        except NotConverted as error:
-            yield error
-
-
-def _runs(read: _Format, sources: Iterable[tuple[int, object | InvalidTrace]]) -> Iterator[Run | NotConverted]:
-    runs: dict[str, list[Node]] = {}
+    converter = Converter(supplied, limits, name)
     for line, value in sources:
         if isinstance(value, InvalidTrace):
             yield NotConverted(line, value.problems)
-            continue
-        try:
-            records = read.records(source(line, value))
-        except NotConverted as error:
-            yield error
-            continue
-        for record in records:
-            if read.run_id is None:
-                yield _run(read, "", [record])
-                continue
-            try:
-                run = runs.setdefault(read.run_id(record), [])
-            except NotConverted as error:
-                yield error
-                continue
-            if len(run) <= _MOST_RECORDS:
-                run.append(record)
-    yield from (_run(read, own, records) for own, records in runs.items())
-
-
-def _run(read: _Format, own: str, records: Sequence[Node]) -> Run | NotConverted:
-    if len(records) > _MOST_RECORDS:
-        return records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
-    try:
-        return read.run(own, records)
-    except NotConverted as error:
-        return error
-
-
-def _longest(runs: Iterable[Run | NotConverted]) -> Iterator[Run | NotConverted]:
-    """The runs without those that a later one begins with: a log has a chat once for each of its calls."""
-    waiting: OrderedDict[bytes, Run] = OrderedDict()
-    for run in runs:
-        if isinstance(run, NotConverted) or not run.pieces:
-            yield run
-            continue
-        *earlier, own = digests_of(run.pieces)
-        for digest in earlier:
-            waiting.pop(digest, None)
-        if own in waiting:
-            yield waiting.pop(own)
-        waiting[own] = run
-        if len(waiting) > _MOST_CHATS:
-            yield waiting.popitem(last=False)[1]
-    yield from waiting.values()
+        else:
+            yield from converter.feed(line, value)
+    yield from converter.end()

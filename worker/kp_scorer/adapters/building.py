@@ -1,31 +1,63 @@
 """From the pieces of a run to a trace: its id, its objective, its steps and how it ended."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from kp_scorer.adapters.messages import Piece, call_input, call_text, is_error
-from kp_scorer.adapters.node import Node, as_json, parsed
+from kp_scorer.adapters.node import Node, as_json, field_at, parsed
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.errors import InvalidTrace, NotConverted, Problem
+from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.trace import TRACE_ID_PREFIX, is_trace_id
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class SuppliedFields(NamedTuple):
-    """The fields of every trace that no format has, as the caller supplies them."""
+_OPTIONS: Final = {
+    "confidence": ("outcome.confidence", "--confidence"),
+    "task_domain": ("metadata.task_domain", "--domain"),
+    "created_at": ("metadata.created_at", "--created-at"),
+    "success": ("metadata.success", "--success or --failed"),
+}
+"""What supplies a field that a source lacks."""
+_SUCCESSES: Final = {"true": True, "yes": True, "success": True, "passed": True, "resolved": True} | {
+    "false": False,
+    "no": False,
+    "failure": False,
+    "failed": False,
+    "error": False,
+}
+_LEAST_SUCCESS: Final = 0.5
+"""Of a reward or another number."""
+_EXPECTED: Final = {
+    "id": "a text or an integer that is the id",
+    "success": "true or false, a number that is a success from 0.5, or a word such as passed or failed",
+    "created_at": "an ISO 8601 date and time, or a number since 1970",
+    "task_domain": "a text that is the domain",
+    "confidence": "a number from 0 to 1",
+}
+_OWN_IDS: Final = ("custom_id", "id", "session_id", "instance_id")
+_PRINTABLE: Final = "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("%", "")
 
-    confidence: float
-    task_domain: str
+
+class SuppliedFields(NamedTuple):
+    """The fields of traces that sources lack, as the caller supplies them, or where they stand in each record."""
+
+    confidence: float | None
+    task_domain: str | None
     visibility: str
     privacy_level: str
     success: bool | None = None
     """For runs whose source does not say whether they succeeded."""
     created_at: str | None = None
     """For runs whose source does not say when they were."""
+    paths: Mapping[str, str] = MappingProxyType({})
+    """Dotted paths into a run's record, by the field that they lead to: one of these, or ``id``."""
 
 
 class Run(NamedTuple):
@@ -40,11 +72,13 @@ class Run(NamedTuple):
     framework: str | None = None
     answer: Node | None = None
     """What the run put out in the end, where the format has a place for that."""
+    record: object = None
+    """What the caller's paths lead into; None if that is what stands at ``node``."""
 
 
 def trace_id(kind: str, own: str, content: object) -> str:
-    """The id of a run: its own, if that may stand in one, otherwise made of a digest of its source; each time the same."""
-    if own and is_trace_id(full := f"{TRACE_ID_PREFIX}{kind}:{own}"):
+    """The id of a run: its own, as in a URL, if it has one of fitting length, else a digest of its source; always the same."""
+    if own and is_trace_id(full := f"{TRACE_ID_PREFIX}{kind}:{quote(own, _PRINTABLE, errors='replace')}"):
         return full
     digest = hashlib.blake2b(as_json(content).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return f"{TRACE_ID_PREFIX}{kind}:{digest}"
@@ -67,6 +101,15 @@ def moment(node: Node, microseconds: int) -> str:
         raise node.refusal("expected a time in the years 1 to 9999") from None
 
 
+def microseconds(node: Node) -> int:
+    """A time since the beginning of 1970, as ISO 8601, or with a space between date and time; without a zone it is in UTC."""
+    try:
+        time = datetime.fromisoformat(node.required_text())
+    except ValueError:
+        raise node.refusal("expected an ISO 8601 date and time") from None
+    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+
+
 def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, Any]:
     """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`.
 
@@ -83,14 +126,18 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
     if not pieces:
         raise run.node.refusal("expected something that the agent said or did: those are the steps")
     answer, result = _result(run, pieces)
+    fields = _fields_of(run, supplied)
+    metadata = {name: fields[name] for name in ("created_at", "task_domain", "success")}
+    metadata |= {"visibility": supplied.visibility, "privacy_level": supplied.privacy_level}
+    metadata |= {name: fields[name] for name in ("framework", "source_id") if fields[name]}
     trace = {
         "@context": "https://openknowledgepulse.org/schema/v1",
         "@type": "ReasoningTrace",
-        "id": run.trace_id,
-        "metadata": _metadata(run, supplied),
+        "id": fields["id"],
+        "metadata": metadata,
         "task": {"objective": objective.text},
         "steps": _steps(pieces),
-        "outcome": {"result_summary": result, "confidence": supplied.confidence},
+        "outcome": {"result_summary": result, "confidence": fields["confidence"]},
     }
     try:
         decode_trace(trace, limits)
@@ -100,24 +147,51 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
     return trace
 
 
-def _metadata(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
-    created_at = run.created_at or supplied.created_at
-    success = supplied.success if run.success is None else run.success
-    missing = []
-    if created_at is None:
-        missing.append(Problem("metadata.created_at", "expected --created-at, as the source does not say when it was"))
-    if success is None:
-        missing.append(Problem("metadata.success", "expected --success or --failed, as the source does not say which"))
-    if missing:
-        raise NotConverted(run.node.line, missing)
-    metadata = {
-        "created_at": created_at,
-        "task_domain": supplied.task_domain,
-        "success": success,
-        "visibility": supplied.visibility,
-        "privacy_level": supplied.privacy_level,
+def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
+    """What is no content: what the caller's paths lead to, else what the source says, else what the caller supplies."""
+    record = run.node.value if run.record is None else run.record
+    fields: dict[str, Any] = {
+        "id": run.trace_id,
+        "success": run.success,
+        "created_at": run.created_at,
+        "framework": run.framework,
     }
-    return metadata | ({"framework": run.framework} if run.framework else {})
+    for name, path in supplied.paths.items():
+        if (value := field_at(record, path)) is not None:
+            fields[name] = _field(name, value, run, run.node._replace(path=path))
+    own = next((value for key in _OWN_IDS if isinstance(value := field_at(record, key), str) and value), None)
+    fields["source_id"] = None if own and quote(own, _PRINTABLE, errors="replace") in fields["id"] else own
+    missing: dict[str, str] = {}
+    for name, (field, option) in _OPTIONS.items():
+        if fields.get(name) is None:
+            fields[name] = getattr(supplied, name)
+        if fields[name] is None:
+            missing[field] = option
+    if missing:
+        raise FieldsMissing(run.node.line, missing)
+    return fields
+
+
+def _field(name: str, value: object, run: Run, place: Node) -> Any:
+    """A field of the trace by the value in a record; ``place`` is that value's."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    match name, value:
+        case "id", str() | int():
+            return trace_id(run.trace_id.split(":")[2], str(value), value)
+        case "success", bool():
+            return value
+        case "success", int() | float() if is_number:
+            return value >= _LEAST_SUCCESS
+        case "success", str() if value.lower() in _SUCCESSES:
+            return _SUCCESSES[value.lower()]
+        case "created_at", int() | float() if is_number and value > 0:
+            # Seconds, milliseconds, microseconds or nanoseconds, all of which are some 10^9 seconds.
+            return moment(place, int(value * 10.0 ** (6 - 3 * min(3, max(0, int((math.log10(value) - 9) // 3))))))
+        case "confidence", int() | float() if is_number and 0 <= value <= 1:
+            return value
+        case (("created_at" | "task_domain"), str()) if value:
+            return value
+    raise place.refusal(f"expected {_EXPECTED[name]}")
 
 
 def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:

@@ -14,10 +14,9 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from kp_scorer.adapters.building import Run, moment, trace_id
+from kp_scorer.adapters.building import Run, microseconds, moment, trace_id
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, returned_in, text_in, utterance
 from kp_scorer.adapters.node import Node, as_json, parsed
 from kp_scorer.adapters.timeline import Span, SpanKind, in_order
@@ -25,7 +24,25 @@ from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 _KINDS: Final[dict[str, SpanKind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
 _TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)
 """How some name the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_OF_TRACES: Final = frozenset(
+    {"projectId", "project_id", "htmlPath", "sessionId", "session_id", "userId", "user_id", "release"}
+)
+"""Fields of a trace, one of which it has beside its id and its time."""
+
+
+def fits(value: dict[str, Any]) -> bool:
+    """Whether an object is a trace, an observation or a page of them."""
+    if isinstance(page := value.get("data"), list):
+        return any(isinstance(item, dict) and fits(item) for item in page)
+    fields = set(value)
+    is_observation = "type" in fields and {"traceId", "trace_id"} & fields and {"startTime", "start_time"} & fields
+    is_trace = {"id", "timestamp"} <= fields and _OF_TRACES & fields
+    return isinstance(value.get("observations"), list) or bool(is_observation or is_trace)
+
+
+def ends(items: Sequence[Node]) -> int | None:
+    """0 once the trace is here with its observations; observations alone say nowhere that they were the last."""
+    return 0 if isinstance(items[-1].at("observations").value, list) else None
 
 
 def records(source: Node) -> list[Node]:
@@ -55,7 +72,7 @@ def run(own: str, items: Sequence[Node]) -> Run:
     tools = {piece.name for span in spans if span.kind == "model" for piece in span.outputs if piece.kind == "call"}
     spans = [_tool_of(span, tools) for span in spans]
     roots = [span.node for span in spans if not span.parent_id]
-    times_us = [_microseconds(node.at("timestamp")) for node in traces if node.at("timestamp").value is not None]
+    times_us = [microseconds(node.at("timestamp")) for node in traces if node.at("timestamp").value is not None]
     times_us += [span.started_ns // 1_000 for span in spans]
     # The input and the output of the trace are those of a span around the others.
     spans += [Span(node, "", "", 0, 0, "other", "", *_both(_unquoted(node), Transcript(), is_model=False)) for node in traces]
@@ -67,7 +84,18 @@ def run(own: str, items: Sequence[Node]) -> Run:
         created_at=moment(origin, min(times_us)) if times_us else None,
         # Of several roots, none describes the run.
         success=False if len(roots) == 1 and _is_failed(roots[0]) else None,
+        record=_with_scores((traces or roots or observations)[0]),
     )
+
+
+def _with_scores(trace: Node) -> dict[str, Any]:
+    """A trace with its scores by name."""
+    scores = trace.object().get("scores")
+    scores = [score for score in scores if isinstance(score, dict)] if isinstance(scores, list) else []
+    values = {
+        score.get("name"): score.get("stringValue" if score.get("dataType") == "CATEGORICAL" else "value") for score in scores
+    }
+    return trace.object() | {"scores": values}
 
 
 def _is_observation(record: Node) -> bool:
@@ -125,8 +153,8 @@ def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
         node,
         span_id=node.at("id").text(),
         parent_id=node.first("parentObservationId", "parent_observation_id").text(),
-        started_ns=_microseconds(node.first("startTime", "start_time")) * 1_000,
-        ended_ns=None if end.value is None else _microseconds(end) * 1_000,
+        started_ns=microseconds(node.first("startTime", "start_time")) * 1_000,
+        ended_ns=None if end.value is None else microseconds(end) * 1_000,
         kind=kind,
         name=name,
         inputs=inputs,
@@ -158,9 +186,9 @@ def _has_content(node: Node) -> bool:
 
 def _attribute(node: Node, *keys: str) -> str:
     """The first of the span's attributes that is there; Langfuse keeps those that it does not read itself."""
-    metadata = node.at("metadata").parsed().value
-    attributes: Any = metadata.get("attributes") if isinstance(metadata, dict) else None
-    values = [attributes.get(key) for key in keys] if isinstance(attributes, dict) else []
+    metadata = node.at("metadata").parsed()
+    attributes = metadata.at("attributes") if isinstance(metadata.value, dict) else metadata
+    values = [attributes.at(key).value for key in keys] if isinstance(attributes.value, dict) else []
     return next((value for value in values if isinstance(value, str) and value), "")
 
 
@@ -177,12 +205,3 @@ def _pieces(node: Node, key: str, speaker: Speaker, transcript: Transcript, *, i
     content = node.at(key).parsed()
     pieces = pieces_in(content, speaker, transcript, is_model=is_model)
     return utterance(content, speaker, text_in(node.at(key).value)) if pieces is None else pieces
-
-
-def _microseconds(node: Node) -> int:
-    """A time as ISO 8601, or with a space between date and time; without a zone it is in UTC."""
-    try:
-        time = datetime.fromisoformat(node.required_text())
-    except ValueError:
-        raise node.refusal("expected an ISO 8601 date and time") from None
-    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)

@@ -1,9 +1,10 @@
-"""Values of a source that know where they stand, so that every error can name the place."""
+"""Values of a source that know where they stand, so that every error can name the place, and which fields of them were read."""
 
 import ast
 import json
 import re
 import warnings
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.errors import NotConverted, Problem
@@ -20,6 +21,19 @@ _SHOWN: Final = re.compile(
 """What is no Python in what Python shows: enumerations, objects that show only their address, fields without commas."""
 
 
+_JS_TEXT: Final = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`""")
+_JS_TOKEN: Final = re.compile(
+    rf"(?P<texts>(?:{_JS_TEXT.pattern})(?:\s*\+\s*(?:{_JS_TEXT.pattern}))*)|undefined\b|[A-Za-z_$][\w$]*(?=:)"
+)
+"""What is no JSON in what Node.js prints of an object: quotes, texts in parts, names without quotes."""
+_NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
+_STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc"})
+"""Fields that say what an object is; to most readers its other fields say the same."""
+
+Reads = dict[str, tuple[dict[str, Any], set[str]]]
+"""The objects of a run that were read field by field, by their paths, each with the keys that were."""
+
+
 class Node(NamedTuple):
     """A value of a source, and its place; a missing value is None, as null is."""
 
@@ -28,13 +42,23 @@ class Node(NamedTuple):
     path: str
     """Dotted, list positions counted from 0, as in :class:`~kp_scorer.errors.Problem`; empty for the source itself."""
     value: Any
+    reads: Reads | None = None
+    """Where it is noted what is read, here and below; None if nobody asks."""
 
     def at(self, *keys: str) -> "Node":
         """The value under a key of this object, of the object there, and so on."""
         node = self
         for key in keys:
-            node = Node(node.line, node._below(key), node.object().get(key))
+            fields = node.object()
+            if node.reads is not None:
+                node.reads.setdefault(node.path, (fields, set()))[1].add(key)
+            node = node._replace(path=node._below(key), value=fields.get(key))
         return node
+
+    def read(self, keys: Iterable[str]) -> None:
+        """Note that these fields of this object were read in another way than by :meth:`at`."""
+        if self.reads is not None:
+            self.reads.setdefault(self.path, (self.object(), set()))[1].update(keys)
 
     def first(self, *keys: str) -> "Node":
         """The value under the first of several keys that is there; under the first key if none is."""
@@ -52,7 +76,8 @@ class Node(NamedTuple):
             return []
         if not isinstance(self.value, list):
             raise self.refusal("expected a list")
-        return [Node(self.line, self._below(number), item) for number, item in enumerate(self.value[start:], start)]
+        items = enumerate(self.value[start:], start)
+        return [self._replace(path=self._below(number), value=item) for number, item in items]
 
     def text(self) -> str:
         """This value, which must be a text; empty if it is missing."""
@@ -96,6 +121,32 @@ def source(line: int, value: object) -> Node:
     return node
 
 
+def unread_in(run: Node) -> set[str]:
+    """The names of the fields in a run's records that hold something and were never read; without the places in lists."""
+    read, unread = set(), set()
+    start = _NUMBERS.sub("", run.path)
+    for path, (fields, keys) in (run.reads or {}).items():
+        for key, value in fields.items():
+            name = _NUMBERS.sub("", f"{path}.{key}").removeprefix(start).strip(".")
+            if key in keys:
+                read.add(name)
+            elif key not in _STRUCTURE and value not in (None, "", [], {}, 0):
+                unread.add(name)
+    return unread - read
+
+
+def field_at(value: object, path: str) -> Any:
+    """The value at a dotted path in an object, or in the JSON of one; keys may have dots as well. None if it is missing."""
+    value = parsed(value)
+    if isinstance(value, list):
+        value = {str(number): item for number, item in enumerate(value)}
+    if not isinstance(value, dict) or path in value:
+        return value.get(path) if isinstance(value, dict) else None
+    ends = (dot.start() for dot in re.finditer(r"\.", path))
+    fields = (field_at(value[path[:end]], path[end + 1 :]) for end in ends if path[:end] in value)
+    return next((field for field in fields if field is not None), None)
+
+
 def parsed(value: object) -> Any:
     """The object or list that a text holds, as JSON or as Python shows it, if not nested too deep; any other value as it is."""
     if not isinstance(value, str) or not _HOLDS_ONE.match(value):
@@ -105,6 +156,22 @@ def parsed(value: object) -> Any:
     except (ValueError, RecursionError):
         content = _shown_by_python(value)
     return value if content is None or _is_too_deep(content) else content
+
+
+def shown_by_node(text: str) -> Any:
+    """The object that Node.js prints as this text; None if it is none, or if the print leaves something out."""
+
+    def as_json_token(match: re.Match[str]) -> str:
+        if match["texts"]:
+            texts = (each[0] for each in _JS_TEXT.finditer(match["texts"]))
+            escaped = (each if each[0] != "`" else '"' + each[1:-1].replace('"', '\\"') + '"' for each in texts)
+            return json.dumps("".join(map(ast.literal_eval, escaped)))
+        return "null" if match[0] == "undefined" else f'"{match[0]}"'
+
+    try:
+        return json.loads(_JS_TOKEN.sub(as_json_token, text))
+    except (ValueError, SyntaxError, RecursionError):
+        return None
 
 
 def _shown_by_python(text: str) -> Any:

@@ -2,7 +2,8 @@
 
 A source is an object with ``messages``, and with ``choices`` where the answer was recorded beside its request; an object with
 ``input`` and ``output``, as what is sent to the Responses API and what comes back have them; a log with ``request`` and
-``response``; a line of a batch; or a list of messages or items alone.
+``response``; a line of a batch, whose other half has the same ``custom_id``; or a list of messages or items alone. What is sent
+to models of Anthropic and Gemini, and what comes back, is read in the same places.
 
 Specifications: https://platform.openai.com/docs/api-reference/chat/create, where ``messages`` are described, and
 https://platform.openai.com/docs/api-reference/responses/object; both are generated from
@@ -10,10 +11,32 @@ https://github.com/openai/openai-openapi.
 """
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, moment, trace_id
-from kp_scorer.adapters.messages import Piece, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
+from kp_scorer.adapters.messages import Piece, Speaker, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node
+
+_KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "request", "response", "prompt", "custom_id"})
+"""Any of them is in an object that is a conversation, or a part of one."""
+
+
+def fits(value: dict[str, Any]) -> bool:
+    """Whether an object is a conversation, a message or an item."""
+    is_of_responses = any(isinstance(value.get(key), list) for key in ("input", "output")) or {"input", "output"} <= set(value)
+    return bool(_KEYS & set(value)) or is_of_responses or is_message(value)
+
+
+def batch_id(conversation: Node) -> str | None:
+    """The id that a request of a batch has in common with its response; None for what is of no batch."""
+    value = conversation.value
+    return conversation.at("custom_id").text() or None if isinstance(value, dict) and "custom_id" in value else None
+
+
+def ends(conversations: Sequence[Node]) -> int | None:
+    """0 once both halves of a conversation of a batch are here."""
+    keys = set().union(*(each.object() for each in conversations))
+    return 0 if {"body", "response"} <= keys else None
 
 
 def records(source: Node) -> list[Node]:
@@ -24,32 +47,50 @@ def records(source: Node) -> list[Node]:
 
 def run(_own: str, conversations: Sequence[Node]) -> Run:
     """The run that a conversation is."""
-    (conversation,) = conversations
+    conversation = conversations[0]
+    if len(conversations) > 1:
+        conversation = conversation._replace(value={key: each.value[key] for each in conversations for key in each.object()})
     if isinstance(conversation.value, list):
         return _run(conversation, list(pieces_of(conversation.items())))
     request, response = _body(conversation, "request"), _body(conversation, "response")
-    messages, asked, answered = request.at("messages"), request.at("input"), response.at("output")
-    if messages.value is not None:
-        # Of several choices, clients use the first.
-        answers = [choice.at("message") for choice in response.at("choices").items()[:1]]
-        pieces = [piece for each in (*messages.items(), *answers) for piece in pieces_of_message(each)]
-    elif asked.value is not None or answered.value is not None:
-        pieces = list(pieces_of([*_items(asked), *_items(answered)]))
-    else:
-        pieces = pieces_in(request, "user", Transcript(), is_model=True) or []
-    if response.path != request.path and response.at("choices").value is None and answered.value is None:
-        pieces += pieces_in(response, "agent", Transcript(), is_model=True) or []
+    pieces = [*_asked(request), *_answered(response, is_alone=response.path != conversation.path)]
     if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
-    return _run(conversation, pieces, _time(response.first("created_at", "created")))
+    times = response if isinstance(response.value, dict) else conversation
+    return _run(conversation, pieces, _time(times.first("created_at", "created")))
 
 
 def _body(conversation: Node, key: str) -> Node:
     """The request or the response in a log that has both, and in a batch's body; otherwise the conversation."""
     message = conversation.at(key).parsed()
-    message = message if isinstance(message.value, dict) else conversation
-    body = message.at("body").parsed()
+    message = conversation if message.value is None else message
+    body = message.at("body").parsed() if isinstance(message.value, dict) else message
     return body if isinstance(body.value, dict) else message
+
+
+def _asked(request: Node) -> list[Piece]:
+    messages = request.at("messages").parsed() if isinstance(request.value, dict) else request
+    if messages.path != request.path and messages.value is not None:
+        if not isinstance(messages.value, list) or all(isinstance(item, dict) for item in messages.value):
+            return [piece for message in messages.items() for piece in pieces_of_message(message)]
+        return _pieces(messages, "user")
+    has_input = isinstance(request.value, dict) and request.at("input").value is not None
+    return _pieces(request.at("input") if has_input else request, "user")
+
+
+def _answered(response: Node, *, is_alone: bool) -> list[Piece]:
+    """What was answered, in an object that has nothing but that, or beside what was asked."""
+    if isinstance(response.value, dict) and response.at("choices").value is not None:
+        # Of several choices, clients use the first.
+        return [piece for choice in response.at("choices").items()[:1] for piece in pieces_of_message(choice.at("message"))]
+    keys = [key for key in ("output", "candidates") if isinstance(response.value, dict) and response.at(key).value is not None]
+    return _pieces(response.at(*keys[:1]), "agent") if keys == ["output"] or (keys and not is_alone) or is_alone else []
+
+
+def _pieces(node: Node, speaker: Speaker) -> list[Piece]:
+    """The pieces in what was asked or answered; raises NotConverted that names where a list has no shape of that."""
+    pieces = pieces_in(node.parsed(), speaker, Transcript(), is_model=True)
+    return list(pieces_of(node.items() if isinstance(node.value, list) else [])) if pieces is None else pieces
 
 
 def _run(conversation: Node, pieces: list[Piece], created_at: str | None = None) -> Run:
@@ -58,12 +99,6 @@ def _run(conversation: Node, pieces: list[Piece], created_at: str | None = None)
 
 def _is_item(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
-
-
-def _items(node: Node) -> list[Node]:
-    # What is asked for may be a text alone.
-    is_text = isinstance(node.value, str)
-    return [node._replace(value={"role": "user", "content": node.value})] if is_text else node.items()
 
 
 def _time(node: Node) -> str | None:

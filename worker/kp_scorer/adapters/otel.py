@@ -1,7 +1,7 @@
 """OpenTelemetry spans of agents, in the protocol's JSON, by the conventions of GenAI, OpenInference, AI SDK and OpenLLMetry.
 
-A source is an export (``resourceSpans``), or a line of what the Collector's file exporter writes. All spans of one trace id,
-wherever they stand in the input, are one run.
+A source is an export (``resourceSpans``), a line of what the Collector's file exporter writes, or a span as the SDKs of Python
+and of JavaScript print it on a console. All spans of one trace id are one run.
 
 Specifications: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding for the form;
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ and
@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
-from kp_scorer.adapters.building import Run, moment, trace_id
+from kp_scorer.adapters.building import Run, microseconds, moment, trace_id
 from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of_message, text_in, utterance
 from kp_scorer.adapters.node import Node
 from kp_scorer.adapters.timeline import Span, SpanKind, in_order
@@ -39,18 +39,72 @@ _VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity
 """Attributes of the AI SDK and of OpenLLMetry, beside OpenInference's ``input.value`` and ``output.value``."""
 _GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")
 """A span with one of these attributes follows the GenAI conventions."""
+_LATE_NS: Final = 10_000_000_000
+"""How long after its root a span of a run may end, and be exported by another process."""
+
+
+def fits(value: dict[str, Any]) -> bool:
+    """Whether an object is an export, or a span."""
+    return "resourceSpans" in value or _is_span(value)
+
+
+def _is_span(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    is_of_python = isinstance(value.get("context"), dict) and "trace_id" in value["context"]
+    return is_of_python or ("traceId" in value and bool({"spanId", "duration"} & set(value)))
 
 
 def records(source: Node) -> list[Node]:
     """The spans of an export, or of a list of them."""
     spans: list[Node] = []
     for export in source.items() if isinstance(source.value, list) else [source]:
+        if _is_span(export.value):
+            spans.append(_span_of_console(export))
+            continue
         resources = export.at("resourceSpans")
         if resources.value is None:
             raise resources.refusal("expected the list that an export of spans has")
-        scopes = (scope for resource in resources.items() for scope in resource.at("scopeSpans").items())
-        spans += (span for scope in scopes for span in scope.at("spans").items())
+        for resource in resources.items():
+            around = {"resource": resource.at("resource").value}
+            within = (span for scope in resource.at("scopeSpans").items() for span in scope.at("spans").items())
+            spans += (span._replace(value=around | span.value) if isinstance(span.value, dict) else span for span in within)
     return spans
+
+
+def _span_of_console(span: Node) -> Node:
+    """A span that an SDK printed, with the protocol's fields in place of those of Python's or JavaScript's own."""
+    if span.at("context").value is not None:
+        parts = {"traceId": ("context", "trace_id"), "spanId": ("context", "span_id"), "parentSpanId": ("parent_id",)}
+        fields: dict[str, Any] = {key: span.at(*path).text().removeprefix("0x") for key, path in parts.items()}
+        for key, path in (("startTimeUnixNano", "start_time"), ("endTimeUnixNano", "end_time")):
+            fields[key] = microseconds(span.at(path)) * 1_000
+        status = span.at("status")
+        code = f"STATUS_CODE_{status.at('status_code').text()}" if status.value is not None else ""
+        fields["status"] = {"code": code, "message": status.value and status.at("description").value}
+    elif span.at("duration").value is not None:
+        parent = span.at("parentSpanContext")
+        parent_id = span.at("parentId") if parent.value is None else parent.at("spanId")
+        start_us, duration_us = (span.at(key).number() or 0 for key in ("timestamp", "duration"))
+        if not start_us + duration_us < 2**53:
+            raise span.at("timestamp").refusal("expected microseconds since 1970")
+        fields = {"spanId": span.at("id").value, "parentSpanId": parent_id.value}
+        fields |= {"startTimeUnixNano": int(start_us * 1_000), "endTimeUnixNano": int((start_us + duration_us) * 1_000)}
+    else:
+        return span
+    own = {"context", "parent_id", "start_time", "end_time", "id", "parentId", "parentSpanContext", "timestamp", "duration"}
+    return span._replace(value={key: value for key, value in span.object().items() if key not in own} | fields)
+
+
+def starts(span: Node) -> int:
+    """When a span began, in nanoseconds since 1970."""
+    return _nanoseconds(span.at("startTimeUnixNano"))
+
+
+def ends(spans: Sequence[Node]) -> int | None:
+    """From when on nothing of a run begins, in nanoseconds since 1970; None while the last of its spans is no root."""
+    end = spans[-1].at("endTimeUnixNano")
+    return None if spans[-1].at("parentSpanId").text() or end.value is None else _nanoseconds(end) + _LATE_NS
 
 
 def run_id(span: Node) -> str:
@@ -64,6 +118,10 @@ def run(own: str, nodes: Sequence[Node]) -> Run:
     spans = [_span(node, transcript) for node in nodes]
     first = min(spans, key=lambda span: span.started_ns)
     roots = [span for span in spans if not span.parent_id]
+    described = (roots or [first])[0].node
+    record = described.object() | {"attributes": _attributes_of(described).value}
+    if described.object().get("resource") is not None:
+        record["resource"] = _attributes_of(described.at("resource")).value
     return Run(
         first.node,
         trace_id("otel", own, [node.value for node in nodes]),
@@ -71,6 +129,7 @@ def run(own: str, nodes: Sequence[Node]) -> Run:
         created_at=moment(first.node, first.started_ns // 1_000),
         # Of several roots, none describes the run.
         success=False if len(roots) == 1 and _is_failed(roots[0].node) else None,
+        record=record,
     )
 
 
@@ -102,7 +161,7 @@ def _span(node: Node, transcript: Transcript) -> Span:
         node,
         span_id=node.at("spanId").text(),
         parent_id=node.at("parentSpanId").text(),
-        started_ns=_nanoseconds(node.at("startTimeUnixNano")),
+        started_ns=starts(node),
         ended_ns=None if end.value is None else _nanoseconds(end),
         kind=kind,
         name=name,
@@ -134,9 +193,10 @@ def _messages(attributes: Node, direction: str) -> Iterator[Node]:
     """OpenInference's and OpenLLMetry's messages; their attributes are paths: ``llm.input_messages.0.message.role``."""
     for key in (f"llm.{direction}_messages", "gen_ai.prompt" if direction == "input" else "gen_ai.completion"):
         paths = {path.removeprefix(f"{key}."): value for path, value in attributes.value.items() if path.startswith(f"{key}.")}
+        attributes.read(f"{key}.{path}" for path in paths)
         items = _nested({path: value for path, value in paths.items() if path.count(".") < _MOST_DEPTH})
         for number, item in enumerate(items if isinstance(items, list) else []):
-            place = Node(attributes.line, f"{attributes.path}.{key}.{number}", item)
+            place = attributes._replace(path=f"{attributes.path}.{key}.{number}", value=item)
             message = place.at("message") if "message" in place.object() else place
             fields = {"role": "assistant"} | message.object() if direction == "output" else dict(message.object())
             fields["tool_calls"] = [call.get("tool_call", call) for call in _objects(fields.get("tool_calls"))]
@@ -165,8 +225,10 @@ def _nested(paths: dict[str, Any]) -> Any:
 
 
 def _attributes_of(holder: Node) -> Node:
-    """The attributes of a span, or of an event; raises NotConverted for what is no key with a value."""
+    """The attributes of a span, an event or a resource, by their keys; raises NotConverted for what is no key with a value."""
     pairs = holder.at("attributes")
+    if isinstance(pairs.value, dict):
+        return pairs
     return pairs._replace(value={pair.at("key").required_text(): _any_value(pair.at("value")) for pair in pairs.items()})
 
 

@@ -24,7 +24,7 @@ from kp_scorer.broker.publishing import (
     with_producer,
 )
 from kp_scorer.broker.queues import results_queue, results_queues, results_streams
-from kp_scorer.broker.wire import as_bytes, parse_submission, raw_body, submission_in, task_body
+from kp_scorer.broker.wire import PACKED_BY, as_bytes, parse_submission, raw_body, submission_in, task_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
@@ -68,8 +68,9 @@ class Publisher:
         """What is published of a decision; with ``results.with_trace`` also the trace that its kombu message submitted."""
         if message is None or not self._settings.results.with_trace:
             return Publication(decision, context)
-        trace = partial(_trace_in, message, decision, self._settings.limits)
-        return Publication(decision, context, trace, len(raw_body(message)))
+        limits = self._settings.limits
+        size_bytes = limits.message_bytes if PACKED_BY in message.headers else len(raw_body(message))
+        return Publication(decision, context, partial(_trace_in, message, decision, limits), size_bytes)
 
     def publish(self, decision: Decision, context: Context = NO_CONTEXT, message: Any = None) -> None:
         """Publish a decision, as :meth:`publish_all` does, or raise the error that that returns."""

@@ -1,26 +1,33 @@
-"""Traces from a file or standard input: JSON Lines, or one JSON document; either may be gzipped. Read ahead by a thread."""
+"""Traces from files, folders and standard input: JSON Lines or JSON documents, gzipped or not. Read ahead by a thread.
+
+What others recorded is converted on the way, if the command does that.
+"""
 
 import codecs
 import gzip
 import io
 import json
-import os
 import re
 import stat
 import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Final, NamedTuple, cast
 
 import click
 
+from kp_scorer.adapters import FORMATS, format_of
+from kp_scorer.adapters.node import shown_by_node
 from kp_scorer.characters import escaped
+from kp_scorer.cli.converting import Conversion, Converted
+from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json
-from kp_scorer.errors import InvalidTrace, Problem
+from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
 from kp_scorer.trace import ReasoningTrace
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+', re.DOTALL)
@@ -33,19 +40,88 @@ _MOST_BYTES: Final = 2**28
 """How far the end of a line is looked for; and what a list of traces, or JSON that is not traces, may have."""
 _MOST_VALUES: Final = 2**22
 """Of the same: a value may take a hundred bytes of memory."""
+_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".traj")
+_OF_OTHERS: Final = re.compile(
+    rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
+)
+"""A field by which what others record begins, more or less."""
+_QUOTED: Final = re.compile(rb"""\"(?:[^"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`""")
+_BY_NODE: Final = re.compile(rb"\{\s+\w+:")
+_CONVERT: Final = "what others recorded: `kp-scorer convert` makes traces of it"
+_UNKNOWN: Final = (
+    f"neither a trace, as `kp-scorer schema trace` describes, nor in one of the formats that `kp-scorer convert` reads by "
+    f"their shapes: {', '.join(FORMATS)}"
+)
 _OF_DOCUMENTS: Final = {"message_bytes": _MOST_BYTES, "values": _MOST_VALUES}
 _AHEAD_BYTES: Final = 4_194_304
 """How much is read ahead: a batch of traces of a few kilobytes, or a few large ones."""
 
 
 class Line(NamedTuple):
-    """One trace of the input, or the error in it. ``number`` counts lines, or a list's items, from 1."""
+    """One trace of the input, or the error in it. ``number`` counts lines, or a list's items, from 1; 0 if it was converted."""
 
     number: int
     trace: ReasoningTrace | InvalidTrace
     size_bytes: int = 0
     document: Mapping[str, Any] = MappingProxyType({})
     """The trace as it was read, also its fields that are ignored; empty in place of an error."""
+    file: str = ""
+    """Where it is, if there are several files."""
+
+
+class Files:
+    """The lines of several files, one file after the other. Of a folder they are those of JSON, however deep."""
+
+    def __init__(self, names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> None:
+        """``-`` is standard input; raises BadParameter if a file cannot be read."""
+        self._names = [file for name in names for file in _files_in(name)]
+        self._limits = limits
+        self._conversion = conversion
+        self._stream: IO[bytes] | None = None
+        self._before = 0
+        self.size_bytes = _total_bytes(self._names)
+        """Of all files; 0 if one of them is none, as a pipe is."""
+
+    def __iter__(self) -> Iterator[Line]:
+        """Read all lines once; raises as :func:`read_traces` does."""
+        conversion = self._conversion
+        for name in self._names:
+            place = name if len(self._names) > 1 else ""
+            with open_input(name) as self._stream:
+                if conversion:
+                    conversion.begin_file(place)
+                for line in read_traces(self._stream, self._limits, conversion):
+                    yield line if line.file else line._replace(file=place)
+            self._before += _total_bytes([name])
+            if conversion:
+                yield from _lines_of(conversion.end_file(), self._limits)
+        self._stream = None
+        if conversion:
+            yield from _lines_of(conversion.end(), self._limits)
+
+    def position(self) -> int:
+        """How many bytes of the files were read."""
+        return self._before + (self._stream.tell() if self._stream else 0)
+
+
+def _files_in(name: str) -> list[str]:
+    """The file of this name; the files of JSON in the folder of this name, however deep, in their order."""
+    if name == "-" or not Path(name).is_dir():
+        return [name]
+    files = sorted(path for path in Path(name).rglob("*") if path.is_file())
+    readable = [str(path) for path in files if path.name.removesuffix(".gz").endswith(_SUFFIXES)]
+    if others := len(files) - len(readable):
+        print_note(f"{name}: {others} files of other names than *{', *'.join(_SUFFIXES)} and these with .gz are not read")
+    return readable
+
+
+def _total_bytes(names: Sequence[str]) -> int:
+    try:
+        statuses = [Path(name).stat() for name in names if name != "-"]
+    except OSError:
+        return 0
+    are_files = len(statuses) == len(names) and all(stat.S_ISREG(status.st_mode) for status in statuses)
+    return sum(status.st_size for status in statuses) if are_files else 0
 
 
 @contextmanager
@@ -71,54 +147,31 @@ def _own_stdin() -> IO[bytes]:
         return sys.stdin.buffer
 
 
-def read_traces(stream: IO[bytes], limits: Limits) -> Iterator[Line]:
-    """Decode traces one by one, as they come in; blank lines are skipped.
+def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
+    """Decode traces one by one, as they come in, and convert what others recorded; blank lines are skipped.
 
-    Input whose first line begins a list is a list of traces, of 256 MiB at most; if it begins an object that ends on a later
-    line, that is the only trace. Of lines one is held, and no more of it than a trace may have. A gzip file is unpacked as it
-    comes in; sizes are of its contents.
+    If the first line begins an object or a list that ends on a later one, the input is documents, of which each ends where its
+    brackets do; else each line is one. Of a line no more is held than a trace may have, unless it may be a list, or what others
+    record: that may have 256 MiB. Where the first is a list with a trace in it, its items are read. A gzip file is unpacked as
+    it comes in; sizes are of its contents.
 
     Raises:
         BadParameter: the input is in another format, cannot be read, or the end of a trace is not found.
+        UsageError: what converting needs is not supplied.
     """
     stream = unpacked(stream)
     first, line = _first_line(stream, limits.message_bytes)
-    if line.startswith(b"["):
-        yield from _items(line + read_bytes(stream.read, _MOST_BYTES), limits)
-    elif _is_document(stream, line, limits.values):
-        most_bytes = _SPREAD * limits.message_bytes
-        document = line + read_bytes(stream.read, most_bytes)
-        yield _decoded(first, document, limits, most_bytes)
-    else:
-        for number, raw, size_bytes in _lines(stream, first, line, limits.message_bytes):
-            if size_bytes > len(raw):
-                yield Line(number, _too_long(size_bytes, limits.message_bytes), len(raw))
-            else:
-                yield _decoded(number, raw.strip(), limits, limits.message_bytes)
-
-
-def read_json(stream: IO[bytes], limits: Limits) -> Iterator[tuple[int, object | InvalidTrace]]:
-    """Parse JSON of any kind: each value with the line on which it begins, or InvalidTrace for what is no JSON.
-
-    Lines and documents are distinguished as by :func:`read_traces`, except that a list is one value, and several lines may be
-    one each. Any may have 256 MiB; of the limits only the depth counts.
-
-    Raises:
-        BadParameter: as by :func:`read_traces`.
-    """
-    stream = unpacked(stream)
-    limits = limits.model_copy(update=_OF_DOCUMENTS)
-    first, line = _first_line(stream, _MOST_BYTES)
+    if line.startswith(b"[") or _may_be_large(line):
+        line = _entire(stream, line)
+    most_bytes, read = limits.message_bytes, _lines
     if _is_document(stream, line, _MOST_VALUES):
-        following = read_bytes(stream.read, _MOST_BYTES)
-        value = _parsed(line + following, limits)
-        if not (isinstance(value, InvalidTrace) and following.startswith(b"{")):
-            yield first, value
-            return
-        # The line is cut off, and others follow it.
-        stream = io.BufferedReader(io.BytesIO(following))
-    for number, raw, size_bytes in _lines(stream, first, line, _MOST_BYTES):
-        yield number, _too_long(size_bytes, _MOST_BYTES) if size_bytes > len(raw) else _parsed(raw, limits)
+        most_bytes, read = _SPREAD * limits.message_bytes, _documents
+    for number, raw, size_bytes in read(stream, first, line, most_bytes):
+        if size_bytes > len(raw):
+            yield Line(number, _too_long(size_bytes, most_bytes), len(raw))
+            continue
+        for item, value in _values_in(number, raw.strip(), limits, most_bytes, has_items=number == first):
+            yield from [value] if isinstance(value, Line) else _read(item, value, limits, conversion)
 
 
 class _AvailableBytes:
@@ -184,6 +237,8 @@ def _is_document(stream: io.BufferedReader, line: bytes, most_values: int) -> bo
 def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
     """This line and those after it that are not blank: their numbers, so many bytes and a little of each, and their sizes."""
     while line:
+        if not line.endswith(b"\n") and _may_be_large(line):
+            line = _entire(stream, line)
         size_bytes, piece = len(line), line
         while piece and not piece.endswith(b"\n"):
             piece = read_bytes(stream.readline, _AROUND_BYTES)
@@ -195,18 +250,82 @@ def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iter
         number, line = number + 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
 
 
-def _items(document: bytes, limits: Limits) -> Iterator[Line]:
-    """Decode the items of a list, of which each may have what a trace may."""
-    items = _parsed(document, limits.model_copy(update=_OF_DOCUMENTS))
-    if isinstance(items, InvalidTrace):
-        yield Line(1, items)
+def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
+    """The documents that begin with this line: the number of the first line of each, its bytes, and its size."""
+    while line:
+        first, pieces, size_bytes, depth = number, list[bytes](), 0, 0
+        is_large = line.startswith(b"[")
+        while line and (depth > 0 or not pieces):
+            is_large = is_large or (size_bytes + len(line) > most_bytes and _may_be_large(b"".join([*pieces, line])))
+            line = _entire(stream, line) if is_large else line
+            pieces.append(line)
+            size_bytes += len(line)
+            if size_bytes > (_MOST_BYTES if is_large else most_bytes):
+                yield first, b"", size_bytes
+                return
+            outside = _QUOTED.sub(b"", line)
+            depth += outside.count(b"{") + outside.count(b"[") - outside.count(b"}") - outside.count(b"]")
+            number, line = number + 1, read_bytes(stream.readline, most_bytes + 1)
+        if depth > 0 and pieces[0].startswith(b"{") and pieces[1:] and pieces[1].startswith(b"{"):
+            # The line is cut off, and others follow it.
+            yield first, pieces[0], len(pieces[0])
+            yield from _lines(io.BytesIO(b"".join(pieces[2:])), first + 1, pieces[1], most_bytes)
+        elif not (document := b"".join(pieces)).isspace():
+            yield first, document, size_bytes
+
+
+def _may_be_large(beginning: bytes) -> bool:
+    """Whether what begins so is something that others record, which may be larger than a trace."""
+    return b'"@' not in beginning and _OF_OTHERS.search(beginning) is not None
+
+
+def _entire(stream: IO[bytes], line: bytes) -> bytes:
+    """The line of which this is the beginning, up to a limit."""
+    return line if line.endswith(b"\n") else line + read_bytes(stream.readline, max(0, _MOST_BYTES + 1 - len(line)))
+
+
+def _values_in(number: int, raw: bytes, limits: Limits, most_bytes: int, *, has_items: bool) -> Iterator[tuple[int, object]]:
+    """The JSON on a line or in a document, or the items of a list with traces; a Line, where that is decided already."""
+    # Only traces of ours have keys that begin so, and are bounded before they are parsed.
+    own = _decoded(number, raw, limits, most_bytes) if raw.startswith(b"{") and b'"@' in raw else None
+    if own and not isinstance(own.trace, InvalidTrace):
+        yield number, own
         return
-    assert isinstance(items, list)
-    for number, item in enumerate(items, start=1):
+    value = _parsed(raw, limits.model_copy(update=_OF_DOCUMENTS))
+    if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
+        yield number, own or Line(number, cast("InvalidTrace", value), len(raw))
+    elif isinstance(value, list) and has_items and any(map(_is_trace, value)):
+        yield from enumerate(value, start=1)
+    elif value != [] or not has_items:
+        yield number, value
+
+
+def _is_trace(value: object) -> bool:
+    """Whether a value is meant to be a trace."""
+    return isinstance(value, dict) and ("@type" in value or "@context" in value)
+
+
+def _read(number: int, value: object, limits: Limits, conversion: Conversion | None) -> Iterator[Line]:
+    """The trace that a value is, or what it is converted to."""
+    if _is_trace(value):
+        document = cast("dict[str, Any]", value)
         try:
-            yield Line(number, decode_trace(item, limits), document=item)
+            yield Line(number, decode_trace(document, limits), document=document)
         except InvalidTrace as error:
             yield Line(number, error)
+    elif conversion and conversion.fits(value):
+        yield from _lines_of(conversion.feed(number, value), limits)
+    else:
+        yield Line(number, UnknownFormat(_CONVERT if format_of(value) else _UNKNOWN))
+
+
+def _lines_of(results: Iterable[Converted], limits: Limits) -> Iterator[Line]:
+    for result in results:
+        if isinstance(result.trace, InvalidTrace):
+            yield Line(result.line, result.trace, file=result.file)
+        else:
+            size_bytes = sum(len(step["content"]) for step in result.trace["steps"])
+            yield Line(0, check_trace(result.trace, limits), size_bytes, result.trace)
 
 
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
@@ -223,7 +342,8 @@ def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
     try:
         return parse_json(raw, limits)
     except InvalidTrace as error:
-        return error
+        printed = shown_by_node(raw.decode(errors="replace")) if _BY_NODE.match(raw) else None
+        return error if printed is None else printed
 
 
 def _too_long(size_bytes: int, most_bytes: int) -> InvalidTrace:
@@ -236,8 +356,8 @@ class ReadAhead:
     Lines that have arrived are available at once, and nothing waits for further ones.
     """
 
-    def __init__(self, name: str, limits: Limits, most: int) -> None:
-        """Begin to read the file, or standard input for ``-``; a batch has ``most`` lines at most."""
+    def __init__(self, names: Sequence[str], limits: Limits, most: int, conversion: Conversion | None = None) -> None:
+        """Begin to read files, folders, or standard input for ``-``; a batch has ``most`` lines at most."""
         self._most = most
         self._changed = threading.Condition()
         self._lines: deque[Line] = deque()
@@ -248,7 +368,7 @@ class ReadAhead:
         self._is_ended = self._is_closed = False
         self._error: BaseException | None = None
         # A daemon: nothing interrupts a thread that waits for input.
-        threading.Thread(target=self._run, args=[name, limits], name="kp-scorer-reader", daemon=True).start()
+        threading.Thread(target=self._run, args=[names, limits, conversion], name="kp-scorer-reader", daemon=True).start()
 
     def batches(self) -> Generator[list[Line], None, None]:
         """Yield the lines that have arrived, a batch at most, waiting only while there are none; from a file, full batches.
@@ -281,10 +401,9 @@ class ReadAhead:
     def _is_full(self) -> bool:
         return len(self._lines) >= self._most or self._size_bytes >= _AHEAD_BYTES
 
-    def _run(self, name: str, limits: Limits) -> None:
+    def _run(self, names: Sequence[str], limits: Limits, conversion: Conversion | None) -> None:
         try:
-            with open_input(name) as stream:
-                self._put_all(read_traces(stream, limits), stream)
+            self._put_all(Files(names, limits, conversion))
         except BaseException as error:
             self._error = error
         with self._changed:
@@ -292,11 +411,11 @@ class ReadAhead:
             self._total = self._read
             self._changed.notify_all()
 
-    def _put_all(self, lines: Iterator[Line], stream: IO[bytes]) -> None:
-        size_bytes = _file_bytes(stream)
+    def _put_all(self, files: Files) -> None:
+        size_bytes = files.size_bytes
         # A file never blocks. In full batches it is scored faster, and the same each time.
         self._wanted = self._most if size_bytes else 1
-        for line in lines:
+        for line in files:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or not self._is_full())
                 if self._is_closed:
@@ -304,15 +423,6 @@ class ReadAhead:
                 self._lines.append(line)
                 self._size_bytes += line.size_bytes
                 self._read += 1
-                if size_bytes and (position := stream.tell()) < size_bytes:
+                if size_bytes and 0 < (position := files.position()) < size_bytes:
                     self._total = max(self._read, self._read * size_bytes // position)
                 self._changed.notify_all()
-
-
-def _file_bytes(stream: IO[bytes]) -> int:
-    """The size of the file that a stream reads; 0 if it reads none."""
-    try:
-        status = os.fstat(stream.fileno())
-    except OSError:
-        return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0

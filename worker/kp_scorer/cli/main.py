@@ -26,6 +26,7 @@ _COMMANDS: Final = {
         "keep": ("keep", "Write the traces that are accepted to a file."),
     },
     "Thresholds": {
+        "profiles": ("profiles", "Print the weights and thresholds in force."),
         "calibrate": ("calibrate", "Suggest thresholds by domain."),
         "re-decide": ("re_decide", "Show which decisions another policy would flip."),
     },

@@ -28,6 +28,7 @@ class Group(click.Group):
 
 _NO_LIMIT: Final = 1_000
 file_argument = click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
+files_argument = click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
 
 
 def settings_options(command: Command) -> Command:

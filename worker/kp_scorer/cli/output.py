@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from kp_scorer.characters import escaped, escaped_lines
-from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict
+from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict, UnknownFormat
 from kp_scorer.files import open_regular
 
 if TYPE_CHECKING:
@@ -89,12 +89,24 @@ def open_output(name: str, mode: str = "w") -> Iterator[Callable[[str], object]]
     print_note(f"wrote {name}")
 
 
-def refusal(line_number: int, error: InvalidTrace | TraceConflict) -> dict[str, Any]:
-    """Print to stderr what is wrong with a line of the input; return the same for programs."""
-    print_note(f"line {line_number}: {error}")
+def refusal(line_number: int, error: InvalidTrace | TraceConflict, file: str = "") -> dict[str, Any]:
+    """Print to stderr what is wrong with a line of the input, once for lines of no format; return the same for programs."""
+    place: dict[str, Any] = {"file": file} if file else {}
+    place |= {"line": line_number} if line_number else {}
+    if not (isinstance(error, UnknownFormat) and _was_noted(UnknownFormat.__name__)):
+        print_note(": ".join([*([file] if file else []), *([f"line {line_number}"] if line_number else []), str(error)]))
     if isinstance(error, TraceConflict):
-        return {"trace_id": error.trace_id, "state": "conflict", "line": line_number}
-    return {"line": line_number, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
+        return {"trace_id": error.trace_id, "state": "conflict", **place}
+    return {**place, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
+
+
+def _was_noted(name: str) -> bool:
+    """Whether this command has asked so before."""
+    context = click.get_current_context(silent=True)
+    notes: set[str] = context.meta.setdefault(__name__, set()) if context else set()
+    was_noted = name in notes
+    notes.add(name)
+    return was_noted
 
 
 def note_damaged(damaged: Mapping[str, str]) -> int:

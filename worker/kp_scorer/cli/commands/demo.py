@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Final
 
 import click
 
 from kp_scorer.analysis.calibration import Target
 from kp_scorer.characters import escaped
+from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.display import DecisionTable, progress
-from kp_scorer.cli.input import open_input, read_traces
+from kp_scorer.cli.input import Files
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_text, refusal
 from kp_scorer.cli.processes import worker_processes
@@ -32,13 +33,14 @@ _SHARE: Final = Target("accept", 0.2)
 
 
 @click.command(epilog="Example: kp-scorer demo my-traces.jsonl")
-@click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
+@click.argument("files", metavar="[FILE|FOLDER|-...]", nargs=-1, type=click.Path(allow_dash=True))
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds to wait.")
 @settings_options
-def demo(file: str | None, timeout_s: float, settings: Settings) -> None:
+@converting_options
+def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversion: Conversion) -> None:
     """Start an embedded Redis and a worker, submit traces, show the decisions, stop everything.
 
-    Submits the sample traces that come with the package, or those in FILE (- for standard input).
+    Submits the sample traces that come with the package, or those in FILE (a folder, or - for standard input).
     """
     # Without configured URLs and with few logs: a demo must neither reach anyone's queue nor hide its table among log lines.
     log = settings.log.model_copy(update={"level": "error"})
@@ -53,29 +55,28 @@ def demo(file: str | None, timeout_s: float, settings: Settings) -> None:
         (process,) = stack.enter_context(worker_processes(settings, url, ports=[0]))
         local = settings.model_copy(update={"redis": redis.model_copy(update={"url": url})})
         client = stack.enter_context(Client(with_endpoints(local)))
-        trace_ids, refused = _submit(client, file, settings)
+        trace_ids, refused = _submit(client, files, settings, conversion)
         completed = _watch(client, trace_ids, timeout_s, lambda: process.poll() is None)
-    if not _summarise(trace_ids, completed, file) or refused:
+    if not _summarise(trace_ids, completed, files, conversion) or refused:
         sys.exit(1)
 
 
-def _submit(client: Client, file: str | None, settings: Settings) -> tuple[list[str], int]:
+def _submit(client: Client, files: Sequence[str], settings: Settings, conversion: Conversion) -> tuple[list[str], int]:
     """Submit a file's traces, or the samples; return their ids and how many lines were refused."""
     with ExitStack() as stack:
         samples = resources.files("kp_scorer.samples").joinpath("traces.jsonl")
-        name = file or str(stack.enter_context(resources.as_file(samples)))
-        stream = stack.enter_context(open_input(name))
+        names = files or [str(stack.enter_context(resources.as_file(samples)))]
         trace_ids: list[str] = []
         refused = 0
-        for line in read_traces(stream, settings.limits):
+        for line in Files(names, settings.limits, conversion):
             try:
                 if isinstance(line.trace, InvalidTrace):
                     raise line.trace
                 trace_ids.append(client.submit(line.trace))
             except (InvalidTrace, TraceConflict) as error:
                 refused += 1
-                refusal(line.number, error)
-    print_note(f"submitted {len(trace_ids)} traces" if trace_ids else f"no traces in {name}")
+                refusal(line.number, error, line.file)
+    print_note(f"submitted {len(trace_ids)} traces" if trace_ids else f"no traces in {', '.join(names)}")
     return list(dict.fromkeys(trace_ids)), refused
 
 
@@ -97,7 +98,7 @@ def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker_li
     return completed
 
 
-def _summarise(trace_ids: Sequence[str], completed: dict[str, Status], file: str | None) -> bool:
+def _summarise(trace_ids: Sequence[str], completed: dict[str, Status], files: Sequence[str], conversion: Conversion) -> bool:
     """Show what became of the traces, and what to do next; return whether all were decided."""
     decisions = [status.decision for trace_id in trace_ids if (status := completed.get(trace_id)) and status.decision]
     table = DecisionTable()
@@ -109,14 +110,20 @@ def _summarise(trace_ids: Sequence[str], completed: dict[str, Status], file: str
     counts = [f"{outcomes['accepted']} accepted", f"{outcomes['rejected']} rejected"]
     others = {"to review": outcomes["review"], "dead": dead, "still pending": pending}
     counts += [f"{count} {words}" for words, count in others.items() if count]
-    print_text(f"{len(trace_ids)} traces: {', '.join(counts)}\n{_next_step(len(decisions), outcomes['accepted'], file)}\n")
+    print_text(f"{len(trace_ids)} traces: {', '.join(counts)}\n")
+    # Other commands convert nothing, or read one file.
+    converts = conversion.has_converted or len(files) > 1
+    before = f"kp-scorer convert {escaped(join(files))} … > traces.jsonl, then " if converts else ""
+    file = "traces.jsonl" if converts else "".join(files)
+    print_text(f"{_next_step(len(decisions), outcomes['accepted'], file, before)}\n")
     return not dead and not pending
 
 
-def _next_step(decided: int, accepted: int, file: str | None) -> str:
+def _next_step(decided: int, accepted: int, file: str, before: str) -> str:
     if not file or file == "-":
         return "next, with traces of your own: kp-scorer demo FILE"
     if decided < _SHARE.least_traces:
-        return f"next, as a service: kp-scorer up, and in another terminal: kp-scorer submit {escaped(quote(file))} --wait"
-    calibrate = f"kp-scorer calibrate {escaped(quote(file))} --accept {_SHARE.percents} --output thresholds.toml"
+        submit = f"{before}kp-scorer submit {escaped(quote(file))} --wait"
+        return f"next, as a service: kp-scorer up, and in another terminal: {submit}"
+    calibrate = f"{before}kp-scorer calibrate {escaped(quote(file))} --accept {_SHARE.percents} --output thresholds.toml"
     return f"{accepted} of {decided} accepted; for a fifth: {calibrate}"

@@ -1,16 +1,16 @@
 """``kp-scorer keep``: of traces in files, those with one outcome, with their scores."""
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from pathlib import Path
 
 import click
 
+from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.gathering import score_lines
 from kp_scorer.cli.input import Line, ReadAhead
-from kp_scorer.cli.options import ledger_options
+from kp_scorer.cli.options import files_argument, ledger_options
 from kp_scorer.cli.output import json_line, open_output, print_note, refusal
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict
@@ -23,23 +23,23 @@ _Result = Decision | InvalidTrace | TraceConflict | str
 
 
 @click.command(epilog="Example: kp-scorer keep traces.jsonl --output kept.jsonl")
-@click.argument("files", metavar="FILE|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@files_argument
 @click.option("--output", type=click.Path(allow_dash=True), default="-", help="Where to write, in place of stdout.")
 @click.option("--stored", is_flag=True, help="Choose by the decisions that the ledger holds; nothing is scored.")
 @click.option("--accepted", "outcome", flag_value="accepted", default=True, help="Keep what is accepted; the default.")
 @click.option("--review", "outcome", flag_value="review", help="Keep what goes to review.")
 @click.option("--rejected", "outcome", flag_value="rejected", help="Keep what is rejected.")
 @ledger_options
-def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settings: Settings) -> None:
+@converting_options
+def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settings: Settings, conversion: Conversion) -> None:
     """Write the traces in FILE that are accepted, as they are but for metadata.quality_score, which becomes their score.
 
     They are scored offline and in order, as by `score`. Each trace is written once, as JSON Lines, as soon as it is decided.
     Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
     """
-    if any(_is_same_file(name, output) for name in files):
-        raise click.BadParameter("it is one of the files that are read", param_hint="--output")
-    readings = (ReadAhead(name, settings.limits, settings.worker.batch_size) for name in files)
-    batches = chain.from_iterable(reading.batches() for reading in readings)
+    if output != "-" and any(Path(output).resolve().is_relative_to(Path(name).resolve()) for name in files):
+        raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint="--output")
+    batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     results = _stored(batches, settings) if stored else score_lines(batches, lambda: None, settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()
@@ -57,7 +57,7 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
                     counts[result] += 1
                 case _:
                     counts["refused"] += 1
-                    refusal(line.number, result)
+                    refusal(line.number, result, line.file)
     numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(files)}")
     if counts.keys() - {"accepted", "review", "rejected"}:
@@ -79,7 +79,3 @@ def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[t
                     yield line, TraceConflict(line.trace.id)
                 else:
                     yield line, (record.decision or record.state) if record else "unknown"
-
-
-def _is_same_file(name: str, output: str) -> bool:
-    return os.path.exists(name) and os.path.exists(output) and os.path.samefile(name, output)  # noqa: PTH110, PTH121

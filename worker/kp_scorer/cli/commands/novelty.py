@@ -73,7 +73,7 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
             raise click.UsageError(f"{log.space} has {entries} entries already; with --yes these traces are added to them")
         newest: deque[Line] = deque(maxlen=settings.novelty.max_elements)
         invalid = 0
-        for line in chain.from_iterable(ReadAhead(file, settings.limits, settings.worker.batch_size).batches()):
+        for line in chain.from_iterable(ReadAhead([file], settings.limits, settings.worker.batch_size).batches()):
             if isinstance(line.trace, InvalidTrace):
                 invalid += 1
                 print_row(refusal(line.number, line.trace), "")

@@ -4,25 +4,27 @@ import sys
 
 import click
 
+from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.display import DecisionTable
 from kp_scorer.cli.gathering import score_lines
 from kp_scorer.cli.input import ReadAhead
-from kp_scorer.cli.options import file_argument, settings_options
+from kp_scorer.cli.options import files_argument, settings_options
 from kp_scorer.cli.output import print_note, print_row, refusal
 from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings
 
 
 @click.command(epilog="Example: kp-scorer score traces.jsonl.gz > decisions.jsonl")
-@file_argument
+@files_argument
 @settings_options
-def score(file: str, settings: Settings) -> None:
+@converting_options
+def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) -> None:
     """Score the traces in FILE (- for standard input) in order, offline: no Redis, no broker, an empty cache to start with.
 
-    FILE is JSON Lines or one JSON document, and may be gzipped. Prints the decisions in the order of the input, as it comes in:
-    as JSON Lines, or to a terminal as a table. Invalid lines are reported by number and field; the others are scored.
+    FILE is JSON Lines or JSON documents, gzipped or not. What others recorded is converted. Prints the decisions in the order
+    of the input, as it comes in: as JSON Lines, or to a terminal as a table. Invalid lines are reported by number and field.
     """
-    lines = ReadAhead(file, settings.limits, settings.worker.batch_size)
+    lines = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion)
     table = DecisionTable()
     done = scored = 0
     for line, result in score_lines(lines.batches(), lines.total, settings):
@@ -31,8 +33,8 @@ def score(file: str, settings: Settings) -> None:
         if isinstance(result, Decision):
             table.print_row(result.model_dump(mode="json"), result.trace_id, "", result)
         else:
-            print_row(refusal(line.number, result), "")
+            print_row(refusal(line.number, result, line.file), "")
     if not done:
-        print_note(f"no traces in {file}")
+        print_note(f"no traces in {', '.join(files)}")
     if scored < done:
         sys.exit(1)

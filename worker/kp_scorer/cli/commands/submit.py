@@ -9,10 +9,11 @@ from typing import Final, cast, get_args
 import click
 
 from kp_scorer.broker.results import read_elsewhere
+from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.display import DecisionTable, progress, threshold_words
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.cli.input import Line, ReadAhead
-from kp_scorer.cli.options import file_argument, service_options
+from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted
 from kp_scorer.client.decisions import DecisionReader
@@ -27,19 +28,22 @@ _BATCH_SIZE: Final = 100
 
 
 @click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
-@file_argument
+@files_argument
 @click.option("--wait", is_flag=True, help="Wait for the decisions and print each with its trace_id.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Seconds to wait.")
 @click.option("--namespace", default="", help="Goes into every id, after kp:trace:, to keep it apart from other producers'.")
 @service_options
-def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Settings) -> None:
-    """Submit the traces in FILE (- for standard input): JSON Lines, or one JSON document; it may be gzipped.
+@converting_options
+def submit(
+    files: tuple[str, ...], wait: bool, timeout_s: float, namespace: str, settings: Settings, conversion: Conversion
+) -> None:
+    """Submit the traces in FILE (a folder, or - for standard input): JSON Lines or JSON documents, gzipped or not.
 
     Prints one JSON line a trace, or to a terminal a row: trace_id, state (pending, decided, dead, conflict, invalid) and, with
     --wait, the decision. Invalid lines are reported by number and field; the others are submitted. All are, too, if nobody
     reads what is printed.
     """
-    lines = ReadAhead(file, settings.limits, _BATCH_SIZE)
+    lines = ReadAhead(files, settings.limits, _BATCH_SIZE, conversion)
     trace_ids: list[str] = []
     decided: list[Decision] = []
     total = 0
@@ -53,14 +57,14 @@ def submit(file: str, wait: bool, timeout_s: float, namespace: str, settings: Se
                     decided += [earlier] if earlier else []
                 try:
                     if not isinstance(answer, str):
-                        print_row(refusal(line.number, answer), "")
+                        print_row(refusal(line.number, answer, line.file), "")
                     elif not wait:
                         state = "decided" if earlier else "pending"
                         print_row({"trace_id": answer, "state": state}, f"{answer} {state}")
                 except OutputFailed as error:
                     failure = error
                 advance(total, lines.total())
-        summary = f"submitted {len(trace_ids)} of {total}" if total else f"no traces in {file}"
+        summary = f"submitted {len(trace_ids)} of {total}" if total else f"no traces in {', '.join(files)}"
         if failure:
             raise OutputFailed(f"{failure}; {summary} all the same")
         print_note(summary)

@@ -1,0 +1,170 @@
+"""Converting what others record on its way into a command: the options for it, and what it did, for a person."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any, Final, NamedTuple, get_args
+
+import click
+from pydantic import TypeAdapter, ValidationError
+
+from kp_scorer.adapters import FORMATS, Converter, SuppliedFields, format_of
+from kp_scorer.cli.options import Command
+from kp_scorer.cli.output import print_note
+from kp_scorer.decoding import Limits
+from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
+from kp_scorer.settings import Settings
+from kp_scorer.trace import Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility
+
+_FIELDS: Final = {
+    "id": "id",
+    "success": "success",
+    "confidence": "confidence",
+    "domain": "task_domain",
+    "time": "created_at",
+}
+"""By the names of their options, the fields that records may have under other names."""
+_MOST_NAMES: Final = 12
+"""Of fields that were not read: a line or two."""
+
+
+class Converted(NamedTuple):
+    """A trace that was converted, or why there is none, and where its source begins."""
+
+    file: str
+    line: int
+    trace: dict[str, Any] | InvalidTrace
+
+
+class Conversion:
+    """Converts what the files of a command hold, and counts what it did."""
+
+    def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
+        """Without the ``name`` of a format, it is told by the shape of each source."""
+        self._converter = Converter(supplied, limits, name)
+        self._name = name
+        self._files = [(0, "")]
+        self._next = 1
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def has_converted(self) -> bool:
+        """Whether there was something to convert."""
+        return bool(self._counts["runs"])
+
+    def begin_file(self, name: str) -> None:
+        """Go on to a file, whose lines are counted from 1 again."""
+        self._files.append((self._next, name))
+
+    def fits(self, value: object) -> bool:
+        """Whether a source is in a format that is read, or is to be read as one."""
+        return bool(self._name or format_of(value))
+
+    def feed(self, line: int, value: object) -> Iterator[Converted]:
+        """Convert what is complete with a source; raises UsageError if the first needs more than is supplied."""
+        start = self._files[-1][0]
+        self._next = max(self._next, start + line + 1)
+        return self._counted(self._converter.feed(start + line, value))
+
+    def end_file(self) -> Iterator[Converted]:
+        """Convert what has no more in other files."""
+        return self._counted(self._converter.end_file())
+
+    def end(self) -> Iterator[Converted]:
+        """Convert what is left."""
+        return self._counted(self._converter.end())
+
+    def print_summary(self) -> None:
+        """Print what was converted, and which fields of the sources were not read."""
+        counts = self._counts
+        if not self.has_converted:
+            return
+        parts = [f"{counts['steps']} steps", f"{counts['calls']} tool calls", f"{self._converter.errors} errors"]
+        parts += [f"{counts['recoveries']} error recoveries"]
+        without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
+        print_note(f"converted {counts['traces']} of {counts['runs']} runs: {', '.join(parts)}{without}")
+        if unread := self._converter.unread.most_common():
+            names = [f"{name} ({runs})" for name, runs in unread[:_MOST_NAMES]]
+            more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
+            print_note(f"fields not read, and in how many runs: {', '.join(names)}{more}")
+
+    def _counted(self, results: Iterable[dict[str, Any] | NotConverted]) -> Iterator[Converted]:
+        for result in results:
+            if isinstance(result, NotConverted):
+                if isinstance(result, FieldsMissing) and not self._counts["traces"]:
+                    raise click.UsageError(_request(result))
+                self._counts["runs"] += 1
+                start, name = self._files[bisect_right(self._files, result.line, key=lambda file: file[0]) - 1]
+                yield Converted(name, result.line - start, InvalidTrace(result.problems))
+                continue
+            called = sum("tool" in step for step in result["steps"])
+            recoveries = sum(step["type"] == "error_recovery" for step in result["steps"])
+            own = {"runs": 1, "traces": 1, "steps": len(result["steps"]), "calls": called, "toolless": int(not called)}
+            self._counts.update(own | {"recoveries": recoveries})
+            yield Converted("", 0, result)
+
+
+def _request(error: FieldsMissing) -> str:
+    return (
+        f"these runs are converted, and do not have all that a trace has: expected {', '.join(error.options)}; "
+        "or where a field of each record has it: --success-field PATH and the like"
+    )
+
+
+def _checked(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Check an option for a field of every trace by the type of that field."""
+    field: TypeAdapter[Any] = TypeAdapter(kind)
+
+    def check(_context: click.Context, option: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else field.validate_python(value)
+        except ValidationError as error:
+            raise click.BadParameter(error.errors()[0]["msg"], param=option) from None
+
+    return check
+
+
+_OPTIONS: Final = (
+    click.option("--from", "format_name", type=click.Choice(list(FORMATS)), help="The format, if the shape does not say it."),
+    click.option("--confidence", callback=_checked(Fraction), metavar="FRACTION", help="How sure the outcomes are, 0 to 1."),
+    click.option("--domain", callback=_checked(Domain), help="The domain of the tasks."),
+    click.option(
+        "--visibility", type=click.Choice(get_args(Visibility)), default="private", show_default=True, help="Who may see them."
+    ),
+    click.option(
+        "--privacy-level",
+        type=click.Choice(get_args(PrivacyLevel)),
+        default="private",
+        show_default=True,
+        help="How they may be shared.",
+    ),
+    click.option("--success/--failed", default=None, help="How runs ended whose source does not say it."),
+    click.option(
+        "--created-at", callback=_checked(IsoDatetime), metavar="TIME", help="When runs were whose source does not say it."
+    ),
+    *(
+        click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}, as in metadata.{name}.")
+        for name in _FIELDS
+    ),
+)
+"""For what is converted."""
+
+
+def converting_options(command: Command) -> Command:
+    """Add the options for what others recorded to a command, and pass it the ``conversion``, whose summary is printed last."""
+
+    @wraps(command)
+    def with_conversion(*args: Any, settings: Settings, format_name: str | None, **kwargs: Any) -> None:
+        paths = {field: path for name, field in _FIELDS.items() if (path := kwargs.pop(f"{name}_field"))}
+        fields = {key: kwargs.pop(key) for key in ("confidence", "visibility", "privacy_level", "success", "created_at")}
+        supplied = SuppliedFields(**fields, task_domain=kwargs.pop("domain"), paths=paths)
+        conversion = Conversion(supplied, settings.limits, format_name or "")
+        try:
+            command(*args, settings=settings, conversion=conversion, **kwargs)
+        finally:
+            conversion.print_summary()
+
+    for option in reversed(_OPTIONS):
+        with_conversion = option(with_conversion)
+    return with_conversion
