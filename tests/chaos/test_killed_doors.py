@@ -21,13 +21,13 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.support.arena import SEED
+from tests.support.arena import SEED, TRACES
 from tests.support.door import Door, open_door, text_message
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 
 AGENTS: Final = 3
-KILLS: Final = 6
+KILLS: Final = TRACES // 50
 
 
 def spans_of_a_run(number: int) -> list[ReadableSpan]:

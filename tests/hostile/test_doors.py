@@ -101,6 +101,9 @@ def test_no_request_costs_more_than_its_bounds(door: Door, store: Store, request
     costly = export_with(b"\x4a\x00" * (MIB - 64))
     answer = post(door, costly * 3, content_type=PROTOBUF)
     assert answer.status == 200
+    # Every span keeps what it is to keep of its resource.
+    assert post(door, export_of(chat_span(new_run()), kp__domain="code" * 300)).status == 400
+    assert post(door, export_of(*[{}] * 20_001)).status == 400
     assert post(door, b"\n" * 5 * MIB, "/traces", content_type="application/x-ndjson").status == 413
     assert door.ask("POST", "/v1/traces", b"{}", authorization="Bearer " + TOKEN[:-1]).status == 401
 

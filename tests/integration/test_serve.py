@@ -22,6 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.support.changed_settings import with_changed
 from tests.support.door import Door, chat_span, export_of, new_run, open_door
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.rabbitmq import RabbitMQ
 from tests.support.tls import Authority
 from tests.support.traces import fresh_samples
 
@@ -80,6 +81,15 @@ def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(door
     partly = door.export(root, chat_span(run_id, root["spanId"])).json["partialSuccess"]
     assert partly == {"rejectedSpans": "1", "errorMessage": "spans after their run was submitted"}
     assert door.status(run_id) == before
+
+
+def test_runs_are_submitted_by_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings()
+    worker = start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER)
+    with worker, open_door(settings, tmp_path / "door.log") as door:
+        run_id = new_run()
+        assert door.export(chat_span(run_id)).json == {}
+        assert door.status(run_id)["state"] == "decided"
 
 
 def test_a_run_without_a_root_ends_in_silence(settings: Settings, tmp_path: Path) -> None:
@@ -218,11 +228,11 @@ def test_a_full_redis_is_429_and_an_absent_one_503(alone: tuple[Settings, redis.
 
 def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys: Keys, redis_client: redis.Redis) -> None:
     with Store.open(with_changed(settings, serve__quiet_s=0.001)) as collecting:
-        spans = [ReceivedSpan(f"{number:016x}", number == 0, b"{}" * number) for number in range(5)]
+        spans = [ReceivedSpan(f"{number:016x}", number == 0, b"[%d]" % number) for number in range(5)]
         assert collecting.runs.store("r", spans) == ("stored", 0)
         claimed = wait_until(collecting.runs.claim)
         assert claimed
-        assert claimed.spans == [b"{}" * number for number in range(5)]
+        assert claimed.spans == [b"[%d]" % number for number in range(5)]
         assert collecting.runs.claim() is None
         assert collecting.runs.store("r", [*spans, ReceivedSpan("f" * 16, False, b"{}")]) == ("closed", 1)
         redis_client.zadd(keys.runs, {"r": 0})

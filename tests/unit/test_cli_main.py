@@ -14,7 +14,7 @@ from kp_scorer.cli.main import commands, run
 from tests.support.commands import run as run_process
 from tests.support.paths import REPOSITORY
 
-HEAVY: Final = {"celery", "kombu", "numpy", "openvino", "pydantic", "redis", "rich", "structlog", "torch"}
+HEAVY: Final = {"celery", "fastapi", "kombu", "numpy", "openvino", "pydantic", "redis", "rich", "structlog", "torch"}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ HEAVY: Final = {"celery", "kombu", "numpy", "openvino", "pydantic", "redis", "ri
         (["health", "--port", "1"], set()),
         (["schema", "trace"], {"pydantic"}),
         (["convert", "--help"], {"numpy", "pydantic", "rich", "structlog"}),
+        (["status", "--help"], HEAVY - {"fastapi", "openvino", "torch"}),
     ],
 )
 def test_start_up_imports_only_what_a_command_needs(arguments: list[str], allowed: set[str]) -> None:

@@ -17,11 +17,9 @@ from kp_scorer.ledger.records import (
     Verdict,
 )
 from kp_scorer.ledger.redis_ledger import Ledger, RedisLedger
-from kp_scorer.ledger.runs import ClosedRun, ReceivedSpan, Runs
 from kp_scorer.ledger.store import Store
 
 __all__ = [
-    "ClosedRun",
     "CommitResult",
     "DeadLetter",
     "DeadLetters",
@@ -32,11 +30,9 @@ __all__ = [
     "MemoryLedger",
     "Publication",
     "Published",
-    "ReceivedSpan",
     "Record",
     "RedisLedger",
     "RedisLog",
-    "Runs",
     "Store",
     "StreamReader",
     "Submission",

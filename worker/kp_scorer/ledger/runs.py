@@ -28,7 +28,7 @@ class ReceivedSpan(NamedTuple):
     span_id: str
     is_root: bool
     content: bytes
-    """The span in OTLP's JSON."""
+    """The span in OTLP's JSON; empty if it is too large."""
 
 
 class ClosedRun(NamedTuple):

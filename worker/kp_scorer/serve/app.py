@@ -17,7 +17,6 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from kp_scorer.client import Client, Submitted
 from kp_scorer.decision import Decision
@@ -33,7 +32,7 @@ from kp_scorer.trace import is_trace_id
 
 _BODY_WITHIN_S: Final = 20.0
 _RETRY_AFTER: Final = {"Retry-After": "2"}
-_MOST_VALUES: Final = 1_000_000
+_MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
 _BODIES: Final = 8
 """How many bodies of the largest size may be in memory at once; requests beyond them get 429."""
@@ -95,7 +94,7 @@ class _Door:
 
     def _store_spans(self, media_type: str, body: bytes) -> bytes:
         by_run, rejected = spans_in(body, media_type, self._of_bodies)
-        reasons = {"spans without ids or too large"} if rejected else set()
+        reasons = {"spans without ids"} if rejected else set()
         for run_id, spans in by_run.items():
             outcome, rejected_of_run = self._store.runs.store(run_id, spans)
             if outcome == "full":
@@ -196,23 +195,9 @@ def make_app(settings: Settings, store: Store, client: Client, tokens: Tokens, s
     async def readyz() -> JSONResponse:
         return _probed(submitter.why_not_live() or submitter.why_not_ready())
 
-    for kind in (HTTPException, InvalidTrace, NotConverted, ServiceUnavailable):
+    for kind in (HTTPException, InvalidTrace, NotConverted, ServiceUnavailable, Exception):
         app.add_exception_handler(kind, _refused)
     return app
-
-
-class Quiet:
-    """An application whose errors are logged by their kind and place: their messages may quote a trace."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run it; it has answered when it raises."""
-        try:
-            await self._app(scope, receive, send)
-        except Exception as error:
-            log.error("request_failed", error=type(error).__name__, where=raised_at(error))
 
 
 def _takes(types: Mapping[str, object]) -> dict[str, Any]:
@@ -255,6 +240,10 @@ async def _refused(request: Request, error: Exception) -> Response:
         log.warning("request_put_off", detail=message)
         status = 429 if isinstance(error, QueueFull) else 503
         message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
+    elif not isinstance(error, InvalidTrace | NotConverted):
+        # Its message may quote a trace.
+        log.error("request_failed", error=type(error).__name__, where=raised_at(error))
+        status, message = 500, "an error of ours, see the log"
     if request.method == "POST":
         # What was not read of the request would have to be.
         headers = headers | {"Connection": "close"}

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from kp_scorer.adapters.node import source
 from kp_scorer.decoding import Limits, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
-from kp_scorer.ledger import ReceivedSpan
+from kp_scorer.ledger.runs import ReceivedSpan
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -31,8 +31,11 @@ SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibili
 
 _OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})
 """The attributes of a resource that its spans keep."""
-_MOST_SPAN_BYTES: Final = 2_097_152
-"""Of one span in Protobuf: more would take a hundred times as much memory, if it were made of nothing but empty values."""
+_MOST_SPANS: Final = 20_000
+_MOST_SPAN_BYTES: Final = 1_048_576
+"""Of one span: parsed, it takes up to two hundred times as much memory."""
+_MOST_LASTING_BYTES: Final = 1_024
+"""Of what all spans of a resource keep of it."""
 
 Fields = dict[str, Any]
 """A span in OTLP's JSON."""
@@ -46,10 +49,14 @@ def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, li
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0
-    for fields in _from_json(body, limits) if media_type == JSON else _from_protobuf(body):
+    for number, fields in enumerate(_from_json(body, limits) if media_type == JSON else _from_protobuf(body)):
+        if number == _MOST_SPANS:
+            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
         if re.fullmatch("[0-9a-f]{32}", run_id) and re.fullmatch("[0-9a-f]{16}", span_id):
-            content = json.dumps(fields, separators=(",", ":")).encode()
+            # Nothing of a span that is too large: its run is.
+            content = _as_bytes(fields) if "attributes" in fields else b""
+            content = content if len(content) <= _MOST_SPAN_BYTES else b""
             by_run[run_id].append(ReceivedSpan(span_id, not fields.get("parentSpanId"), content))
         else:
             rejected += 1
@@ -60,7 +67,7 @@ def _from_json(body: bytes, limits: Limits) -> Iterator[Fields]:
     for resource in source(1, parse_json(body, limits)).at("resourceSpans").items():
         holder = resource.at("resource")
         of_resource = holder.at("attributes").items() if holder.value is not None else []
-        lasting = [pair.value for pair in of_resource if pair.at("key").value in _OF_RESOURCES]
+        lasting = _checked([pair.value for pair in of_resource if pair.at("key").value in _OF_RESOURCES])
         for scope in resource.at("scopeSpans").items():
             for span in scope.at("spans").items():
                 yield span.object() | {"attributes": [*lasting, *(pair.value for pair in span.at("attributes").items())]}
@@ -72,15 +79,25 @@ def _from_protobuf(body: bytes) -> Iterator[Fields]:
     except DecodeError:
         raise InvalidTrace([Problem("$", "expected an ExportTraceServiceRequest in Protobuf")]) from None
     for resource in export.resource_spans:
-        lasting = [MessageToDict(pair) for pair in resource.resource.attributes if pair.key in _OF_RESOURCES]
+        lasting = _checked([MessageToDict(pair) for pair in resource.resource.attributes if pair.key in _OF_RESOURCES])
         for span in (span for scope in resource.scope_spans for span in scope.spans):
-            if span.ByteSize() > _MOST_SPAN_BYTES:
-                yield {}
-                continue
-            fields = MessageToDict(span, use_integers_for_enums=True)
             # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
             ids = {"traceId": span.trace_id.hex(), "spanId": span.span_id.hex(), "parentSpanId": span.parent_span_id.hex()}
+            if span.ByteSize() > _MOST_SPAN_BYTES:
+                yield ids
+                continue
+            fields = MessageToDict(span, use_integers_for_enums=True)
             yield fields | ids | {"attributes": [*lasting, *fields.get("attributes", ())]}
+
+
+def _checked(lasting: list[Any]) -> list[Any]:
+    if len(_as_bytes(lasting)) > _MOST_LASTING_BYTES:
+        raise InvalidTrace([Problem("resource", f"expected {SERVICE} and kp.* of at most {_MOST_LASTING_BYTES} bytes")])
+    return lasting
+
+
+def _as_bytes(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def export_of(spans: Sequence[bytes]) -> bytes:

@@ -16,7 +16,7 @@ from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import is_writable_by_others
 from kp_scorer.ledger import Store
-from kp_scorer.serve.app import Quiet, make_app
+from kp_scorer.serve.app import make_app
 from kp_scorer.serve.submitter import Submitter
 from kp_scorer.serve.tokens import Tokens
 from kp_scorer.settings import ServeSettings, Settings
@@ -38,11 +38,11 @@ def serve(settings: Settings) -> None:
     tokens = Tokens.read(settings.serve.tokens)
     _check_certificate(settings.serve)
     listener = _listener(settings.serve)
-    # What a peer can cause is no line here; what it is answered says it.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    # It logs what any peer can cause, and errors with their messages, which may quote a trace.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     with listener, Store.open(settings) as store, Client(settings) as client, Submitter(settings, store, client) as submitter:
         config = uvicorn.Config(
-            Quiet(make_app(settings, store, client, tokens, submitter)),
+            make_app(settings, store, client, tokens, submitter),
             http=_Protocol,
             ws="none",
             lifespan="off",

@@ -16,7 +16,8 @@ from kp_scorer.adapters import SuppliedFields, convert
 from kp_scorer.client import Client
 from kp_scorer.decoding import decode_for_sending
 from kp_scorer.errors import InvalidTrace, NotConverted, Problem, QueueFull, ServiceUnavailable, TraceConflict
-from kp_scorer.ledger import ClosedRun, Store
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.runs import ClosedRun
 from kp_scorer.logs import raised_at
 from kp_scorer.serve.otlp import SERVICE, SUPPLIED, Fields, export_of
 from kp_scorer.settings import Settings

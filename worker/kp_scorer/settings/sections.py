@@ -268,7 +268,7 @@ class ServeSettings(Section):
     success: bool | None = None
     visibility: Visibility = "private"
     privacy_level: PrivacyLevel = "private"
-    quiet_s: Seconds = 5.0
+    quiet_s: Seconds = 10.0
     open_s: Seconds = 900.0
     body_bytes: Count = 8_388_608
     run_spans: Count = 5_000

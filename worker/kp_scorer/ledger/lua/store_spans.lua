@@ -22,6 +22,7 @@ for _, span in ipairs(spans) do
         fresh[#fresh + 1] = span
         fresh_bytes = fresh_bytes + #span.content
         has_root = has_root or span.is_root
+        too_large = too_large or span.content == ''
     end
 end
 if closed then return {'closed', #fresh} end
