@@ -15,7 +15,7 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.runs import ReceivedSpan
-from kp_scorer.serve.tokens import Tokens
+from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings, load_settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
@@ -170,7 +170,7 @@ def test_a_file_of_tokens_that_is_none_or_that_others_can_write_to_is_refused(
     file.write_text(content)
     file.chmod(mode)
     with pytest.raises(SettingsError, match=expected):
-        Tokens.read(str(file))
+        read_tokens(str(file))
 
 
 @pytest.mark.parametrize(
@@ -241,3 +241,10 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         collecting.runs.finish("r")
         assert collecting.runs.store("r", spans) == ("closed", 0)
         assert collecting.runs.claim() is None
+
+
+def test_what_is_not_installed_is_named(redis_url: str) -> None:
+    without = "import sys; sys.modules['fastapi'] = None; from kp_scorer.cli.main import main; main()"
+    command = [sys.executable, "-c", without, "serve", "--broker-url", redis_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "kp-scorer: serve: there is no fastapi: install kp-scorer[serve]\n")
