@@ -217,13 +217,8 @@ def test_long_line_is_read() -> None:
     assert parsed(json_lines({"a": 1}, {"messages": long})) == [(1, {"a": 1}), (2, {"messages": long})]
 
 
-def test_examples_of_the_document_convert_as_described() -> None:
-    sources = [json.loads(block) for block in blocks("worker/CONVERT.md") if block.startswith("{")]
-    chat, spans, trajectory, trace = (converted("", each)[0] for each in sources)
+def test_example_of_the_document_converts_as_described() -> None:
+    (source,) = [json.loads(block) for block in blocks("worker/CONVERT.md") if block.startswith("{")]
+    (chat,) = converted("", source)
     assert [step["type"] for step in chat["steps"]] == ["tool_call", "observation", "thought"]
     assert chat["outcome"]["result_summary"] == "At 04:12."
-    assert [step["type"] for step in trajectory["steps"]] == ["thought", "tool_call", "observation"]
-    assert trajectory["steps"][1]["input"] == {"command": "ls -F\n"}
-    assert spans["id"] == "kp:trace:otel:5b8efff798038103d269b633813fc60c"
-    assert trace["id"] == "kp:trace:langfuse:tr-1"
-    assert [len(each["steps"]) for each in (spans, trace)] == [1, 1]

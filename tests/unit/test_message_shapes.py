@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.converting import converted, steps_in
+from tests.support.converting import converted, converted_and_refused, steps_in
 from tests.unit.test_adapter_langfuse import observation
 
 Json = dict[str, Any]
@@ -267,6 +267,36 @@ def test_what_a_run_got_in_any_shape_is_its_objective(shape: str) -> None:
     (trace,) = converted("langfuse", observation("CHAIN", "run", 0, input=json.dumps(got), output=put))
     assert trace["task"]["objective"] == ASKED
     assert trace["outcome"]["result_summary"] == ANSWER
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("keys", [("request", "response"), ("input", "output")])
+def test_a_log_of_what_was_asked_and_answered_in_any_shape(shape: str, keys: tuple[str, str]) -> None:
+    got, put = SHAPES[shape]
+    (trace,) = converted("", dict(zip(keys, (got, put), strict=True)))
+    assert trace["task"]["objective"] == ASKED
+    assert steps_in(trace) == STEPS
+
+
+def test_answers_beside_what_was_asked_are_read() -> None:
+    for shape in ("chat completions", "responses", "gemini"):
+        got, put = SHAPES[shape]
+        assert isinstance(got, dict)
+        assert isinstance(put, dict)
+        (trace,) = converted("", got | put)
+        assert steps_in(trace) == STEPS
+
+
+def test_halves_of_a_batch_are_joined() -> None:
+    got, put = SHAPES["chat completions"]
+    asked = {"custom_id": "b1", "method": "POST", "url": "/v1/chat/completions", "body": got}
+    answered = {"id": "r1", "custom_id": "b1", "response": {"status_code": 200, "body": put}, "error": None}
+    for halves in ([asked, answered], [answered, asked]):
+        (trace,) = converted("", *halves)
+        assert steps_in(trace) == STEPS
+        assert trace["metadata"]["source_id"] == "b1"
+    _, refused = converted_and_refused("", [answered | {"custom_id": "b2"}])
+    assert len(refused) == 1
 
 
 def test_text_of_all_messages_has_the_role_before_each() -> None:

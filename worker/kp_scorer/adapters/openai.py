@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, moment, trace_id
-from kp_scorer.adapters.messages import Piece, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
+from kp_scorer.adapters.messages import Piece, Speaker, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node
 
 _KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "request", "response", "prompt", "custom_id"})
@@ -23,7 +23,7 @@ _KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "requ
 
 def fits(value: dict[str, Any]) -> bool:
     """Whether an object is a conversation, a message or an item."""
-    is_of_responses = isinstance(value.get("output"), list) or {"input", "output"} <= set(value)
+    is_of_responses = any(isinstance(value.get(key), list) for key in ("input", "output")) or {"input", "output"} <= set(value)
     return bool(_KEYS & set(value)) or is_of_responses or is_message(value)
 
 
@@ -53,28 +53,44 @@ def run(_own: str, conversations: Sequence[Node]) -> Run:
     if isinstance(conversation.value, list):
         return _run(conversation, list(pieces_of(conversation.items())))
     request, response = _body(conversation, "request"), _body(conversation, "response")
-    messages, asked, answered = request.at("messages"), request.at("input"), response.at("output")
-    if messages.value is not None:
-        # Of several choices, clients use the first.
-        answers = [choice.at("message") for choice in response.at("choices").items()[:1]]
-        pieces = [piece for each in (*messages.items(), *answers) for piece in pieces_of_message(each)]
-    elif asked.value is not None or answered.value is not None:
-        pieces = list(pieces_of([*_items(asked), *_items(answered)]))
-    else:
-        pieces = pieces_in(request, "user", Transcript(), is_model=True) or []
-    if response.path != request.path and response.at("choices").value is None and answered.value is None:
-        pieces += pieces_in(response, "agent", Transcript(), is_model=True) or []
+    pieces = [*_asked(request), *_answered(response, is_alone=response.path != conversation.path)]
     if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
-    return _run(conversation, pieces, _time(response.first("created_at", "created")))
+    times = response if isinstance(response.value, dict) else conversation
+    return _run(conversation, pieces, _time(times.first("created_at", "created")))
 
 
 def _body(conversation: Node, key: str) -> Node:
     """The request or the response in a log that has both, and in a batch's body; otherwise the conversation."""
     message = conversation.at(key).parsed()
-    message = message if isinstance(message.value, dict) else conversation
-    body = message.at("body").parsed()
+    message = conversation if message.value is None else message
+    body = message.at("body").parsed() if isinstance(message.value, dict) else message
     return body if isinstance(body.value, dict) else message
+
+
+def _asked(request: Node) -> list[Piece]:
+    messages = request.at("messages").parsed() if isinstance(request.value, dict) else request
+    if messages.path != request.path and messages.value is not None:
+        if not isinstance(messages.value, list) or all(isinstance(item, dict) for item in messages.value):
+            return [piece for message in messages.items() for piece in pieces_of_message(message)]
+        return _pieces(messages, "user")
+    has_input = isinstance(request.value, dict) and request.at("input").value is not None
+    return _pieces(request.at("input") if has_input else request, "user")
+
+
+def _answered(response: Node, *, is_alone: bool) -> list[Piece]:
+    """What was answered, in an object that has nothing but that, or beside what was asked."""
+    if isinstance(response.value, dict) and response.at("choices").value is not None:
+        # Of several choices, clients use the first.
+        return [piece for choice in response.at("choices").items()[:1] for piece in pieces_of_message(choice.at("message"))]
+    keys = [key for key in ("output", "candidates") if isinstance(response.value, dict) and response.at(key).value is not None]
+    return _pieces(response.at(*keys[:1]), "agent") if keys == ["output"] or (keys and not is_alone) or is_alone else []
+
+
+def _pieces(node: Node, speaker: Speaker) -> list[Piece]:
+    """The pieces in what was asked or answered; raises NotConverted that names where a list has no shape of that."""
+    pieces = pieces_in(node.parsed(), speaker, Transcript(), is_model=True)
+    return list(pieces_of(node.items() if isinstance(node.value, list) else [])) if pieces is None else pieces
 
 
 def _run(conversation: Node, pieces: list[Piece], created_at: str | None = None) -> Run:
@@ -83,12 +99,6 @@ def _run(conversation: Node, pieces: list[Piece], created_at: str | None = None)
 
 def _is_item(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
-
-
-def _items(node: Node) -> list[Node]:
-    # What is asked for may be a text alone.
-    is_text = isinstance(node.value, str)
-    return [node._replace(value={"role": "user", "content": node.value})] if is_text else node.items()
 
 
 def _time(node: Node) -> str | None:

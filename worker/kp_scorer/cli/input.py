@@ -40,7 +40,7 @@ _MOST_BYTES: Final = 2**28
 """How far the end of a line is looked for; and what a list of traces, or JSON that is not traces, may have."""
 _MOST_VALUES: Final = 2**22
 """Of the same: a value may take a hundred bytes of memory."""
-_SUFFIXES: Final = (".json", ".jsonl", ".ndjson")
+_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".traj")
 _OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
 )
