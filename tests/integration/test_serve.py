@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -20,6 +23,7 @@ from kp_scorer.settings import Settings, load_settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from tests.support.changed_settings import with_changed
+from tests.support.documents import code_with
 from tests.support.door import Door, chat_span, export_of, new_run, open_door
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ
@@ -48,6 +52,14 @@ def _in_protobuf(export: dict[str, Any]) -> bytes:
         span.parent_span_id = bytes.fromhex(fields["parentSpanId"])
     encoded: bytes = message.SerializeToString()
     return encoded
+
+
+def test_the_example_of_the_page_prints_its_decision(door: Door) -> None:
+    command = [sys.executable, "-c", code_with("OTLPSpanExporter(")]
+    variables = os.environ | {"KP_DOOR": door.url}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    decision = json.loads(done.stdout)["decision"]
+    assert (decision["domain"], decision["agent_id"]) == ("code", "tide-agent")
 
 
 def test_spans_become_one_trace_whatever_form_they_come_in(
