@@ -167,12 +167,14 @@ def test_each_source_is_read_by_its_shape_and_traces_of_ours_pass() -> None:
     assert done.stderr.count("neither a trace") == 1
 
 
-def test_what_is_given_as_it_comes_is_converted_as_it_comes() -> None:
+@pytest.mark.parametrize("indent", [None, 2])
+def test_what_is_given_as_it_comes_is_converted_as_it_comes(indent: int | None) -> None:
     reading, writing = os.pipe()
     with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as source:  # noqa: PTH123 - of descriptors
         lines = read_traces(stream, LIMITS, Conversion(SUPPLIED, LIMITS))
         for number in range(3):
-            source.write(json_lines(test_adapter_langfuse.EXPORTED_TRACE | {"id": f"t{number}"}))
+            export = test_adapter_langfuse.EXPORTED_TRACE | {"id": f"t{number}"}
+            source.write(json.dumps(export, indent=indent).encode() + b"\n")
             assert next(lines).document["id"] == f"kp:trace:langfuse:t{number}"
 
 
