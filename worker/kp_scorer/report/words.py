@@ -9,8 +9,6 @@ from kp_scorer.decision import Decision, Outcome, Override
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {"accepted": "accepted", "review": "to review", "rejected": "rejected"}
-
-
 OVERRIDE_WORDS: Final[dict[Override, str]] = {
     "single_thought": "a single thought (score 0.1)",
     "recovered_from_errors": "recovered from errors (+0.1)",

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,9 +23,11 @@ from kp_scorer.ledger import Store
 from kp_scorer.local.embedded import embedded_redis, free_ports, remove_data, running
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.local.folders import cache_dir, state_dir
+from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
 
 _RESTART_PAUSE_S: Final = 2.0
+_MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
 _STOP_TIMEOUT_S: Final = 100.0
 """Workers get a minute to finish what they have in flight, and Redis some seconds."""
@@ -67,14 +70,13 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
 def _kept(settings: Settings, data_dir: Path) -> str:
     """What the embedded Redis holds from earlier, and where."""
     with Store.open(with_endpoints(settings)) as store:
-        decisions = [each.decision for each in store.ledger.all_decided()]
+        decisions = [each.decision for each in islice(store.ledger.all_decided(), _MOST_LOOKED_AT)]
     if not decisions:
         return f"it keeps what comes in {data_dir}; there is no decision yet"
     policy = settings.scoring.policy()
-    asked = [each.threshold if each.threshold_source == "submission" else None for each in decisions]
-    now = [policy.bounds(each.domain, threshold).threshold for each, threshold in zip(decisions, asked, strict=True)]
-    others = sum(each.threshold != threshold for each, threshold in zip(decisions, now, strict=True))
-    words = f"{data_dir} keeps {len(decisions)} decisions from earlier, by {threshold_words(decisions)}"
+    others = sum(decide_again(each, policy).threshold != each.threshold for each in decisions)
+    count = f"{len(decisions):,}{' or more' if len(decisions) == _MOST_LOOKED_AT else ''}"
+    words = f"{data_dir} keeps {count} decisions from earlier, by {threshold_words(decisions)}"
     stand = f"; {others} of them by another than now, which stand: `kp-scorer up --fresh` starts empty"
     return words + stand if others else words
 
