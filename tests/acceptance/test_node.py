@@ -16,6 +16,7 @@ from kp_scorer.local.embedded import running
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support import node
+from tests.support.door import open_door
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RABBITMQ_URL, own_virtual_host
 from tests.support.traces import fresh_samples
@@ -76,6 +77,13 @@ def _submits_and_reads(folder: Path, settings: Settings, directory: Path, broker
     received = {decision.trace_id: decision for decision in map(Decision.model_validate_json, printed.splitlines())}
     assert received == decided
     assert received.keys() == set(ids)
+
+
+def test_an_exporter_of_opentelemetry_is_pointed_at_the_door(folder: Path, settings: Settings, tmp_path: Path) -> None:
+    worker = start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER)
+    with worker, open_door(settings, tmp_path / "door.log") as door:
+        status = json.loads(node.run(folder, "agent.mts", variables={"KP_DOOR": door.url}))
+    assert (status["decision"]["domain"], status["decision"]["agent_id"]) == ("code", "tide-agent")
 
 
 def test_the_record_of_an_invalid_trace_has_its_error(folder: Path, settings: Settings, tmp_path: Path) -> None:

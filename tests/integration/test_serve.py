@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -15,11 +18,12 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.runs import ReceivedSpan
-from kp_scorer.serve.tokens import Tokens
+from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings, load_settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from tests.support.changed_settings import with_changed
+from tests.support.documents import code_with
 from tests.support.door import Door, chat_span, export_of, new_run, open_door
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ
@@ -48,6 +52,14 @@ def _in_protobuf(export: dict[str, Any]) -> bytes:
         span.parent_span_id = bytes.fromhex(fields["parentSpanId"])
     encoded: bytes = message.SerializeToString()
     return encoded
+
+
+def test_the_example_of_the_page_prints_its_decision(door: Door) -> None:
+    command = [sys.executable, "-c", code_with("OTLPSpanExporter(")]
+    variables = os.environ | {"KP_DOOR": door.url}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    decision = json.loads(done.stdout)["decision"]
+    assert (decision["domain"], decision["agent_id"]) == ("code", "tide-agent")
 
 
 def test_spans_become_one_trace_whatever_form_they_come_in(
@@ -170,7 +182,7 @@ def test_a_file_of_tokens_that_is_none_or_that_others_can_write_to_is_refused(
     file.write_text(content)
     file.chmod(mode)
     with pytest.raises(SettingsError, match=expected):
-        Tokens.read(str(file))
+        read_tokens(str(file))
 
 
 @pytest.mark.parametrize(
@@ -241,3 +253,10 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         collecting.runs.finish("r")
         assert collecting.runs.store("r", spans) == ("closed", 0)
         assert collecting.runs.claim() is None
+
+
+def test_what_is_not_installed_is_named(redis_url: str) -> None:
+    without = "import sys; sys.modules['fastapi'] = None; from kp_scorer.cli.main import main; main()"
+    command = [sys.executable, "-c", without, "serve", "--broker-url", redis_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "kp-scorer: serve: there is no fastapi: install kp-scorer[serve]\n")

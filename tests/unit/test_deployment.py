@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from kp_scorer.errors import SettingsError
-from kp_scorer.serve.tokens import Tokens
+from kp_scorer.serve.tokens import admits, read_tokens
 from kp_scorer.settings import Settings, as_environment, load_settings
 
 from tests.support.paths import REPOSITORY
@@ -170,7 +170,7 @@ def test_the_door_is_given_settings_that_exist_and_needs_its_token(services: dic
     assert list(unknown_settings(door["environment"])) == []
     tokens = Path(door["environment"]["KP_SERVE_TOKENS"]).name
     assert {tokens, "serve-broker-url", "serve-redis-url"} == set(door["secrets"])
-    assert Tokens.read(str(secrets / tokens)).admit((secrets / tokens).read_text("utf-8").strip())
+    assert admits(read_tokens(str(secrets / tokens)), (secrets / tokens).read_text("utf-8").strip())
     assert [port.rpartition(":")[2] for port in door["ports"]] == [str(Settings().serve.port)]
 
 

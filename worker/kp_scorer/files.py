@@ -82,9 +82,10 @@ def make_only_ours(path: Path) -> bool:
 
 def is_only_ours(status: os.stat_result) -> bool:
     """Whether nobody but this user and root can change what has this status."""
-    return status.st_uid in (0, os.geteuid()) and not is_writable_by_others(status)
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE_BY_OTHERS
 
 
-def is_writable_by_others(status: os.stat_result) -> bool:
-    """Whether others than the owner and root, by a group or not, can change what has this status."""
-    return bool(status.st_mode & _WRITABLE_BY_OTHERS)
+def check_writer(path: Path | str) -> None:
+    """Raise OSError, as ``read_text`` does, if others than its owner and root can change a file."""
+    if Path(path).stat().st_mode & _WRITABLE_BY_OTHERS:
+        raise OSError(errno.EPERM, "others can write to it: chmod go-w")

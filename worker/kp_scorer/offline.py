@@ -34,17 +34,9 @@ def convert(
 ) -> Iterator[dict[str, Any] | NotConverted]:
     """Convert what others record to traces that may be scored and submitted, or to the reasons why they cannot be.
 
-    Args:
-        documents: parsed JSON, such as chats or spans; one may hold several runs, and a run several of them.
-        domain: that of the runs; it and the next three are for runs whose source does not say it.
-        confidence: how sure their outcomes are, 0..1.
-        success: how they ended.
-        created_at: when they were, in ISO 8601.
-        visibility: who may see the traces.
-        privacy_level: how they may be shared.
-        paths: where a record has its ``id``, ``success``, ``confidence``, ``task_domain`` or ``created_at``: dotted paths.
-        format_name: the format, such as ``otel``; by default what the shape of each document says.
-        settings: whose limits apply; by default those of the environment and the configuration file.
+    The documents are parsed JSON, such as chats or spans; one may hold several runs, and a run several of them. Their format is
+    what the shape of each says, or has a name, such as ``otel``. ``paths`` are dotted paths to where a record has its ``id``,
+    ``success``, ``confidence``, ``task_domain`` or ``created_at``; the arguments are for runs whose source does not say it.
     """
     supplied = SuppliedFields(confidence, domain, visibility, privacy_level, success, created_at, paths)
     yield from adapters.convert(format_name, enumerate(documents, 1), supplied, (settings or load_settings()).limits)

@@ -263,8 +263,6 @@ class Results:
         self._readers = readers
         self._dead_letters = dead_letters
         self._limits = limits
-        self.dead_lettered = 0
-        """How many messages were no decisions, so far."""
 
     def receive(self) -> Iterator[ReceivedDecision]:
         """Yield the decisions that are there now, each once; those that are not acknowledged are delivered again."""
@@ -287,7 +285,6 @@ class Results:
         except (InvalidTrace, ValueError):
             self._dead_letters.dead_letter(body, "malformed", f"queue {name}: expected a decision")
             acknowledge()
-            self.dead_lettered += 1
         else:
             yield ReceivedDecision(decision, acknowledge)
 

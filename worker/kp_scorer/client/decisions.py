@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -48,63 +48,41 @@ def read_decisions(
         SettingsError: a setting is wrong, all decisions go elsewhere, or RabbitMQ has a queue with other arguments.
         ServiceUnavailable: the broker or Redis cannot be reached; with ``follow`` only before it has been reached once.
     """
-    reader = DecisionReader(with_endpoints(settings or load_settings()), outcome, group, follow=follow, stopping=stopping)
-    for document in reader:
-        yield Decision.model_validate(document)
+    settings = with_endpoints(settings or load_settings())
+    stopping = stopping or Event()
+    marks: OrderedDict[str, str] = OrderedDict()
+    is_reached = False
+    with make_celery(settings) as app:
+        while not stopping.is_set():
+            try:
+                with open_results(app, settings, outcome, group) as results:
+                    is_reached = True
+                    yield from _new_in(results, marks, stopping, follow=follow)
+                    return
+            except ServiceUnavailable as error:
+                if not (follow and is_reached):
+                    raise
+                log.warning("decisions_wait", detail=str(error))
+            stopping.wait(_RETRY_S)
 
 
-class DecisionReader:
-    """Yields decisions, as the JSON objects that were published; see :func:`read_decisions`."""
-
-    def __init__(
-        self, settings: Settings, outcome: Outcome | None, group: str, *, follow: bool, stopping: Event | None = None
-    ) -> None:
-        self._settings = settings
-        self._outcome = outcome
-        self._group = group
-        self._follow = follow
-        self._stopping = stopping or Event()
-        self._marks: OrderedDict[str, str] = OrderedDict()
-        """The marks of the last decisions that were read, by trace id."""
-        self.dead_lettered = 0
-        """How many messages were no decisions, so far."""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Connect, and yield decisions until ``stopping`` is set or, without ``follow``, none is left."""
-        is_reached = False
-        with make_celery(self._settings) as app:
-            while not self._stopping.is_set():
-                try:
-                    with open_results(app, self._settings, self._outcome, self._group) as results:
-                        is_reached = True
-                        yield from self._read(results)
-                        return
-                except ServiceUnavailable as error:
-                    if not (self._follow and is_reached):
-                        raise
-                    log.warning("decisions_wait", detail=str(error))
-                self._stopping.wait(_RETRY_S)
-
-    def _read(self, results: Results) -> Iterator[dict[str, Any]]:
-        while not self._stopping.is_set():
-            is_idle = True
-            for received in results.receive():
-                is_idle = False
-                trace_id, mark = received.decision["trace_id"], received.decision["decided_at"]
-                if self._marks.get(trace_id) != mark:
-                    yield received.decision
-                    self._remember(trace_id, mark)
-                received.acknowledge()
-                if self._stopping.is_set():
-                    break
-            self.dead_lettered, results.dead_lettered = self.dead_lettered + results.dead_lettered, 0
-            if is_idle and not self._follow:
+def _new_in(results: Results, marks: OrderedDict[str, str], stopping: Event, *, follow: bool) -> Iterator[Decision]:
+    """Yield and acknowledge decisions; ``marks`` are those of the last ones by trace id, so that copies are recognised."""
+    while not stopping.is_set():
+        is_idle = True
+        for received in results.receive():
+            is_idle = False
+            decision = Decision.model_validate(received.decision)
+            if marks.get(decision.trace_id) != decision.mark:
+                yield decision
+                marks[decision.trace_id] = decision.mark
+                marks.move_to_end(decision.trace_id)
+                if len(marks) > _REMEMBERED:
+                    marks.popitem(last=False)
+            received.acknowledge()
+            if stopping.is_set():
                 return
-            if is_idle:
-                self._stopping.wait(_POLL_S)
-
-    def _remember(self, trace_id: str, mark: str) -> None:
-        self._marks[trace_id] = mark
-        self._marks.move_to_end(trace_id)
-        if len(self._marks) > _REMEMBERED:
-            self._marks.popitem(last=False)
+        if is_idle and not follow:
+            return
+        if is_idle:
+            stopping.wait(_POLL_S)

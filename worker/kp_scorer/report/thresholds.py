@@ -24,14 +24,8 @@ def calibrate(
 ) -> Settings:
     """Suggest thresholds by domain, as `kp-scorer calibrate` does, and return the settings with them.
 
-    Domains for which nothing can be suggested, because they have too few decisions, keep what applies to them.
-
-    Args:
-        decisions: those whose scores are to be divided.
-        accept: the share of a domain's traces to accept, between 0 and 1; this or ``precision``.
-        precision: the share of the accepted traces that are to be good.
-        good: which traces were good, by id; a precision needs them.
-        settings: by default those of the environment and the configuration file.
+    The share to reach, 0..1, is either of a domain's traces, which to ``accept``, or of the accepted ones, which are to be
+    ``good`` by their ids (``precision``). Domains with too few decisions keep what applies to them.
 
     Raises:
         ValueError: there is not one target, or it is no such share.

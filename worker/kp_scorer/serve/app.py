@@ -26,7 +26,7 @@ from kp_scorer.ledger import Store, TraceState
 from kp_scorer.logs import raised_at
 from kp_scorer.serve.otlp import JSON, PROTOBUF, failure, spans_in, success
 from kp_scorer.serve.submitter import Submitter
-from kp_scorer.serve.tokens import Tokens
+from kp_scorer.serve.tokens import admits
 from kp_scorer.settings import Settings
 from kp_scorer.trace import is_trace_id
 
@@ -70,7 +70,7 @@ class TraceStatus(BaseModel):
 class _Door:
     """What the handlers do."""
 
-    def __init__(self, settings: Settings, store: Store, client: Client, tokens: Tokens) -> None:
+    def __init__(self, settings: Settings, store: Store, client: Client, tokens: Sequence[str]) -> None:
         self._most_bytes = settings.serve.body_bytes
         self._store = store
         self._client = client
@@ -84,7 +84,7 @@ class _Door:
     async def authorize(
         self, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
     ) -> None:
-        if not self._tokens.admit(bearer.credentials if bearer else ""):
+        if not admits(self._tokens, bearer.credentials if bearer else ""):
             raise HTTPException(401, "expected a bearer token that is known here", {"WWW-Authenticate": "Bearer"})
 
     async def export(self, request: Request) -> Response:
@@ -175,7 +175,7 @@ class _Door:
             self._bytes_in_memory -= len(body)
 
 
-def make_app(settings: Settings, store: Store, client: Client, tokens: Tokens, submitter: Submitter) -> FastAPI:
+def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[str], submitter: Submitter) -> FastAPI:
     """Make the application; its OpenAPI is at ``/openapi.json``."""
     door = _Door(settings, store, client, tokens)
     # Its pages of documentation would load scripts from elsewhere.

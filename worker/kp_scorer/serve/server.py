@@ -5,7 +5,6 @@ import signal
 import socket
 import ssl
 from asyncio import Transport
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -14,11 +13,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
-from kp_scorer.files import is_writable_by_others
+from kp_scorer.files import check_writer
 from kp_scorer.ledger import Store
 from kp_scorer.serve.app import make_app
 from kp_scorer.serve.submitter import Submitter
-from kp_scorer.serve.tokens import Tokens
+from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import ServeSettings, Settings
 
 _REQUEST_WITHIN_S: Final = 15.0
@@ -35,7 +34,7 @@ def serve(settings: Settings) -> None:
     Raises:
         SettingsError: the tokens or the certificate cannot be used, or it cannot listen there.
     """
-    tokens = Tokens.read(settings.serve.tokens)
+    tokens = read_tokens(settings.serve.tokens)
     _check_certificate(settings.serve)
     listener = _listener(settings.serve)
     # It logs what any peer can cause, and errors with their messages, which may quote a trace.
@@ -56,11 +55,12 @@ def serve(settings: Settings) -> None:
             ssl_certfile=settings.serve.certificate or None,
             ssl_keyfile=settings.serve.key or None,
         )
-        # uvicorn sends the signal that it has handled once more, when all is closed.
+        server = uvicorn.Server(config)
+        # For a signal before it runs, and the same one once more, by which uvicorn ends.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, server.handle_exit)
         log.info("serve_ready", host=settings.serve.host, port=listener.getsockname()[1], tls=bool(settings.serve.certificate))
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     log.info("serve_stopped")
 
 
@@ -88,8 +88,7 @@ def _check_certificate(settings: ServeSettings) -> None:
         return
     try:
         for file in (settings.certificate, settings.key):
-            if is_writable_by_others(Path(file).stat()):
-                raise SettingsError(f"serve.certificate, serve.key: {file}: others can write to it: chmod go-w")
+            check_writer(file)
         # Without a password OpenSSL would ask for one on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key, password="")
     except OSError as error:

@@ -15,8 +15,7 @@ from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.cli.input import Line, ReadAhead
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_row, refusal
-from kp_scorer.client import Client, Status, Submitted
-from kp_scorer.client.decisions import DecisionReader
+from kp_scorer.client import Client, Status, Submitted, read_decisions
 from kp_scorer.client.status import status_of
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed
@@ -163,16 +162,11 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, group: str, 
     consumed = 0
     only = cast("Outcome | None", outcome)
     table = DecisionTable()
-    reader = DecisionReader(settings, only, group, follow=follow, stopping=stopping)
     for note in read_elsewhere(settings, only, group):
         print_note(note)
-    for decision in reader:
-        table.print_row(decision, "", "", Decision.model_validate(decision))
+    for decision in read_decisions(only, group=group, follow=follow, stopping=stopping, settings=settings):
+        table.print_row(decision.model_dump(mode="json"), "", "", decision)
         consumed += 1
         if consumed == limit:
             stopping.set()
     print_note(f"consumed {consumed} decisions")
-    if reader.dead_lettered:
-        print_note(
-            f"set aside {reader.dead_lettered} messages that are none: see `kp-scorer dead-letter list --reason malformed`"
-        )
