@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
@@ -20,11 +22,12 @@ import redis
 from kp_scorer import Client, Decision, ServiceUnavailable, SettingsError, read_decisions
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.wire import PACKED_BY
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, as_environment
 
 from tests.support.arena import BrokerName
-from tests.support.builders import Payload, decided, make_trace, minimal_payload
+from tests.support.builders import Payload, decided, make_trace, minimal_payload, steps
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REPOSITORY
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
@@ -206,6 +209,22 @@ def test_unread_traces_are_bounded_by_bytes(settings_of: SettingsWith) -> None:
     assert 1 <= sum(accepted) <= 5
     assert {len(decision.trace["task"]["objective"]) for decision in read(settings) if decision.trace} == {90_000}
     wait_until(lambda: publish(settings, made[:1], large) == [True])
+
+
+def test_packed_submissions_are_sent_along_unpacked_a_few_at_once(settings: Settings) -> None:
+    traced = with_changed(settings, results__with_trace=True)
+    body = zlib.compress(json.dumps(minimal_payload(objective="x" * 90_000, steps=steps(*["thought"] * 500))).encode())
+    packed = SimpleNamespace(body=body, content_type="application/json", headers={PACKED_BY: "gzip"}, properties={})
+    made = decisions(40)
+    tracemalloc.start()
+    assert all(publish(traced, made, packed))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    received = list(read(traced))
+    assert len(received) == 40
+    assert {len(decision.trace["task"]["objective"]) for decision in received if decision.trace} == {90_000}
+    # All at once they are 5 MB of JSON, several times over.
+    assert peak_bytes < 8_000_000
 
 
 def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path: Path) -> None:
