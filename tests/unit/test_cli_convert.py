@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 from click.testing import CliRunner, Result
 from kp_scorer.cli.commands.convert import convert
+from kp_scorer.cli.commands.score import score
 from kp_scorer.cli.converting import Conversion
 from kp_scorer.cli.input import read_traces
 from kp_scorer.errors import InvalidTrace
@@ -167,12 +168,14 @@ def test_each_source_is_read_by_its_shape_and_traces_of_ours_pass() -> None:
     assert done.stderr.count("neither a trace") == 1
 
 
-def test_what_is_given_as_it_comes_is_converted_as_it_comes() -> None:
+@pytest.mark.parametrize("indent", [None, 2])
+def test_what_is_given_as_it_comes_is_converted_as_it_comes(indent: int | None) -> None:
     reading, writing = os.pipe()
     with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as source:  # noqa: PTH123 - of descriptors
         lines = read_traces(stream, LIMITS, Conversion(SUPPLIED, LIMITS))
         for number in range(3):
-            source.write(json_lines(test_adapter_langfuse.EXPORTED_TRACE | {"id": f"t{number}"}))
+            export = test_adapter_langfuse.EXPORTED_TRACE | {"id": f"t{number}"}
+            source.write(json.dumps(export, indent=indent).encode() + b"\n")
             assert next(lines).document["id"] == f"kp:trace:langfuse:t{number}"
 
 
@@ -222,3 +225,27 @@ def test_example_of_the_document_converts_as_described() -> None:
     (chat,) = converted("", source)
     assert [step["type"] for step in chat["steps"]] == ["tool_call", "observation", "thought"]
     assert chat["outcome"]["result_summary"] == "At 04:12."
+
+
+def scored(content: bytes, *arguments: str) -> Result:
+    return CliRunner().invoke(score, ["-", "--set", "embedding.embedder=words", *arguments], input=content)
+
+
+def test_score_converts_what_is_no_trace_and_leaves_traces_of_ours_alone() -> None:
+    own = minimal_payload(trace_id="kp:trace:own")
+    supplied = ("--domain", "code", "--confidence", "0.5", "--success", "--created-at", "2026-01-31T12:00:00Z")
+    alone, mixed = scored(json_lines(own)), scored(json_lines(own, CHAT), *supplied)
+    assert (alone.exit_code, mixed.exit_code) == (0, 0), mixed.output
+    (decision,), (same, converted_chat) = rows(alone), rows(mixed)
+    assert [decision[key] for key in ("score", "dimensions")] == [same[key] for key in ("score", "dimensions")]
+    assert converted_chat["trace_id"].startswith("kp:trace:openai:")
+    assert "converted 1 of 1 runs" in mixed.stderr
+
+
+def test_score_says_once_what_to_do() -> None:
+    done = scored(json_lines(*[{"x": number} for number in range(200)]))
+    assert (done.exit_code, len(rows(done))) == (1, 200)
+    assert len([line for line in done.stderr.splitlines() if "scored" not in line]) == 1
+    done = scored(json_lines(CHAT))
+    assert done.exit_code == 2
+    assert "expected --confidence, --domain, --created-at, --success or --failed" in done.stderr

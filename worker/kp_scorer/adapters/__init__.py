@@ -24,10 +24,12 @@ _MOST_CHATS: Final = 1_000
 """How many chats wait for one that goes on with them, until the first of them is converted."""
 _MOST_RECORDS: Final = 50_000
 """Spans or observations in a run. What has more makes no trace within the limits, and would fill the memory first."""
-_MOST_OPEN: Final = 500_000
+_MOST_OPEN: Final = 100_000
 """Records of runs that may not be complete. Over it the run that has had none for the longest time is converted as it is."""
 _MOST_ENDED: Final = 100_000
 """Runs that were converted of which the ids are held, so that a record that comes too late is refused."""
+_MOST_NAMES: Final = 10_000
+"""Of fields that were not read: keys may be anything."""
 
 
 class _Format(NamedTuple):
@@ -195,8 +197,8 @@ class Converter:
         except NotConverted as error:
             return error
         paths = tuple(self._supplied.paths.values())
-        unread = (name for name in unread_in(run.node) if not any(f"{path}.".startswith(f"{name}.") for path in paths))
-        self.unread.update(unread)
+        unread = (name for name in sorted(unread_in(run.node)) if not any(f"{path}.".startswith(f"{name}.") for path in paths))
+        self.unread.update(name for name in unread if name in self.unread or len(self.unread) < _MOST_NAMES)
         self.errors += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
         return trace
 

@@ -27,7 +27,7 @@ _JS_TOKEN: Final = re.compile(
 )
 """What is no JSON in what Node.js prints of an object: quotes, texts in parts, names without quotes."""
 _NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
-_STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc"})
+_STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", "traceId", "kind", "role"})
 """Fields that say what an object is; to most readers its other fields say the same."""
 
 Reads = dict[str, tuple[dict[str, Any], set[str]]]

@@ -27,6 +27,8 @@ _FIELDS: Final = {
 """By the names of their options, the fields that records may have under other names."""
 _MOST_NAMES: Final = 12
 """Of fields that were not read: a line or two."""
+_MOST_CHARS: Final = 80
+"""Of such a name."""
 
 
 class Converted(NamedTuple):
@@ -85,7 +87,7 @@ class Conversion:
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
         print_note(f"converted {counts['traces']} of {counts['runs']} runs: {', '.join(parts)}{without}")
         if unread := self._converter.unread.most_common():
-            names = [f"{name} ({runs})" for name, runs in unread[:_MOST_NAMES]]
+            names = [f"{name[:_MOST_CHARS]} ({runs})" for name, runs in unread[:_MOST_NAMES]]
             more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
             print_note(f"fields not read, and in how many runs: {', '.join(names)}{more}")
 

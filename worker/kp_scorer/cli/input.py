@@ -45,6 +45,8 @@ _OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
 )
 """A field by which what others record begins, more or less."""
+_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
+"""A field by which a trace of ours begins."""
 _QUOTED: Final = re.compile(rb"""\"(?:[^"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`""")
 _BY_NODE: Final = re.compile(rb"\{\s+\w+:")
 _CONVERT: Final = "what others recorded: `kp-scorer convert` makes traces of it"
@@ -255,7 +257,7 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
     while line:
         first, pieces, size_bytes, depth = number, list[bytes](), 0, 0
         is_large = line.startswith(b"[")
-        while line and (depth > 0 or not pieces):
+        while line:
             is_large = is_large or (size_bytes + len(line) > most_bytes and _may_be_large(b"".join([*pieces, line])))
             line = _entire(stream, line) if is_large else line
             pieces.append(line)
@@ -265,18 +267,22 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
                 return
             outside = _QUOTED.sub(b"", line)
             depth += outside.count(b"{") + outside.count(b"[") - outside.count(b"}") - outside.count(b"]")
-            number, line = number + 1, read_bytes(stream.readline, most_bytes + 1)
+            number += 1
+            if depth <= 0:
+                break
+            line = read_bytes(stream.readline, most_bytes + 1)
         if depth > 0 and pieces[0].startswith(b"{") and pieces[1:] and pieces[1].startswith(b"{"):
             # The line is cut off, and others follow it.
             yield first, pieces[0], len(pieces[0])
             yield from _lines(io.BytesIO(b"".join(pieces[2:])), first + 1, pieces[1], most_bytes)
         elif not (document := b"".join(pieces)).isspace():
             yield first, document, size_bytes
+        line = read_bytes(stream.readline, most_bytes + 1)
 
 
 def _may_be_large(beginning: bytes) -> bool:
     """Whether what begins so is something that others record, which may be larger than a trace."""
-    return b'"@' not in beginning and _OF_OTHERS.search(beginning) is not None
+    return _OF_TRACES.search(beginning) is None and _OF_OTHERS.search(beginning) is not None
 
 
 def _entire(stream: IO[bytes], line: bytes) -> bytes:
@@ -286,8 +292,8 @@ def _entire(stream: IO[bytes], line: bytes) -> bytes:
 
 def _values_in(number: int, raw: bytes, limits: Limits, most_bytes: int, *, has_items: bool) -> Iterator[tuple[int, object]]:
     """The JSON on a line or in a document, or the items of a list with traces; a Line, where that is decided already."""
-    # Only traces of ours have keys that begin so, and are bounded before they are parsed.
-    own = _decoded(number, raw, limits, most_bytes) if raw.startswith(b"{") and b'"@' in raw else None
+    # Traces of ours are bounded before they are parsed.
+    own = _decoded(number, raw, limits, most_bytes) if raw.startswith(b"{") and _OF_TRACES.search(raw) else None
     if own and not isinstance(own.trace, InvalidTrace):
         yield number, own
         return

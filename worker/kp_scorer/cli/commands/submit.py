@@ -128,7 +128,7 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | None) ->
 @click.argument("trace_ids", metavar="ID...", nargs=-1, required=True)
 @service_options
 def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
-    """Print the state of traces, a JSON line each: pending, decided with the decision, dead with the reason, or unknown.
+    """Print the state of traces, a line each: pending, decided with the decision, dead with the reason, or unknown.
 
     Without kp:trace: the beginning of an id will do where no other trace has it. Exits with 0 only if all are decided.
     """
