@@ -225,17 +225,6 @@ def test_cache_is_shown_and_cleared_and_fills_again(at_worker: dict[str, str]) -
     assert space["entries"] == 1
 
 
-@pytest.mark.slow
-def test_demo_shows_decisions_and_leaves_nothing_behind() -> None:
-    mark = new_id()
-    done = run("demo", stdin="", MARK=mark)
-    assert done.returncode == 0, done.stderr
-    assert "48 traces: 21 accepted, 27 rejected\nnext, with traces of your own: kp-scorer demo FILE\n" in done.stdout
-    assert "first decision after" in done.stderr
-    # Children inherit the variable, so it finds them wherever they went.
-    assert [process for process in psutil.process_iter(["environ"]) if mark in str(process.info["environ"])] == []
-
-
 def test_demo_without_an_embedder_notes_it_once(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_text(lines(*fresh_samples(3)))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 from kp_scorer.local.embedded import running
 
@@ -15,6 +16,7 @@ from tests.support.commands import COMMAND, run_in_shell
 from tests.support.documents import blocks
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.processes import wait_until
+from tests.support.traces import new_id
 
 pytestmark = pytest.mark.slow
 
@@ -43,11 +45,14 @@ def dialogue(block: str) -> Iterator[tuple[str, str]]:
         yield command, output
 
 
-def test_a_demo_shows_what_readme_shows() -> None:
+def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:
     (expected,) = (block for block in blocks("README.md") if block.startswith("started an embedded Redis"))
-    done = run_in_shell("demo")
+    mark = new_id()
+    done = run_in_shell("demo", MARK=mark)
     assert done.returncode == 0, done.stderr
     assert_shown(expected, done.stderr + done.stdout)
+    # Children inherit the variable, so it finds them wherever they went.
+    assert [process for process in psutil.process_iter(["environ"]) if mark in str(process.info["environ"])] == []
 
 
 def test_thresholds_are_chosen_as_readme_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

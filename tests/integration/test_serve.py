@@ -210,8 +210,9 @@ def test_tls(settings: Settings, tmp_path: Path) -> None:
         connection.close()
 
 
-def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> None:
-    with open_door(settings, tmp_path / "door.log", serve__runs=1, serve__quiet_s=1.0) as door:
+@pytest.mark.parametrize("limit", [{"serve__runs": 1}, {"serve__total_bytes": 1_300}])
+def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path, limit: dict[str, object]) -> None:
+    with open_door(settings, tmp_path / "door.log", serve__quiet_s=1.0, **limit) as door:
         first, second = new_run(), new_run()
         root = chat_span(first)
         assert door.export(chat_span(first, root["spanId"])).status == 200

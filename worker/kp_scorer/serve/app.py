@@ -3,8 +3,7 @@
 import asyncio
 import os
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -142,12 +141,7 @@ class _Door:
         return TraceStatus(**{name: value for name, value in status._asdict().items() if value})
 
     async def _work_on(self, request: Request, work: Callable[[bytes], Result]) -> Result:
-        async with self._body_of(request) as body:
-            return await anyio.to_thread.run_sync(work, body, limiter=self._threads)
-
-    @asynccontextmanager
-    async def _body_of(self, request: Request) -> AsyncIterator[bytes]:
-        """A body, unpacked while it comes, of a bounded size and within a bounded time."""
+        """Unpack a body while it comes, within bounds of size and time, and work on it in a thread."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding not in ("identity", "gzip"):
             raise HTTPException(415, "expected Content-Encoding gzip, or none")
@@ -166,7 +160,7 @@ class _Door:
                         raise QueueFull("serve: too many requests at once")
             if unpacking and (not unpacking.eof or unpacking.unused_data):
                 raise HTTPException(400, "expected one whole gzip stream")
-            yield bytes(body)
+            return await anyio.to_thread.run_sync(work, bytes(body), limiter=self._threads)
         except TimeoutError:
             raise HTTPException(408, f"expected the request within {_BODY_WITHIN_S:g} s") from None
         except (zlib.error, ClientDisconnect) as error:

@@ -104,10 +104,11 @@ class Submitter:
         most = self._settings.serve
         if run.is_too_large:
             raise InvalidTrace([Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")])
-        attributes = _attributes([json.loads(span) for span in run.spans])
+        export = json.loads(export_of(run.spans))
+        attributes = _attributes(export["resourceSpans"][0]["scopeSpans"][0]["spans"])
         supplied = _supplied({name: attributes.get(f"kp.{name}", getattr(most, name)) for name in SUPPLIED})
         try:
-            (trace,) = convert("otel", [(1, json.loads(export_of(run.spans)))], supplied, self._settings.limits)
+            (trace,) = convert("otel", [(1, export)], supplied, self._settings.limits)
         except Exception as error:
             # An error of ours, which the run would cause each time again.
             log.error("run_not_converted", otel_trace_id=run.run_id, error=type(error).__name__, where=raised_at(error))

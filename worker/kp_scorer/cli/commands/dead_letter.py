@@ -68,7 +68,7 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
 @_selection
 def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
-    """Print a JSON line for each dead letter, without its content, the least recently dead-lettered first."""
+    """Print a line for each dead letter, without its content, the least recently dead-lettered first."""
     for each in dead_letters:
         print_row(_described(each))
 

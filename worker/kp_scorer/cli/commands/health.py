@@ -31,7 +31,7 @@ def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
     """Ask the worker on this machine, or all that `up` runs for this user, for progress: exit code 0 if they make it, else 1.
 
     A worker that waits for Redis or the broker makes progress: to restart it would not help. It takes work if its model is
-    loaded, Redis and the broker answer it, it has the window of the novelty log, and it does not stop. A JSON line on stdout
+    loaded, Redis and the broker answer it, it has the window of the novelty log, and it does not stop. A line on stdout
     for each worker gives the reasons. Probes that speak HTTP can ask /livez and /readyz on metrics.port themselves.
 
     The workers of `up` are asked where neither an option nor a variable names a port or a file.

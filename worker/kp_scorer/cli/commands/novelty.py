@@ -33,7 +33,7 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print a JSON line for each space: size, age of the oldest entry, bytes in Redis, model, window."""
+    """Print a line for each space: size, age of the oldest entry, bytes in Redis, model, window."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
@@ -129,7 +129,7 @@ def clear(yes: bool, settings: Settings) -> None:
 def audit(settings: Settings) -> None:
     """Recompute every decision's novelty from the log and report those that differ.
 
-    Prints a JSON line for each difference; exits 1 if there is any, or if an entry or a record is damaged. Decisions made
+    Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged. Decisions made
     without an embedder have no entry in any log, and are not checked.
     """
     checked = differing = 0

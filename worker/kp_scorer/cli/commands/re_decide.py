@@ -25,7 +25,7 @@ Pair = tuple[Decision, Decision]
 )
 @gathering_options
 def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
-    """Apply other thresholds, weights or profiles to decisions, and print those whose outcome flips as JSON Lines.
+    """Apply other thresholds, weights or profiles to decisions, and print those whose outcome flips.
 
     The decisions themselves stay as they are, in FILE and in the ledger: a decision never changes. Nothing is embedded.
 
