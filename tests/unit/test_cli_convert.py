@@ -95,7 +95,7 @@ def test_empty_input_is_reported() -> None:
 def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), confidence=None, domain=None, created_at=None)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "expected --confidence, --domain, --created-at, --success or --failed; or where" in done.stderr
+    assert "expected --confidence, --domain, --created-at, --success or --failed; or, where" in done.stderr
     # Once something is converted, the others are refused, each by itself.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert done.exit_code == 1

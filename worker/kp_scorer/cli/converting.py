@@ -102,10 +102,8 @@ class Conversion:
 
 
 def _request(error: FieldsMissing) -> str:
-    return (
-        f"these runs are converted, and do not have all that a trace has: expected {', '.join(error.options)}; "
-        "or where a field of each record has it: --success-field PATH and the like"
-    )
+    options = ", ".join(error.options)
+    return f"to convert this, expected {options}; or, where each record has one of these, --success-field PATH and the like"
 
 
 def _checked(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], Any]:
