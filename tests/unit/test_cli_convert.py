@@ -19,7 +19,7 @@ from kp_scorer.errors import InvalidTrace
 from tests.support.builders import LIMITS, minimal_payload
 from tests.support.converting import SUPPLIED, converted, values_read
 from tests.support.documents import blocks
-from tests.unit import test_adapter_langfuse, test_adapter_otel
+from tests.unit import test_adapter_langfuse, test_adapter_otel, test_adapter_sessions
 
 OPTIONS: Final = {
     "--confidence": "0.75",
@@ -233,6 +233,15 @@ def test_example_of_the_document_converts_as_described() -> None:
     (chat,) = converted("", source)
     assert [step["type"] for step in chat["steps"]] == ["tool_call", "observation", "thought"]
     assert chat["outcome"]["result_summary"] == "At 04:12."
+
+
+def test_sessions_are_scored_at_the_end_of_each_file(tmp_path: Path) -> None:
+    for name in ("1.jsonl", "2.jsonl"):
+        lines = [line | {"sessionId": name} for line in test_adapter_sessions.CLAUDE[1:]]
+        (tmp_path / name).write_bytes(json_lines(*lines))
+    supplied = ("--domain", "code", "--confidence", "0.5", "--success", "--set", "embedding.embedder=words")
+    done = CliRunner().invoke(score, [str(tmp_path), *supplied])
+    assert [row["trace_id"] for row in rows(done)] == [f"kp:trace:claude-code:{name}" for name in ("1.jsonl", "2.jsonl")]
 
 
 def scored(content: bytes, *arguments: str) -> Result:
