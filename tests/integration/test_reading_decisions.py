@@ -240,7 +240,9 @@ def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path
     left = accepted[0].model_dump_json()
     (tmp_path / "journal.jsonl").write_text(f"{left}\n{left}\n{left[:100]}", "utf-8")
     with subprocess.Popen([sys.executable, str(example), str(tmp_path)], env=variables) as process:
-        wait_until(lambda: len(list(tmp_path.glob("*.parquet"))) == 3)
+        # Two files are full, after that of what was left, and the last decision waits for another.
+        journal = tmp_path / "journal.jsonl"
+        wait_until(lambda: len(list(tmp_path.glob("*.parquet"))) == 3 and journal.read_bytes().count(b"\n") == 1)
         process.terminate()
         assert process.wait(20) == 0
     table = polars.concat(map(polars.read_parquet, sorted(tmp_path.glob("*.parquet"))), how="vertical_relaxed")

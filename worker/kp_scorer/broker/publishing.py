@@ -38,6 +38,18 @@ _NOT_OURS: Final = "RabbitMQ has no queue {!r}: start a worker of the app that c
 T = TypeVar("T")
 
 
+def portions(items: Sequence[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[Sequence[T]]:
+    """Divide items into those that are sent together: as many as have ``most_bytes`` with the last one."""
+    start = size_bytes = 0
+    for end, item in enumerate(items, 1):
+        size_bytes += size_of(item)
+        if size_bytes >= most_bytes:
+            yield items[start:end]
+            start, size_bytes = end, 0
+    if start < len(items):
+        yield items[start:]
+
+
 def declare_queues(app: Celery, queues: Sequence[Queue]) -> None:
     """Declare the queues, in order."""
     with_producer(app, "queues", lambda producer: [queue(producer.channel).declare() for queue in queues])

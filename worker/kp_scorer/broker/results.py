@@ -19,6 +19,7 @@ from kp_scorer.broker.publishing import (
     Outgoing,
     declare_queues,
     destination_of,
+    portions,
     publish_all,
     unavailable_if_broker_fails,
     with_producer,
@@ -36,6 +37,7 @@ _MARK: Final = "decided_at"
 """The header that holds a decision's mark."""
 
 _PORTION_BYTES: Final = 2_097_152
+"""Of traces that go along at once: they fill the memory several times over."""
 _VALUES_AROUND: Final = 1_000
 """Values that a decision may have besides its trace: some fifty."""
 
@@ -142,7 +144,7 @@ class _Outbox:
         """
         accepted: list[bool] = []
         unread = 0
-        for portion in _portions(publications):
+        for portion in portions(publications, lambda each: each.trace_bytes, _PORTION_BYTES):
             of_portion, unread = self._put(portion)
             accepted += of_portion
             if not all(of_portion):
@@ -212,18 +214,6 @@ class _StreamOutbox(_Outbox):
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         return _accepted(self._stream.publish(publications, self._limit, self._most_bytes), len(publications))
-
-
-def _portions(publications: Sequence[Publication]) -> Iterator[Sequence[Publication]]:
-    """All of them, or as many at once as their traces may fill the memory, several times over."""
-    start = size_bytes = 0
-    for end, publication in enumerate(publications, 1):
-        size_bytes += publication.trace_bytes
-        if size_bytes >= _PORTION_BYTES:
-            yield publications[start:end]
-            start, size_bytes = end, 0
-    if start < len(publications):
-        yield publications[start:]
 
 
 def _accepted(published: Published, count: int) -> tuple[list[bool], int]:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from celery import Celery
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import send_traces
+from kp_scorer.broker.publishing import portions, send_traces
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.client.io_thread import IoThread, Result
 from kp_scorer.client.status import LEAST_S, Polling, Status, decision_of, status_of
@@ -134,7 +134,8 @@ class _Client:
     def _send(self, checked: Sequence[Submission | InvalidTrace]) -> list[Submitted]:
         """Record traces in the ledger and publish them to the queue; return the result for each, in order."""
         answers: list[str | TraceConflict] = []
-        for portion in _portions([each for each in checked if isinstance(each, Submission)]):
+        valid = [each for each in checked if isinstance(each, Submission)]
+        for portion in portions(valid, lambda each: len(each.payload), _BATCH_BYTES):
             # Recorded before they are sent: if the message is lost, the trace is pending, and the reconciler resends it.
             opened = list(zip(portion, self._store.ledger.submit(portion), strict=True))
             if pending := [(each.trace_id, each.payload) for each, state in opened if state == "pending"]:
@@ -352,16 +353,3 @@ def _id_or_raise(answers: Sequence[Submitted]) -> str:
     if isinstance(answer, str):
         return answer
     raise answer
-
-
-def _portions(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
-    portion: list[Submission] = []
-    size_bytes = 0
-    for submission in submissions:
-        portion.append(submission)
-        size_bytes += len(submission.payload)
-        if size_bytes >= _BATCH_BYTES:
-            yield portion
-            portion, size_bytes = [], 0
-    if portion:
-        yield portion

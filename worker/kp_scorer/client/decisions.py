@@ -32,9 +32,9 @@ def read_decisions(
 ) -> Iterator[Decision]:
     """Yield decisions from the queues and streams that workers publish to; each is acknowledged after the body of the loop.
 
-    Where the body raises an error, or leaves the loop, its decision is delivered again, to this reader or another. Copies of
-    what was acknowledged here are dropped; a later run must recognise those itself, by ``trace_id`` and ``decided_at``. After
-    an outage it connects anew. What is on a queue and no decision becomes a dead letter, reason ``malformed``.
+    Where the body raises an error, leaves the loop, or takes longer than ``broker.visibility_timeout_s``, its decision is
+    delivered again, to this reader or another. Copies of what was acknowledged here are dropped; a later run must recognise
+    those itself, by ``trace_id`` and ``decided_at``. After an outage it connects anew. What is no decision is dead-lettered.
 
     Args:
         outcome: only decisions with this one.
