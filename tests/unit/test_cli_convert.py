@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -131,6 +132,13 @@ def test_values_are_taken_from_fields_of_each_record() -> None:
     assert trace["outcome"]["confidence"] == 0.25
     assert refused["problems"] == [{"field": "sure", "expected": "expected a number from 0 to 1"}]
     assert [row.get("state") for row in rows(run(json_lines(CHAT | {"reward": 0.49}), success_field="reward"))] == [None]
+
+
+@pytest.mark.parametrize("odd", [10**400, -1, math.inf, "x", [], {}, "2026", "\ud800", True])
+@pytest.mark.parametrize("name", ["success", "confidence", "domain", "time", "id"])
+def test_odd_values_of_fields_give_a_trace_or_an_error_that_names_the_field(name: str, odd: object) -> None:
+    (row,) = rows(run(json_lines(CHAT | {"odd": odd}), "--success", **{f"{name}_field": "odd"}))
+    assert row.get("id") or {problem["field"] for problem in row["problems"]} <= {"odd", "$"}
 
 
 def test_fields_that_were_not_read_are_counted() -> None:
