@@ -14,17 +14,19 @@ from typing import Any
 import pytest
 import redis
 from google.protobuf.json_format import ParseDict
+from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.runs import ReceivedSpan
+from kp_scorer.serve.submitter import Submitter
 from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings, load_settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from tests.support.changed_settings import with_changed
 from tests.support.documents import code_with
-from tests.support.door import Door, chat_span, export_of, new_run, open_door
+from tests.support.door import SUPPLIED, Door, chat_span, export_of, new_run, open_door
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.tls import Authority
@@ -261,3 +263,17 @@ def test_what_is_not_installed_is_named(redis_url: str) -> None:
     command = [sys.executable, "-c", without, "serve", "--broker-url", redis_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "kp-scorer: serve: there is no fastapi: install kp-scorer[serve]\n")
+
+
+def test_a_run_whose_process_died_before_it_was_removed_is_submitted_once(settings: Settings, store: Store) -> None:
+    supplied = with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001})
+    run_id = new_run()
+    root = ReceivedSpan("f" * 16, True, json.dumps(chat_span(run_id)).encode())
+    with Store.open(supplied) as collecting, Client(supplied) as client:
+        collecting.runs.store(run_id, [root])
+        claimed = wait_until(collecting.runs.claim)
+        assert claimed
+        for _ in range(2):
+            Submitter(supplied, collecting, client)._submit(claimed)
+    assert store.ledger.counts() == (1, 1, 0, 0)
+    assert list(store.dead_letters.read()) == []

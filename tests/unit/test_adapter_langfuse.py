@@ -268,6 +268,20 @@ def test_trace_without_observations_has_its_input_and_output() -> None:
     assert (trace["task"]["objective"], steps_in(trace)) == ("Which berths are free?", [("thought", FREE)])
 
 
+def test_traces_and_their_observations_may_be_in_different_files() -> None:
+    listed = TRACE | {"projectId": "p", "observations": [each["id"] for each in OBSERVATIONS]}
+    (trace,) = converted("", {"data": [listed]}, {"data": OBSERVATIONS})
+    assert steps_in(trace) == STEPS
+
+
+def test_scores_are_fields_by_their_names() -> None:
+    scores = [{"name": "sure", "value": 0.25}, {"name": "ok", "value": 0, "stringValue": "passed", "dataType": "CATEGORICAL"}]
+    paths = {"confidence": "scores.sure", "success": "scores.ok"}
+    supplied = SUPPLIED._replace(confidence=None, success=None, paths=paths)
+    (trace,) = converted("", EXPORTED_TRACE | {"scores": scores}, supplied=supplied)
+    assert (trace["outcome"]["confidence"], trace["metadata"]["success"]) == (0.25, True)
+
+
 def test_id_is_written_as_in_a_url_and_a_long_one_becomes_a_digest() -> None:
     *traces, long = converted("langfuse", *[TRACE | {"id": f"über {n}%"} for n in (1, 2)], TRACE | {"id": "y" * 300})
     assert [trace["id"] for trace in traces] == [f"kp:trace:langfuse:%C3%BCber%20{n}%25" for n in (1, 2)]

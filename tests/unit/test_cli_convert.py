@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from kp_scorer.errors import InvalidTrace
 from tests.support.builders import LIMITS, minimal_payload
 from tests.support.converting import SUPPLIED, converted, values_read
 from tests.support.documents import blocks
-from tests.unit import test_adapter_langfuse, test_adapter_otel
+from tests.unit import test_adapter_langfuse, test_adapter_otel, test_adapter_sessions
 
 OPTIONS: Final = {
     "--confidence": "0.75",
@@ -94,7 +95,7 @@ def test_empty_input_is_reported() -> None:
 def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), confidence=None, domain=None, created_at=None)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "expected --confidence, --domain, --created-at, --success or --failed; or where" in done.stderr
+    assert "expected --confidence, --domain, --created-at, --success or --failed; or, where" in done.stderr
     # Once something is converted, the others are refused, each by itself.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert done.exit_code == 1
@@ -131,6 +132,13 @@ def test_values_are_taken_from_fields_of_each_record() -> None:
     assert trace["outcome"]["confidence"] == 0.25
     assert refused["problems"] == [{"field": "sure", "expected": "expected a number from 0 to 1"}]
     assert [row.get("state") for row in rows(run(json_lines(CHAT | {"reward": 0.49}), success_field="reward"))] == [None]
+
+
+@pytest.mark.parametrize("odd", [10**400, -1, math.inf, "x", [], {}, "2026", "\ud800", True])
+@pytest.mark.parametrize("name", ["success", "confidence", "domain", "time", "id"])
+def test_odd_values_of_fields_give_a_trace_or_an_error_that_names_the_field(name: str, odd: object) -> None:
+    (row,) = rows(run(json_lines(CHAT | {"odd": odd}), "--success", **{f"{name}_field": "odd"}))
+    assert row.get("id") or {problem["field"] for problem in row["problems"]} <= {"odd", "$"}
 
 
 def test_fields_that_were_not_read_are_counted() -> None:
@@ -225,6 +233,15 @@ def test_example_of_the_document_converts_as_described() -> None:
     (chat,) = converted("", source)
     assert [step["type"] for step in chat["steps"]] == ["tool_call", "observation", "thought"]
     assert chat["outcome"]["result_summary"] == "At 04:12."
+
+
+def test_sessions_are_scored_at_the_end_of_each_file(tmp_path: Path) -> None:
+    for name in ("1.jsonl", "2.jsonl"):
+        lines = [line | {"sessionId": name} for line in test_adapter_sessions.CLAUDE[1:]]
+        (tmp_path / name).write_bytes(json_lines(*lines))
+    supplied = ("--domain", "code", "--confidence", "0.5", "--success", "--set", "embedding.embedder=words")
+    done = CliRunner().invoke(score, [str(tmp_path), *supplied])
+    assert [row["trace_id"] for row in rows(done)] == [f"kp:trace:claude-code:{name}" for name in ("1.jsonl", "2.jsonl")]
 
 
 def scored(content: bytes, *arguments: str) -> Result:

@@ -25,13 +25,8 @@ _OPTIONS: Final = {
     "success": ("metadata.success", "--success or --failed"),
 }
 """What supplies a field that a source lacks."""
-_SUCCESSES: Final = {"true": True, "yes": True, "success": True, "passed": True, "resolved": True} | {
-    "false": False,
-    "no": False,
-    "failure": False,
-    "failed": False,
-    "error": False,
-}
+_SUCCESSES: Final = ("true", "yes", "success", "passed", "resolved")
+_FAILURES: Final = ("false", "no", "failure", "failed", "error")
 _LEAST_SUCCESS: Final = 0.5
 """Of a reward or another number."""
 _EXPECTED: Final = {
@@ -174,7 +169,7 @@ def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
 
 def _field(name: str, value: object, run: Run, place: Node) -> Any:
     """A field of the trace by the value in a record; ``place`` is that value's."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     match name, value:
         case "id", str() | int():
             return trace_id(run.trace_id.split(":")[2], str(value), value)
@@ -182,8 +177,8 @@ def _field(name: str, value: object, run: Run, place: Node) -> Any:
             return value
         case "success", int() | float() if is_number:
             return value >= _LEAST_SUCCESS
-        case "success", str() if value.lower() in _SUCCESSES:
-            return _SUCCESSES[value.lower()]
+        case "success", str() if value.lower() in _SUCCESSES + _FAILURES:
+            return value.lower() in _SUCCESSES
         case "created_at", int() | float() if is_number and value > 0:
             # Seconds, milliseconds, microseconds or nanoseconds, all of which are some 10^9 seconds.
             return moment(place, int(value * 10.0 ** (6 - 3 * min(3, max(0, int((math.log10(value) - 9) // 3))))))

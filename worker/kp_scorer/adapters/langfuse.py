@@ -42,7 +42,8 @@ def fits(value: dict[str, Any]) -> bool:
 
 def ends(items: Sequence[Node]) -> int | None:
     """0 once the trace is here with its observations; observations alone say nowhere that they were the last."""
-    return 0 if isinstance(items[-1].at("observations").value, list) else None
+    observations = items[-1].at("observations").value
+    return 0 if isinstance(observations, list) and any(isinstance(each, dict) for each in observations) else None
 
 
 def records(source: Node) -> list[Node]:
@@ -66,6 +67,11 @@ def run(own: str, items: Sequence[Node]) -> Run:
     """The run that all of one trace id is."""
     traces = [_trace(item) for item in items if not _is_observation(item)]
     observations = [each for item in items for each in ([item] if _is_observation(item) else item.at("observations").items())]
+    # A list of traces has only the ids of their observations, which are in other records.
+    ids = [each for each in observations if isinstance(each.value, str)]
+    observations = [each for each in observations if not isinstance(each.value, str)]
+    if ids and not observations:
+        raise ids[0].refusal("expected the observation, which no record holds")
     transcript = Transcript()
     spans = [_span(node, _kind(node), transcript) for node in observations]
     # A span with the name of a tool that a model called is that tool.

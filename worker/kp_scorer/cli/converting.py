@@ -17,13 +17,7 @@ from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.settings import Settings
 from kp_scorer.trace import Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility
 
-_FIELDS: Final = {
-    "id": "id",
-    "success": "success",
-    "confidence": "confidence",
-    "domain": "task_domain",
-    "time": "created_at",
-}
+_FIELDS: Final = dict(id="id", success="success", confidence="confidence", domain="task_domain", time="created_at")  # noqa: C408
 """By the names of their options, the fields that records may have under other names."""
 _MOST_NAMES: Final = 12
 """Of fields that were not read: a line or two."""
@@ -108,10 +102,8 @@ class Conversion:
 
 
 def _request(error: FieldsMissing) -> str:
-    return (
-        f"these runs are converted, and do not have all that a trace has: expected {', '.join(error.options)}; "
-        "or where a field of each record has it: --success-field PATH and the like"
-    )
+    options = ", ".join(error.options)
+    return f"to convert this, expected {options}; or, where each record has one of these, --success-field PATH and the like"
 
 
 def _checked(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -131,24 +123,11 @@ _OPTIONS: Final = (
     click.option("--from", "format_name", type=click.Choice(list(FORMATS)), help="The format, if the shape does not say it."),
     click.option("--confidence", callback=_checked(Fraction), metavar="FRACTION", help="How sure the outcomes are, 0 to 1."),
     click.option("--domain", callback=_checked(Domain), help="The domain of the tasks."),
-    click.option(
-        "--visibility", type=click.Choice(get_args(Visibility)), default="private", show_default=True, help="Who may see them."
-    ),
-    click.option(
-        "--privacy-level",
-        type=click.Choice(get_args(PrivacyLevel)),
-        default="private",
-        show_default=True,
-        help="How they may be shared.",
-    ),
+    click.option("--visibility", type=click.Choice(get_args(Visibility)), default="private", help="Who sees them [private]."),
+    click.option("--privacy-level", type=click.Choice(get_args(PrivacyLevel)), default="private", help="How shared [private]."),
     click.option("--success/--failed", default=None, help="How runs ended whose source does not say it."),
-    click.option(
-        "--created-at", callback=_checked(IsoDatetime), metavar="TIME", help="When runs were whose source does not say it."
-    ),
-    *(
-        click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}, as in metadata.{name}.")
-        for name in _FIELDS
-    ),
+    click.option("--created-at", callback=_checked(IsoDatetime), metavar="TIME", help="When such runs were (ISO 8601)."),
+    *(click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}.") for name in _FIELDS),
 )
 """For what is converted."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -108,16 +108,16 @@ class DecisionTable:
     def __init__(self) -> None:
         self._is_begun = False
 
-    def print_row(
-        self, row: dict[str, object], trace_id: str, state: str, decision: Decision | None = None, detail: str = ""
-    ) -> None:
-        """Print a row: to a terminal its cells, and to a pipe the JSON of ``row`` instead."""
+    def print_row(self, row: dict[str, Any]) -> None:
+        """Print a decision, or what `status` prints, as JSON to a pipe, and to a terminal as a row of the table instead."""
+        decision = row if "outcome" in row else row.get("decision")
         if not sys.stdout.isatty():
             print_json(row)
         elif decision:
-            self.print_decision(decision)
+            self.print_decision(Decision.model_validate(decision))
         else:
-            self._print(escape(short_id(trace_id)), "", "", "", cell(state), cell(detail))
+            detail = ": ".join(row[name] for name in ("reason", "detail") if name in row)
+            self._print(escape(short_id(row["trace_id"])), "", "", "", cell(row["state"]), cell(detail))
 
     def print_decision(self, decision: Decision) -> None:
         """Print trace, domain, score, threshold, outcome, and why in a few words."""

@@ -94,10 +94,10 @@ class Files:
                     conversion.begin_file(place)
                 for line in read_traces(self._stream, self._limits, conversion):
                     yield line if line.file else line._replace(file=place)
+            self._stream = None
             self._before += _total_bytes([name])
             if conversion:
                 yield from _lines_of(conversion.end_file(), self._limits)
-        self._stream = None
         if conversion:
             yield from _lines_of(conversion.end(), self._limits)
 

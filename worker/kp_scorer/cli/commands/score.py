@@ -31,7 +31,7 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
         done += 1
         scored += isinstance(result, Decision)
         if isinstance(result, Decision):
-            table.print_row(result.model_dump(mode="json"), result.trace_id, "", result)
+            table.print_row(result.model_dump(mode="json"))
         else:
             print_row(refusal(line.number, result, line.file), "")
     if not done:

@@ -120,8 +120,7 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | None) ->
         row["decision"] = status.decision.model_dump(mode="json")
     if status and status.reason:
         row |= {"reason": status.reason, "detail": status.detail}
-    detail = f"{status.reason}: {status.detail}" if status and status.reason else ""
-    table.print_row(row, trace_id, str(row["state"]), status.decision if status else None, detail)
+    table.print_row(row)
 
 
 @click.command(epilog="Example: kp-scorer status 4f1c20a9")
@@ -165,7 +164,7 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, group: str, 
     for note in read_elsewhere(settings, only, group):
         print_note(note)
     for decision in read_decisions(only, group=group, follow=follow, stopping=stopping, settings=settings):
-        table.print_row(decision.model_dump(mode="json"), "", "", decision)
+        table.print_row(decision.model_dump(mode="json"))
         consumed += 1
         if consumed == limit:
             stopping.set()
