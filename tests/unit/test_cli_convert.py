@@ -87,6 +87,12 @@ def test_tools_and_recoveries_are_counted() -> None:
     assert done.stderr == "converted 2 of 2 runs: 5 steps, 2 tool calls, 1 errors, 1 error recoveries; 0 tools in 1 of 2 runs\n"
 
 
+def test_chats_that_go_on_are_counted() -> None:
+    done = run(json_lines(CHAT, [*CHAT["messages"], {"role": "user", "content": "Read them."}]), "--success")
+    assert len(rows(done)) == 1
+    assert done.stderr.endswith("; 0 tools in 1 of 1 runs; 1 chats go on in another\n")
+
+
 def test_empty_input_is_reported() -> None:
     done = run(b"\n")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing to convert in -\n")

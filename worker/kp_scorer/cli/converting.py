@@ -79,7 +79,8 @@ class Conversion:
         parts = [f"{counts['steps']} steps", f"{counts['calls']} tool calls", f"{self._converter.errors} errors"]
         parts += [f"{counts['recoveries']} error recoveries"]
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
-        print_note(f"converted {counts['traces']} of {counts['runs']} runs: {', '.join(parts)}{without}")
+        continued = f"; {self._converter.continued} chats go on in another" if self._converter.continued else ""
+        print_note(f"converted {counts['traces']} of {counts['runs']} runs: {', '.join(parts)}{without}{continued}")
         if unread := self._converter.unread.most_common():
             names = [f"{name[:_MOST_CHARS]} ({runs})" for name, runs in unread[:_MOST_NAMES]]
             more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""

@@ -146,8 +146,18 @@ def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None
         if size_bytes > len(raw):
             yield Line(number, _too_long(size_bytes, most_bytes), len(raw))
             continue
-        for item, value in _values_in(number, raw.strip(), limits, most_bytes, has_items=number == first):
-            yield from [value] if isinstance(value, Line) else _read(item, value, limits, conversion)
+        own = _decoded(number, raw.strip(), limits, most_bytes) if _OF_TRACES.search(raw) else None
+        if own and not isinstance(own.trace, InvalidTrace):
+            yield own
+            continue
+        value = _parsed(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
+        if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
+            yield own or Line(number, cast("InvalidTrace", value), len(raw))
+        elif number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
+            for item, each in enumerate(value, start=1):
+                yield from _read(item, each, limits, conversion)
+        else:
+            yield from _read(number, value, limits, conversion)
 
 
 class _AvailableBytes:
@@ -262,22 +272,6 @@ def _may_be_large(beginning: bytes) -> bool:
 def _entire(stream: IO[bytes], line: bytes) -> bytes:
     """The line of which this is the beginning, up to a limit."""
     return line if line.endswith(b"\n") else line + read_bytes(stream.readline, max(0, _MOST_BYTES + 1 - len(line)))
-
-
-def _values_in(number: int, raw: bytes, limits: Limits, most_bytes: int, *, has_items: bool) -> Iterator[tuple[int, object]]:
-    """The JSON on a line or in a document, or the items of a list with traces; a Line, where that is decided already."""
-    # Traces of ours are bounded before they are parsed.
-    own = _decoded(number, raw, limits, most_bytes) if raw.startswith(b"{") and _OF_TRACES.search(raw) else None
-    if own and not isinstance(own.trace, InvalidTrace):
-        yield number, own
-        return
-    value = _parsed(raw, limits.model_copy(update=_OF_DOCUMENTS))
-    if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
-        yield number, own or Line(number, cast("InvalidTrace", value), len(raw))
-    elif isinstance(value, list) and has_items and any(map(_is_trace, value)):
-        yield from enumerate(value, start=1)
-    elif value != [] or not has_items:
-        yield number, value
 
 
 def _is_trace(value: object) -> bool:
