@@ -34,7 +34,6 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
             table.print_row(result.model_dump(mode="json"))
         else:
             print_row(refusal(line.number, result, line.file), "")
-    if not done:
-        print_note(f"no traces in {', '.join(files)}")
+    print_note(f"scored {scored} of {done}" if done else f"no traces in {', '.join(files)}")
     if scored < done:
         sys.exit(1)
