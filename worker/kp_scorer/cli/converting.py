@@ -1,7 +1,6 @@
 """Converting what others record on its way into a command: the options for it, and what it did, for a person."""
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, Final, NamedTuple, get_args
@@ -42,12 +41,12 @@ class Conversion:
         self._name = name
         self._files = [(0, "")]
         self._next = 1
-        self._counts: Counter[str] = Counter()
+        self._runs = 0
 
     @property
     def has_converted(self) -> bool:
         """Whether there was something to convert."""
-        return bool(self._counts["runs"])
+        return self._runs > 0
 
     def begin_file(self, name: str) -> None:
         """Go on to a file, whose lines are counted from 1 again."""
@@ -73,14 +72,14 @@ class Conversion:
 
     def print_summary(self) -> None:
         """Print what was converted, and which fields of the sources were not read."""
-        counts = self._counts
+        counts = self._converter.counts
         if not self.has_converted:
             return
-        parts = [f"{counts['steps']} steps", f"{counts['calls']} tool calls", f"{self._converter.errors} errors"]
-        parts += [f"{counts['recoveries']} error recoveries"]
+        parts = f"{counts['steps']} steps, {counts['calls']} tool calls, {counts['errors']} errors"
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
-        continued = f"; {self._converter.continued} chats go on in another" if self._converter.continued else ""
-        print_note(f"converted {counts['traces']} of {counts['runs']} runs: {', '.join(parts)}{without}{continued}")
+        continued = f"; {counts['continued']} chats go on in another" if counts["continued"] else ""
+        runs = f"{counts['traces']} of {self._runs} runs"
+        print_note(f"converted {runs}: {parts}, {counts['recoveries']} error recoveries{without}{continued}")
         if unread := self._converter.unread.most_common():
             names = [f"{name[:_MOST_CHARS]} ({runs})" for name, runs in unread[:_MOST_NAMES]]
             more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
@@ -89,17 +88,14 @@ class Conversion:
     def _counted(self, results: Iterable[dict[str, Any] | NotConverted]) -> Iterator[Converted]:
         for result in results:
             if isinstance(result, NotConverted):
-                if isinstance(result, FieldsMissing) and not self._counts["traces"]:
+                if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
                     raise click.UsageError(_request(result))
-                self._counts["runs"] += 1
                 start, name = self._files[bisect_right(self._files, result.line, key=lambda file: file[0]) - 1]
-                yield Converted(name, result.line - start, InvalidTrace(result.problems))
-                continue
-            called = sum("tool" in step for step in result["steps"])
-            recoveries = sum(step["type"] == "error_recovery" for step in result["steps"])
-            own = {"runs": 1, "traces": 1, "steps": len(result["steps"]), "calls": called, "toolless": int(not called)}
-            self._counts.update(own | {"recoveries": recoveries})
-            yield Converted("", 0, result)
+                converted = Converted(name, result.line - start, InvalidTrace(result.problems))
+            else:
+                converted = Converted("", 0, result)
+            self._runs += 1
+            yield converted
 
 
 def _request(error: FieldsMissing) -> str:
