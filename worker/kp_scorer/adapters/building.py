@@ -13,7 +13,7 @@ from kp_scorer.adapters.messages import Piece, call_input, call_text, is_error
 from kp_scorer.adapters.node import Node, as_json, field_at, parsed
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
-from kp_scorer.trace import TRACE_ID_PREFIX, is_trace_id
+from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -43,13 +43,13 @@ _PRINTABLE: Final = "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("%"
 class SuppliedFields(NamedTuple):
     """The fields of traces that sources lack, as the caller supplies them, or where they stand in each record."""
 
-    confidence: float | None
-    task_domain: str | None
-    visibility: str
-    privacy_level: str
+    confidence: Fraction | None
+    task_domain: Domain | None
+    visibility: Visibility
+    privacy_level: PrivacyLevel
     success: bool | None = None
     """For runs whose source does not say whether they succeeded."""
-    created_at: str | None = None
+    created_at: IsoDatetime | None = None
     """For runs whose source does not say when they were."""
     paths: Mapping[str, str] = MappingProxyType({})
     """Dotted paths into a run's record, by the field that they lead to: one of these, or ``id``."""

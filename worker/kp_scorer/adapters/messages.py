@@ -131,7 +131,7 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
             return None
         # Among messages a block of a type that is not known says nothing.
         is_chat = any(is_message(_shown(item)) for item in value)
-        return transcript.pieces(content, speaker, (lambda item: _is_item(item) or _is_typed(item)) if is_chat else _is_item)
+        return transcript.pieces(content, speaker, lambda item: _is_item(item) or (is_chat and _is_typed(item)))
     if not isinstance(value, dict):
         return None
     # Beside a text there may be more that a model put out, unless the object is that of an answer.

@@ -258,9 +258,7 @@ class _Conversation:
         may be recorded in other words, unless its id comes up more often than it did before.
         """
         ids = Counter(map(_id, calls))
-        # Arguments are compared only where an id stands for several calls.
-        several = {own for own, count in ids.items() if max(count, len(self._calls[own,])) > 1}
-        keys = Counter((_id(call), _words(call)) for call in calls if _id(call) in several)
+        keys = Counter((_id(call), _words(call)) for call in calls)
         # Gemini numbers the calls of an answer, but not where it is repeated.
         last = {own: iter(self._calls[own,][-count:]) for own, count in ids.items()}
         alike = {key: iter(self._calls[key][-count:]) for key, count in keys.items()}
@@ -271,7 +269,7 @@ class _Conversation:
             if at_its_place:
                 # A tool that was tried again has more calls than the model made.
                 at_its_place.by_tool_alone = False
-            same = next(alike[own, _words(call)], None) if own in several else None
+            same = next(alike[own, _words(call)], None)
             matches.append(same or (at_its_place if at_its_place and at_its_place.name == call.name else None))
         return matches
 

@@ -1,7 +1,7 @@
 """Converting what others record on its way into a command: the options for it, and what it did, for a person."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import wraps
 from typing import Any, Final, NamedTuple, get_args
 
@@ -14,10 +14,11 @@ from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.settings import Settings
-from kp_scorer.trace import Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility
+from kp_scorer.trace import PrivacyLevel, Visibility
 
 _FIELDS: Final = dict(id="id", success="success", confidence="confidence", domain="task_domain", time="created_at")  # noqa: C408
 """By the names of their options, the fields that records may have under other names."""
+_SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_NAMES: Final = 12
 """Of fields that were not read: a line or two."""
 _MOST_CHARS: Final = 80
@@ -103,27 +104,14 @@ def _request(error: FieldsMissing) -> str:
     return f"to convert this, expected {options}; or, where each record has one of these, --success-field PATH and the like"
 
 
-def _checked(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Check an option for a field of every trace by the type of that field."""
-    field: TypeAdapter[Any] = TypeAdapter(kind)
-
-    def check(_context: click.Context, option: click.Parameter, value: str | None) -> Any:
-        try:
-            return None if value is None else field.validate_python(value)
-        except ValidationError as error:
-            raise click.BadParameter(error.errors()[0]["msg"], param=option) from None
-
-    return check
-
-
 _OPTIONS: Final = (
     click.option("--from", "format_name", type=click.Choice(list(FORMATS)), help="The format, if the shape does not say it."),
-    click.option("--confidence", callback=_checked(Fraction), metavar="FRACTION", help="How sure the outcomes are, 0 to 1."),
-    click.option("--domain", callback=_checked(Domain), help="The domain of the tasks."),
+    click.option("--confidence", metavar="FRACTION", help="How sure the outcomes are, 0 to 1."),
+    click.option("--domain", "task_domain", help="The domain of the tasks."),
     click.option("--visibility", type=click.Choice(get_args(Visibility)), default="private", help="Who sees them [private]."),
     click.option("--privacy-level", type=click.Choice(get_args(PrivacyLevel)), default="private", help="How shared [private]."),
     click.option("--success/--failed", default=None, help="How runs ended whose source does not say it."),
-    click.option("--created-at", callback=_checked(IsoDatetime), metavar="TIME", help="When such runs were (ISO 8601)."),
+    click.option("--created-at", metavar="TIME", help="When such runs were (ISO 8601)."),
     *(click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}.") for name in _FIELDS),
 )
 """For what is converted."""
@@ -135,8 +123,14 @@ def converting_options(command: Command) -> Command:
     @wraps(command)
     def with_conversion(*args: Any, settings: Settings, format_name: str | None, **kwargs: Any) -> None:
         paths = {field: path for name, field in _FIELDS.items() if (path := kwargs.pop(f"{name}_field"))}
-        fields = {key: kwargs.pop(key) for key in ("confidence", "visibility", "privacy_level", "success", "created_at")}
-        supplied = SuppliedFields(**fields, task_domain=kwargs.pop("domain"), paths=paths)
+        fields = {key: kwargs.pop(key) for key in SuppliedFields._fields if key in kwargs}
+        try:
+            supplied = _SUPPLIED.validate_python(fields | {"paths": paths})
+        except ValidationError as error:
+            problem = error.errors()[0]
+            options = click.get_current_context().command.params
+            own = next(option for option in options if option.name == problem["loc"][0])
+            raise click.BadParameter(problem["msg"], param=own) from None
         conversion = Conversion(supplied, settings.limits, format_name or "")
         try:
             command(*args, settings=settings, conversion=conversion, **kwargs)
