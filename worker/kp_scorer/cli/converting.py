@@ -90,18 +90,14 @@ class Conversion:
         for result in results:
             if isinstance(result, NotConverted):
                 if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
-                    raise click.UsageError(_request(result))
+                    paths = "or, where each record has one of these, --success-field PATH and the like"
+                    raise click.UsageError(f"to convert this, expected {', '.join(result.options)}; {paths}")
                 start, name = self._files[bisect_right(self._files, result.line, key=lambda file: file[0]) - 1]
                 converted = Converted(name, result.line - start, InvalidTrace(result.problems))
             else:
                 converted = Converted("", 0, result)
             self._runs += 1
             yield converted
-
-
-def _request(error: FieldsMissing) -> str:
-    options = ", ".join(error.options)
-    return f"to convert this, expected {options}; or, where each record has one of these, --success-field PATH and the like"
 
 
 _OPTIONS: Final = (
