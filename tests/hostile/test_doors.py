@@ -71,6 +71,21 @@ def nested(levels: int) -> bytes:
 
 
 @pytest.mark.slow
+def test_no_run_costs_more_than_its_bounds(door: Door) -> None:
+    # In 16 MiB of JSON, as many empty attributes as fit.
+    run_id = new_run()
+    for number in range(1, 16):
+        ids = delimited(1, bytes.fromhex(run_id)), delimited(2, bytes([number] * 8))
+        # The last one is the root: without it the run is not complete.
+        parent = delimited(4, bytes([number + 1] * 8)) if number < 15 else b""
+        span = delimited(1, delimited(2, delimited(2, *ids, parent, b"\x4a\x00" * 340_000)))
+        assert post(door, span, content_type=PROTOBUF).body == b""
+    path, headers = f"/traces/kp:trace:otel:{run_id}", {"authorization": f"Bearer {TOKEN}"}
+    status = wait_until(lambda: (answer := door.ask("GET", path, **headers)).status == 200 and answer.json)
+    assert (status["reason"], status["detail"]) == ("invalid", "$: expected at most 300000 values")
+
+
+@pytest.mark.slow
 def test_no_request_costs_more_than_its_bounds(door: Door, store: Store, request: pytest.FixtureRequest) -> None:
     begun = time.monotonic()
     beginning = f"POST /traces HTTP/1.1\r\nHost: door\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
@@ -89,7 +104,8 @@ def test_no_request_costs_more_than_its_bounds(door: Door, store: Store, request
     assert post(door, gzip.compress(b"{}")[:-1], content_encoding="gzip").status == 400
     assert post(door, b"{}", content_encoding="gzip").status == 400
     assert post(door, b"{}", content_encoding="br").status == post(door, b"{}", content_type="text/plain").status == 415
-    for body in (b"[" * MIB, b'{"resourceSpans":' * 1_000, b'{"resourceSpans": "%s"}' % SECRET.encode(), b"[1]"):
+    no_key = b'{"resourceSpans": [{"resource": {"attributes": [{"key": ["%s"]}]}}]}' % SECRET.encode()
+    for body in (b"[" * MIB, b'{"resourceSpans":' * 1_000, b'{"resourceSpans": "%s"}' % SECRET.encode(), b"[1]", no_key):
         refused = post(door, body)
         assert refused.status == 400
         assert SECRET.encode() not in refused.body

@@ -133,6 +133,19 @@ def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(door: D
     assert export["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == misread
 
 
+def test_runs_of_which_no_span_is_stored_are_dead_each(door: Door) -> None:
+    runs = [new_run(), new_run()]
+    for run_id in runs:
+        assert "partialSuccess" in door.export(chat_span(run_id, said="x" * 1_048_576)).json
+    assert [door.status(run_id)["reason"] for run_id in runs] == ["invalid", "invalid"]
+
+
+def test_zeros_are_no_id(door: Door) -> None:
+    span = chat_span(new_run())
+    partly = door.export({**span, "traceId": "0" * 32}, {**span, "spanId": "0" * 16}).json["partialSuccess"]
+    assert partly == {"rejectedSpans": "2", "errorMessage": "spans without ids"}
+
+
 def test_what_neither_spans_nor_settings_say_is_asked_for(settings: Settings, tmp_path: Path) -> None:
     with open_door(settings, tmp_path / "door.log", serve__confidence=None, serve__success=None) as door:
         run_id, certain = new_run(), new_run()
