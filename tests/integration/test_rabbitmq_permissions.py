@@ -13,8 +13,9 @@ from amqp import Message
 from amqp.exceptions import AccessRefused, ChannelError
 from celery import Celery
 from kombu import Connection
+from kp_scorer import read_decisions
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import Publisher, open_results
+from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable
@@ -42,7 +43,7 @@ def users(rabbitmq_url: str, settings: Settings) -> Iterator[Users]:
 @pytest.mark.slow
 def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbitmq_url: str, tmp_path: Path) -> None:
     first, second, third, fourth = fresh_samples(4)
-    worker_settings, operator = users.settings("worker"), users.settings("operator")
+    worker_settings = users.settings("worker")
     with Connection(rabbitmq_url) as admin, Client(users.settings("client")) as client:
         with pytest.raises(ServiceUnavailable, match=r"no queue 'traces'.*start a worker"):
             client.submit(second)
@@ -61,8 +62,7 @@ def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbit
             decided = [reader.default_channel.basic_get(queue, no_ack=True) for queue in QUEUES if "decisions" in queue]
             read = [message.properties["message_id"] for message in decided if message]
             assert read
-        with make_celery(operator) as app, open_results(app, operator) as results:
-            consumed = [item.decision["trace_id"] for item in results.receive()]
+        consumed = [decision.trace_id for decision in read_decisions(follow=False, settings=users.settings("reader"))]
         assert sorted([*read, *consumed]) == sorted([first["id"], second["id"], fourth["id"]])
         admin.default_channel.queue_delete("traces")
         with pytest.raises(ServiceUnavailable, match="start a worker"):

@@ -32,7 +32,6 @@ _IMPORTED: Final = (
     "celery.concurrency.thread",
     "kp_scorer.app",
     "kp_scorer.cli.main",
-    "kp_scorer.serve.server",
     *(
         f"kp_scorer.cli.commands.{name}"
         for name in ("dead_letter", "demo", "doctor", "explain", "novelty", "serve", "stats", "submit", "worker")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kp_scorer import adapters
 from kp_scorer.adapters import Converter
 from kp_scorer.cli.converting import Conversion
-from kp_scorer.cli.input import Files, Line
+from kp_scorer.cli.input import Line, read_files
 from kp_scorer.errors import InvalidTrace, NotConverted
 
 from tests.support.builders import LIMITS
@@ -544,7 +544,7 @@ def lines_of(raw: bytes) -> list[Line]:
     with NamedTemporaryFile() as file:
         file.write(raw)
         file.flush()
-        return list(Files([file.name], LIMITS, Conversion(SUPPLIED, LIMITS)))
+        return list(read_files([file.name], LIMITS, Conversion(SUPPLIED, LIMITS)))
 
 
 def printed_by_python(each: Json) -> str:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.analysis.summary import (
     BINS,
-    NEAR,
     THRESHOLDS,
     accepted_at,
     analyse,
@@ -15,8 +14,8 @@ from kp_scorer.analysis.summary import (
     closest_calls,
     gap,
     histogram,
+    is_near_duplicate,
     lowest_threshold,
-    near_duplicates,
     novelty_course,
 )
 from kp_scorer.decision import Decision, Novelty
@@ -66,27 +65,10 @@ def test_lowest_threshold_for_a_share_accepts_no_more(scores: list[float], share
     assert lowest == (enough[0] if enough else None)
 
 
-@given(decisions())
-def test_near_duplicates_are_each_in_one_group(sample: list[Decision]) -> None:
-    groups = [{member.trace_id for member in group} for group in near_duplicates(sample)]
-    assert all(len(group) > 1 for group in groups)
-    assert sum(map(len, groups)) == len(set().union(*groups))
-    assert sorted(map(len, groups), reverse=True) == [len(group) for group in groups]
-    for each in sample:
-        repeated = [each.novelty.nearest.trace_id] if each.novelty.nearest and each.novelty.nearest.similarity >= NEAR else []
-        repeated += [each.novelty.duplicate_of] if each.novelty.duplicate_of else []
-        for trace_id in set(repeated) - {each.trace_id}:
-            assert any({each.trace_id, trace_id} <= group for group in groups)
-
-
-def test_near_duplicates_chain_and_name_traces_without_a_decision() -> None:
-    chain = [decision("c", nearest=("b", 0.95)), decision("b", nearest=("a", 0.99)), decision("d", duplicate_of="c")]
-    apart = [decision("e", nearest=("a", 0.9499))]
-    (group,) = near_duplicates([*chain, *apart])
-    assert {member.trace_id: member.decision for member in group} == {
-        "a": None,
-        **{each.trace_id: each for each in chain},
-    }
+def test_near_duplicates_are_alike_or_of_the_same_content() -> None:
+    alike = [decision("b", nearest=("a", 0.95)), decision("d", duplicate_of="c")]
+    apart = [decision("e", nearest=("a", 0.9499)), decision("f")]
+    assert [is_near_duplicate(each) for each in (*alike, *apart)] == [True, True, False, False]
 
 
 @given(decisions())
@@ -119,8 +101,6 @@ def test_totals_are_the_sums_of_the_domains(sample: list[Decision]) -> None:
     total, domains = analysis.total, analysis.domains
     for outcome, count in total.outcomes.items():
         assert count == sum(of.outcomes[outcome] for of in domains) == sum(total.histograms[outcome])
-    for name, fired in total.overrides.items():
-        assert fired == sum(of.overrides[name] for of in domains)
     assert list(total.accepted_at) == [sum(counts) for counts in zip(*(of.accepted_at for of in domains), strict=True)]
 
 

@@ -19,7 +19,7 @@ from kp_scorer.errors import InvalidTrace
 from tests.support.builders import LIMITS, minimal_payload
 from tests.support.converting import SUPPLIED, converted, values_read
 from tests.support.documents import blocks
-from tests.unit import test_adapter_langfuse, test_adapter_otel
+from tests.unit import test_adapter_langfuse, test_adapter_otel, test_adapter_sessions
 
 OPTIONS: Final = {
     "--confidence": "0.75",
@@ -87,6 +87,12 @@ def test_tools_and_recoveries_are_counted() -> None:
     assert done.stderr == "converted 2 of 2 runs: 5 steps, 2 tool calls, 1 errors, 1 error recoveries; 0 tools in 1 of 2 runs\n"
 
 
+def test_chats_that_go_on_are_counted() -> None:
+    done = run(json_lines(CHAT, [*CHAT["messages"], {"role": "user", "content": "Read them."}]), "--success")
+    assert len(rows(done)) == 1
+    assert done.stderr.endswith("; 0 tools in 1 of 1 runs; 1 chats go on in another\n")
+
+
 def test_empty_input_is_reported() -> None:
     done = run(b"\n")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing to convert in -\n")
@@ -95,7 +101,7 @@ def test_empty_input_is_reported() -> None:
 def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), confidence=None, domain=None, created_at=None)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "expected --confidence, --domain, --created-at, --success or --failed; or where" in done.stderr
+    assert "expected --confidence, --domain, --created-at, --success or --failed; or, where" in done.stderr
     # Once something is converted, the others are refused, each by itself.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert done.exit_code == 1
@@ -233,6 +239,15 @@ def test_example_of_the_document_converts_as_described() -> None:
     (chat,) = converted("", source)
     assert [step["type"] for step in chat["steps"]] == ["tool_call", "observation", "thought"]
     assert chat["outcome"]["result_summary"] == "At 04:12."
+
+
+def test_sessions_are_scored_at_the_end_of_each_file(tmp_path: Path) -> None:
+    for name in ("1.jsonl", "2.jsonl"):
+        lines = [line | {"sessionId": name} for line in test_adapter_sessions.CLAUDE[1:]]
+        (tmp_path / name).write_bytes(json_lines(*lines))
+    supplied = ("--domain", "code", "--confidence", "0.5", "--success", "--set", "embedding.embedder=words")
+    done = CliRunner().invoke(score, [str(tmp_path), *supplied])
+    assert [row["trace_id"] for row in rows(done)] == [f"kp:trace:claude-code:{name}" for name in ("1.jsonl", "2.jsonl")]
 
 
 def scored(content: bytes, *arguments: str) -> Result:

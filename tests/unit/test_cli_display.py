@@ -12,42 +12,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.characters import escaped, escaped_lines
-from kp_scorer.cli.display import DecisionTable, console, pace
+from kp_scorer.cli.display import DecisionTable, console
 from kp_scorer.cli.ids import resolve_among, resolve_dead_letter_id
 from kp_scorer.cli.output import print_json, print_note
 from kp_scorer.decision import Decision, Nearest, Novelty
 from kp_scorer.report.words import short_id, why
 from kp_scorer.trace import TRACE_ID_PREFIX, begins
-from rich.progress import Progress
 
 from tests.support import builders
 from tests.support.builders import MIDDLING
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_pace_describes_rate_and_time_left() -> None:
-    clock = Clock()
-    bar = Progress(get_time=clock)
-    bar.add_task("scored")
-    (task,) = bar.tasks
-    task.total = None
-    bar.update(task.id, completed=32)
-    assert pace(task) == "32"
-    clock.now_s += 1
-    bar.update(task.id, completed=48)
-    assert pace(task) == "48", "a rate of the first second would mislead"
-    clock.now_s += 1
-    bar.update(task.id, completed=64)
-    assert pace(task) == "64, 16 a second"
-    for total, words in [(128, ", 0:00:04 left"), (2_000, ", 0:02:01 left"), (128_000, ", 2:13:16 left"), (64, "")]:
-        task.total = total
-        assert pace(task) == f"64 of {total}, 16 a second{words}"
 
 
 def decision(outcome: str = "rejected", parts: dict[str, float] | None = None, **fields: Any) -> Decision:

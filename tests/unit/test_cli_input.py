@@ -7,7 +7,6 @@ import io
 import json
 import lzma
 import os
-import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -296,10 +295,6 @@ def numbers(reading: ReadAhead) -> list[list[int]]:
     return [[each.number for each in batch] for batch in reading.batches()]
 
 
-def readers() -> int:
-    return sum(thread.name == "kp-scorer-reader" for thread in threading.enumerate())
-
-
 @contextmanager
 def fifo(directory: Path) -> Iterator[tuple[ReadAhead, int]]:
     """A named pipe that is read, and the descriptor to write to it."""
@@ -318,7 +313,6 @@ def test_file_is_read_in_full_batches(tmp_path: Path) -> None:
     file.write_bytes(b"".join(map(line_of, range(25))))
     reading = ReadAhead([str(file)], LIMITS, BATCH_SIZE)
     assert numbers(reading) == [list(range(1, 11)), list(range(11, 21)), list(range(21, 26))]
-    assert reading.total() == 25
 
 
 def test_pipe_yields_the_lines_that_are_there(tmp_path: Path) -> None:
@@ -327,7 +321,6 @@ def test_pipe_yields_the_lines_that_are_there(tmp_path: Path) -> None:
         for number in range(3):
             os.write(writing, line_of(number))
             assert [each.number for each in next(batches)] == [number + 1]
-            assert reading.total() is None
         # Nobody takes these while they come.
         os.write(writing, b"".join(map(line_of, range(4))))
         wait_until(lambda: len(reading._lines) == 4)
@@ -339,33 +332,16 @@ def test_read_ahead_holds_one_batch_at_most(tmp_path: Path) -> None:
     file.write_bytes(b"".join(map(line_of, range(35))))
     reading = ReadAhead([str(file)], LIMITS, BATCH_SIZE)
     batches = reading.batches()
-    for done in (10, 20):
+    for _ in range(2):
         assert len(next(batches)) == BATCH_SIZE
-        wait_until(lambda done=done: reading._read == done + BATCH_SIZE)  # type: ignore[misc]
-        assert len(reading._lines) == BATCH_SIZE
-    batches.close()
-    wait_until(lambda: readers() == 0)
-    assert reading._read == 30
+        wait_until(lambda: len(reading._lines) == BATCH_SIZE)
+    assert [len(batch) for batch in batches] == [BATCH_SIZE, 5]
 
 
 def test_read_ahead_holds_few_large_lines(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_bytes(b"".join(line_of(number, "x" * 1_000_000) for number in range(12)))
     assert [len(batch) for batch in numbers(ReadAhead([str(file)], LIMITS, BATCH_SIZE))] == [5, 5, 2]
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_total_is_estimated_from_the_size_of_the_file(tmp_path: Path, packed: bool) -> None:
-    file = tmp_path / "traces"
-    # Random enough that packing them leaves more than one piece to be read.
-    content = b"".join(line_of(number, os.urandom(2_000).hex()) for number in range(200))
-    file.write_bytes(gzip.compress(content) if packed else content)
-    reading = ReadAhead([str(file)], LIMITS, BATCH_SIZE)
-    batches = reading.batches()
-    next(batches)
-    assert reading.total() == pytest.approx(200, rel=0.9 if packed else 0.05)
-    assert sum(map(len, batches)) == 190
-    assert reading.total() == 200
 
 
 def test_input_error_is_raised_after_the_lines_before_it(tmp_path: Path) -> None:

@@ -147,8 +147,7 @@ def test_a_report_counts_what_guards_reject_and_never_as_nearly_accepted() -> No
     analysis = analyse(decisions, {})
     assert analysis.closest.missed == []
     assert analysis.total.accepted_at[0] == len(decisions) - guarded
-    assert analysis.total.guarded == guarded
-    assert f"No override fired, and guards rejected {guarded} traces" in text(analysis, "here", 0, {})
+    assert ["guard", "copies", str(guarded)] in [line.split()[:3] for line in text(analysis, "here", 0, {}).splitlines()]
 
 
 def test_an_explanation_advises_no_confidence_above_the_ceiling() -> None:

@@ -79,9 +79,8 @@ def test_text_has_figures_domains_and_dead_letters() -> None:
     assert any("lines refused 2" in line for line in lines)
     assert any(re.match(r"  code +90 traces, 15 accepted \(17%\) +█+", line) for line in lines)
     assert any(re.match(r"  all +102 +26 +76 0\.25 ", line) for line in lines)
-    assert "Near duplicates: 3 traces in 1 group" in lines
+    assert any("near duplicates 2" in line for line in lines)
     assert "3 dead letters" in lines
-    assert "Single tool fired for 1.0% of traces" in lines
     assert any(line.startswith(f"    {'to be shown ' * 6}") for line in lines)
     assert any(re.match(r"  only one tool \(-0\.1\) +1 +1\.3%", line) for line in lines)
 
@@ -132,7 +131,7 @@ def test_page_can_be_read_without_seeing_its_charts(page_html: str) -> None:
     anchors = {attributes["href"] for tag, attributes in tags if tag == "a"}
     assert anchors <= {f"#{attributes['id']}" for _, attributes in tags if "id" in attributes}
     sections = re.findall(r"<section.*?</section>", page_html, re.DOTALL)
-    assert len(sections) == 10
+    assert len(sections) == 8
     assert all("<table>" in section for section in sections if 'class="chart"' in section)
 
 

@@ -86,6 +86,8 @@ class Converter:
         """In how many of the converted runs fields of their records were not read, by the names of these."""
         self.errors = 0
         """How many results in them are errors."""
+        self.continued = 0
+        """How many chats were no runs, as another went on with them."""
         self._supplied, self._limits, self._name = supplied, limits, name
         self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()
         """The records of runs that may not be complete, by format and id; which had one last is last."""
@@ -184,7 +186,7 @@ class Converter:
         """Hold a chat back, as a log has it once for each of its calls: one that a later one begins with is no run."""
         *earlier, own = digests_of(run.pieces)
         for digest in earlier:
-            self._chats.pop(digest, None)
+            self.continued += self._chats.pop(digest, None) is not None
         if own in self._chats:
             yield self._trace(self._chats.pop(own))
         self._chats[own] = run

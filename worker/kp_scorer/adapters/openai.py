@@ -41,7 +41,7 @@ def ends(conversations: Sequence[Node]) -> int | None:
 
 def records(source: Node) -> list[Node]:
     """The conversations in a source: several, if it is a list of what is neither message nor item."""
-    is_alone = not isinstance(source.value, list) or any(is_message(item) or _is_item(item) for item in source.value)
+    is_alone = not isinstance(source.value, list) or any(map(_is_item, source.value))
     return [source] if is_alone else source.items()
 
 
@@ -69,22 +69,27 @@ def _body(conversation: Node, key: str) -> Node:
 
 
 def _asked(request: Node) -> list[Piece]:
-    messages = request.at("messages").parsed() if isinstance(request.value, dict) else request
-    if messages.path != request.path and messages.value is not None:
-        if not isinstance(messages.value, list) or all(isinstance(item, dict) for item in messages.value):
+    asked = _first(request, "messages", "input")
+    if asked is not request and asked.path.endswith("messages"):
+        messages = asked.parsed()
+        if not (isinstance(messages.value, list) and any(isinstance(item, str | list) for item in messages.value)):
             return [piece for message in messages.items() for piece in pieces_of_message(message)]
-        return _pieces(messages, "user")
-    has_input = isinstance(request.value, dict) and request.at("input").value is not None
-    return _pieces(request.at("input") if has_input else request, "user")
+    return _pieces(asked, "user")
 
 
 def _answered(response: Node, *, is_alone: bool) -> list[Piece]:
     """What was answered, in an object that has nothing but that, or beside what was asked."""
-    if isinstance(response.value, dict) and response.at("choices").value is not None:
+    answered = _first(response, "choices", "output", "candidates")
+    if answered is not response and answered.path.endswith("choices"):
         # Of several choices, clients use the first.
-        return [piece for choice in response.at("choices").items()[:1] for piece in pieces_of_message(choice.at("message"))]
-    keys = [key for key in ("output", "candidates") if isinstance(response.value, dict) and response.at(key).value is not None]
-    return _pieces(response.at(*keys[:1]), "agent") if keys == ["output"] or (keys and not is_alone) or is_alone else []
+        return [piece for choice in answered.items()[:1] for piece in pieces_of_message(choice.at("message"))]
+    return _pieces(answered, "agent") if is_alone or answered is not response else []
+
+
+def _first(message: Node, *keys: str) -> Node:
+    """What an object has under the first of the keys that it has; without any, the object itself."""
+    value = message.first(*keys) if isinstance(message.value, dict) else message
+    return message if value.value is None else value
 
 
 def _pieces(node: Node, speaker: Speaker) -> list[Piece]:
@@ -98,7 +103,7 @@ def _run(conversation: Node, pieces: list[Piece], created_at: str | None = None)
 
 
 def _is_item(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("type"), str)
+    return is_message(value) or (isinstance(value, dict) and isinstance(value.get("type"), str))
 
 
 def _time(node: Node) -> str | None:

@@ -1,6 +1,6 @@
 """All figures of a report, from the decisions that it is about."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -8,17 +8,16 @@ from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
-from kp_scorer.decision import Decision, Dimensions, Outcome, Override
+from kp_scorer.decision import Decision, Dimensions, Outcome
 
 DIMENSIONS: Final = tuple(Dimensions.model_fields)
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
-OVERRIDES: Final[tuple[Override, ...]] = get_args(Override)
 
 THRESHOLDS: Final = tuple(number / 100 for number in range(101))
 BINS: Final = 20
 """How many bins a histogram has, all equally wide; an even threshold such as 0.75 lies between two of them."""
 NEAR: Final = 0.95
-"""The similarity from which on two traces count as near duplicates."""
+"""The similarity to an earlier trace from which on a trace counts as a near duplicate."""
 
 _MOST_DOMAINS: Final = 7
 _MOST_CALLS: Final = 8
@@ -59,17 +58,6 @@ class DomainSummary:
     """All that applied: domains have their own, submissions may ask for one, and settings change."""
     accepted_at: tuple[int, ...]
     """How many traces each of ``THRESHOLDS`` would accept."""
-    overrides: Mapping[Override, int]
-    """How many traces each override changed the score of; every override is named."""
-    guarded: int
-    """How many traces a guard rejected, whatever their score."""
-
-
-class Member(NamedTuple):
-    """A trace of a group of near duplicates; without decision if another one repeats it and it is not among the decisions."""
-
-    trace_id: str
-    decision: Decision | None
 
 
 class ClosestCalls(NamedTuple):
@@ -114,7 +102,6 @@ class Analysis:
     domains: Sequence[DomainSummary]
     dimensions: Mapping[str, Distribution]
     novelty: Course
-    groups: Sequence[Sequence[Member]]
     closest: ClosestCalls
     examples: Examples
     dead_letters: Mapping[str, int]
@@ -127,7 +114,6 @@ def analyse(decisions: Sequence[Decision], dead_letters: Mapping[str, int]) -> A
         domains=by_name(decisions, lambda decision: decision.domain),
         dimensions={name: _distribution([getattr(each.dimensions, name) for each in decisions]) for name in DIMENSIONS},
         novelty=novelty_course(decisions),
-        groups=near_duplicates(decisions),
         closest=closest_calls(decisions),
         examples=Examples(_spaced(decisions, "accepted"), _spaced(decisions, "rejected")),
         dead_letters=dead_letters,
@@ -156,7 +142,6 @@ def by_name(
 def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) -> DomainSummary:
     scores = [decision.score for decision in decisions]
     by_outcome = {outcome: [each.score for each in decisions if each.outcome == outcome] for outcome in OUTCOMES}
-    fired = Counter(override.name for decision in decisions for override in decision.overrides)
     return DomainSummary(
         name=name,
         smaller=smaller,
@@ -166,8 +151,6 @@ def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) ->
         scores=_distribution(scores),
         thresholds=sorted({decision.threshold for decision in decisions}),
         accepted_at=accepted_at([decision.score for decision in decisions if not decision.is_guarded]),
-        overrides={override: fired[override] for override in OVERRIDES},
-        guarded=sum(decision.is_guarded for decision in decisions),
     )
 
 
@@ -218,34 +201,10 @@ def gap(decision: Decision) -> float:
     return abs(decision.score - decision.threshold)
 
 
-def near_duplicates(decisions: Sequence[Decision]) -> list[tuple[Member, ...]]:
-    """Group the traces whose nearest earlier one is at least as similar as ``NEAR``, or has the same content.
-
-    No trace is in two groups, and none is alone in one; the largest group comes first, and each is in the order in which its
-    traces came. Decisions name only the nearest earlier trace, which is enough to find the group.
-    """
-    following: dict[str, str] = {}
-    for decision in decisions:
-        nearest, earliest = decision.novelty.nearest, decision.novelty.duplicate_of
-        similar = [nearest.trace_id] if nearest and nearest.similarity >= NEAR else []
-        for earlier in [*similar, *([earliest] if earliest else [])]:
-            following.setdefault(earlier, earlier)
-            following.setdefault(decision.trace_id, decision.trace_id)
-            following[_last(following, decision.trace_id)] = _last(following, earlier)
-    groups: defaultdict[str, list[Member]] = defaultdict(list)
-    by_id = {decision.trace_id: decision for decision in decisions}
-    for trace_id in following:
-        groups[_last(following, trace_id)].append(Member(trace_id, by_id.get(trace_id)))
-    return sorted((tuple(group) for group in groups.values() if len(group) > 1), key=lambda group: -len(group))
-
-
-def _last(following: dict[str, str], trace_id: str) -> str:
-    """The root of a group: following each trace to its successor ends at this one, which is its own successor."""
-    while (after := following[trace_id]) != trace_id:
-        # Shortens the path each time that it is followed.
-        following[trace_id] = following[after]
-        trace_id = after
-    return trace_id
+def is_near_duplicate(decision: Decision) -> bool:
+    """Whether an earlier trace is at least as similar as ``NEAR``, or has the same content."""
+    nearest, duplicated = decision.novelty.nearest, decision.novelty.duplicate_of
+    return bool(duplicated or (nearest and nearest.similarity >= NEAR))
 
 
 def novelty_course(decisions: Sequence[Decision]) -> Course:

@@ -17,7 +17,6 @@ from kombu import Producer, Queue
 from kp_scorer.broker.backlog import waiting
 from kp_scorer.broker.publishing import (
     Outgoing,
-    declare_queues,
     destination_of,
     portions,
     publish_all,
@@ -286,6 +285,11 @@ class Results:
         return None if delivered is None else queue.channel.message_to_python(delivered)
 
 
+def _look_for(queues: Sequence[Queue], producer: Producer) -> None:
+    for queue in queues:
+        queue(producer.channel).queue_declare(passive=True)
+
+
 def _acknowledge(message: Any) -> None:
     with unavailable_if_broker_fails("results"):
         message.ack()
@@ -306,7 +310,9 @@ def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None
     streams = sorted(results_streams(settings, outcomes)) if group else []
     if not queues and not streams:
         raise SettingsError("; ".join(read_elsewhere(settings, outcome, group) or read_elsewhere(settings, None, group)))
-    declare_queues(app, queues)
+    if not settings.broker.is_redis:
+        # Readers may have no permission to declare them, and workers have done so.
+        with_producer(app, "results", partial(_look_for, queues), if_missing=queues)
     idle_ms = settings.broker.visibility_timeout_s * 1_000
     limits = settings.limits
     limits = limits.model_copy(update={"values": limits.values + _VALUES_AROUND, "depth": limits.depth + 1})

@@ -79,7 +79,8 @@ class Conversion:
         parts = [f"{counts['steps']} steps", f"{counts['calls']} tool calls", f"{self._converter.errors} errors"]
         parts += [f"{counts['recoveries']} error recoveries"]
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
-        print_note(f"converted {counts['traces']} of {counts['runs']} runs: {', '.join(parts)}{without}")
+        continued = f"; {self._converter.continued} chats go on in another" if self._converter.continued else ""
+        print_note(f"converted {counts['traces']} of {counts['runs']} runs: {', '.join(parts)}{without}{continued}")
         if unread := self._converter.unread.most_common():
             names = [f"{name[:_MOST_CHARS]} ({runs})" for name, runs in unread[:_MOST_NAMES]]
             more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
@@ -102,10 +103,8 @@ class Conversion:
 
 
 def _request(error: FieldsMissing) -> str:
-    return (
-        f"these runs are converted, and do not have all that a trace has: expected {', '.join(error.options)}; "
-        "or where a field of each record has it: --success-field PATH and the like"
-    )
+    options = ", ".join(error.options)
+    return f"to convert this, expected {options}; or, where each record has one of these, --success-field PATH and the like"
 
 
 def _checked(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], Any]:

@@ -1,17 +1,15 @@
 """Tables for people, and progress on stderr. What imports this imports Rich."""
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from datetime import timedelta
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kp_scorer.characters import escaped
@@ -20,10 +18,6 @@ from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.words import short_id, why
 
 _NOTE_EVERY_S: Final = 2.0
-_RATE_OF_S: Final = 10.0
-_RATE_AFTER_S: Final = 2.0
-_LEAST_RATED: Final = 20
-"""No rate is shown of less than that: it would be one of how the first ones came."""
 _COLUMNS: Final = 160
 """Where there is no terminal to ask."""
 _LEAST_WHY: Final = 28
@@ -49,49 +43,35 @@ def percent(share: float) -> str:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show progress on stderr, its rate and the time left: a bar on a terminal, elsewhere a line every few seconds.
+    """Show progress on stderr: a bar on a terminal, elsewhere a line every few seconds.
 
-    Yields a function of how many are done, and of how many there are in all, None while that is unknown.
+    Yields a function of how many are done, and of how many there are in all if that is known.
     """
     out = console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn())
     bar = Progress(
-        *columns,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=out,
         transient=True,
-        speed_estimate_period=_RATE_OF_S,
         # Rich would print above the bar also what goes elsewhere than to a terminal.
         redirect_stdout=sys.stdout.isatty(),
+        disable=not out.is_terminal,
     )
-    bar.add_task(label, total=None, pace="")
-    (task,) = bar.tasks
+    task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
 
     def advance(done: int, total: int | None) -> None:
         nonlocal noted_s
-        was_complete = task.completed == task.total
-        # Rich 15.0's update() would forget the rate whenever the total, which may be an estimate, changes.
-        task.total = total
-        bar.update(task.id, completed=done)
-        task.fields["pace"] = pace(task)
-        is_due = (done == total and not was_complete) or time.monotonic() - noted_s >= _NOTE_EVERY_S
-        if is_due and not out.is_terminal:
+        bar.update(task, completed=done, total=total)
+        if not out.is_terminal and time.monotonic() - noted_s >= _NOTE_EVERY_S:
             noted_s = time.monotonic()
-            print_note(f"{label}: {task.fields['pace']}")
+            print_note(f"{label}: {done}{'' if total is None else f' of {total}'}")
 
-    with bar if out.is_terminal else nullcontext():
+    with bar:
         yield advance
-
-
-def pace(task: Task) -> str:
-    """How far a task is, how fast it proceeds, and how long the rest of it takes at this rate."""
-    parts = [f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}"]
-    rate = task.speed
-    if rate and task.completed >= _LEAST_RATED and (task.elapsed or 0) >= _RATE_AFTER_S:
-        parts.append(f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.1f} a second")
-        if task.total is not None and task.total > task.completed:
-            parts.append(f"{timedelta(seconds=math.ceil((task.total - task.completed) / rate))} left")
-    return ", ".join(parts)
 
 
 def threshold_words(decisions: Iterable[Decision]) -> str:

@@ -27,7 +27,6 @@ from kp_scorer.offline import decide_offline, offline_decider
 from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace, namespace_of
 
-_SHOWN_EVERY: Final = 1_000
 _MOST_BYTES: Final = 2**20
 """Of a line with a decision, which takes some two kilobytes."""
 
@@ -116,7 +115,7 @@ def traces_named(name: str | None, decisions: Collection[Decision], limits: Limi
 
 
 def score_lines(
-    batches: Iterable[Sequence[Line]], total: Callable[[], int | None], settings: Settings
+    batches: Iterable[Sequence[Line]], settings: Settings
 ) -> Iterator[tuple[Line, Decision | InvalidTrace | TraceConflict]]:
     """Score the traces on lines of an input, in order; the embedder is loaded with the first batch."""
     decider: Decider | None = None
@@ -135,9 +134,7 @@ def score_lines(
                     note_if_unmeasured(result)
                 yield line, result
             done += len(batch)
-            advance(done, total())
-        if done:
-            advance(done, done)
+            advance(done, None)
 
 
 def _score(stream: IO[bytes], name: str, settings: Settings, traces: dict[str, ReasoningTrace] | None) -> Gathered:
@@ -146,7 +143,7 @@ def _score(stream: IO[bytes], name: str, settings: Settings, traces: dict[str, R
     refused = 0
     lines = read_traces(stream, settings.limits)
     batches = iter(lambda: list(islice(lines, settings.worker.batch_size)), [])
-    for line, result in score_lines(batches, lambda: None, settings):
+    for line, result in score_lines(batches, settings):
         if isinstance(result, Decision) and not isinstance(line.trace, InvalidTrace):
             decisions.setdefault(result.trace_id, result)
             successes[result.trace_id] = line.trace.metadata.success
@@ -164,8 +161,7 @@ def _gather_stored(settings: Settings) -> Gathered:
         total = store.ledger.counts().decided
         for stored in store.ledger.all_decided():
             decisions.append(stored.decision)
-            if len(decisions) % _SHOWN_EVERY == 0:
-                advance(len(decisions), max(total, len(decisions)))
+            advance(len(decisions), max(total, len(decisions)))
         dead_letters = Counter(dead_letter.reason for dead_letter in store.dead_letters.read())
         damaged = note_damaged(store.ledger.damaged)
     return Gathered(sorted(decisions, key=_place), {}, dead_letters, damaged, "the ledger")

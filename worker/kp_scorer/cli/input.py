@@ -8,12 +8,11 @@ import gzip
 import io
 import json
 import re
-import stat
 import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -71,39 +70,23 @@ class Line(NamedTuple):
     """Where it is, if there are several files."""
 
 
-class Files:
-    """The lines of several files, one file after the other. Of a folder they are those of JSON, however deep."""
+def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
+    """The lines of several files, one file after the other, of a folder those of JSON, however deep; ``-`` is standard input.
 
-    def __init__(self, names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> None:
-        """``-`` is standard input; raises BadParameter if a file cannot be read."""
-        self._names = [file for name in names for file in _files_in(name)]
-        self._limits = limits
-        self._conversion = conversion
-        self._stream: IO[bytes] | None = None
-        self._before = 0
-        self.size_bytes = _total_bytes(self._names)
-        """Of all files; 0 if one of them is none, as a pipe is."""
-
-    def __iter__(self) -> Iterator[Line]:
-        """Read all lines once; raises as :func:`read_traces` does."""
-        conversion = self._conversion
-        for name in self._names:
-            place = name if len(self._names) > 1 else ""
-            with open_input(name) as self._stream:
-                if conversion:
-                    conversion.begin_file(place)
-                for line in read_traces(self._stream, self._limits, conversion):
-                    yield line if line.file else line._replace(file=place)
-            self._before += _total_bytes([name])
+    Raises as :func:`read_traces` does.
+    """
+    files = [file for name in names for file in _files_in(name)]
+    for name in files:
+        place = name if len(files) > 1 else ""
+        with open_input(name) as stream:
             if conversion:
-                yield from _lines_of(conversion.end_file(), self._limits)
-        self._stream = None
+                conversion.begin_file(place)
+            for line in read_traces(stream, limits, conversion):
+                yield line if line.file else line._replace(file=place)
         if conversion:
-            yield from _lines_of(conversion.end(), self._limits)
-
-    def position(self) -> int:
-        """How many bytes of the files were read."""
-        return self._before + (self._stream.tell() if self._stream else 0)
+            yield from _lines_of(conversion.end_file(), limits)
+    if conversion:
+        yield from _lines_of(conversion.end(), limits)
 
 
 def _files_in(name: str) -> list[str]:
@@ -115,15 +98,6 @@ def _files_in(name: str) -> list[str]:
     if others := len(files) - len(readable):
         print_note(f"{name}: {others} files of other names than *{', *'.join(_SUFFIXES)} and these with .gz are not read")
     return readable
-
-
-def _total_bytes(names: Sequence[str]) -> int:
-    try:
-        statuses = [Path(name).stat() for name in names if name != "-"]
-    except OSError:
-        return 0
-    are_files = len(statuses) == len(names) and all(stat.S_ISREG(status.st_mode) for status in statuses)
-    return sum(status.st_size for status in statuses) if are_files else 0
 
 
 @contextmanager
@@ -172,8 +146,18 @@ def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None
         if size_bytes > len(raw):
             yield Line(number, _too_long(size_bytes, most_bytes), len(raw))
             continue
-        for item, value in _values_in(number, raw.strip(), limits, most_bytes, has_items=number == first):
-            yield from [value] if isinstance(value, Line) else _read(item, value, limits, conversion)
+        own = _decoded(number, raw.strip(), limits, most_bytes) if _OF_TRACES.search(raw) else None
+        if own and not isinstance(own.trace, InvalidTrace):
+            yield own
+            continue
+        value = _parsed(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
+        if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
+            yield own or Line(number, cast("InvalidTrace", value), len(raw))
+        elif number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
+            for item, each in enumerate(value, start=1):
+                yield from _read(item, each, limits, conversion)
+        else:
+            yield from _read(number, value, limits, conversion)
 
 
 class _AvailableBytes:
@@ -290,22 +274,6 @@ def _entire(stream: IO[bytes], line: bytes) -> bytes:
     return line if line.endswith(b"\n") else line + read_bytes(stream.readline, max(0, _MOST_BYTES + 1 - len(line)))
 
 
-def _values_in(number: int, raw: bytes, limits: Limits, most_bytes: int, *, has_items: bool) -> Iterator[tuple[int, object]]:
-    """The JSON on a line or in a document, or the items of a list with traces; a Line, where that is decided already."""
-    # Traces of ours are bounded before they are parsed.
-    own = _decoded(number, raw, limits, most_bytes) if raw.startswith(b"{") and _OF_TRACES.search(raw) else None
-    if own and not isinstance(own.trace, InvalidTrace):
-        yield number, own
-        return
-    value = _parsed(raw, limits.model_copy(update=_OF_DOCUMENTS))
-    if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
-        yield number, own or Line(number, cast("InvalidTrace", value), len(raw))
-    elif isinstance(value, list) and has_items and any(map(_is_trace, value)):
-        yield from enumerate(value, start=1)
-    elif value != [] or not has_items:
-        yield number, value
-
-
 def _is_trace(value: object) -> bool:
     """Whether a value is meant to be a trace."""
     return isinstance(value, dict) and ("@type" in value or "@context" in value)
@@ -369,30 +337,21 @@ class ReadAhead:
         self._lines: deque[Line] = deque()
         self._size_bytes = 0
         self._wanted = 1
-        self._read = 0
-        self._total: int | None = None
-        self._is_ended = self._is_closed = False
+        self._is_ended = False
         self._error: BaseException | None = None
         # A daemon: nothing interrupts a thread that waits for input.
         threading.Thread(target=self._run, args=[names, limits, conversion], name="kp-scorer-reader", daemon=True).start()
 
-    def batches(self) -> Generator[list[Line], None, None]:
+    def batches(self) -> Iterator[list[Line]]:
         """Yield the lines that have arrived, a batch at most, waiting only while there are none; from a file, full batches.
 
         Raises:
             BadParameter: as by :func:`read_traces`, or the input cannot be opened; after the lines before.
         """
-        try:
-            while batch := self._next_batch():
-                yield batch
-        finally:
-            with self._changed:
-                self._is_closed = True
-                self._changed.notify_all()
-
-    def total(self) -> int | None:
-        """How many lines there will be, estimated by the size of the file; None while that is unknown."""
-        return self._total
+        while batch := self._next_batch():
+            yield batch
+        if self._error:
+            raise self._error
 
     def _next_batch(self) -> list[Line]:
         with self._changed:
@@ -400,8 +359,6 @@ class ReadAhead:
             batch = [self._lines.popleft() for _ in range(min(self._most, len(self._lines)))]
             self._size_bytes -= sum(line.size_bytes for line in batch)
             self._changed.notify_all()
-            if not batch and self._error:
-                raise self._error
             return batch
 
     def _is_full(self) -> bool:
@@ -409,26 +366,17 @@ class ReadAhead:
 
     def _run(self, names: Sequence[str], limits: Limits, conversion: Conversion | None) -> None:
         try:
-            self._put_all(Files(names, limits, conversion))
+            if all(name != "-" and (Path(name).is_file() or Path(name).is_dir()) for name in names):
+                # A file never blocks. In full batches it is scored faster, and the same each time.
+                self._wanted = self._most
+            for line in read_files(names, limits, conversion):
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._is_full())
+                    self._lines.append(line)
+                    self._size_bytes += line.size_bytes
+                    self._changed.notify_all()
         except BaseException as error:
             self._error = error
         with self._changed:
             self._is_ended = True
-            self._total = self._read
             self._changed.notify_all()
-
-    def _put_all(self, files: Files) -> None:
-        size_bytes = files.size_bytes
-        # A file never blocks. In full batches it is scored faster, and the same each time.
-        self._wanted = self._most if size_bytes else 1
-        for line in files:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or not self._is_full())
-                if self._is_closed:
-                    return
-                self._lines.append(line)
-                self._size_bytes += line.size_bytes
-                self._read += 1
-                if size_bytes and 0 < (position := files.position()) < size_bytes:
-                    self._total = max(self._read, self._read * size_bytes // position)
-                self._changed.notify_all()

@@ -5,17 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.analysis.summary import (
-    BINS,
     NEAR,
-    OVERRIDES,
-    THRESHOLDS,
     Analysis,
-    Distribution,
     DomainSummary,
-    Member,
     Quartiles,
     by_name,
     gap,
+    is_near_duplicate,
     lowest_threshold,
 )
 from kp_scorer.characters import escaped
@@ -25,7 +21,6 @@ from kp_scorer.report.words import (
     OVERRIDE_WORDS,
     accepted_words,
     named,
-    near_duplicate_words,
     plural,
     reasons,
     share,
@@ -41,13 +36,10 @@ Objectives = Mapping[str, str]
 """Of traces by id, what each was to do; of those whose contents are at hand."""
 DETAILS: Final = ("why", "objective")
 """The columns of sentences, which come last."""
-WORDS: Final = frozenset({"decision", "trace", *DETAILS})
+WORDS: Final = frozenset({"trace", *DETAILS})
 """The columns of tables that hold words, besides the first."""
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
-_MOST_GROUPS = 20
-_MOST_MEMBERS = 20
-_MOST_DOMAINS = 3
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
 
@@ -117,7 +109,8 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
         OUTCOME_WORDS[each]: f"{total.outcomes[each]:,}{share_in_brackets(total.outcomes[each], count)}"
         for each in _outcomes(total)
     }
-    figures |= {"median score": f"{total.scores.quartiles.p50:.2f}", "near duplicates": near_duplicate_words(analysis)}
+    repeats = sum(map(is_near_duplicate, total.decisions))
+    figures |= {"median score": f"{total.scores.quartiles.p50:.2f}", "near duplicates": f"{repeats:,}"}
     if analysis.dead_letters:
         figures["dead letters"] = f"{sum(analysis.dead_letters.values()):,}"
     if refused:
@@ -135,9 +128,7 @@ def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
         _rejections(analysis),
         _origins(analysis),
         _dimensions(analysis),
-        _overrides(analysis),
         _novelty(analysis),
-        _near_duplicates(analysis),
         _dead_letters(analysis),
     )
     return [section for section in sections if section]
@@ -161,10 +152,7 @@ def _scores(analysis: Analysis) -> Section:
         "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Traces by score, in steps of 0.05; "
         "from the dashed line on, the domain's threshold, they are accepted. Below the value for 25% lies a quarter of all. ",
         histograms,
-        [
-            _by_domain(analysis, "Scores by domain", headings, figures),
-            _binned_table("Traces by score", "score", [(name, summary.scores) for name, summary in domains]),
-        ],
+        [_by_domain(analysis, "Scores by domain", headings, figures)],
         outcomes,
     )
 
@@ -185,12 +173,6 @@ def _thresholds(analysis: Analysis) -> Section:
         thresholds = [lowest_threshold(summary.accepted_at, part * len(summary.decisions)) for part in _SHARES]
         return [*("none" if each is None else f"{each:.2f}" for each in thresholds), threshold_words(summary)]
 
-    acceptance = [
-        [f"{threshold:.2f}", *(share(each.accepted_at[place], len(each.decisions)) for _, each in summaries)]
-        for place, threshold in enumerate(THRESHOLDS)
-        if place % 5 == 0
-    ]
-    names = ["threshold", *(name for name, _ in summaries)]
     headings = [*(f"{part:.0%}" for part in _SHARES), "now"]
     tenth = lowest_threshold(total.accepted_at, 0.1 * len(total.decisions))
     return Section(
@@ -199,10 +181,7 @@ def _thresholds(analysis: Analysis) -> Section:
         "The share of traces that each threshold would accept, if it alone were another one and no submission asked for its "
         "own. Dashed: what applies now.",
         curves,
-        [
-            _by_domain(analysis, "The threshold that accepts at most", headings, lowest, is_open=True),
-            Table("Accepted by each threshold", names, acceptance, is_in_text=False),
-        ],
+        [_by_domain(analysis, "The threshold that accepts at most", headings, lowest, is_open=True)],
     )
 
 
@@ -311,29 +290,7 @@ def _dimensions(analysis: Analysis) -> Section:
         "earlier trace. Tool diversity: different tools for each step. Outcome confidence: the producer's own, times 0.3 after "
         "a failure. Traces by value, before weights and overrides.",
         histograms,
-        [
-            Table("Quartiles of each dimension", ["dimension", *_QUARTILES], rows),
-            _binned_table("Traces by value", "value", spreads),
-        ],
-    )
-
-
-def _overrides(analysis: Analysis) -> Section:
-    total = analysis.total.overrides
-    most = max(OVERRIDES, key=total.__getitem__)
-    fired = f"{spaced(most).capitalize()} fired for {share(total[most], len(analysis.total.decisions))} of traces"
-    guarded = f", and guards rejected {plural(analysis.total.guarded, 'trace')}" if analysis.total.guarded else ""
-
-    def figures(summary: DomainSummary) -> list[str]:
-        return [f"{count:,}" for count in (*summary.overrides.values(), len(summary.decisions))]
-
-    headings = [*map(spaced, total), "traces"]
-    return Section(
-        "overrides",
-        (fired if total[most] else "No override fired") + guarded,
-        "Overrides change a score after the sum: a single thought scores 0.1, more than 2 recoveries from errors in a success "
-        "add 0.1, only one tool costs 0.1. For how many traces each did.",
-        tables=[_by_domain(analysis, "Overrides by domain", headings, figures, is_open=True)],
+        [Table("Quartiles of each dimension", ["dimension", *_QUARTILES], rows)],
     )
 
 
@@ -353,34 +310,11 @@ def _novelty(analysis: Analysis) -> Section:
         "novelty",
         heading,
         "Novelty is 1 minus the similarity to the nearest earlier trace: 0 is a repeat. Each dot is a trace. The line is the "
-        "median of those around it; half of them lie within the band.",
+        "median of those around it; half of them lie within the band. Near duplicates are similar by "
+        f"{NEAR} or more, or have the same content.",
         [course],
         tables=[Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)],
     )
-
-
-def _near_duplicates(analysis: Analysis) -> Section:
-    groups = analysis.groups
-    lead = f"Similar by {NEAR} or more to an earlier trace of the group, or of the same content; the largest groups."
-    tables = [_group(group, is_largest=group is groups[0]) for group in groups[:_MOST_GROUPS]]
-    return Section("near-duplicates", f"Near duplicates: {near_duplicate_words(analysis)}", lead, tables=tables)
-
-
-def _group(members: Sequence[Member], *, is_largest: bool) -> Table:
-    decisions = [member.decision for member in members if member.decision]
-    domains = ", ".join(named(domain) for domain in list(dict.fromkeys(each.domain for each in decisions))[:_MOST_DOMAINS])
-    accepted = sum(each.outcome == "accepted" for each in decisions)
-    caption = f"{plural(len(members), 'trace')} in {domains}, {accepted:,} accepted"
-    rows = [_member(member) for member in members[:_MOST_MEMBERS]]
-    return Table(caption, ["domain", "score", "novelty", "decision", "trace"], rows, is_in_text=is_largest)
-
-
-def _member(member: Member) -> list[str]:
-    decision, trace = member.decision, shown_id(member.trace_id)
-    if decision is None:
-        return ["not among these", "", "", "", trace]
-    figures = [f"{decision.score:.3f}", f"{decision.dimensions.novelty:.3f}"]
-    return [named(decision.domain), *figures, OUTCOME_WORDS[decision.outcome], trace]
 
 
 def _dead_letters(analysis: Analysis) -> Section | None:
@@ -412,14 +346,6 @@ def _by_domain(
     """A table with the figures of all together and of each domain."""
     rows = [[name, *figures(summary)] for name, summary in with_total(analysis)]
     return Table(caption, ["domain", *headings], rows, is_open=is_open)
-
-
-def _binned_table(caption: str, values: str, spreads: Sequence[tuple[str, Distribution]]) -> Table:
-    rows = [
-        [f"{number / BINS:.2f} to {(number + 1) / BINS:.2f}", *(f"{spread.counts[number]:,}" for _, spread in spreads)]
-        for number in range(BINS)
-    ]
-    return Table(caption, [values, *(name for name, _ in spreads)], rows, is_in_text=False)
 
 
 def _two_digits(quartiles: Quartiles) -> list[str]:

@@ -85,12 +85,6 @@ def threshold_words(summary: DomainSummary) -> str:
     return f"{lowest:g} to {highest:g}" if lowest < highest else f"{lowest:g}"
 
 
-def near_duplicate_words(analysis: Analysis) -> str:
-    """How many traces repeat others, and in how many groups."""
-    count = sum(map(len, analysis.groups))
-    return f"{plural(count, 'trace')} in {plural(len(analysis.groups), 'group')}" if count else "none"
-
-
 def why(decision: Decision) -> str:
     """What weighed most, in a few words: guards, overrides, an earlier trace like it, dimensions that are high or low."""
     telling = [reason for kind, reason in reasons(decision) if not kind.startswith(("high", "low"))]

@@ -5,7 +5,7 @@ import sys
 import click
 
 from kp_scorer.cli.converting import Conversion, converting_options
-from kp_scorer.cli.input import Files
+from kp_scorer.cli.input import read_files
 from kp_scorer.cli.options import files_argument, settings_options
 from kp_scorer.cli.output import json_line, print_json, print_note, print_text, refusal
 from kp_scorer.errors import InvalidTrace
@@ -26,7 +26,7 @@ def convert(files: tuple[str, ...], settings: Settings, conversion: Conversion) 
     cannot be converted is reported by line and field; the others are converted.
     """
     done = refused = 0
-    for line in Files(files, settings.limits, conversion):
+    for line in read_files(files, settings.limits, conversion):
         done += 1
         if isinstance(line.trace, InvalidTrace):
             refused += 1

@@ -17,7 +17,7 @@ from kp_scorer.analysis.calibration import Target
 from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.display import DecisionTable, progress
-from kp_scorer.cli.input import Files
+from kp_scorer.cli.input import read_files
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_text, refusal
 from kp_scorer.cli.processes import worker_processes
@@ -68,7 +68,7 @@ def _submit(client: Client, files: Sequence[str], settings: Settings, conversion
         names = files or [str(stack.enter_context(resources.as_file(samples)))]
         trace_ids: list[str] = []
         refused = 0
-        for line in Files(names, settings.limits, conversion):
+        for line in read_files(names, settings.limits, conversion):
             try:
                 if isinstance(line.trace, InvalidTrace):
                     raise line.trace

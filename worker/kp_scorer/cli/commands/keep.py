@@ -40,7 +40,7 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
     if output != "-" and any(Path(output).resolve().is_relative_to(Path(name).resolve()) for name in files):
         raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint="--output")
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
-    results = _stored(batches, settings) if stored else score_lines(batches, lambda: None, settings)
+    results = _stored(batches, settings) if stored else score_lines(batches, settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()
     with open_output(output) as write:

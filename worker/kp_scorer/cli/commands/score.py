@@ -24,17 +24,16 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
     FILE is JSON Lines or JSON documents, gzipped or not. What others recorded is converted. Prints the decisions in the order
     of the input, as it comes in: as JSON Lines, or to a terminal as a table. Invalid lines are reported by number and field.
     """
-    lines = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion)
+    batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     table = DecisionTable()
     done = scored = 0
-    for line, result in score_lines(lines.batches(), lines.total, settings):
+    for line, result in score_lines(batches, settings):
         done += 1
         scored += isinstance(result, Decision)
         if isinstance(result, Decision):
             table.print_row(result.model_dump(mode="json"))
         else:
             print_row(refusal(line.number, result, line.file), "")
-    if not done:
-        print_note(f"no traces in {', '.join(files)}")
+    print_note(f"scored {scored} of {done}" if done else f"no traces in {', '.join(files)}")
     if scored < done:
         sys.exit(1)

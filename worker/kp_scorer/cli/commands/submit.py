@@ -62,7 +62,7 @@ def submit(
                         print_row({"trace_id": answer, "state": state}, f"{answer} {state}")
                 except OutputFailed as error:
                     failure = error
-                advance(total, lines.total())
+                advance(total, None)
         summary = f"submitted {len(trace_ids)} of {total}" if total else f"no traces in {', '.join(files)}"
         if failure:
             raise OutputFailed(f"{failure}; {summary} all the same")
