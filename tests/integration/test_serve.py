@@ -72,7 +72,7 @@ def test_spans_become_one_trace_whatever_form_they_come_in(
     assert door.export(chat_span(as_json, root["spanId"], said="I look."), kp__domain="code", service__name="tides").json == {}
     assert door.export(root, kp__domain="finance", kp__confidence=1).json == {}
     exported = _in_protobuf(export_of(chat_span(packed), kp__domain="code"))
-    answer = door.ask("POST", "/v1/traces", gzip.compress(exported), content_type=PROTOBUF, content_encoding="gzip")
+    answer = door.ask("POST", "/v1/traces", gzip.compress(exported), content_type=PROTOBUF, content_encoding="GZip")
     assert (answer.status, answer.headers["content-type"], answer.body) == (200, PROTOBUF, b"")
 
     decision = door.status(as_json)["decision"]
@@ -170,6 +170,7 @@ def test_traces_come_alone_in_an_array_or_on_lines(door: Door) -> None:
     paths = [f"/traces/{trace['id']}" for trace in (one, two, three, four)]
     wait_until(lambda: {door.ask("GET", path).json["state"] for path in paths} == {"decided"})
     assert door.ask("GET", "/traces/kp:trace:unknown").status == door.ask("GET", "/traces/other").status == 404
+    assert door.ask("POST", "/traces/", one).status == 405
     assert "/v1/traces" in door.ask("GET", "/openapi.json").json["paths"]
 
 
