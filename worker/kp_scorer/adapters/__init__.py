@@ -1,4 +1,4 @@
-"""Traces from others' records: a module for each format, and what they share. Parsed JSON in, traces as JSON out.
+"""Traces from others' records: what reads each format, and what they share. Parsed JSON in, traces as JSON out.
 
 A format says which records a source holds, which run each belongs to, and what happened in a run: the messages and steps there.
 """
@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.adapters import atif, langfuse, openai, otel, sessions, sweagent
+from kp_scorer.adapters import agents, langfuse, openai, otel
 from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_of
 from kp_scorer.adapters.messages import is_error
 from kp_scorer.adapters.node import MOST_DEPTH, Node, source, unread_in
@@ -53,16 +53,16 @@ class _Format(NamedTuple):
 FORMATS: Final = {
     "otel": _Format(otel.fits, otel.run, otel.records, otel.run_id, otel.starts, otel.ends),
     "langfuse": _Format(langfuse.fits, langfuse.run, langfuse.records, langfuse.run_id, ends=langfuse.ends),
-    "sweagent": _Format(sweagent.fits, sweagent.run),
-    "atif": _Format(atif.fits, atif.run),
+    "sweagent": _Format(agents.is_of_sweagent, agents.run_of_sweagent),
+    "atif": _Format(agents.is_of_atif, agents.run_of_atif),
     "claude-code": _Format(
-        sessions.is_of_claude_code,
-        sessions.run_of_claude_code,
-        sessions.lines_of_claude_code,
-        sessions.id_of_claude_code,
+        agents.is_of_claude_code,
+        agents.run_of_claude_code,
+        agents.lines_of_claude_code,
+        agents.id_of_claude_code,
         is_of_one_file=True,
     ),
-    "codex": _Format(sessions.is_of_codex, sessions.run_of_codex, run_id=sessions.id_of_codex, is_of_one_file=True),
+    "codex": _Format(agents.is_of_codex, agents.run_of_codex, run_id=agents.id_of_codex, is_of_one_file=True),
     "openai": _Format(openai.fits, openai.run, openai.records, openai.batch_id, ends=openai.ends, has_chats=True),
 }
 """In the order in which they are tried on a source."""

@@ -81,7 +81,7 @@ def run(own: str, items: Sequence[Node]) -> Run:
     times_us = [microseconds(node.at("timestamp")) for node in traces if node.at("timestamp").value is not None]
     times_us += [span.started_ns // 1_000 for span in spans]
     # The input and the output of the trace are those of a span around the others.
-    spans += [Span(node, "", "", 0, 0, "other", "", *_both(_unquoted(node), Transcript(), is_model=False)) for node in traces]
+    spans += [Span(node, "", "", 0, 0, "other", "", *_both(node, Transcript(), is_model=False)) for node in traces]
     origin = (traces or observations)[0]
     return Run(
         origin,
@@ -131,16 +131,6 @@ def _tool_of(span: Span, tools: set[str]) -> Span:
         # Around the calls of a turn, or a handoff, which the model calls by another name.
         return span._replace(kind="other", inputs=[], outputs=[])
     return span
-
-
-def _unquoted(trace: Node) -> Node:
-    """A trace; in a download its texts are quoted, as JSON is."""
-    fields = dict(trace.object())
-    for key in ("input", "output"):
-        if isinstance(text := fields.get(key), str) and text.startswith('"'):
-            with suppress(ValueError):
-                fields[key] = json.loads(text)
-    return trace._replace(value=fields)
 
 
 def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
@@ -207,7 +197,10 @@ def _both(node: Node, transcript: Transcript, *, is_model: bool) -> tuple[list[P
 
 
 def _pieces(node: Node, key: str, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece]:
-    """The pieces in an input or output; what has no shape of messages is one text."""
-    content = node.at(key).parsed()
-    pieces = pieces_in(content, speaker, transcript, is_model=is_model)
-    return utterance(content, speaker, text_in(node.at(key).value)) if pieces is None else pieces
+    """The pieces in an input or output; what has no shape of messages is one text, in a download quoted as in JSON."""
+    content = node.at(key)
+    if isinstance(content.value, str) and content.value.startswith('"'):
+        with suppress(ValueError):
+            content = content._replace(value=json.loads(content.value))
+    pieces = pieces_in(content.parsed(), speaker, transcript, is_model=is_model)
+    return utterance(content, speaker, text_in(content.value)) if pieces is None else pieces

@@ -51,13 +51,20 @@ def run(_own: str, conversations: Sequence[Node]) -> Run:
     if len(conversations) > 1:
         conversation = conversation._replace(value={key: each.value[key] for each in conversations for key in each.object()})
     if isinstance(conversation.value, list):
-        return _run(conversation, list(pieces_of(conversation.items())))
+        pieces = list(pieces_of(conversation.items()))
+        return Run(conversation, trace_id("openai", "", conversation.value), pieces)
     request, response = _body(conversation, "request"), _body(conversation, "response")
-    pieces = [*_asked(request), *_answered(response, is_alone=response.path != conversation.path)]
+    asked, answered = _first(request, "messages", "input"), _first(response, "choices", "output", "candidates")
+    pieces = _pieces(asked, "user")
+    if answered is not response and answered.path.endswith("choices"):
+        # Of several choices, clients use the first.
+        pieces += [piece for choice in answered.items()[:1] for piece in pieces_of_message(choice.at("message"))]
+    elif answered is not conversation:
+        pieces += _pieces(answered, "agent")
     if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
     times = response if isinstance(response.value, dict) else conversation
-    return _run(conversation, pieces, _time(times.first("created_at", "created")))
+    return Run(conversation, trace_id("openai", "", conversation.value), pieces, _time(times.first("created_at", "created")))
 
 
 def _body(conversation: Node, key: str) -> Node:
@@ -68,24 +75,6 @@ def _body(conversation: Node, key: str) -> Node:
     return body if isinstance(body.value, dict) else message
 
 
-def _asked(request: Node) -> list[Piece]:
-    asked = _first(request, "messages", "input")
-    if asked is not request and asked.path.endswith("messages"):
-        messages = asked.parsed()
-        if not (isinstance(messages.value, list) and any(isinstance(item, str | list) for item in messages.value)):
-            return [piece for message in messages.items() for piece in pieces_of_message(message)]
-    return _pieces(asked, "user")
-
-
-def _answered(response: Node, *, is_alone: bool) -> list[Piece]:
-    """What was answered, in an object that has nothing but that, or beside what was asked."""
-    answered = _first(response, "choices", "output", "candidates")
-    if answered is not response and answered.path.endswith("choices"):
-        # Of several choices, clients use the first.
-        return [piece for choice in answered.items()[:1] for piece in pieces_of_message(choice.at("message"))]
-    return _pieces(answered, "agent") if is_alone or answered is not response else []
-
-
 def _first(message: Node, *keys: str) -> Node:
     """What an object has under the first of the keys that it has; without any, the object itself."""
     value = message.first(*keys) if isinstance(message.value, dict) else message
@@ -94,12 +83,12 @@ def _first(message: Node, *keys: str) -> Node:
 
 def _pieces(node: Node, speaker: Speaker) -> list[Piece]:
     """The pieces in what was asked or answered; raises NotConverted that names where a list has no shape of that."""
-    pieces = pieces_in(node.parsed(), speaker, Transcript(), is_model=True)
+    content = node.parsed()
+    items = content.value if isinstance(content.value, list) else []
+    if node.path.endswith("messages") and not any(isinstance(item, str | list) for item in items):
+        return [piece for message in content.items() for piece in pieces_of_message(message)]
+    pieces = pieces_in(content, speaker, Transcript(), is_model=True)
     return list(pieces_of(node.items() if isinstance(node.value, list) else [])) if pieces is None else pieces
-
-
-def _run(conversation: Node, pieces: list[Piece], created_at: str | None = None) -> Run:
-    return Run(conversation, trace_id("openai", "", conversation.value), pieces, created_at)
 
 
 def _is_item(value: object) -> bool:

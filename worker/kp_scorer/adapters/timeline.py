@@ -147,10 +147,6 @@ class _Call:
     result: int | None = None
     """The place of its result among the pieces."""
 
-    @property
-    def is_answered(self) -> bool:
-        return self.result is not None
-
 
 class _Queues:
     """Calls by each of several keys, in their order, as long as they are open."""
@@ -196,8 +192,8 @@ class _Conversation:
         """All calls by their id, and by their id and what they say, in their order."""
         self._numbered: defaultdict[str, list[_Call]] = defaultdict(list)
         """Those that have an id, by what they say."""
-        self._unanswered = _Queues(lambda call: not call.is_answered)
-        self._waiting = _Queues(lambda call: not (call.has_begun or call.is_answered))
+        self._unanswered = _Queues(lambda call: call.result is None)
+        self._waiting = _Queues(lambda call: not call.has_begun and call.result is None)
         self._of_tools = _Queues(lambda call: call.by_tool_alone)
         self._of_span: dict[int, _Call] = {}
         self._history = _History()
@@ -304,7 +300,7 @@ class _Conversation:
             if call.by_tool_alone and call.name == piece.name:
                 return call
         alike = self._calls[piece.call_id, _words(piece)][-1:]
-        return next((call for call in alike if not call.is_answered), None)
+        return next((call for call in alike if call.result is None), None)
 
     def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
         """The call in an answer, if its tool began before the answer had ended, and one of the two has no id."""

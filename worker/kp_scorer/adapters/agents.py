@@ -1,0 +1,215 @@
+"""Sessions of Claude Code and of Codex, and trajectories of SWE-agent, mini-swe-agent and Harbor: what agents write themselves.
+
+A session is JSON Lines, of which each holds a message, an item or an event. No specification of it is published: Claude Code
+writes the Messages API's messages beside what it knows of them; Codex writes the Responses API's items, as
+https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs has them.
+
+A trajectory is one JSON document. SWE-agent's steps are those of ``trajectory``; what the agent was asked, and which tools it
+called where the model calls functions, stand in ``history``. Those of mini-swe-agent are ``messages``; before its second
+version the model wrote each command among its text, and the user returned what that put out. Harbor's are in ATIF, the Agent
+Trajectory Interchange Format.
+
+Specifications: https://swe-agent.com/latest/usage/trajectories/, and the types in
+https://github.com/SWE-agent/SWE-agent/blob/main/sweagent/types.py; https://mini-swe-agent.com/latest/usage/output_files/;
+https://www.harborframework.com/docs/agents/trajectory-format.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from kp_scorer.adapters.building import Run, trace_id
+from kp_scorer.adapters.messages import (
+    Piece,
+    Transcript,
+    pieces_in,
+    pieces_of,
+    pieces_of_message,
+    returned_in,
+    text_in,
+    utterance,
+)
+from kp_scorer.adapters.node import Node
+
+_COMMAND: Final = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)
+_OF_CODEX: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+
+
+def is_of_claude_code(value: dict[str, Any]) -> bool:
+    """Whether an object is a line of a session of Claude Code."""
+    return ("sessionId" in value and {"type", "uuid"} <= set(value)) or (
+        value.get("type") in ("summary", "file-history-snapshot") and bool({"leafUuid", "snapshot"} & set(value))
+    )
+
+
+def is_of_codex(value: dict[str, Any]) -> bool:
+    """Whether an object is a line of a session of Codex."""
+    return value.get("type") in _OF_CODEX and isinstance(value.get("payload"), dict)
+
+
+def lines_of_claude_code(source: Node) -> list[Node]:
+    """The lines in a source that are of a session; others sum sessions up, or hold files."""
+    lines = source.items() if isinstance(source.value, list) else [source]
+    return [line for line in lines if not isinstance(line.value, dict) or "sessionId" in line.value]
+
+
+def id_of_claude_code(line: Node) -> str:
+    """The id of the session, or of the subagent in it, to which a line belongs."""
+    own = line.at("sessionId").required_text()
+    return f"{own}:{line.at('agentId').text() or 'sidechain'}" if line.at("isSidechain").value is True else own
+
+
+def id_of_codex(line: Node) -> str:
+    """The id of the session that begins with this line; empty for one that goes on with it."""
+    return line.at("payload", "id").text() if line.at("type").value == "session_meta" else ""
+
+
+def run_of_claude_code(own: str, lines: Sequence[Node]) -> Run:
+    """The run that a session, or a subagent's part of one, is."""
+    pieces: list[Piece] = []
+    for line in lines:
+        # Remarks of the program itself are marked, as those about commands are.
+        if line.at("type").value in ("user", "assistant") and line.at("isMeta").value is not True:
+            pieces += pieces_of_message(line.at("message"))
+    return _run(own, lines, pieces, "claude-code")
+
+
+def run_of_codex(own: str, lines: Sequence[Node]) -> Run:
+    """The run that a session is; what the user typed is in events, beside messages of the user that the program made."""
+    pieces: list[Piece] = []
+    has_typed = any(_is_typed(line) for line in lines)
+    for line in lines:
+        payload = line.at("payload")
+        if _is_typed(line):
+            pieces += utterance(payload, "user", payload.at("message").text())
+        elif line.at("type").value == "response_item" and not (has_typed and payload.at("role").value == "user"):
+            pieces += pieces_of([payload])
+    return _run(own, lines, pieces, "codex")
+
+
+def _is_typed(line: Node) -> bool:
+    return [line.at("type").value, line.at("payload", "type").value] == ["event_msg", "user_message"]
+
+
+def _run(own: str, lines: Sequence[Node], pieces: Sequence[Piece], kind: str) -> Run:
+    own_id = trace_id(kind, own, [line.value for line in lines])
+    return Run(lines[0], own_id, pieces, created_at=_time(lines), framework=kind)
+
+
+def _time(records: Sequence[Node]) -> str | None:
+    """The first time in records that may have one each."""
+    return next((time for record in records if (time := record.at("timestamp").text())), None)
+
+
+def is_of_atif(value: dict[str, Any]) -> bool:
+    """Whether an object is a trajectory."""
+    return str(value.get("schema_version")).startswith("ATIF")
+
+
+def run_of_atif(_own: str, trajectories: Sequence[Node]) -> Run:
+    """The run that a trajectory is."""
+    (trajectory,) = trajectories
+    steps = trajectory.at("steps").items()
+    pieces = [piece for step in steps for piece in _step_of_atif(step)]
+    agent, own = trajectory.at("agent"), trajectory.first("trajectory_id", "session_id").text()
+    framework = agent.at("name").text() if agent.value is not None else None
+    return Run(trajectory, trace_id("atif", own, trajectory.value), pieces, created_at=_time(steps), framework=framework)
+
+
+def _step_of_atif(step: Node) -> Iterator[Piece]:
+    speaker = step.at("source").required_text()
+    if speaker not in ("system", "user", "agent"):
+        raise step.at("source").refusal("expected system, user or agent")
+    if step.at("is_copied_context").value is True:
+        # What a trajectory that was continued begins with again.
+        return
+    if speaker == "user":
+        yield from utterance(step, "user", text_in(step.at("message").value))
+    elif speaker == "agent":
+        for key in ("reasoning_content", "message"):
+            yield from utterance(step, "agent", text_in(step.at(key).value))
+        for call in step.at("tool_calls").items():
+            name, call_id = call.at("function_name").required_text(), call.at("tool_call_id").text()
+            yield Piece(call, "call", name=name, arguments=call.at("arguments").value, call_id=call_id)
+    if step.at("observation").value is not None:
+        for result in step.at("observation", "results").items():
+            text, is_error = returned_in(result.at("content").value)
+            yield Piece(result, "result", text, call_id=result.at("source_call_id").text(), is_error=is_error)
+
+
+def is_of_sweagent(value: dict[str, Any]) -> bool:
+    """Whether an object is a trajectory of SWE-agent or of mini-swe-agent."""
+    is_mini = "messages" in value and isinstance(value.get("info"), dict) and "exit_status" in value["info"]
+    is_mini = is_mini or str(value.get("trajectory_format")).startswith("mini-swe-agent")
+    return is_mini or isinstance(value.get("trajectory"), list)
+
+
+def run_of_sweagent(_own: str, trajectories: Sequence[Node]) -> Run:
+    """The run that a trajectory is."""
+    (trajectory,) = trajectories
+    steps, messages = trajectory.at("trajectory"), trajectory.at("messages")
+    if steps.value is not None:
+        framework, pieces = "SWE-agent", _pieces(trajectory, steps)
+    elif messages.value is not None:
+        framework, pieces = "mini-swe-agent", list(_pieces_of_messages(messages.items()))
+    else:
+        raise steps.refusal("expected the list of steps")
+    info = trajectory.at("info")
+    answer = None if info.value is None else info.at("submission")
+    return Run(trajectory, trace_id("sweagent", "", trajectory.value), pieces, framework=framework, answer=answer)
+
+
+def _pieces(trajectory: Node, steps: Node) -> list[Piece]:
+    history = trajectory.at("history").items()
+    if not history and steps.items():
+        # The first input of the model; before version 1.1 it was called otherwise.
+        history = steps.items()[0].first("query", "messages").items()
+    calls = _calls(history)
+    return [*_objective(history), *(piece for step in steps.items() for piece in _step(step, calls))]
+
+
+def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
+    has_called = False
+    for message in messages:
+        if message.at("role").value == "exit":
+            # The submission, which is in ``info`` as well.
+            continue
+        pieces = pieces_in(message, "agent", Transcript(), is_model=True) or []
+        for piece in pieces:
+            commands = list(_COMMAND.finditer(piece.text)) if piece.kind == "agent" else []
+            if len(pieces) == len(commands) == 1:
+                yield from utterance(message, "agent", piece.text[: commands[0].start()])
+                yield Piece(message, "call", name="bash", arguments={"command": commands[0][1]})
+            else:
+                yield piece._replace(kind="result") if has_called and piece.kind == "user" else piece
+            has_called = bool(commands)
+
+
+def _objective(history: Iterable[Node]) -> list[Piece]:
+    """The first message of the user; demonstrations come before it."""
+    asked = (each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value)
+    return [piece for message in list(asked)[:1] for piece in pieces_of_message(message)]
+
+
+def _calls(history: Iterable[Node]) -> dict[str, Piece]:
+    """The calls of functions that the model wrote, by the command that each was rendered to, which steps have alone."""
+    by_command: dict[str, Piece] = {}
+    for message in history:
+        action = message.at("action").value
+        if isinstance(action, str) and message.at("tool_calls").items():
+            calls = [piece for piece in pieces_of_message(message) if piece.kind == "call"]
+            # Several are rendered to no command: SWE-agent asks again.
+            if len(calls) == 1:
+                by_command[action] = calls[0]
+    return by_command
+
+
+def _step(step: Node, calls: dict[str, Piece]) -> Iterator[Piece]:
+    yield from utterance(step, "agent", step.first("thought", "response").text())
+    action, observation = step.at("action").text(), step.at("observation").text()
+    if words := action.split():
+        seconds = step.at("execution_time").number()
+        call = calls.get(action) or Piece(step, "call", name=words[0], arguments={"command": action})
+        yield call._replace(node=step, text=action, call_id="", latency_ms=None if seconds is None else seconds * 1_000)
+    if words or observation:
+        yield Piece(step, "result", observation)
