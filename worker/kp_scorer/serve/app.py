@@ -66,8 +66,8 @@ class TraceStatus(BaseModel):
     detail: str | None = None
 
 
-class _Door:
-    """What the handlers do."""
+class _Handlers:
+    """What each path does."""
 
     def __init__(self, settings: Settings, store: Store, client: Client, tokens: Sequence[str]) -> None:
         self._most_bytes = settings.serve.body_bytes
@@ -171,16 +171,16 @@ class _Door:
 
 def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[str], submitter: Submitter) -> FastAPI:
     """Make the application; its OpenAPI is at ``/openapi.json``."""
-    door = _Door(settings, store, client, tokens)
+    handlers = _Handlers(settings, store, client, tokens)
     # Its pages of documentation would load scripts from elsewhere. Its redirects, of paths that end with a slash, would lead
     # requests from a proxy that ends TLS to plain HTTP, with their tokens.
     app = FastAPI(title="kp-scorer", version=version("kp-scorer"), docs_url=None, redoc_url=None, redirect_slashes=False)
-    guarded: dict[str, Any] = {"dependencies": [Depends(door.authorize)]}
+    guarded: dict[str, Any] = {"dependencies": [Depends(handlers.authorize)]}
     spans, traces = _takes({JSON: "object", PROTOBUF: "string"}), _takes({JSON: ["object", "array"], _JSON_LINES[0]: "string"})
     rows = dict[str, list[SubmittedTrace]]
-    app.post(_OTLP_PATH, openapi_extra=spans, **guarded)(door.export)
-    app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(door.submit)
-    app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(door.look_up)
+    app.post(_OTLP_PATH, openapi_extra=spans, **guarded)(handlers.export)
+    app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(handlers.submit)
+    app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(handlers.look_up)
 
     @app.get("/livez")
     async def livez() -> JSONResponse:

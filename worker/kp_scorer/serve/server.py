@@ -1,4 +1,4 @@
-"""The process behind the door: its socket, TLS, how long a peer may take, and what SIGTERM does."""
+"""The process that serves: its socket, TLS, how long a peer may take, and what SIGTERM does."""
 
 import logging
 import signal
