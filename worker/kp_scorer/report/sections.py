@@ -112,7 +112,7 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
     repeats = sum(map(is_near_duplicate, total.decisions))
     figures |= {"median score": f"{total.scores.quartiles.p50:.2f}", "near duplicates": f"{repeats:,}"}
     if analysis.dead_letters:
-        figures["dead letters"] = f"{sum(analysis.dead_letters.values()):,}"
+        figures["dead letters"] = f"{analysis.dead_letters:,}"
     if refused:
         figures["lines refused"] = f"{refused:,}"
     return figures
@@ -129,7 +129,6 @@ def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
         _origins(analysis),
         _dimensions(analysis),
         _novelty(analysis),
-        _dead_letters(analysis),
     )
     return [section for section in sections if section]
 
@@ -196,12 +195,15 @@ def _acceptance(summary: DomainSummary) -> dict[str, Any]:
 
 
 def _examples(analysis: Analysis, objectives: Objectives) -> Section:
-    sides = {"Accepted": analysis.examples.accepted, "Rejected": analysis.examples.rejected}
     return Section(
         "examples",
         "What is accepted, and what is not",
         "From the highest score to the lowest. With what weighed most; `kp-scorer explain` has all of it.",
-        tables=[_calls(side, decisions, objectives) for side, decisions in sides.items() if decisions],
+        tables=[
+            _calls(OUTCOME_WORDS[outcome].capitalize(), decisions, objectives)
+            for outcome, decisions in analysis.examples.items()
+            if decisions
+        ],
     )
 
 
@@ -314,19 +316,6 @@ def _novelty(analysis: Analysis) -> Section:
         f"{NEAR} or more, or have the same content.",
         [course],
         tables=[Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)],
-    )
-
-
-def _dead_letters(analysis: Analysis) -> Section | None:
-    if not analysis.dead_letters:
-        return None
-    counts = sorted(analysis.dead_letters.items(), key=lambda each: -each[1])
-    rows = [[spaced(reason), f"{count:,}"] for reason, count in counts]
-    return Section(
-        "dead-letters",
-        plural(sum(analysis.dead_letters.values()), "dead letter"),
-        "Submissions that will get no decision. `kp-scorer dead-letter list` names them.",
-        tables=[Table("Dead letters by reason", ["reason", "dead letters"], rows, is_open=True)],
     )
 
 

@@ -18,7 +18,7 @@ from kp_scorer.characters import escaped
 from kp_scorer.cli.display import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.options import Command
-from kp_scorer.cli.output import print_note, write_output
+from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.files import read_text
 from kp_scorer.report.thresholds import Thresholds, thresholds_of
 from kp_scorer.settings import Settings
@@ -154,7 +154,8 @@ def calibrate(
     ]
     for note in [*_notes(target, calibration, thresholds), *clashes]:
         print_note(note)
-    write_output(str(output or "-"), as_toml(thresholds, calibration, target, clashes), "x")
+    with open_output(str(output or "-"), "x") as write:
+        write(as_toml(thresholds, calibration, target, clashes))
 
 
 def _note_producers(option: str, traces: Counter[str]) -> None:
