@@ -71,6 +71,22 @@ def nested(levels: int) -> bytes:
 
 
 @pytest.mark.slow
+def test_no_run_costs_more_than_its_bounds(door: Door) -> None:
+    # In 16 MiB of JSON, as many empty attributes as fit.
+    run_id = new_run()
+    for number in range(1, 16):
+        ids = delimited(1, bytes.fromhex(run_id)), delimited(2, bytes([number] * 8))
+        # The last one is the root: without it the run is not complete.
+        parent = delimited(4, bytes([number + 1] * 8)) if number < 15 else b""
+        span = delimited(1, delimited(2, delimited(2, *ids, parent, b"\x4a\x00" * 340_000)))
+        assert post(door, span, content_type=PROTOBUF).body == b""
+    path, headers = f"/traces/kp:trace:otel:{run_id}", {"authorization": f"Bearer {TOKEN}"}
+    wait_until(lambda: door.ask("GET", path, **headers).status == 200)
+    status = door.ask("GET", path, **headers).json
+    assert (status["reason"], status["detail"]) == ("invalid", "$: expected at most 300000 values")
+
+
+@pytest.mark.slow
 def test_no_request_costs_more_than_its_bounds(door: Door, store: Store, request: pytest.FixtureRequest) -> None:
     begun = time.monotonic()
     beginning = f"POST /traces HTTP/1.1\r\nHost: door\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
@@ -85,11 +101,16 @@ def test_no_request_costs_more_than_its_bounds(door: Door, store: Store, request
     for name, (sent, _) in slow.items():
         sockets[name].sendall(sent)
 
+    # Who sends too much, or may not, is told so once it is sent.
+    large = b"[" * 8 * MIB
+    assert post(door, large + b"[").status == 413
+    assert post(door, large, authorization="Bearer none").status == 401
     assert post(door, packed_zeros(256), content_type=PROTOBUF, content_encoding="gzip").status == 413
     assert post(door, gzip.compress(b"{}")[:-1], content_encoding="gzip").status == 400
     assert post(door, b"{}", content_encoding="gzip").status == 400
     assert post(door, b"{}", content_encoding="br").status == post(door, b"{}", content_type="text/plain").status == 415
-    for body in (b"[" * MIB, b'{"resourceSpans":' * 1_000, b'{"resourceSpans": "%s"}' % SECRET.encode(), b"[1]"):
+    no_key = b'{"resourceSpans": [{"resource": {"attributes": [{"key": ["%s"]}]}}]}' % SECRET.encode()
+    for body in (b"[" * MIB, b'{"resourceSpans":' * 1_000, b'{"resourceSpans": "%s"}' % SECRET.encode(), b"[1]", no_key):
         refused = post(door, body)
         assert refused.status == 400
         assert SECRET.encode() not in refused.body
@@ -120,4 +141,6 @@ def test_no_request_costs_more_than_its_bounds(door: Door, store: Store, request
         answer_bytes = sockets[name].recv(100)
         assert answer_bytes.startswith(b"HTTP/1.1 408") if name == "body" else answer_bytes == b""
         assert time.monotonic() - begun < within_s + 15
+    for _ in range(600):
+        request.addfinalizer(socket.create_connection(("127.0.0.1", door.port)).close)
     assert door.ask("GET", "/livez").status == 200

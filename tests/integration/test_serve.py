@@ -72,7 +72,7 @@ def test_spans_become_one_trace_whatever_form_they_come_in(
     assert door.export(chat_span(as_json, root["spanId"], said="I look."), kp__domain="code", service__name="tides").json == {}
     assert door.export(root, kp__domain="finance", kp__confidence=1).json == {}
     exported = _in_protobuf(export_of(chat_span(packed), kp__domain="code"))
-    answer = door.ask("POST", "/v1/traces", gzip.compress(exported), content_type=PROTOBUF, content_encoding="gzip")
+    answer = door.ask("POST", "/v1/traces", gzip.compress(exported), content_type=PROTOBUF, content_encoding="GZip")
     assert (answer.status, answer.headers["content-type"], answer.body) == (200, PROTOBUF, b"")
 
     decision = door.status(as_json)["decision"]
@@ -133,6 +133,19 @@ def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(door: D
     assert export["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == misread
 
 
+def test_runs_of_which_no_span_is_stored_are_dead_each(door: Door) -> None:
+    runs = [new_run(), new_run()]
+    for run_id in runs:
+        assert "partialSuccess" in door.export(chat_span(run_id, said="x" * 1_048_576)).json
+    assert [door.status(run_id)["reason"] for run_id in runs] == ["invalid", "invalid"]
+
+
+def test_zeros_are_no_id(door: Door) -> None:
+    span = chat_span(new_run())
+    partly = door.export({**span, "traceId": "0" * 32}, {**span, "spanId": "0" * 16}).json["partialSuccess"]
+    assert partly == {"rejectedSpans": "2", "errorMessage": "spans without ids"}
+
+
 def test_what_neither_spans_nor_settings_say_is_asked_for(settings: Settings, tmp_path: Path) -> None:
     with open_door(settings, tmp_path / "door.log", serve__confidence=None, serve__success=None) as door:
         run_id, certain = new_run(), new_run()
@@ -157,6 +170,7 @@ def test_traces_come_alone_in_an_array_or_on_lines(door: Door) -> None:
     paths = [f"/traces/{trace['id']}" for trace in (one, two, three, four)]
     wait_until(lambda: {door.ask("GET", path).json["state"] for path in paths} == {"decided"})
     assert door.ask("GET", "/traces/kp:trace:unknown").status == door.ask("GET", "/traces/other").status == 404
+    assert door.ask("POST", "/traces/", one).status == 405
     assert "/v1/traces" in door.ask("GET", "/openapi.json").json["paths"]
 
 
