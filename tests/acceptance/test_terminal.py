@@ -100,8 +100,11 @@ def test_a_terminal_gets_text_and_a_pipe_json_lines(tmp_path: Path, file: Path) 
         for command in (["status", "0"], ["decisions"], ["doctor"], ["stats"], ["top", "--once"], ["explain", "0"]):
             _, shown = run_at_terminal(*command)
             assert "{" not in shown, command
-        for command in (["stats"], ["doctor"]):
+        for command in (["stats"], ["doctor"], ["capacity"]):
             assert lines_of(run(*command).stdout)
+        _, shown = run_at_terminal("capacity")
+        assert "p95 ms" in shown
+        assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_demo_of_a_file_ends_with_the_next_step(tmp_path: Path) -> None:

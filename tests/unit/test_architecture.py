@@ -22,7 +22,7 @@ def floors_of(*names: str) -> Floors:
 
 
 FLOORS: Final = floors_of(
-    "characters errors files",
+    "capacity characters errors files",
     "trace",
     "decision",
     "decoding",

@@ -1,0 +1,98 @@
+"""Whether the capacity model predicts what workers do here: 1, 2 and 4 of them, at full speed and at random arrivals.
+
+The model is given what the bare engine takes on the same texts, before and after each measurement, and what is around the
+engine as other benchmarks measured it.
+
+- ``traces_per_s``, ``predicted_per_s``: decided and published a second while some always wait; what the model says.
+- ``error``: by how much the model is above what was measured, as a share of that.
+- ``p95_ms``, ``predicted_p95_ms``, ``p95_error``: the same for submissions at random moments, at ``load`` of what was measured.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean, quantiles
+from typing import Final
+
+from kp_scorer.capacity import Costs, Fleet
+from kp_scorer.embedding import Embedder, usable_cores
+from kp_scorer.embedding.model import find_model
+from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.settings import WorkerSettings
+from kp_scorer.trace import ReasoningTrace
+
+from tests.benchmarks.common import Row, arguments, batches, emit, real_embedder, say, show_table
+from tests.benchmarks.load import Bench, open_bench, traces
+
+_BATCH: Final = WorkerSettings().batch_size
+
+
+def main() -> None:
+    parser = arguments(__doc__, traces=300)
+    parser.add_argument("--load", type=float, default=0.6, metavar="X", help="share of what was measured (default: 0.6)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="how many (default: 1 2 4)")
+    options = parser.parse_args()
+    embedder = real_embedder()
+    engine_ms(embedder, traces(_BATCH))
+    rows: list[Row] = []
+    for count in options.workers:
+        say(f"{count} workers")
+        with open_bench(workers=count) as bench:
+            items = traces(options.traces)
+            tokens = mean(lengths_of(items))
+            core_ms = [engine_ms(embedder, items[: 3 * _BATCH])]
+            rate = bench.decide(items).per_s
+            core_ms.append(engine_ms(embedder, items[: 3 * _BATCH]))
+            fleet = fleet_of(count, mean(core_ms), tokens)
+            p95_ms = at_random(bench, traces(options.traces), options.load * rate)
+            core_ms.append(engine_ms(embedder, items[: 3 * _BATCH]))
+        predicted_ms = fleet_of(count, mean(core_ms[1:]), tokens).latency_ms(options.load * rate, 0.95)
+        row: Row = {
+            "benchmark": "capacity",
+            "workers": count,
+            "load": options.load,
+            "traces_per_s": round(rate, 2),
+            "predicted_per_s": round(fleet.throughput, 2),
+            "error": round(fleet.throughput / rate - 1, 3),
+            "p95_ms": round(p95_ms, 1),
+            "predicted_p95_ms": round(predicted_ms, 1),
+            "p95_error": round(predicted_ms / p95_ms - 1, 3),
+        }
+        rows.append(row)
+        emit(row)
+    show_table(rows)
+
+
+def fleet_of(count: int, core_ms: float, tokens: float) -> Fleet:
+    """So many workers on this machine, where a core embeds texts of so many tokens, on average, in so many milliseconds."""
+    # What the bare engine takes of a core, spread over the tokens; the rest of the model is as it is shipped.
+    costs = replace(Costs(), embed_ms=0.0, embed_ms_a_token=core_ms / tokens)
+    return Fleet(count, usable_cores(), usable_cores(), tokens, costs=costs)
+
+
+def engine_ms(embedder: Embedder, items: Sequence[ReasoningTrace]) -> float:
+    """Milliseconds of one core that the bare engine takes for a trace, on all of them."""
+    started = time.perf_counter()
+    for batch in batches([trace.embedding_text for trace in items], _BATCH):
+        embedder.embed(batch)
+    return (time.perf_counter() - started) * usable_cores() / len(items) * 1_000
+
+
+def at_random(bench: Bench, items: Sequence[ReasoningTrace], rate: float) -> float:
+    """Submit traces at random moments; return the 95th percentile of the milliseconds until each was published."""
+    shuffle = random.Random(1)
+    submitted = bench.submit_at(items, [shuffle.expovariate(rate) for _ in items])
+    return quantiles([(bench.published.at[trace_id] - started) * 1_000 for trace_id, (started, _) in submitted.items()], n=20)[
+        -1
+    ]
+
+
+def lengths_of(items: Sequence[ReasoningTrace]) -> list[int]:
+    model = find_model("")
+    assert model
+    return [len(ids) for ids in Tokens(model.tokenizer).of([trace.embedding_text for trace in items])]
+
+
+if __name__ == "__main__":
+    main()
