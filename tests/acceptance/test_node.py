@@ -16,7 +16,7 @@ from kp_scorer.local.embedded import running
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support import node
-from tests.support.door import open_door
+from tests.support.http_server import open_server
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RABBITMQ_URL, own_virtual_host
 from tests.support.traces import fresh_samples
@@ -79,10 +79,10 @@ def _submits_and_reads(folder: Path, settings: Settings, directory: Path, broker
     assert received.keys() == set(ids)
 
 
-def test_an_exporter_of_opentelemetry_is_pointed_at_the_door(folder: Path, settings: Settings, tmp_path: Path) -> None:
+def test_an_exporter_of_opentelemetry_is_pointed_at_the_server(folder: Path, settings: Settings, tmp_path: Path) -> None:
     worker = start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER)
-    with worker, open_door(settings, tmp_path / "door.log") as door:
-        status = json.loads(node.run(folder, "agent.mts", variables={"KP_DOOR": door.url}))
+    with worker, open_server(settings, tmp_path / "server.log") as server:
+        status = json.loads(node.run(folder, "agent.mts", variables={"KP_SERVER": server.url}))
     assert (status["decision"]["domain"], status["decision"]["agent_id"]) == ("code", "tide-agent")
 
 

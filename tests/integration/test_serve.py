@@ -1,4 +1,4 @@
-"""The HTTP door on a real Redis: what each request does, and what becomes of spans."""
+"""The HTTP server on a real Redis: what each request does, and what becomes of spans."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.support.changed_settings import with_changed
 from tests.support.documents import code_with
-from tests.support.door import SUPPLIED, Door, chat_span, export_of, new_run, open_door
+from tests.support.http_server import SUPPLIED, HttpServer, chat_span, export_of, new_run, open_server
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.tls import Authority
@@ -37,12 +37,12 @@ TOKEN = "a-token-of-this-test"
 
 
 @pytest.fixture
-def door(settings: Settings, tmp_path: Path) -> Iterator[Door]:
+def server(settings: Settings, tmp_path: Path) -> Iterator[HttpServer]:
     with (
         start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER),
-        open_door(settings, tmp_path / "door.log") as door,
+        open_server(settings, tmp_path / "server.log") as server,
     ):
-        yield door
+        yield server
 
 
 def _in_protobuf(export: dict[str, Any]) -> bytes:
@@ -56,75 +56,77 @@ def _in_protobuf(export: dict[str, Any]) -> bytes:
     return encoded
 
 
-def test_the_example_of_the_page_prints_its_decision(door: Door) -> None:
+def test_the_example_of_the_page_prints_its_decision(server: HttpServer) -> None:
     command = [sys.executable, "-c", code_with("OTLPSpanExporter(")]
-    variables = os.environ | {"KP_DOOR": door.url}
+    variables = os.environ | {"KP_SERVER": server.url}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
     decision = json.loads(done.stdout)["decision"]
     assert (decision["domain"], decision["agent_id"]) == ("code", "tide-agent")
 
 
 def test_spans_become_one_trace_whatever_form_they_come_in(
-    door: Door, store: Store, keys: Keys, redis_client: redis.Redis
+    server: HttpServer, store: Store, keys: Keys, redis_client: redis.Redis
 ) -> None:
     as_json, packed = new_run(), new_run()
     root = chat_span(as_json, kp__success="false", kp__confidence=0.25)
-    assert door.export(chat_span(as_json, root["spanId"], said="I look."), kp__domain="code", service__name="tides").json == {}
-    assert door.export(root, kp__domain="finance", kp__confidence=1).json == {}
+    assert (
+        server.export(chat_span(as_json, root["spanId"], said="I look."), kp__domain="code", service__name="tides").json == {}
+    )
+    assert server.export(root, kp__domain="finance", kp__confidence=1).json == {}
     exported = _in_protobuf(export_of(chat_span(packed), kp__domain="code"))
-    answer = door.ask("POST", "/v1/traces", gzip.compress(exported), content_type=PROTOBUF, content_encoding="gzip")
+    answer = server.ask("POST", "/v1/traces", gzip.compress(exported), content_type=PROTOBUF, content_encoding="GZip")
     assert (answer.status, answer.headers["content-type"], answer.body) == (200, PROTOBUF, b"")
 
-    decision = door.status(as_json)["decision"]
+    decision = server.status(as_json)["decision"]
     assert (decision["domain"], decision["agent_id"], decision["visibility"]) == ("finance", "tides", "private")
     # The confidence of the root wins over its resource's, and so does what it says of success.
     assert decision["dimensions"]["outcome_confidence"] == pytest.approx(0.25 * 0.3)
-    assert door.status(packed)["decision"]["domain"] == "code"
+    assert server.status(packed)["decision"]["domain"] == "code"
     wait_until(lambda: redis_client.zcard(keys.runs) == 0)
     assert not redis_client.exists(keys.runs_bytes)
     assert redis_client.hstrlen(keys.run(as_json), root["spanId"]) == 0
 
 
-def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(door: Door) -> None:
+def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(server: HttpServer) -> None:
     run_id = new_run()
     root = chat_span(run_id)
     for _ in range(2):
-        assert door.export(root).json == {}
-    before = door.status(run_id)
-    assert door.export(root).json == {}
-    partly = door.export(root, chat_span(run_id, root["spanId"])).json["partialSuccess"]
+        assert server.export(root).json == {}
+    before = server.status(run_id)
+    assert server.export(root).json == {}
+    partly = server.export(root, chat_span(run_id, root["spanId"])).json["partialSuccess"]
     assert partly == {"rejectedSpans": "1", "errorMessage": "spans after their run was submitted"}
-    assert door.status(run_id) == before
+    assert server.status(run_id) == before
 
 
 def test_runs_are_submitted_by_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     settings = rabbitmq.settings()
     worker = start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER)
-    with worker, open_door(settings, tmp_path / "door.log") as door:
+    with worker, open_server(settings, tmp_path / "server.log") as server:
         run_id = new_run()
-        assert door.export(chat_span(run_id)).json == {}
-        assert door.status(run_id)["state"] == "decided"
+        assert server.export(chat_span(run_id)).json == {}
+        assert server.status(run_id)["state"] == "decided"
 
 
 def test_a_run_without_a_root_ends_in_silence(settings: Settings, tmp_path: Path) -> None:
     run_id = new_run()
-    with open_door(settings, tmp_path / "door.log", serve__open_s=0.5) as door:
-        door.export(chat_span(run_id, "00000000000000aa"))
-        assert door.ask("GET", f"/traces/kp:trace:otel:{run_id}").status == 404
-        wait_until(lambda: door.ask("GET", f"/traces/kp:trace:otel:{run_id}").status == 200)
+    with open_server(settings, tmp_path / "server.log", serve__open_s=0.5) as server:
+        server.export(chat_span(run_id, "00000000000000aa"))
+        assert server.ask("GET", f"/traces/kp:trace:otel:{run_id}").status == 404
+        wait_until(lambda: server.ask("GET", f"/traces/kp:trace:otel:{run_id}").status == 200)
 
 
-def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(door: Door, store: Store) -> None:
+def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(server: HttpServer, store: Store) -> None:
     unsaid, misread, twice = new_run(), new_run(), new_run()
-    door.export({**chat_span(unsaid), "attributes": []})
-    door.export(chat_span(misread, kp__confidence="very"))
+    server.export({**chat_span(unsaid), "attributes": []})
+    server.export(chat_span(misread, kp__confidence="very"))
     trace = fresh_samples(1)[0] | {"id": f"kp:trace:otel:{twice}"}
-    assert door.ask("POST", "/traces", trace).status == 202
-    door.export(chat_span(twice))
-    assert door.status(unsaid)["reason"] == "invalid"
-    detail = door.status(misread)["detail"]
+    assert server.ask("POST", "/traces", trace).status == 202
+    server.export(chat_span(twice))
+    assert server.status(unsaid)["reason"] == "invalid"
+    detail = server.status(misread)["detail"]
     assert detail == "kp.confidence: Input should be a valid number, unable to parse string as a number"
-    assert door.status(twice)["state"] == "decided"
+    assert server.status(twice)["state"] == "decided"
     wait_until(lambda: len(list(store.dead_letters.read())) == 3)
     letters = {letter.trace_id[-32:]: letter for letter in store.dead_letters.read()}
     reasons = {run_id: letter.reason for run_id, letter in letters.items()}
@@ -133,45 +135,59 @@ def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(door: D
     assert export["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == misread
 
 
+def test_runs_of_which_no_span_is_stored_are_dead_each(server: HttpServer) -> None:
+    runs = [new_run(), new_run()]
+    for run_id in runs:
+        assert "partialSuccess" in server.export(chat_span(run_id, said="x" * 1_048_576)).json
+    assert [server.status(run_id)["reason"] for run_id in runs] == ["invalid", "invalid"]
+
+
+def test_zeros_are_no_id(server: HttpServer) -> None:
+    span = chat_span(new_run())
+    partly = server.export({**span, "traceId": "0" * 32}, {**span, "spanId": "0" * 16}).json["partialSuccess"]
+    assert partly == {"rejectedSpans": "2", "errorMessage": "spans without ids"}
+
+
 def test_what_neither_spans_nor_settings_say_is_asked_for(settings: Settings, tmp_path: Path) -> None:
-    with open_door(settings, tmp_path / "door.log", serve__confidence=None, serve__success=None) as door:
+    with open_server(settings, tmp_path / "server.log", serve__confidence=None, serve__success=None) as server:
         run_id, certain = new_run(), new_run()
-        door.export(chat_span(run_id))
-        door.export(chat_span(certain, kp__confidence=1))
+        server.export(chat_span(run_id))
+        server.export(chat_span(certain, kp__confidence=1))
         asked = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
-        assert door.status(run_id)["detail"] == f"kp.confidence: {asked}"
-        assert door.status(certain)["detail"] == f"kp.success: {asked}"
+        assert server.status(run_id)["detail"] == f"kp.confidence: {asked}"
+        assert server.status(certain)["detail"] == f"kp.success: {asked}"
 
 
-def test_traces_come_alone_in_an_array_or_on_lines(door: Door) -> None:
+def test_traces_come_alone_in_an_array_or_on_lines(server: HttpServer) -> None:
     one, two, three, four = fresh_samples(4)
-    assert door.ask("POST", "/traces", one).json == {"traces": [{"number": 1, "state": "pending", "trace_id": one["id"]}]}
-    assert door.ask("POST", "/traces", [two, three]).status == 202
+    assert server.ask("POST", "/traces", one).json == {"traces": [{"number": 1, "state": "pending", "trace_id": one["id"]}]}
+    assert server.ask("POST", "/traces", [two, three]).status == 202
     lines = b"\n".join([json.dumps(four).encode(), b"", b"{", json.dumps(one | {"steps": []}).encode()])
-    mixed = door.ask("POST", "/traces", lines, content_type="application/x-ndjson")
+    mixed = server.ask("POST", "/traces", lines, content_type="application/x-ndjson")
     first, broken, empty = mixed.json["traces"]
     assert (mixed.status, first["state"], broken["state"], empty["state"]) == (207, "pending", "invalid", "invalid")
     assert [problem["field"] for row in (broken, empty) for problem in row["problems"]] == ["$", "steps"]
-    conflict = door.ask("POST", "/traces", one | {"task": {"objective": "another"}})
+    conflict = server.ask("POST", "/traces", one | {"task": {"objective": "another"}})
     assert (conflict.status, conflict.json["traces"][0]["state"]) == (422, "conflict")
     paths = [f"/traces/{trace['id']}" for trace in (one, two, three, four)]
-    wait_until(lambda: {door.ask("GET", path).json["state"] for path in paths} == {"decided"})
-    assert door.ask("GET", "/traces/kp:trace:unknown").status == door.ask("GET", "/traces/other").status == 404
-    assert "/v1/traces" in door.ask("GET", "/openapi.json").json["paths"]
+    wait_until(lambda: {server.ask("GET", path).json["state"] for path in paths} == {"decided"})
+    assert server.ask("GET", "/traces/kp:trace:unknown").status == server.ask("GET", "/traces/other").status == 404
+    assert server.ask("POST", "/traces/", one).status == 405
+    assert "/v1/traces" in server.ask("GET", "/openapi.json").json["paths"]
 
 
 def test_a_token_is_asked_for_before_a_body_is_read(settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# of the agents\n{TOKEN}\n")
-    with open_door(settings, tmp_path / "door.log", serve__tokens=str(file)) as door:
+    with open_server(settings, tmp_path / "server.log", serve__tokens=str(file)) as server:
         for path in ("/v1/traces", "/traces"):
             for headers in ({}, {"authorization": f"Bearer {TOKEN}x"}, {"authorization": f"Basic {TOKEN}"}):
-                refused = door.ask("POST", path, b"{}", **headers)
+                refused = server.ask("POST", path, b"{}", **headers)
                 assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
-        assert door.ask("GET", "/traces/kp:trace:1").status == 401
-        assert door.ask("POST", "/traces", fresh_samples(1)[0], authorization=f"Bearer {TOKEN}").status == 202
-        assert door.ask("GET", "/livez").status == door.ask("GET", "/readyz").status == 200
-    assert TOKEN not in (tmp_path / "door.log").read_text("utf-8")
+        assert server.ask("GET", "/traces/kp:trace:1").status == 401
+        assert server.ask("POST", "/traces", fresh_samples(1)[0], authorization=f"Bearer {TOKEN}").status == 202
+        assert server.ask("GET", "/livez").status == server.ask("GET", "/readyz").status == 200
+    assert TOKEN not in (tmp_path / "server.log").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +208,7 @@ def test_a_file_of_tokens_that_is_none_or_that_others_can_write_to_is_refused(
     [
         {"serve.host": "0.0.0.0"},
         {"serve.host": "0.0.0.0", "serve.tokens": "file"},
-        {"serve.host": "door.example", "serve.behind_proxy": True},
+        {"serve.host": "server.example", "serve.behind_proxy": True},
         {"serve.certificate": "file"},
     ],
 )
@@ -204,9 +220,9 @@ def test_other_machines_need_a_token_and_tls(wrong: dict[str, object]) -> None:
 def test_tls(settings: Settings, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     certificate, key = authority.pair("server", "DNS:localhost")
-    with open_door(settings, tmp_path / "door.log", serve__certificate=str(certificate), serve__key=str(key)) as door:
+    with open_server(settings, tmp_path / "server.log", serve__certificate=str(certificate), serve__key=str(key)) as server:
         context = ssl.create_default_context(cafile=authority.certificate)
-        connection = HTTPSConnection("localhost", door.port, context=context, timeout=10)
+        connection = HTTPSConnection("localhost", server.port, context=context, timeout=10)
         connection.request("GET", "/livez")
         assert connection.getresponse().status == 200
         connection.close()
@@ -214,31 +230,31 @@ def test_tls(settings: Settings, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [{"serve__runs": 1}, {"serve__total_bytes": 1_300}])
 def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path, limit: dict[str, object]) -> None:
-    with open_door(settings, tmp_path / "door.log", serve__quiet_s=1.0, **limit) as door:
+    with open_server(settings, tmp_path / "server.log", serve__quiet_s=1.0, **limit) as server:
         first, second = new_run(), new_run()
         root = chat_span(first)
-        assert door.export(chat_span(first, root["spanId"])).status == 200
-        full = door.export(chat_span(second))
+        assert server.export(chat_span(first, root["spanId"])).status == 200
+        full = server.export(chat_span(second))
         assert (full.status, full.headers["retry-after"], full.json) == (429, "2", {"message": "no room now, try again"})
-        assert door.export(root).status == 200
-        wait_until(lambda: door.export(chat_span(second)).status == 200)
+        assert server.export(root).status == 200
+        wait_until(lambda: server.export(chat_span(second)).status == 200)
 
 
 def test_a_full_redis_is_429_and_an_absent_one_503(alone: tuple[Settings, redis.Redis], tmp_path: Path) -> None:
     settings, client = alone
-    with open_door(with_changed(settings, redis__timeout_s=1.0), tmp_path / "door.log") as door:
+    with open_server(with_changed(settings, redis__timeout_s=1.0), tmp_path / "server.log") as server:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 1)
-        exported, submitted = door.export(chat_span(new_run())), door.ask("POST", "/traces", fresh_samples(1)[0])
+        exported, submitted = server.export(chat_span(new_run())), server.ask("POST", "/traces", fresh_samples(1)[0])
         assert (exported.status, submitted.status, submitted.headers["retry-after"]) == (429, 429, "2")
         client.config_set("maxmemory", 0)
-        assert door.export(chat_span(new_run())).status == 200
+        assert server.export(chat_span(new_run())).status == 200
         client.shutdown(nosave=True)
-        answer = door.ask("POST", "/v1/traces", _in_protobuf(export_of(chat_span(new_run()))), content_type=PROTOBUF)
+        answer = server.ask("POST", "/v1/traces", _in_protobuf(export_of(chat_span(new_run()))), content_type=PROTOBUF)
         assert (answer.status, answer.headers["retry-after"]) == (503, "2")
         status = ExportTraceServiceResponse.FromString(b"\x0a" + bytes([len(answer.body)]) + answer.body)
         assert status.partial_success.error_message == "not reachable now, try again"
-        wait_until(lambda: door.ask("GET", "/readyz").status == 503, timeout_s=20)
-        assert door.ask("GET", "/livez").status == 200
+        wait_until(lambda: server.ask("GET", "/readyz").status == 503, timeout_s=20)
+        assert server.ask("GET", "/livez").status == 200
 
 
 def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys: Keys, redis_client: redis.Redis) -> None:

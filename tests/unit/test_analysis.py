@@ -97,7 +97,7 @@ def test_novelty_has_no_course_without_an_embedder() -> None:
 
 @given(decisions())
 def test_totals_are_the_sums_of_the_domains(sample: list[Decision]) -> None:
-    analysis = analyse(sample, {})
+    analysis = analyse(sample, 0)
     total, domains = analysis.total, analysis.domains
     for outcome, count in total.outcomes.items():
         assert count == sum(of.outcomes[outcome] for of in domains) == sum(total.histograms[outcome])
@@ -115,9 +115,9 @@ def test_examples_are_spread_over_the_scores_and_origins_are_counted() -> None:
     sample = [
         decision(f"kp:trace:{each}", score=each, agent_id=f"agent {each > 0.5}", decided_at=days[each]) for each in scores
     ]
-    analysis = analyse(sample, {})
-    assert [each.score for each in analysis.examples.accepted] == [0.99, 0.93, 0.87, 0.81, 0.75]
-    assert [each.score for each in analysis.examples.rejected][::4] == [0.74, 0.0]
+    analysis = analyse(sample, 0)
+    assert [each.score for each in analysis.examples["accepted"]] == [0.99, 0.93, 0.87, 0.81, 0.75]
+    assert [each.score for each in analysis.examples["rejected"]][::4] == [0.74, 0.0]
     rows = [line.split() for line in text(analysis, "here", 0, {}).splitlines()]
     assert ["2026-01-01", "81", "6", "7.4%", "0.40"] in rows
     assert ["agent", "False", "51", "0", "0%", "0.25"] in rows

@@ -165,13 +165,15 @@ def test_workers_are_given_settings_that_exist_and_their_time_to_stop(services: 
     assert int(worker["stop_grace_period"].removesuffix("s")) >= Settings().worker.grace_s + 5
 
 
-def test_the_door_is_given_settings_that_exist_and_needs_its_token(services: dict[str, dict[str, Any]], secrets: Path) -> None:
-    door = services["serve"]
-    assert list(unknown_settings(door["environment"])) == []
-    tokens = Path(door["environment"]["KP_SERVE_TOKENS"]).name
-    assert {tokens, "serve-broker-url", "serve-redis-url"} == set(door["secrets"])
+def test_the_server_is_given_settings_that_exist_and_needs_its_token(
+    services: dict[str, dict[str, Any]], secrets: Path
+) -> None:
+    server = services["serve"]
+    assert list(unknown_settings(server["environment"])) == []
+    tokens = Path(server["environment"]["KP_SERVE_TOKENS"]).name
+    assert {tokens, "serve-broker-url", "serve-redis-url"} == set(server["secrets"])
     assert admits(read_tokens(str(secrets / tokens)), (secrets / tokens).read_text("utf-8").strip())
-    assert [port.rpartition(":")[2] for port in door["ports"]] == [str(Settings().serve.port)]
+    assert [port.rpartition(":")[2] for port in server["ports"]] == [str(Settings().serve.port)]
 
 
 def test_the_secrets_are_for_nobody_else_on_this_machine(secrets: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 import pytest
 from kp_scorer.cli.main import run
-from kp_scorer.cli.output import write_output
+from kp_scorer.cli.output import open_output
 
 from tests.support.paths import REPOSITORY
 
@@ -91,8 +91,11 @@ def test_output_goes_to_a_regular_file_alone(mode: str, kind: str, tmp_path: Pat
         os.mkfifo(named)
     elif kind == "directory":
         named.mkdir()
-    with pytest.raises(click.BadParameter) as refused:
-        write_output("/dev/null" if kind == "device" else str(named), "something else", mode)
+    with (
+        pytest.raises(click.BadParameter) as refused,
+        open_output("/dev/null" if kind == "device" else str(named), mode) as write,
+    ):
+        write("something else")
     assert refused.value.param_hint == "--output"
     assert not target.exists() or target.read_text() == "precious"
 
@@ -100,7 +103,8 @@ def test_output_goes_to_a_regular_file_alone(mode: str, kind: str, tmp_path: Pat
 def test_output_replaces_what_is_there(tmp_path: Path) -> None:
     file = tmp_path / "named"
     for text in ("a long text", "short"):
-        write_output(str(file), text)
+        with open_output(str(file)) as write:
+            write(text)
         assert file.read_text() == text
 
 

@@ -144,7 +144,7 @@ def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
 def test_a_report_counts_what_guards_reject_and_never_as_nearly_accepted() -> None:
     decisions = decisions_with_copies(Policy(threshold=ACCEPT_ALL, copies="reject"))
     guarded = sum(decision.is_guarded for decision in decisions)
-    analysis = analyse(decisions, {})
+    analysis = analyse(decisions, 0)
     assert analysis.closest.missed == []
     assert analysis.total.accepted_at[0] == len(decisions) - guarded
     assert ["guard", "copies", str(guarded)] in [line.split()[:3] for line in text(analysis, "here", 0, {}).splitlines()]

@@ -159,16 +159,16 @@ def test_quantities_are_in_units_that_both_understand() -> None:
     assert [each for each in quantities if not re.fullmatch(r"\d+(Mi)?", each)] == []
 
 
-def test_the_door_may_no_more_than_a_worker_and_has_its_settings_and_probes() -> None:
-    door, (container,) = pod("serve"), pod("serve")["containers"]
+def test_the_server_may_no_more_than_a_worker_and_has_its_settings_and_probes() -> None:
+    server, (container,) = pod("serve"), pod("serve")["containers"]
     for version in VERSIONS:
         for each in objects("serve").values():
             kubernetes_validate.validate(each, version, strict=True)
-    assert door["securityContext"] == pod("redis")["securityContext"]
+    assert server["securityContext"] == pod("redis")["securityContext"]
     assert container["securityContext"] == worker("redis")["securityContext"]
     settings = objects("serve")["ConfigMap"]["data"] | {each["name"]: each["value"] for each in container["env"]}
     assert list(unknown_settings(settings)) == []
-    assert door["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
+    assert server["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
     assert [each["containerPort"] for each in container["ports"]] == [Settings().serve.port]
     assert [container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness")] == ["/livez", "/readyz"]
     labels = objects("serve")["Deployment"]["spec"]["template"]["metadata"]["labels"]

@@ -2,9 +2,9 @@ import { OTLPTraceExporter } from "@opentelemetry/exporter-trace-otlp-proto";
 import { resourceFromAttributes } from "@opentelemetry/resources";
 import { BasicTracerProvider, BatchSpanProcessor } from "@opentelemetry/sdk-trace-base";
 
-const door = process.env.KP_DOOR ?? "http://127.0.0.1:4318";
+const server = process.env.KP_SERVER ?? "http://127.0.0.1:4318";
 const headers: Record<string, string> = process.env.KP_TOKEN ? { Authorization: `Bearer ${process.env.KP_TOKEN}` } : {};
-const exporter = new OTLPTraceExporter({ url: `${door}/v1/traces`, headers });
+const exporter = new OTLPTraceExporter({ url: `${server}/v1/traces`, headers });
 const provider = new BasicTracerProvider({
   resource: resourceFromAttributes({ "service.name": "tide-agent", "kp.domain": "code", "kp.confidence": 0.8 }),
   spanProcessors: [new BatchSpanProcessor(exporter)],
@@ -19,6 +19,6 @@ await provider.shutdown();
 let status: any;
 do {
   await new Promise((go) => setTimeout(go, 200));
-  status = await (await fetch(`${door}/traces/kp:trace:otel:${chat.spanContext().traceId}`, { headers })).json();
+  status = await (await fetch(`${server}/traces/kp:trace:otel:${chat.spanContext().traceId}`, { headers })).json();
 } while (status.state !== "decided" && status.state !== "dead");
 console.log(JSON.stringify(status));

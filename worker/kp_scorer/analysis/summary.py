@@ -70,13 +70,6 @@ class ClosestCalls(NamedTuple):
     missed: list[Decision]
 
 
-class Examples(NamedTuple):
-    """Decisions evenly spaced between the highest score and the lowest."""
-
-    accepted: list[Decision]
-    rejected: list[Decision]
-
-
 class Stretch(NamedTuple):
     """Traces from one place in the order, from 1, to another, and the quartiles of their novelty."""
 
@@ -103,19 +96,20 @@ class Analysis:
     dimensions: Mapping[str, Distribution]
     novelty: Course
     closest: ClosestCalls
-    examples: Examples
-    dead_letters: Mapping[str, int]
+    examples: Mapping[Outcome, list[Decision]]
+    """By outcome, decisions evenly spaced between the highest score and the lowest."""
+    dead_letters: int
 
 
-def analyse(decisions: Sequence[Decision], dead_letters: Mapping[str, int]) -> Analysis:
-    """Analyse decisions, at least one, in the order of their traces; ``dead_letters`` are counts by reason."""
+def analyse(decisions: Sequence[Decision], dead_letters: int) -> Analysis:
+    """Analyse decisions, at least one, in the order of their traces; there are so many dead letters."""
     return Analysis(
         total=_summary(decisions),
         domains=by_name(decisions, lambda decision: decision.domain),
         dimensions={name: _distribution([getattr(each.dimensions, name) for each in decisions]) for name in DIMENSIONS},
         novelty=novelty_course(decisions),
         closest=closest_calls(decisions),
-        examples=Examples(_spaced(decisions, "accepted"), _spaced(decisions, "rejected")),
+        examples={outcome: _spaced(decisions, outcome) for outcome in OUTCOMES},
         dead_letters=dead_letters,
     )
 

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
@@ -38,8 +37,8 @@ class Gathered(NamedTuple):
     """Of a file in its order; of the ledger by their places in the novelty log, or the times of their decisions."""
     successes: Mapping[str, bool]
     """Whether each trace succeeded, by id; empty unless a file of traces was read."""
-    dead_letters: Mapping[str, int]
-    """How many dead letters there are of each reason; empty unless the ledger was read, and of all producers."""
+    dead_letters: int
+    """How many there are, of all producers; 0 unless the ledger was read."""
     refused: int
     """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged."""
     source: str
@@ -47,7 +46,7 @@ class Gathered(NamedTuple):
     def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> Self:
         """What is left of them by an option that chooses names."""
         if chosen := [decision for decision in self.decisions if name_of(decision) in names]:
-            return self._replace(decisions=chosen, dead_letters={})
+            return self._replace(decisions=chosen, dead_letters=0)
         raise ScorerError(escaped(f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, names))}"))
 
 
@@ -98,7 +97,7 @@ def gather_file(name: str, settings: Settings, traces: dict[str, ReasoningTrace]
         stream = unpacked(opened)
         if _holds_decisions(stream):
             decisions, refused = _read_decisions(stream)
-            return Gathered(decisions, {}, {}, refused, name)
+            return Gathered(decisions, {}, 0, refused, name)
         return _score(stream, name, settings, traces)
 
 
@@ -120,7 +119,6 @@ def score_lines(
     """Score the traces on lines of an input, in order; the embedder is loaded with the first batch."""
     decider: Decider | None = None
     done = 0
-    is_first = True
     with progress("scored") as advance:
         for batch in batches:
             decider = decider or offline_decider(settings)
@@ -129,8 +127,7 @@ def score_lines(
                 result = line.trace if isinstance(line.trace, InvalidTrace) else next(results)
                 # A ledger in memory has no other workers and no deaths.
                 assert isinstance(result, Decision | InvalidTrace | TraceConflict)
-                if is_first and isinstance(result, Decision):
-                    is_first = False
+                if isinstance(result, Decision):
                     note_if_unmeasured(result)
                 yield line, result
             done += len(batch)
@@ -152,7 +149,7 @@ def _score(stream: IO[bytes], name: str, settings: Settings, traces: dict[str, R
         elif not isinstance(result, Decision):
             refused += 1
             refusal(line.number, result)
-    return Gathered(list(decisions.values()), successes, {}, refused, name)
+    return Gathered(list(decisions.values()), successes, 0, refused, name)
 
 
 def _gather_stored(settings: Settings) -> Gathered:
@@ -162,7 +159,7 @@ def _gather_stored(settings: Settings) -> Gathered:
         for stored in store.ledger.all_decided():
             decisions.append(stored.decision)
             advance(len(decisions), max(total, len(decisions)))
-        dead_letters = Counter(dead_letter.reason for dead_letter in store.dead_letters.read())
+        dead_letters = sum(1 for _ in store.dead_letters.read())
         damaged = note_damaged(store.ledger.damaged)
     return Gathered(sorted(decisions, key=_place), {}, dead_letters, damaged, "the ledger")
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -16,17 +16,6 @@ from kp_scorer.settings import Settings, load_settings
 
 Command = Callable[..., None]
 
-
-class Group(click.Group):
-    """A group of commands whose help has their first sentences as they are: click would cut them off at the end of a line."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write them, in lines."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(_NO_LIMIT)) for name, command in self.commands.items()])
-
-
-_NO_LIMIT: Final = 1_000
 file_argument = click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 files_argument = click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
 

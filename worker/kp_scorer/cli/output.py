@@ -69,15 +69,9 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_output(name: str, text: str, mode: str = "w") -> None:
-    """Write a text to the file that ``--output`` names, or to stdout for ``-``; neither through a link nor to a device."""
-    with open_output(name, mode) as write:
-        write(text)
-
-
 @contextmanager
 def open_output(name: str, mode: str = "w") -> Iterator[Callable[[str], object]]:
-    """Open the file that ``--output`` names, or stdout for ``-``; yield what writes a text to it, a line at once."""
+    """Open the file that ``--output`` names, no link or device, or stdout for ``-``; yield what writes a text to it."""
     if name == "-":
         yield print_text
         return
@@ -116,11 +110,10 @@ def note_damaged(damaged: Mapping[str, str]) -> int:
     return len(damaged)
 
 
-def note_if_unmeasured(decision: "Decision") -> bool:
-    """Print that there is no embedder if a decision was made without: its score looks like any other. Return whether so."""
-    if is_unmeasured := decision.novelty.source == "no_embedder":
+def note_if_unmeasured(decision: "Decision") -> None:
+    """Print once that there is no embedder if a decision was made without: its score looks like any other."""
+    if decision.novelty.source == "no_embedder" and not _was_noted(NO_EMBEDDER):
         print_note(NO_EMBEDDER)
-    return is_unmeasured
 
 
 def guard_streams() -> None:

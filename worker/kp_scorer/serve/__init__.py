@@ -1,1 +1,1 @@
-"""The HTTP door: traces and OpenTelemetry spans in, states and decisions out. Needs ``kp-scorer[serve]``."""
+"""The HTTP server: traces and OpenTelemetry spans in, states and decisions out. Needs ``kp-scorer[serve]``."""

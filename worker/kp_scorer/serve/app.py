@@ -66,8 +66,8 @@ class TraceStatus(BaseModel):
     detail: str | None = None
 
 
-class _Door:
-    """What the handlers do."""
+class _Handlers:
+    """What each path does."""
 
     def __init__(self, settings: Settings, store: Store, client: Client, tokens: Sequence[str]) -> None:
         self._most_bytes = settings.serve.body_bytes
@@ -142,7 +142,7 @@ class _Door:
 
     async def _work_on(self, request: Request, work: Callable[[bytes], Result]) -> Result:
         """Unpack a body while it comes, within bounds of size and time, and work on it in a thread."""
-        encoding = request.headers.get("content-encoding", "identity")
+        encoding = request.headers.get("content-encoding", "identity").lower()
         if encoding not in ("identity", "gzip"):
             raise HTTPException(415, "expected Content-Encoding gzip, or none")
         unpacking = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
@@ -171,15 +171,16 @@ class _Door:
 
 def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[str], submitter: Submitter) -> FastAPI:
     """Make the application; its OpenAPI is at ``/openapi.json``."""
-    door = _Door(settings, store, client, tokens)
-    # Its pages of documentation would load scripts from elsewhere.
-    app = FastAPI(title="kp-scorer", version=version("kp-scorer"), docs_url=None, redoc_url=None)
-    guarded: dict[str, Any] = {"dependencies": [Depends(door.authorize)]}
+    handlers = _Handlers(settings, store, client, tokens)
+    # Its pages of documentation would load scripts from elsewhere. Its redirects, of paths that end with a slash, would lead
+    # requests from a proxy that ends TLS to plain HTTP, with their tokens.
+    app = FastAPI(title="kp-scorer", version=version("kp-scorer"), docs_url=None, redoc_url=None, redirect_slashes=False)
+    guarded: dict[str, Any] = {"dependencies": [Depends(handlers.authorize)]}
     spans, traces = _takes({JSON: "object", PROTOBUF: "string"}), _takes({JSON: ["object", "array"], _JSON_LINES[0]: "string"})
     rows = dict[str, list[SubmittedTrace]]
-    app.post(_OTLP_PATH, openapi_extra=spans, **guarded)(door.export)
-    app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(door.submit)
-    app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(door.look_up)
+    app.post(_OTLP_PATH, openapi_extra=spans, **guarded)(handlers.export)
+    app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(handlers.submit)
+    app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(handlers.look_up)
 
     @app.get("/livez")
     async def livez() -> JSONResponse:
@@ -238,9 +239,6 @@ async def _refused(request: Request, error: Exception) -> Response:
         # Its message may quote a trace.
         log.error("request_failed", error=type(error).__name__, where=raised_at(error))
         status, message = 500, "an error of ours, see the log"
-    if request.method == "POST":
-        # What was not read of the request would have to be.
-        headers = headers | {"Connection": "close"}
     is_binary = request.url.path == _OTLP_PATH and request.headers.get("content-type") == PROTOBUF
     media_type = PROTOBUF if is_binary else JSON
     return Response(failure(media_type, message), status, headers, media_type)

@@ -31,6 +31,9 @@ SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibili
 
 _OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})
 """The attributes of a resource that its spans keep."""
+_TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
+_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")
+"""Zeros are no id by the specification: spans of any agents may have them."""
 _MOST_SPANS: Final = 20_000
 _MOST_SPAN_BYTES: Final = 1_048_576
 """Of one span: parsed, it takes up to two hundred times as much memory."""
@@ -53,7 +56,7 @@ def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, li
         if number == _MOST_SPANS:
             raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
-        if re.fullmatch("[0-9a-f]{32}", run_id) and re.fullmatch("[0-9a-f]{16}", span_id):
+        if _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id):
             # Nothing of a span that is too large: its run is.
             content = _as_bytes(fields) if "attributes" in fields else b""
             content = content if len(content) <= _MOST_SPAN_BYTES else b""
@@ -67,7 +70,7 @@ def _from_json(body: bytes, limits: Limits) -> Iterator[Fields]:
     for resource in source(1, parse_json(body, limits)).at("resourceSpans").items():
         holder = resource.at("resource")
         of_resource = holder.at("attributes").items() if holder.value is not None else []
-        lasting = _checked([pair.value for pair in of_resource if pair.at("key").value in _OF_RESOURCES])
+        lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
         for scope in resource.at("scopeSpans").items():
             for span in scope.at("spans").items():
                 yield span.object() | {"attributes": [*lasting, *(pair.value for pair in span.at("attributes").items())]}

@@ -1,4 +1,4 @@
-"""The process behind the door: its socket, TLS, how long a peer may take, and what SIGTERM does."""
+"""The process that serves: its socket, TLS, how long a peer may take, and what SIGTERM does."""
 
 import logging
 import signal
@@ -24,6 +24,8 @@ _REQUEST_WITHIN_S: Final = 15.0
 """A connection on which no request, with all its headers, has begun by then is closed."""
 _HEADER_BYTES: Final = 16_384
 _MOST_CONNECTIONS: Final = 512
+_MOST_REQUESTS: Final = 1_024
+"""Those too whose connections are closed, until they are worked on. Requests beyond them get 503."""
 
 log = structlog.get_logger("kp_scorer.serve.server")
 
@@ -49,7 +51,7 @@ def serve(settings: Settings) -> None:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
+            limit_concurrency=_MOST_REQUESTS,
             h11_max_incomplete_event_size=_HEADER_BYTES,
             timeout_graceful_shutdown=int(settings.worker.grace_s),
             ssl_certfile=settings.serve.certificate or None,
@@ -65,17 +67,30 @@ def serve(settings: Settings) -> None:
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes."""
+    """Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes.
+
+    Of too many it closes the one that has waited longest, so that probes are answered whatever peers hold open.
+    """
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self._expect_request()
+        if len(self.connections) > _MOST_CONNECTIONS:
+            others: set[Any] = self.connections
+            longest = min(others, key=_Protocol._precedence)
+            others.remove(longest)
+            longest.transport.abort()
 
     def on_response_complete(self) -> None:
         self._expect_request()
         super().on_response_complete()
 
+    def _precedence(self) -> tuple[bool, float]:
+        is_working = bool(self.cycle) and not self.cycle.response_complete
+        return is_working, self._waits_since
+
     def _expect_request(self) -> None:
+        self._waits_since = self.loop.time()
         self.loop.call_later(_REQUEST_WITHIN_S, self._close_if_idle, self.cycle)
 
     def _close_if_idle(self, last: Any) -> None:

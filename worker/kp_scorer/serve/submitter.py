@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from kp_scorer.adapters import SuppliedFields, convert
 from kp_scorer.client import Client
-from kp_scorer.decoding import decode_for_sending
+from kp_scorer.decoding import check_values, decode_for_sending
 from kp_scorer.errors import InvalidTrace, NotConverted, Problem, QueueFull, ServiceUnavailable, TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.runs import ClosedRun
@@ -27,6 +27,8 @@ _EVERY_S: Final = 0.5
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
 _SILENT_S: Final = 10.0
+_MOST_VALUES: Final = 300_000
+"""Of a run: converted, they take up to a kilobyte each."""
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
@@ -89,22 +91,25 @@ class Submitter:
         return run is not None
 
     def _submit(self, run: ClosedRun) -> None:
+        # Without its id, all runs of which no span was stored would be the same dead letter.
+        export = export_of(run.spans or [b'{"traceId":"%s"}' % run.run_id.encode()])
         try:
-            trace = self._converted(run)
+            trace = self._converted(run, export)
             self._client.submit(trace)
         except TraceConflict as error:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, "conflict", str(error), decoded.id, decoded.digest())
         except (InvalidTrace, NotConverted) as error:
             trace_id = f"{TRACE_ID_PREFIX}otel:{run.run_id}"
-            self._store.dead_letters.dead_letter(export_of(run.spans), "invalid", _detail(error), trace_id)
+            self._store.dead_letters.dead_letter(export, "invalid", _detail(error), trace_id)
 
-    def _converted(self, run: ClosedRun) -> dict[str, Any]:
+    def _converted(self, run: ClosedRun, raw: bytes) -> dict[str, Any]:
         """The trace that a run makes; raises InvalidTrace or NotConverted."""
         most = self._settings.serve
         if run.is_too_large:
             raise InvalidTrace([Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")])
-        export = json.loads(export_of(run.spans))
+        check_values(raw, _MOST_VALUES)
+        export = json.loads(raw)
         attributes = _attributes(export["resourceSpans"][0]["scopeSpans"][0]["spans"])
         supplied = _supplied({name: attributes.get(f"kp.{name}", getattr(most, name)) for name in SUPPLIED})
         try:

@@ -255,7 +255,7 @@ class MetricsSettings(Section):
 
 
 class ServeSettings(Section):
-    """The HTTP door: where it listens, who may come in, what spans do not carry, and how many of them are collected."""
+    """The HTTP server: where it listens, who may come in, what spans do not carry, and how many of them are collected."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 4318

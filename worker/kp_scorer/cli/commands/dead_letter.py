@@ -9,8 +9,8 @@ from typing import Any, cast
 import click
 
 from kp_scorer.broker.wire import parse_submission
-from kp_scorer.cli.ids import exact_trace_id, resolve_dead_letter_id
-from kp_scorer.cli.options import Group, service_options
+from kp_scorer.cli.ids import exact_trace_id, only_match
+from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, parse_strict_json
@@ -19,7 +19,7 @@ from kp_scorer.ledger import DeadLetter, Store
 from kp_scorer.settings import Settings
 
 
-@click.group("dead-letter", cls=Group)
+@click.group("dead-letter")
 def dead_letter() -> None:
     """Look at dead letters: submissions that could not be decided. Replay or drop them.
 
@@ -46,7 +46,7 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
         with Store.open(settings) as store:
             dead_letters = list(store.dead_letters.read())
             existing = {each.letter_id for each in dead_letters}
-            wanted = {resolve_dead_letter_id(letter_id, existing) for letter_id in letter_ids}
+            wanted = {only_match(letter_id, letter_id, existing) for letter_id in letter_ids}
             selected = [
                 each
                 for each in dead_letters
@@ -68,7 +68,7 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
 @_selection
 def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
-    """Print a line for each dead letter, without its content, the least recently dead-lettered first."""
+    """Print a line for each dead letter, without its content. The least recently dead-lettered comes first."""
     for each in dead_letters:
         print_row(_described(each))
 
@@ -76,7 +76,7 @@ def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
 @dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
 @_selection
 def show(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -> None:
-    """Print dead letters with their content, the submission as it was received; of one too large for a worker its beginning."""
+    """Print dead letters with their content, as it was received. Of one too large for a worker that is its beginning."""
     for each in dead_letters:
         payload = _readable(store.dead_letters.payload(each.letter_id), settings.limits)
         print_json({**_described(each), "payload": payload})
@@ -85,7 +85,7 @@ def show(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason scoring_failed")
 @_selection
 def replay(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -> None:
-    """Submit dead letters again, as their producers would; those accepted by the queue are dropped, the others stay."""
+    """Submit dead letters again, as their producers would. Those accepted by the queue are dropped, the others stay."""
     stayed = 0
     with Client(settings) as client:
         for each in dead_letters:
@@ -106,7 +106,7 @@ def replay(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_selection
 def drop(store: Store, dead_letters: Sequence[DeadLetter], yes: bool, **_: Any) -> None:
-    """Remove dead letters and their bytes for good; all of them, unless some are selected."""
+    """Remove dead letters for good: all, unless some are selected."""
     if dead_letters and not yes:
         click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
     for each in dead_letters:

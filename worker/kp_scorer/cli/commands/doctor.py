@@ -63,17 +63,13 @@ def doctor(settings: Settings) -> None:
         sys.exit(1)
 
 
-def _details(check: Callable[[Deployment], Details], deployment: Deployment) -> Details:
-    is_ok = True
+def _details(check: Callable[[Deployment], Details], deployment: Deployment) -> list[tuple[State, str]]:
+    details: list[tuple[State, str]] = []
     try:
-        for finding in check(deployment):
-            is_ok = False
-            yield finding
+        details.extend(check(deployment))
     except ScorerError as error:
-        is_ok = False
-        yield "wrong", str(error)
-    if is_ok:
-        yield "ok", "in order"
+        details.append(("wrong", str(error)))
+    return details or [("ok", "in order")]
 
 
 def _settings(deployment: Deployment) -> Details:

@@ -26,8 +26,7 @@ _Result = Decision | InvalidTrace | TraceConflict | str
 @files_argument
 @click.option("--output", type=click.Path(allow_dash=True), default="-", help="Where to write, in place of stdout.")
 @click.option("--stored", is_flag=True, help="Choose by the decisions that the ledger holds; nothing is scored.")
-@click.option("--accepted", "outcome", flag_value="accepted", default=True, help="Keep what is accepted; the default.")
-@click.option("--review", "outcome", flag_value="review", help="Keep what goes to review.")
+@click.option("--review", "outcome", flag_value="review", default="accepted", help="Keep what goes to review.")
 @click.option("--rejected", "outcome", flag_value="rejected", help="Keep what is rejected.")
 @ledger_options
 @converting_options

@@ -10,7 +10,7 @@ import click
 
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.input import Line, ReadAhead
-from kp_scorer.cli.options import Group, file_argument, service_options
+from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.embedding import select_embedder
@@ -22,7 +22,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace
 
 
-@click.group(cls=Group)
+@click.group()
 def cache() -> None:
     """Show, warm or empty the shared novelty cache.
 
@@ -33,7 +33,7 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print a line for each space: size, age of the oldest entry, bytes in Redis, model, window."""
+    """Print size, age, bytes, model and window of each space."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
@@ -54,7 +54,9 @@ def info(settings: Settings) -> None:
 @click.option("--yes", is_flag=True, help="Add to entries that are there already.")
 @service_options
 def warm(file: str, yes: bool, settings: Settings) -> None:
-    """Fill the cache of a new space, before workers with another model, recipe or type of vectors compare in it.
+    """Fill the cache of a new space, before workers compare in it.
+
+    A space is new if the model, the recipe or the type of vectors is another one.
 
     Embeds the last novelty.max_elements traces in FILE (- for standard input), which is as for `submit`, with the settings that
     those workers will have, and decides nothing. Entries count as new from now on. A trace that is submitted later is never

@@ -5,7 +5,7 @@ import click
 from kp_scorer.analysis.summary import analyse
 from kp_scorer.characters import escaped_lines
 from kp_scorer.cli.gathering import Gathered, gathering_options, traces_named
-from kp_scorer.cli.output import print_text, write_output
+from kp_scorer.cli.output import open_output, print_text
 from kp_scorer.report.page import check_installed, page
 from kp_scorer.report.text import text
 from kp_scorer.report.words import shortened
@@ -37,10 +37,12 @@ def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, s
     needs no network and, without --traces, holds no trace's content; it needs kp-scorer[report], --text does not.
     """
     analysis = analyse(gathered.decisions, gathered.dead_letters)
-    shown = [decision for decisions in (*analysis.examples, *analysis.closest) for decision in decisions]
+    shown = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
     named = traces_named(traces, shown, settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}
     if as_text:
         print_text(escaped_lines(text(analysis, gathered.source, gathered.refused, objectives)) + "\n")
     else:
-        write_output(output, page(analysis, gathered.source, gathered.refused, objectives))
+        html = page(analysis, gathered.source, gathered.refused, objectives)
+        with open_output(output) as write:
+            write(html)

@@ -1,4 +1,4 @@
-"""``kp-scorer serve``: the HTTP door."""
+"""``kp-scorer serve``: the HTTP server."""
 
 import click
 

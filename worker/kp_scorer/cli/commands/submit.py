@@ -93,13 +93,12 @@ def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
     """Print each trace as it completes, and at last the state of the others; return how many were not decided."""
     left = dict.fromkeys(trace_ids)
     dead = 0
-    is_unmeasured = False
     table = DecisionTable()
     with progress("decided") as advance:
         for status in client.as_completed(trace_ids, timeout_s):
             del left[status.trace_id]
-            # Some may have been decided before, with another embedder.
-            is_unmeasured = is_unmeasured or (status.decision is not None and note_if_unmeasured(status.decision))
+            if status.decision:
+                note_if_unmeasured(status.decision)
             dead += status.state == "dead"
             _print_status(table, status.trace_id, status)
             advance(len(trace_ids) - len(left), len(trace_ids))

@@ -1,4 +1,4 @@
-"""The HTTP door in a process of its own, requests to it, and spans as exporters send them."""
+"""The HTTP server in a process of its own, requests to it, and spans as exporters send them."""
 
 import json
 import time
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-class Door:
+class HttpServer:
     """A process of ``kp-scorer serve``, which may be killed and started again on the same port."""
 
     def __init__(self, settings: Settings, log: Path) -> None:
@@ -67,14 +67,14 @@ class Door:
 
 
 @contextmanager
-def open_door(settings: Settings, log: Path, **changed: object) -> Iterator[Door]:
-    """Run the door with what spans lack; stop it in the end, with exit code 0."""
-    door = Door(with_changed(settings, **{**SUPPLIED, **changed}), log)
+def open_server(settings: Settings, log: Path, **changed: object) -> Iterator[HttpServer]:
+    """Run the server with what spans lack; stop it in the end, with exit code 0."""
+    server = HttpServer(with_changed(settings, **{**SUPPLIED, **changed}), log)
     try:
-        yield door
+        yield server
     finally:
-        door.process.stop()
-    assert door.process.process.returncode == 0
+        server.process.stop()
+    assert server.process.process.returncode == 0
 
 
 def attributes(**values: object) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Doors that are killed at any time, while agents export to them: each run that was acknowledged is decided, once."""
+"""Servers that are killed at any time, while agents export to them: each run that was acknowledged is decided, once."""
 
 import itertools
 import random
@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.support.arena import SEED, TRACES
-from tests.support.door import Door, open_door, text_message
+from tests.support.http_server import HttpServer, open_server, text_message
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 
@@ -43,12 +43,12 @@ def spans_of_a_run(number: int) -> list[ReadableSpan]:
     return list(recorded.get_finished_spans())
 
 
-def exported_by_agents(doors: list[Door], is_over: threading.Event) -> list[str]:
-    """The ids of all runs whose spans were acknowledged, one after the other, by whichever door, until it is over."""
+def exported_by_agents(servers: list[HttpServer], is_over: threading.Event) -> list[str]:
+    """The ids of all runs whose spans were acknowledged, one after the other, by whichever server, until it is over."""
     numbers = itertools.count()
 
     def work(_: int) -> list[str]:
-        exporters = itertools.cycle([OTLPSpanExporter(f"{door.url}/v1/traces", timeout=20) for door in doors])
+        exporters = itertools.cycle([OTLPSpanExporter(f"{server.url}/v1/traces", timeout=20) for server in servers])
         acknowledged = []
         while not is_over.wait(0.02):
             spans = spans_of_a_run(next(numbers))
@@ -70,8 +70,8 @@ def test_every_acknowledged_run_is_decided_once(
     quick = {"serve__quiet_s": 0.1}
     with (
         start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER),
-        open_door(settings, tmp_path / "first.log", **quick) as first,
-        open_door(settings, tmp_path / "second.log", **quick) as second,
+        open_server(settings, tmp_path / "first.log", **quick) as first,
+        open_server(settings, tmp_path / "second.log", **quick) as second,
         Client(settings) as client,
     ):
         with ThreadPoolExecutor() as pool:
@@ -79,17 +79,17 @@ def test_every_acknowledged_run_is_decided_once(
             try:
                 for _ in range(KILLS):
                     time.sleep(choice.uniform(0.1, 0.7))
-                    door = choice.choice([first, second])
-                    door.process.process.kill()
-                    door.process.process.wait()
-                    door.start()
+                    server = choice.choice([first, second])
+                    server.process.process.kill()
+                    server.process.process.wait()
+                    server.start()
             finally:
                 is_over.set()
             acknowledged = exporting.result()
         assert len(acknowledged) > KILLS
         decided = {status.trace_id for status in client.as_completed(acknowledged, timeout_s=60) if status.decision}
         assert decided == set(acknowledged)
-        # A claim of a door that was killed ends by itself.
+        # A claim of a server that was killed ends by itself.
         wait_until(lambda: redis_client.zcard(keys.runs) == 0, timeout_s=30)
     assert list(store.dead_letters.read()) == []
     times = {(decision["trace_id"], decision["decided_at"]) for decision in published(settings)}

@@ -1,0 +1,146 @@
+"""Whoever reaches the server costs it bounded memory and time, and gets nothing but an answer that names what is wrong."""
+
+import gzip
+import socket
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from kp_scorer.ledger import Store
+
+from tests.support.http_server import HttpServer, chat_span, export_of, new_run, open_server
+from tests.support.processes import wait_until
+from tests.support.shipped import Shipped
+
+MIB: Final = 2**20
+RESIDENT_BYTES: Final = 600 * MIB
+"""A good part less than the containers of deploy have."""
+SECRET: Final = "canary-7f3a"
+TOKEN: Final = "a-token-of-this-test"
+PROTOBUF: Final = "application/x-protobuf"
+BODY_S, HEADERS_S = 20.0, 15.0
+"""How long the server waits for either."""
+
+
+@pytest.fixture
+def server(shipped_redis: Shipped, redis_client: object, tmp_path: Path) -> Iterator[HttpServer]:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN)
+    limits = {"serve__run_spans": 20, "serve__runs": 30, "serve__tokens": str(tokens)}
+    with open_server(shipped_redis.settings("serve"), tmp_path / "server.log", **limits) as opened:
+        yield opened
+        assert SECRET not in opened.process.text()
+        assert opened.process.peak_bytes() < RESIDENT_BYTES
+    assert shipped_redis.refused() == []
+
+
+def post(server: HttpServer, body: object, path: str = "/v1/traces", **headers: str) -> Any:
+    return server.ask("POST", path, body, **{"authorization": f"Bearer {TOKEN}", **headers})
+
+
+def packed_zeros(mebibytes: int) -> bytes:
+    packing = zlib.compressobj(wbits=31)
+    return b"".join([*(packing.compress(bytes(MIB)) for _ in range(mebibytes)), packing.flush()])
+
+
+def delimited(number: int, *contents: bytes) -> bytes:
+    """A field of a message in Protobuf, of any length."""
+    content = b"".join(contents)
+    length, left = bytearray(), len(content)
+    while left > 127:
+        length.append(left & 127 | 128)
+        left >>= 7
+    return bytes([number << 3 | 2, *length, left]) + content
+
+
+def export_with(attributes: bytes) -> bytes:
+    """An export of one span."""
+    ids = delimited(1, bytes(range(16))), delimited(2, bytes(range(8)))
+    return delimited(1, delimited(2, delimited(2, *ids, attributes)))
+
+
+def nested(levels: int) -> bytes:
+    """An attribute whose value is a list in a list, and so on."""
+    value = delimited(1, SECRET.encode())
+    for _ in range(levels):
+        value = delimited(5, delimited(1, value))
+    return delimited(9, delimited(1, b"deep"), delimited(2, value))
+
+
+@pytest.mark.slow
+def test_no_run_costs_more_than_its_bounds(server: HttpServer) -> None:
+    # In 16 MiB of JSON, as many empty attributes as fit.
+    run_id = new_run()
+    for number in range(1, 16):
+        ids = delimited(1, bytes.fromhex(run_id)), delimited(2, bytes([number] * 8))
+        # The last one is the root: without it the run is not complete.
+        parent = delimited(4, bytes([number + 1] * 8)) if number < 15 else b""
+        span = delimited(1, delimited(2, delimited(2, *ids, parent, b"\x4a\x00" * 340_000)))
+        assert post(server, span, content_type=PROTOBUF).body == b""
+    path, headers = f"/traces/kp:trace:otel:{run_id}", {"authorization": f"Bearer {TOKEN}"}
+    wait_until(lambda: server.ask("GET", path, **headers).status == 200)
+    status = server.ask("GET", path, **headers).json
+    assert (status["reason"], status["detail"]) == ("invalid", "$: expected at most 300000 values")
+
+
+@pytest.mark.slow
+def test_no_request_costs_more_than_its_bounds(server: HttpServer, store: Store, request: pytest.FixtureRequest) -> None:
+    begun = time.monotonic()
+    beginning = f"POST /traces HTTP/1.1\r\nHost: server\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+    slow = {
+        "headers": (beginning, HEADERS_S),
+        "body": (beginning + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", BODY_S),
+        "nothing": (b"", HEADERS_S),
+    }
+    sockets = {name: socket.create_connection(("127.0.0.1", server.port), timeout=40) for name in slow}
+    for each in sockets.values():
+        request.addfinalizer(each.close)
+    for name, (sent, _) in slow.items():
+        sockets[name].sendall(sent)
+
+    # Who sends too much, or may not, is told so once it is sent.
+    large = b"[" * 8 * MIB
+    assert post(server, large + b"[").status == 413
+    assert post(server, large, authorization="Bearer none").status == 401
+    assert post(server, packed_zeros(256), content_type=PROTOBUF, content_encoding="gzip").status == 413
+    assert post(server, gzip.compress(b"{}")[:-1], content_encoding="gzip").status == 400
+    assert post(server, b"{}", content_encoding="gzip").status == 400
+    assert post(server, b"{}", content_encoding="br").status == post(server, b"{}", content_type="text/plain").status == 415
+    no_key = b'{"resourceSpans": [{"resource": {"attributes": [{"key": ["%s"]}]}}]}' % SECRET.encode()
+    for body in (b"[" * MIB, b'{"resourceSpans":' * 1_000, b'{"resourceSpans": "%s"}' % SECRET.encode(), b"[1]", no_key):
+        refused = post(server, body)
+        assert refused.status == 400
+        assert SECRET.encode() not in refused.body
+        assert post(server, body, "/traces").status in (400, 422)
+    assert post(server, b"\xff" * 100, content_type=PROTOBUF).status == 400
+    assert post(server, export_with(nested(300)), content_type=PROTOBUF).status == 400
+    assert post(server, export_with(nested(40)), content_type=PROTOBUF).status == 200
+    # Attributes without key or value, as many as fit.
+    costly = export_with(b"\x4a\x00" * (MIB - 64))
+    answer = post(server, costly * 3, content_type=PROTOBUF)
+    assert answer.status == 200
+    # Every span keeps what it is to keep of its resource.
+    assert post(server, export_of(chat_span(new_run()), kp__domain="code" * 300)).status == 400
+    assert post(server, export_of(*[{}] * 20_001)).status == 400
+    assert post(server, b"\n" * 5 * MIB, "/traces", content_type="application/x-ndjson").status == 413
+    assert server.ask("POST", "/v1/traces", b"{}", authorization="Bearer " + TOKEN[:-1]).status == 401
+
+    huge = new_run()
+    spans = [chat_span(huge, "00000000000000aa", said=SECRET) for _ in range(25)]
+    assert post(server, export_of(*spans[:20])).json == {}
+    assert post(server, export_of(*spans[20:], chat_span(huge))).json["partialSuccess"]["rejectedSpans"] == "6"
+    many = [post(server, export_of(chat_span(new_run(), "00000000000000aa"))).status for _ in range(40)]
+    assert {200, 429} == set(many)
+    letters = wait_until(lambda: [each for each in store.dead_letters.read() if each.trace_id.endswith(huge)])
+    assert letters[0].detail == "$: expected at most 20 spans and 16777216 bytes"
+
+    for name, (_, within_s) in slow.items():
+        answer_bytes = sockets[name].recv(100)
+        assert answer_bytes.startswith(b"HTTP/1.1 408") if name == "body" else answer_bytes == b""
+        assert time.monotonic() - begun < within_s + 15
+    for _ in range(600):
+        request.addfinalizer(socket.create_connection(("127.0.0.1", server.port)).close)
+    assert server.ask("GET", "/livez").status == 200
