@@ -19,19 +19,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, trace_id
-from kp_scorer.adapters.messages import (
-    Piece,
-    Transcript,
-    pieces_in,
-    pieces_of,
-    pieces_of_message,
-    returned_in,
-    text_in,
-    utterance,
-)
+from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of, pieces_of_message, utterance
 from kp_scorer.adapters.node import Node
 
 _COMMAND: Final = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)
+_ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}
+"""By who speaks in a step of ATIF, which is a message otherwise."""
 _OF_CODEX: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
 
@@ -117,24 +110,15 @@ def run_of_atif(_own: str, trajectories: Sequence[Node]) -> Run:
 
 
 def _step_of_atif(step: Node) -> Iterator[Piece]:
-    speaker = step.at("source").required_text()
-    if speaker not in ("system", "user", "agent"):
+    if (speaker := step.at("source").required_text()) not in _ROLES:
         raise step.at("source").refusal("expected system, user or agent")
     if step.at("is_copied_context").value is True:
         # What a trajectory that was continued begins with again.
         return
-    if speaker == "user":
-        yield from utterance(step, "user", text_in(step.at("message").value))
-    elif speaker == "agent":
-        for key in ("reasoning_content", "message"):
-            yield from utterance(step, "agent", text_in(step.at(key).value))
-        for call in step.at("tool_calls").items():
-            name, call_id = call.at("function_name").required_text(), call.at("tool_call_id").text()
-            yield Piece(call, "call", name=name, arguments=call.at("arguments").value, call_id=call_id)
+    yield from pieces_of_message(step._replace(value=step.object() | {"role": _ROLES[speaker]}))
     if step.at("observation").value is not None:
         for result in step.at("observation", "results").items():
-            text, is_error = returned_in(result.at("content").value)
-            yield Piece(result, "result", text, call_id=result.at("source_call_id").text(), is_error=is_error)
+            yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
 
 
 def is_of_sweagent(value: dict[str, Any]) -> bool:
