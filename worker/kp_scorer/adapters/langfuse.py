@@ -127,7 +127,8 @@ def _tool_of(span: Span, tools: set[str]) -> Span:
     """The span; as that of a tool, if a model called one of its name, or as that of none, if it says nothing."""
     if span.kind == "other" and span.node.at("name").text() in tools:
         return _span(span.node, "tool", Transcript())
-    if span.kind == "tool" and tools and span.name not in tools and not _has_content(span.node):
+    contents = (span.node.at(key).parsed().value for key in ("input", "output"))
+    if span.kind == "tool" and tools and span.name not in tools and all(each in (None, "", {}, []) for each in contents):
         # Around the calls of a turn, or a handoff, which the model calls by another name.
         return span._replace(kind="other", inputs=[], outputs=[])
     return span
@@ -174,10 +175,6 @@ def _returned(node: Node) -> list[Piece]:
 
 def _is_failed(node: Node) -> bool:
     return node.at("level").text() == "ERROR"
-
-
-def _has_content(node: Node) -> bool:
-    return any(node.at(key).parsed().value not in (None, "", {}, []) for key in ("input", "output"))
 
 
 def _attribute(node: Node, *keys: str) -> str:

@@ -17,13 +17,11 @@ from typing import Any, Final, Literal
 
 from kp_scorer.adapters.building import Run, microseconds, moment, trace_id
 from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of_message, text_in, utterance
-from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.node import MOST_DEPTH, Node
 from kp_scorer.adapters.timeline import Span, SpanKind, in_order
 
 _MOST_DIGITS: Final = 19
 """Of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere."""
-_MOST_DEPTH: Final = 12
-"""Of the paths of attributes, in objects and lists."""
 _ERROR: Final = (2, "STATUS_CODE_ERROR")
 _OPERATIONS: Final[dict[str, SpanKind]] = {
     # Messages without an operation are those of a model.
@@ -194,7 +192,7 @@ def _messages(attributes: Node, direction: str) -> Iterator[Node]:
     for key in (f"llm.{direction}_messages", "gen_ai.prompt" if direction == "input" else "gen_ai.completion"):
         own = [path for path in attributes.value if path.startswith(f"{key}.")]
         paths = {path.removeprefix(f"{key}."): attributes.at(path).value for path in own}
-        items = _nested({path: value for path, value in paths.items() if path.count(".") < _MOST_DEPTH})
+        items = _nested({path: value for path, value in paths.items() if path.count(".") < MOST_DEPTH})
         for number, item in enumerate(items if isinstance(items, list) else []):
             place = attributes._replace(path=f"{attributes.path}.{key}.{number}", value=item)
             message = place.at("message") if "message" in place.object() else place
@@ -236,8 +234,7 @@ def _results_of(span: Node, attributes: Node) -> list[Piece]:
     """The result of a tool's span, or its error; nothing if contents were not recorded."""
     has_failed = _is_failed(span) or attributes.at("error.type").value is not None
     returned = attributes.first("gen_ai.tool.call.result", "ai.toolCall.result", "traceloop.entity.output", "output.value")
-    text = text_in(returned.value)
-    text = text or (_failure_of(span) if has_failed else "")
+    text = text_in(returned.value) or (_failure_of(span) if has_failed else "")
     return [Piece(span, "result", text, is_error=has_failed)] if text or has_failed else []
 
 

@@ -59,10 +59,12 @@ def in_order(spans: Sequence[Span]) -> list[Piece]:
     roots = [span for span in spans if span.span_id and not span.parent_id]
     outermost = [span for span in around if not span.span_id or [span] == roots]
     pieces = run.pieces
-    for kind, several in (("user", [span.inputs for span in outermost]), ("agent", [span.outputs for span in outermost])):
-        texts = [piece for each in several for piece in each if piece.kind == kind and not _is_json(piece)]
-        if texts:
-            pieces = _with_question(pieces, texts[0]) if kind == "user" else _with_answer(pieces, texts[-1])
+    asked = [piece for span in outermost for piece in span.inputs if piece.kind == "user" and not _is_json(piece)]
+    if asked:
+        pieces = _with_question(pieces, asked[0])
+    said = [piece for span in outermost for piece in span.outputs if piece.kind == "agent" and not _is_json(piece)]
+    if said and not any(piece.kind == "agent" and _spaced(said[-1]) in _spaced(piece) for piece in pieces):
+        pieces = [*pieces, said[-1]]
     kinds = {piece.kind for piece in pieces}
     questions = [piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds]
     answers = [piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds]
@@ -78,12 +80,6 @@ def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
     # What comes before it, and before the agent did anything, are instructions.
     is_first = all(piece.kind == "user" for piece in pieces[:place])
     return [asked, *([] if is_first else pieces[:place]), *pieces[place + 1 :]]
-
-
-def _with_answer(pieces: list[Piece], answer: Piece) -> list[Piece]:
-    """The pieces of a run and its answer, if no call of a model has it."""
-    is_there = any(piece.kind == "agent" and _spaced(answer) in _spaced(piece) for piece in pieces)
-    return pieces if is_there else [*pieces, answer]
 
 
 def _spaced(piece: Piece) -> str:
