@@ -148,8 +148,11 @@ def _pieces(trajectory: Node, steps: Node) -> list[Piece]:
     if not history and steps.items():
         # The first input of the model; before version 1.1 it was called otherwise.
         history = steps.items()[0].first("query", "messages").items()
+    # Demonstrations come before it.
+    asked = [each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value][:1]
+    objective = [piece for message in asked for piece in pieces_of_message(message)]
     calls = _calls(history)
-    return [*_objective(history), *(piece for step in steps.items() for piece in _step(step, calls))]
+    return [*objective, *(piece for step in steps.items() for piece in _step(step, calls))]
 
 
 def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
@@ -167,12 +170,6 @@ def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
             else:
                 yield piece._replace(kind="result") if has_called and piece.kind == "user" else piece
             has_called = bool(commands)
-
-
-def _objective(history: Iterable[Node]) -> list[Piece]:
-    """The first message of the user; demonstrations come before it."""
-    asked = (each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value)
-    return [piece for message in list(asked)[:1] for piece in pieces_of_message(message)]
 
 
 def _calls(history: Iterable[Node]) -> dict[str, Piece]:

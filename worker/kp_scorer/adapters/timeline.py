@@ -10,8 +10,9 @@ Everything here takes time in proportion to what the spans hold, whatever they h
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from kp_scorer.adapters.building import Run, moment
 from kp_scorer.adapters.messages import Piece, call_input
 from kp_scorer.adapters.node import Node, as_json
 
@@ -35,6 +36,15 @@ class Span(NamedTuple):
     """Of a tool, its call; of a model, the conversation so far; of another span, its input."""
     outputs: Sequence[Piece]
     """Of a tool, its result; of a model, its answer; of another span, its output."""
+    has_failed: bool = False
+
+
+def run_of(origin: Node, own_id: str, spans: Sequence[Span], started_us: int | None, record: dict[str, Any]) -> Run:
+    """The run that spans are, which stands at ``origin``; it did not succeed if its only root failed."""
+    created_at = None if started_us is None else moment(origin, started_us)
+    roots = [span for span in spans if span.span_id and not span.parent_id]
+    success = False if len(roots) == 1 and roots[0].has_failed else None
+    return Run(origin, own_id, in_order(spans), created_at, success, record=record)
 
 
 def in_order(spans: Sequence[Span]) -> list[Piece]:
@@ -286,13 +296,10 @@ class _Conversation:
 
     def _still_open(self, piece: Piece) -> _Call | None:
         """The call in an answer, if it came up already: its tool began before, or it has no result yet."""
-        if not piece.call_id:
-            return None
-        for call in self._calls[piece.call_id,][-1:]:
-            if call.by_tool_alone and call.name == piece.name:
-                return call
-        alike = self._calls[piece.call_id, _words(piece)][-1:]
-        return next((call for call in alike if call.result is None), None)
+        own = piece.call_id
+        begun = [call for call in self._calls[own,][-1:] if call.by_tool_alone and call.name == piece.name]
+        alike = [call for call in self._calls[own, _words(piece)][-1:] if call.result is None]
+        return next(iter(begun + alike), None) if own else None
 
     def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
         """The call in an answer, if its tool began before the answer had ended, and one of the two has no id."""
