@@ -84,10 +84,9 @@ class Converter:
         """Without the ``name`` of a format, each source has the one that fits it."""
         self.unread: Counter[str] = Counter()
         """In how many of the converted runs fields of their records were not read, by the names of these."""
-        self.errors = 0
-        """How many results in them are errors."""
-        self.continued = 0
-        """How many chats were no runs, as another went on with them."""
+        self.counts: Counter[str] = Counter()
+        """How many ``traces`` they are, how many of these are ``toolless``, and how many ``steps``, ``calls`` of tools,
+        ``errors`` and ``recoveries`` they have; how many chats are ``continued`` in another, and so no runs."""
         self._supplied, self._limits, self._name = supplied, limits, name
         self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()
         """The records of runs that may not be complete, by format and id; which had one last is last."""
@@ -186,7 +185,7 @@ class Converter:
         """Hold a chat back, as a log has it once for each of its calls: one that a later one begins with is no run."""
         *earlier, own = digests_of(run.pieces)
         for digest in earlier:
-            self.continued += self._chats.pop(digest, None) is not None
+            self.counts["continued"] += self._chats.pop(digest, None) is not None
         if own in self._chats:
             yield self._trace(self._chats.pop(own))
         self._chats[own] = run
@@ -201,7 +200,10 @@ class Converter:
         paths = tuple(self._supplied.paths.values())
         unread = (name for name in sorted(unread_in(run.node)) if not any(f"{path}.".startswith(f"{name}.") for path in paths))
         self.unread.update(name for name in unread if name in self.unread or len(self.unread) < _MOST_NAMES)
-        self.errors += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
+        steps, calls = trace["steps"], sum("tool" in step for step in trace["steps"])
+        self.counts.update(traces=1, toolless=int(not calls), steps=len(steps), calls=calls)
+        self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
+        self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
         return trace
 
 

@@ -13,7 +13,7 @@ from kp_scorer.adapters.messages import Piece, call_input, call_text, is_error
 from kp_scorer.adapters.node import Node, as_json, field_at, parsed
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
-from kp_scorer.trace import TRACE_ID_PREFIX, is_trace_id
+from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -43,13 +43,13 @@ _PRINTABLE: Final = "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("%"
 class SuppliedFields(NamedTuple):
     """The fields of traces that sources lack, as the caller supplies them, or where they stand in each record."""
 
-    confidence: float | None
-    task_domain: str | None
-    visibility: str
-    privacy_level: str
+    confidence: Fraction | None
+    task_domain: Domain | None
+    visibility: Visibility
+    privacy_level: PrivacyLevel
     success: bool | None = None
     """For runs whose source does not say whether they succeeded."""
-    created_at: str | None = None
+    created_at: IsoDatetime | None = None
     """For runs whose source does not say when they were."""
     paths: Mapping[str, str] = MappingProxyType({})
     """Dotted paths into a run's record, by the field that they lead to: one of these, or ``id``."""
@@ -88,10 +88,10 @@ def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
         yield digest.copy().digest()
 
 
-def moment(node: Node, microseconds: int) -> str:
+def moment(node: Node, microseconds: float) -> str:
     """The time so long after the beginning of 1970, as ISO 8601 in UTC; raises NotConverted if no calendar has it."""
     try:
-        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat()
+        return (_EPOCH + timedelta(microseconds=int(microseconds))).isoformat()
     except OverflowError:
         raise node.refusal("expected a time in the years 1 to 9999") from None
 
@@ -181,7 +181,7 @@ def _field(name: str, value: object, run: Run, place: Node) -> Any:
             return value.lower() in _SUCCESSES
         case "created_at", int() | float() if is_number and value > 0:
             # Seconds, milliseconds, microseconds or nanoseconds, all of which are some 10^9 seconds.
-            return moment(place, int(value * 10.0 ** (6 - 3 * min(3, max(0, int((math.log10(value) - 9) // 3))))))
+            return moment(place, value * 10.0 ** (6 - 3 * min(3, max(0, int((math.log10(value) - 9) // 3)))))
         case "confidence", int() | float() if is_number and 0 <= value <= 1:
             return value
         case (("created_at" | "task_domain"), str()) if value:
@@ -200,9 +200,20 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
 
 
 def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    steps = [{"step_id": number} | _step(piece) for number, piece in enumerate(pieces)]
-    for number in _recoveries(pieces):
-        steps[number]["type"] = "error_recovery"
+    """The steps that pieces are.
+
+    All that the agent does up to the next result or message of the user is one turn. If one of the results before it is an
+    error and a tool is called in it, its first step is a recovery. A turn without a call tries nothing again.
+    """
+    steps: list[dict[str, Any]] = []
+    after_error = False
+    for is_turn, group in groupby(pieces, key=lambda piece: piece.kind in ("agent", "call")):
+        own = list(group)
+        after_error, is_recovery = any(piece.kind == "result" and is_error(piece) for piece in own), after_error
+        start = len(steps)
+        steps += ({"step_id": number} | _step(piece) for number, piece in enumerate(own, start))
+        if is_turn and is_recovery and any(piece.kind == "call" for piece in own):
+            steps[start]["type"] = "error_recovery"
     return steps
 
 
@@ -212,20 +223,6 @@ def _step(piece: Piece) -> dict[str, Any]:
     step = {"type": "tool_call", "content": call_text(piece), "tool": {"name": piece.name}}
     optional = {"input": call_input(piece), "latency_ms": piece.latency_ms}
     return step | {key: value for key, value in optional.items() if value is not None}
-
-
-def _recoveries(pieces: Sequence[Piece]) -> Iterator[int]:
-    """The places of the steps that answer an error.
-
-    All that the agent does up to the next result or message of the user is one turn. If one of the results before it is an
-    error and a tool is called in it, its first step is a recovery. A turn without a call tries nothing again.
-    """
-    after_error = False
-    for is_turn, numbered in groupby(enumerate(pieces), key=lambda each: each[1].kind in ("agent", "call")):
-        group = list(numbered)
-        if is_turn and after_error and any(piece.kind == "call" for _, piece in group):
-            yield group[0][0]
-        after_error = not is_turn and any(piece.kind == "result" and is_error(piece) for _, piece in group)
 
 
 def _in_the_source(origin: Node, error: InvalidTrace, places: dict[str, Node]) -> NotConverted:

@@ -60,6 +60,8 @@ _HOLDERS: Final = {
 }
 """Keys of a request, or of an answer, that hold its messages or its text."""
 _OF_ANSWERS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
+_OF_DEFINITIONS: Final = {"function", "input_schema", "inputSchema", "parameters"}
+"""Fields of tools that some record among the messages."""
 _TRANSCRIPT: Final = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.MULTILINE | re.IGNORECASE)
 
 
@@ -131,7 +133,7 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
             return None
         # Among messages a block of a type that is not known says nothing.
         is_chat = any(is_message(_shown(item)) for item in value)
-        return transcript.pieces(content, speaker, (lambda item: _is_item(item) or _is_typed(item)) if is_chat else _is_item)
+        return transcript.pieces(content, speaker, lambda item: _is_item(item) or (is_chat and _type(item) != ""))
     if not isinstance(value, dict):
         return None
     # Beside a text there may be more that a model put out, unless the object is that of an answer.
@@ -193,10 +195,12 @@ def pieces_of_message(message: Node) -> Iterator[Piece]:
         yield from _pieces_of_answer(message, content)
     elif speaker == "user":
         yield from _pieces_of_content(message, "user", content)
-    elif speaker and isinstance(content.value, list) and any(_is_result(block) or _is_call(block) for block in content.value):
+    elif speaker and isinstance(content.value, list) and any(_sort_of(block) in ("call", "result") for block in content.value):
         yield from _pieces_of_content(message, "result", content)
-    elif speaker == "result" and (message.at("tool_call_id").value or not _is_definition(content.value)):
-        yield _result(message, content)
+    elif speaker == "result":
+        is_definition = isinstance(content.value, dict) and bool(_OF_DEFINITIONS & set(content.value))
+        if message.at("tool_call_id").value or not is_definition:
+            yield _result(message, content)
 
 
 def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
@@ -245,20 +249,15 @@ def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[
 
 def _pieces_of_block(block: Node) -> Iterator[Piece]:
     """The pieces in a block that is no text: a thought, a call or a result; nothing in others."""
-    value = block.object()
-    kind = _type(value)
-    if inner := next((block.at(key) for key in _CALL_KEYS if isinstance(value.get(key), dict)), None):
-        yield _call(inner)
-    elif inner := next((block.at(key) for key in _RESULT_KEYS if isinstance(value.get(key), dict)), None):
-        yield _result(inner, inner.first(*_RETURNED))
-    elif kind in _THOUGHTS or value.get("thought") is True:
+    kind, sort = _type(block.object()), _sort_of(block.value)
+    if sort in ("call", "result"):
+        keys = _CALL_KEYS if sort == "call" else _RESULT_KEYS
+        inner = next((block.at(key) for key in keys if isinstance(block.value.get(key), dict)), block)
+        yield _call(inner) if sort == "call" else _result(inner, inner.first(*_RETURNED))
+    elif sort == "thought":
         thoughts = (text_in(block.at(key).value) for key in ("summary", "content", "text", "thinking") if block.at(key).value)
         yield from utterance(block, "agent", "\n".join(thoughts))
-    elif _is_result(value):
-        yield _result(block, block.first(*_RETURNED))
-    elif _is_call(value):
-        yield _call(block)
-    elif block.at("type").required_text() and kind.endswith("_call"):
+    elif block.at("type").required_text() and sort == "built-in call":
         arguments, call_id = _own_fields(block, kind), block.first("call_id", "id").text()
         yield Piece(block, "call", name=kind.removesuffix("_call"), arguments=arguments, call_id=call_id)
     if kind == "mcp_call" and (returned := block.first("error", "output")).value is not None:
@@ -268,7 +267,7 @@ def _pieces_of_block(block: Node) -> Iterator[Piece]:
 def _blocks_in(content: Node) -> Node:
     """A content; as a list of blocks, if it is a text that is the JSON of one, as some record them."""
     blocks = content.parsed() if isinstance(content.value, str) else content
-    are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(_is_block, blocks.value))
+    are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(_sort_of, blocks.value))
     return blocks if are_blocks else content
 
 
@@ -307,48 +306,34 @@ def returned_in(value: object) -> tuple[str, bool]:
     return text_in(value), False
 
 
-def _is_call(value: object) -> bool:
-    """Whether a block is a call that has a name."""
-    if not isinstance(value, dict):
-        return False
-    kind, function = _type(value), value.get("function")
-    if isinstance(function, dict):
-        # As Chat Completions has it; without arguments it is a tool's definition.
-        return "name" in function and "arguments" in function
-    is_within = any(isinstance(value.get(key), dict) for key in _CALL_KEYS)
-    has_all = not kind and all(any(key in value for key in keys) for keys in (_NAMES, _ARGUMENTS, _IDS))
-    return is_within or has_all or kind in _CALL_TYPES or kind.endswith("tool_use")
-
-
-def _is_result(value: object) -> bool:
-    """Whether a block is what a call returned."""
-    if not isinstance(value, dict):
-        return False
-    kind, is_within = _type(value), any(isinstance(value.get(key), dict) for key in _RESULT_KEYS)
-    return is_within or kind.endswith(_RESULT_TYPES) or (not kind and "call_id" in value and "content" in value)
-
-
-def _is_definition(value: object) -> bool:
-    """Whether a value defines a tool, as some record them among the messages."""
-    return isinstance(value, dict) and any(key in value for key in ("function", "input_schema", "inputSchema", "parameters"))
-
-
-def _is_block(value: object) -> bool:
-    """Whether a value is a part of a message, of a kind that is read or left out."""
-    if not isinstance(value, dict) or _is_call(value) or _is_result(value):
-        return isinstance(value, dict)
-    kind = _type(value)
-    is_other = kind.endswith("_call") or kind in (*_THOUGHTS, *_NO_TEXT, "item_reference", "redacted_thinking")
-    return is_other or ((bool(kind) or set(value) == {"text"}) and _text_of_block(value) is not None)
-
-
-def _is_typed(value: object) -> bool:
-    return isinstance(value, dict) and bool(_type(value))
+def _sort_of(block: object) -> str:
+    """What a part of a message is: a call, a built-in call, a result, a thought, a text, or left out; empty if none of them."""
+    if not isinstance(block, dict):
+        return ""
+    kind, function = _type(block), block.get("function")
+    # As Chat Completions has a call; without arguments it is a tool's definition.
+    is_of_function = isinstance(function, dict) and {"name", "arguments"} <= set(function)
+    has_all = not kind and all(any(key in block for key in keys) for keys in (_NAMES, _ARGUMENTS, _IDS))
+    if any(isinstance(block.get(key), dict) for key in _CALL_KEYS):
+        return "call"
+    if any(isinstance(block.get(key), dict) for key in _RESULT_KEYS):
+        return "result"
+    if kind in _THOUGHTS or block.get("thought") is True:
+        return "thought"
+    if kind.endswith(_RESULT_TYPES) or (not kind and "call_id" in block and "content" in block):
+        return "result"
+    if is_of_function or has_all or kind in _CALL_TYPES or kind.endswith("tool_use"):
+        return "call"
+    if kind.endswith("_call"):
+        return "built-in call"
+    if (kind or set(block) == {"text"}) and _text_of_block(block) is not None:
+        return "text"
+    return "left out" if kind in (*_NO_TEXT, "item_reference", "redacted_thinking") else ""
 
 
 def _is_item(value: object) -> bool:
     """Whether a value among what a model got or put out is a message or a block."""
-    return is_message(value) or _is_block(value)
+    return is_message(value) or bool(_sort_of(value))
 
 
 def _is_item_for_sure(value: object) -> bool:
@@ -357,7 +342,7 @@ def _is_item_for_sure(value: object) -> bool:
         return False
     message = _with_role(value)
     if _role(message.get("role")) not in _SPEAKERS:
-        return ("toolCallId" in value and _is_call(value)) or set(value) == {"text"}
+        return ("toolCallId" in value and _sort_of(value) == "call") or set(value) == {"text"}
     contents = [message.get(key) for key in _CONTENTS]
     is_empty = "content" in message and message["content"] is None
     return is_empty or any(isinstance(content, str | list) for content in (*contents, message.get("tool_calls")))
@@ -400,8 +385,8 @@ def _role(name: object) -> str:
     return own.removesuffix("chunk").removesuffix("message")
 
 
-def _type(block: dict[str, Any]) -> str:
-    kind = block.get("type")
+def _type(block: object) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
     return kind.replace("-", "_") if isinstance(kind, str) else ""
 
 

@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.errors import NotConverted, Problem
@@ -54,11 +53,6 @@ class Node(NamedTuple):
                 node.reads.setdefault(node.path, (fields, set()))[1].add(key)
             node = node._replace(path=node._below(key), value=fields.get(key))
         return node
-
-    def read(self, keys: Iterable[str]) -> None:
-        """Note that these fields of this object were read in another way than by :meth:`at`."""
-        if self.reads is not None:
-            self.reads.setdefault(self.path, (self.object(), set()))[1].update(keys)
 
     def first(self, *keys: str) -> "Node":
         """The value under the first of several keys that is there; under the first key if none is."""

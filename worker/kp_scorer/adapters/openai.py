@@ -41,8 +41,10 @@ def ends(conversations: Sequence[Node]) -> int | None:
 
 def records(source: Node) -> list[Node]:
     """The conversations in a source: several, if it is a list of what is neither message nor item."""
-    is_alone = not isinstance(source.value, list) or any(map(_is_item, source.value))
-    return [source] if is_alone else source.items()
+    items = source.items() if isinstance(source.value, list) else []
+    objects = (item.value for item in items if isinstance(item.value, dict))
+    is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects)
+    return items if isinstance(source.value, list) and not is_alone else [source]
 
 
 def run(_own: str, conversations: Sequence[Node]) -> Run:
@@ -63,8 +65,9 @@ def run(_own: str, conversations: Sequence[Node]) -> Run:
         pieces += _pieces(answered, "agent")
     if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
-    times = response if isinstance(response.value, dict) else conversation
-    return Run(conversation, trace_id("openai", "", conversation.value), pieces, _time(times.first("created_at", "created")))
+    time = (response if isinstance(response.value, dict) else conversation).first("created_at", "created")
+    created_at = None if (seconds := time.number()) is None else moment(time, seconds * 1_000_000)
+    return Run(conversation, trace_id("openai", "", conversation.value), pieces, created_at)
 
 
 def _body(conversation: Node, key: str) -> Node:
@@ -89,15 +92,3 @@ def _pieces(node: Node, speaker: Speaker) -> list[Piece]:
         return [piece for message in content.items() for piece in pieces_of_message(message)]
     pieces = pieces_in(content, speaker, Transcript(), is_model=True)
     return list(pieces_of(node.items() if isinstance(node.value, list) else [])) if pieces is None else pieces
-
-
-def _is_item(value: object) -> bool:
-    return is_message(value) or (isinstance(value, dict) and isinstance(value.get("type"), str))
-
-
-def _time(node: Node) -> str | None:
-    seconds = node.number()
-    try:
-        return None if seconds is None else moment(node, int(seconds * 1_000_000))
-    except OverflowError:
-        raise node.refusal("expected seconds since 1970") from None

@@ -98,13 +98,13 @@ def _span_of_console(span: Node) -> Node:
 
 def starts(span: Node) -> int:
     """When a span began, in nanoseconds since 1970."""
-    return _nanoseconds(span.at("startTimeUnixNano"))
+    return _integer(span.at("startTimeUnixNano"))
 
 
 def ends(spans: Sequence[Node]) -> int | None:
     """From when on nothing of a run begins, in nanoseconds since 1970; None while the last of its spans is no root."""
     end = spans[-1].at("endTimeUnixNano")
-    return None if spans[-1].at("parentSpanId").text() or end.value is None else _nanoseconds(end) + _LATE_NS
+    return None if spans[-1].at("parentSpanId").text() or end.value is None else _integer(end) + _LATE_NS
 
 
 def run_id(span: Node) -> str:
@@ -162,7 +162,7 @@ def _span(node: Node, transcript: Transcript) -> Span:
         span_id=node.at("spanId").text(),
         parent_id=node.at("parentSpanId").text(),
         started_ns=starts(node),
-        ended_ns=None if end.value is None else _nanoseconds(end),
+        ended_ns=None if end.value is None else _integer(end),
         kind=kind,
         name=name,
         inputs=inputs,
@@ -192,8 +192,8 @@ def _pieces(
 def _messages(attributes: Node, direction: str) -> Iterator[Node]:
     """OpenInference's and OpenLLMetry's messages; their attributes are paths: ``llm.input_messages.0.message.role``."""
     for key in (f"llm.{direction}_messages", "gen_ai.prompt" if direction == "input" else "gen_ai.completion"):
-        paths = {path.removeprefix(f"{key}."): value for path, value in attributes.value.items() if path.startswith(f"{key}.")}
-        attributes.read(f"{key}.{path}" for path in paths)
+        own = [path for path in attributes.value if path.startswith(f"{key}.")]
+        paths = {path.removeprefix(f"{key}."): attributes.at(path).value for path in own}
         items = _nested({path: value for path, value in paths.items() if path.count(".") < _MOST_DEPTH})
         for number, item in enumerate(items if isinstance(items, list) else []):
             place = attributes._replace(path=f"{attributes.path}.{key}.{number}", value=item)
@@ -265,7 +265,7 @@ def _any_value(node: Node) -> Any:
         case "stringValue" | "boolValue" | "doubleValue" | "bytesValue":
             return node.at(kind).value
         case "intValue":
-            return int(_digits(node.at(kind), "an integer of 64 bits", sign="-"))
+            return _integer(node.at(kind), "an integer of 64 bits", sign="-")
         case "arrayValue":
             return [_any_value(item) for item in node.at(kind, "values").items()]
         case "kvlistValue":
@@ -273,13 +273,9 @@ def _any_value(node: Node) -> Any:
     raise node.refusal("expected a value with its kind: stringValue, intValue and the like")
 
 
-def _nanoseconds(node: Node) -> int:
-    return int(_digits(node, "nanoseconds since 1970"))
-
-
-def _digits(node: Node, what: str, sign: str = "") -> str:
+def _integer(node: Node, what: str = "nanoseconds since 1970", sign: str = "") -> int:
     text = str(node.value) if isinstance(node.value, str | int) else ""
     digits = text.removeprefix(sign)
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
         raise node.refusal(f"expected {what}")
-    return text
+    return int(text)

@@ -189,9 +189,7 @@ class _Conversation:
         self._texts: Counter[tuple[str, str]] = Counter()
         """How often each text is among the pieces."""
         self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)
-        """All calls by their id, and by their id and what they say, in their order."""
-        self._numbered: defaultdict[str, list[_Call]] = defaultdict(list)
-        """Those that have an id, by what they say."""
+        """All calls by their id, by what they say, and by both, in their order."""
         self._unanswered = _Queues(lambda call: call.result is None)
         self._waiting = _Queues(lambda call: not call.has_begun and call.result is None)
         self._of_tools = _Queues(lambda call: call.by_tool_alone)
@@ -260,11 +258,9 @@ class _Conversation:
         may be recorded in other words, unless its id comes up more often than it did before.
         """
         ids = Counter(map(_id, calls))
-        # Arguments are compared only where an id stands for several calls.
-        several = {own for own, count in ids.items() if max(count, len(self._calls[own,])) > 1}
-        keys = Counter((_id(call), _words(call)) for call in calls if _id(call) in several)
+        keys = Counter((_id(call), _words(call)) for call in calls)
         # Gemini numbers the calls of an answer, but not where it is repeated.
-        last = {own: iter((self._calls[own,] or self._numbered[own])[-count:]) for own, count in ids.items()}
+        last = {own: iter(self._calls[own,][-count:]) for own, count in ids.items()}
         alike = {key: iter(self._calls[key][-count:]) for key, count in keys.items()}
         matches = []
         for call in calls:
@@ -273,7 +269,7 @@ class _Conversation:
             if at_its_place:
                 # A tool that was tried again has more calls than the model made.
                 at_its_place.by_tool_alone = False
-            same = next(alike[own, _words(call)], None) if own in several else None
+            same = next(alike[own, _words(call)], None)
             matches.append(same or (at_its_place if at_its_place and at_its_place.name == call.name else None))
         return matches
 
@@ -340,13 +336,14 @@ class _Conversation:
         return call
 
     def _add_words(self, call: _Call, piece: Piece) -> None:
-        if piece.call_id and call not in self._numbered[_words(piece)][-1:]:
-            self._numbered[_words(piece)].append(call)
+        if call not in self._calls[_words(piece),][-1:]:
+            self._calls[_words(piece),].append(call)
 
     def _add_keys(self, call: _Call, piece: Piece) -> None:
         own, words = _id(piece), _words(piece)
         self._add_words(call, piece)
-        self._calls[own,].append(call)
+        if piece.call_id:
+            self._calls[own,].append(call)
         self._has_several = self._has_several or len(self._calls[own,]) > 1
         self._calls[own, words].append(call)
         by_id = ("id", piece.call_id), ("id", piece.call_id, piece.name)

@@ -2,11 +2,9 @@
 
 from typing import Final, NamedTuple
 
-from kp_scorer.decision import Decision, Dimensions, GuardName
+from kp_scorer.decision import Decision, GuardName
 from kp_scorer.scoring import DEFAULT_PROFILE, Policy, decide_again, dimensions
 from kp_scorer.trace import ReasoningTrace
-
-DIMENSIONS: Final = tuple(Dimensions.model_fields)
 
 _HALVINGS: Final = 50
 """Of the search for the lowest value that passes: enough for the last bits of a number in 0..1."""
@@ -27,7 +25,7 @@ class Term(NamedTuple):
 def terms_of(decision: Decision) -> list[Term]:
     """What each dimension contributes, in the order of the dimensions."""
     parts, weights = decision.dimensions.model_dump(), decision.weights.model_dump()
-    return [Term(name, parts[name], weights[name], parts[name] * weights[name], _least(decision, name)) for name in DIMENSIONS]
+    return [Term(name, parts[name], weights[name], parts[name] * weights[name], _least(decision, name)) for name in parts]
 
 
 def with_dimension(decision: Decision, dimension: str, value: float) -> Decision:

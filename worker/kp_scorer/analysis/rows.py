@@ -89,11 +89,6 @@ def _row(decision: Decision) -> Row:
         "novelty_source": novelty.source,
         "nearest_id": nearest.trace_id if nearest else None,
         "similarity": nearest.similarity if nearest else None,
-        "decided_at": _in_utc(decision.decided_at),
+        "decided_at": datetime.fromisoformat(decision.decided_at).astimezone(UTC),
     }
     return Row(**{name: fields[name] for name in Row._fields})
-
-
-def _in_utc(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)

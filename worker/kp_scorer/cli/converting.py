@@ -1,8 +1,7 @@
 """Converting what others record on its way into a command: the options for it, and what it did, for a person."""
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import wraps
 from typing import Any, Final, NamedTuple, get_args
 
@@ -15,10 +14,11 @@ from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.settings import Settings
-from kp_scorer.trace import Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility
+from kp_scorer.trace import PrivacyLevel, Visibility
 
 _FIELDS: Final = dict(id="id", success="success", confidence="confidence", domain="task_domain", time="created_at")  # noqa: C408
 """By the names of their options, the fields that records may have under other names."""
+_SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_NAMES: Final = 12
 """Of fields that were not read: a line or two."""
 _MOST_CHARS: Final = 80
@@ -42,12 +42,12 @@ class Conversion:
         self._name = name
         self._files = [(0, "")]
         self._next = 1
-        self._counts: Counter[str] = Counter()
+        self._runs = 0
 
     @property
     def has_converted(self) -> bool:
         """Whether there was something to convert."""
-        return bool(self._counts["runs"])
+        return self._runs > 0
 
     def begin_file(self, name: str) -> None:
         """Go on to a file, whose lines are counted from 1 again."""
@@ -73,14 +73,14 @@ class Conversion:
 
     def print_summary(self) -> None:
         """Print what was converted, and which fields of the sources were not read."""
-        counts = self._counts
+        counts = self._converter.counts
         if not self.has_converted:
             return
-        parts = [f"{counts['steps']} steps", f"{counts['calls']} tool calls", f"{self._converter.errors} errors"]
-        parts += [f"{counts['recoveries']} error recoveries"]
+        parts = f"{counts['steps']} steps, {counts['calls']} tool calls, {counts['errors']} errors"
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
-        continued = f"; {self._converter.continued} chats go on in another" if self._converter.continued else ""
-        print_note(f"converted {counts['traces']} of {counts['runs']} runs: {', '.join(parts)}{without}{continued}")
+        continued = f"; {counts['continued']} chats go on in another" if counts["continued"] else ""
+        runs = f"{counts['traces']} of {self._runs} runs"
+        print_note(f"converted {runs}: {parts}, {counts['recoveries']} error recoveries{without}{continued}")
         if unread := self._converter.unread.most_common():
             names = [f"{name[:_MOST_CHARS]} ({runs})" for name, runs in unread[:_MOST_NAMES]]
             more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
@@ -89,45 +89,25 @@ class Conversion:
     def _counted(self, results: Iterable[dict[str, Any] | NotConverted]) -> Iterator[Converted]:
         for result in results:
             if isinstance(result, NotConverted):
-                if isinstance(result, FieldsMissing) and not self._counts["traces"]:
-                    raise click.UsageError(_request(result))
-                self._counts["runs"] += 1
+                if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
+                    paths = "or, where each record has one of these, --success-field PATH and the like"
+                    raise click.UsageError(f"to convert this, expected {', '.join(result.options)}; {paths}")
                 start, name = self._files[bisect_right(self._files, result.line, key=lambda file: file[0]) - 1]
-                yield Converted(name, result.line - start, InvalidTrace(result.problems))
-                continue
-            called = sum("tool" in step for step in result["steps"])
-            recoveries = sum(step["type"] == "error_recovery" for step in result["steps"])
-            own = {"runs": 1, "traces": 1, "steps": len(result["steps"]), "calls": called, "toolless": int(not called)}
-            self._counts.update(own | {"recoveries": recoveries})
-            yield Converted("", 0, result)
-
-
-def _request(error: FieldsMissing) -> str:
-    options = ", ".join(error.options)
-    return f"to convert this, expected {options}; or, where each record has one of these, --success-field PATH and the like"
-
-
-def _checked(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Check an option for a field of every trace by the type of that field."""
-    field: TypeAdapter[Any] = TypeAdapter(kind)
-
-    def check(_context: click.Context, option: click.Parameter, value: str | None) -> Any:
-        try:
-            return None if value is None else field.validate_python(value)
-        except ValidationError as error:
-            raise click.BadParameter(error.errors()[0]["msg"], param=option) from None
-
-    return check
+                converted = Converted(name, result.line - start, InvalidTrace(result.problems))
+            else:
+                converted = Converted("", 0, result)
+            self._runs += 1
+            yield converted
 
 
 _OPTIONS: Final = (
     click.option("--from", "format_name", type=click.Choice(list(FORMATS)), help="The format, if the shape does not say it."),
-    click.option("--confidence", callback=_checked(Fraction), metavar="FRACTION", help="How sure the outcomes are, 0 to 1."),
-    click.option("--domain", callback=_checked(Domain), help="The domain of the tasks."),
+    click.option("--confidence", metavar="FRACTION", help="How sure the outcomes are, 0 to 1."),
+    click.option("--domain", "task_domain", help="The domain of the tasks."),
     click.option("--visibility", type=click.Choice(get_args(Visibility)), default="private", help="Who sees them [private]."),
     click.option("--privacy-level", type=click.Choice(get_args(PrivacyLevel)), default="private", help="How shared [private]."),
     click.option("--success/--failed", default=None, help="How runs ended whose source does not say it."),
-    click.option("--created-at", callback=_checked(IsoDatetime), metavar="TIME", help="When such runs were (ISO 8601)."),
+    click.option("--created-at", metavar="TIME", help="When such runs were (ISO 8601)."),
     *(click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}.") for name in _FIELDS),
 )
 """For what is converted."""
@@ -139,8 +119,14 @@ def converting_options(command: Command) -> Command:
     @wraps(command)
     def with_conversion(*args: Any, settings: Settings, format_name: str | None, **kwargs: Any) -> None:
         paths = {field: path for name, field in _FIELDS.items() if (path := kwargs.pop(f"{name}_field"))}
-        fields = {key: kwargs.pop(key) for key in ("confidence", "visibility", "privacy_level", "success", "created_at")}
-        supplied = SuppliedFields(**fields, task_domain=kwargs.pop("domain"), paths=paths)
+        fields = {key: kwargs.pop(key) for key in SuppliedFields._fields if key in kwargs}
+        try:
+            supplied = _SUPPLIED.validate_python(fields | {"paths": paths})
+        except ValidationError as error:
+            problem = error.errors()[0]
+            options = click.get_current_context().command.params
+            own = next(option for option in options if option.name == problem["loc"][0])
+            raise click.BadParameter(problem["msg"], param=own) from None
         conversion = Conversion(supplied, settings.limits, format_name or "")
         try:
             command(*args, settings=settings, conversion=conversion, **kwargs)

@@ -36,11 +36,6 @@ def cell(text: str) -> str:
     return escape(escaped(text))
 
 
-def percent(share: float) -> str:
-    """A share, 0..1, to a tenth of a percent."""
-    return f"{100 * share:.1f}%"
-
-
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show progress on stderr: a bar on a terminal, elsewhere a line every few seconds.

@@ -38,12 +38,7 @@ def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: C
 def resolve_among(id_or_beginning: str, trace_ids: Iterable[str]) -> str:
     """As :func:`resolve_trace_id`, among these ids alone."""
     exact = exact_trace_id(id_or_beginning)
-    return exact if id_or_beginning == exact else _only_match(id_or_beginning, exact, trace_ids)
-
-
-def resolve_dead_letter_id(id_or_beginning: str, dead_letter_ids: Iterable[str]) -> str:
-    """Return the id of the only dead letter that matches; the argument itself if none does, BadParameter if several do."""
-    return _only_match(id_or_beginning, _not_empty(id_or_beginning), dead_letter_ids)
+    return exact if id_or_beginning == exact else only_match(id_or_beginning, exact, trace_ids)
 
 
 def exact_trace_id(typed_id: str) -> str:
@@ -58,8 +53,10 @@ def _not_empty(typed_id: str) -> str:
     return typed_id
 
 
-def _only_match(id_or_beginning: str, exact: str, ids: Iterable[str]) -> str:
-    matches = {each for each in ids if begins(each, id_or_beginning)}
+def only_match(id_or_beginning: str, exact: str, ids: Iterable[str]) -> str:
+    """Return the only id that is exact or begins so; the argument itself if none does, BadParameter if several do."""
+    beginning = _not_empty(id_or_beginning)
+    matches = {each for each in ids if begins(each, beginning)}
     if exact in matches:
         return exact
     if len(matches) > 1:

@@ -144,7 +144,8 @@ def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None
         most_bytes, read = _SPREAD * limits.message_bytes, _documents
     for number, raw, size_bytes in read(stream, first, line, most_bytes):
         if size_bytes > len(raw):
-            yield Line(number, _too_long(size_bytes, most_bytes), len(raw))
+            problem = Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")
+            yield Line(number, InvalidTrace([problem]), len(raw))
             continue
         own = _decoded(number, raw.strip(), limits, most_bytes) if _OF_TRACES.search(raw) else None
         if own and not isinstance(own.trace, InvalidTrace):
@@ -318,10 +319,6 @@ def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
     except InvalidTrace as error:
         printed = shown_by_node(raw.decode(errors="replace")) if _BY_NODE.match(raw) else None
         return error if printed is None else printed
-
-
-def _too_long(size_bytes: int, most_bytes: int) -> InvalidTrace:
-    return InvalidTrace([Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")])
 
 
 class ReadAhead:

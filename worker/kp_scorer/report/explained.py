@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped
 from kp_scorer.decision import Decision, ThresholdSource
-from kp_scorer.report.words import OVERRIDE_WORDS, plural, spaced
+from kp_scorer.report.words import OVERRIDE_WORDS, plural, shortened, spaced
 from kp_scorer.scoring import Policy, complexity_terms, decide_again, recoveries, success_factor, tool_names
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
@@ -187,10 +187,8 @@ def _contents(decision: Decision, trace: ReasoningTrace | None, nearest: Reasoni
 def _quote(trace: ReasoningTrace) -> Iterator[str]:
     """The beginnings of what a trace was asked and of what it did."""
     for label, text in (("asked", trace.task.objective), ("did", trace.did)):
-        words = " ".join(text[: 10 * _EXCERPT_CHARS].split())
-        excerpt = words if len(words) <= _EXCERPT_CHARS else words[: _EXCERPT_CHARS - 1].rstrip() + "…"
         # In cells, of which some characters take two.
-        for number, line in enumerate(Text(excerpt or "nothing").wrap(_PAGE, _COLUMNS - 9)):
+        for number, line in enumerate(Text(shortened(text, _EXCERPT_CHARS) or "nothing").wrap(_PAGE, _COLUMNS - 9)):
             yield f"  {'' if number else label:<7}{line.plain.rstrip()}"
 
 

@@ -90,7 +90,8 @@ def _header(analysis: Analysis, source: str, refused: int) -> Html:
 
 
 def _contents(sections: list[Section]) -> Html:
-    links = (element("li", element("a", section.label, href=f"#{section.anchor}")) for section in sections)
+    names = {section.anchor: section.anchor.replace("-", " ").capitalize() for section in sections}
+    links = (element("li", element("a", name, href=f"#{anchor}")) for anchor, name in names.items())
     return element("nav", element("ul", *links), aria_label="Sections")
 
 

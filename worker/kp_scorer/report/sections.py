@@ -1,7 +1,7 @@
 """What a report shows, section by section; the page and the text draw it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.analysis.summary import (
@@ -79,11 +79,6 @@ class Section(NamedTuple):
     legend: Sequence[Outcome] = ()
     """The outcomes that its charts distinguish."""
 
-    @property
-    def label(self) -> str:
-        """What the list of sections calls it."""
-        return self.anchor.replace("-", " ").capitalize()
-
 
 def title_of(analysis: Analysis) -> str:
     """How many traces were accepted."""
@@ -134,45 +129,37 @@ def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
 
 
 def _scores(analysis: Analysis) -> Section:
-    outcomes, middle, domains = _outcomes(analysis.total), analysis.total.scores.quartiles, with_total(analysis)[1:]
-    histograms = [
-        Chart(f"scores-{number}", name, accepted_words(summary), "scores", _by_outcome(summary), summary.scores.counts)
-        for number, (name, summary) in enumerate(domains)
-    ]
-
-    def figures(summary: DomainSummary) -> list[str]:
-        counts = [len(summary.decisions), *(summary.outcomes[outcome] for outcome in outcomes)]
-        return [*(f"{count:,}" for count in counts), *_two_digits(summary.scores.quartiles), threshold_words(summary)]
-
-    headings = ["traces", *(OUTCOME_WORDS[outcome] for outcome in outcomes), *_QUARTILES, "threshold"]
+    outcomes, middle = _outcomes(analysis.total), analysis.total.scores.quartiles
+    histograms, rows = list[Chart](), list[list[str]]()
+    for number, (name, summary) in enumerate(with_total(analysis)):
+        if number:
+            by_outcome = [(outcome, OUTCOME_WORDS[outcome], counts) for outcome, counts in summary.histograms.items()]
+            figures = {"thresholds": _drawn(summary), "outcomes": by_outcome}
+            detail, counts = accepted_words(summary), summary.scores.counts
+            histograms.append(Chart(f"scores-{number}", name, detail, "scores", figures, counts))
+        numbers = [f"{count:,}" for count in (len(summary.decisions), *(summary.outcomes[outcome] for outcome in outcomes))]
+        rows.append([name, *numbers, *_two_digits(summary.scores.quartiles), threshold_words(summary)])
+    headings = ["domain", "traces", *(OUTCOME_WORDS[outcome] for outcome in outcomes), *_QUARTILES, "threshold"]
     return Section(
         "scores",
         f"Half of all scores lie between {middle.p25:.2f} and {middle.p75:.2f}",
         "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Traces by score, in steps of 0.05; "
         "from the dashed line on, the domain's threshold, they are accepted. Below the value for 25% lies a quarter of all. ",
         histograms,
-        [_by_domain(analysis, "Scores by domain", headings, figures)],
+        [Table("Scores by domain", headings, rows)],
         outcomes,
     )
 
 
-def _by_outcome(summary: DomainSummary) -> dict[str, Any]:
-    outcomes = [(outcome, OUTCOME_WORDS[outcome], counts) for outcome, counts in summary.histograms.items()]
-    return {"thresholds": _drawn(summary), "outcomes": outcomes}
-
-
 def _thresholds(analysis: Analysis) -> Section:
-    total, summaries = analysis.total, with_total(analysis)
-    curves = [
-        Chart(f"thresholds-{number}", name, f"now {threshold_words(summary)}", "acceptance", _acceptance(summary))
-        for number, (name, summary) in enumerate(summaries)
-    ]
-
-    def lowest(summary: DomainSummary) -> list[str]:
-        thresholds = [lowest_threshold(summary.accepted_at, part * len(summary.decisions)) for part in _SHARES]
-        return [*("none" if each is None else f"{each:.2f}" for each in thresholds), threshold_words(summary)]
-
-    headings = [*(f"{part:.0%}" for part in _SHARES), "now"]
+    total, curves, rows = analysis.total, list[Chart](), list[list[str]]()
+    for number, (name, summary) in enumerate(with_total(analysis)):
+        now, count = threshold_words(summary), len(summary.decisions)
+        figures = {"thresholds": _drawn(summary), "shares": [accepted / count for accepted in summary.accepted_at]}
+        curves.append(Chart(f"thresholds-{number}", name, f"now {now}", "acceptance", figures))
+        lowest = [lowest_threshold(summary.accepted_at, part * count) for part in _SHARES]
+        rows.append([name, *("none" if each is None else f"{each:.2f}" for each in lowest), now])
+    headings = ["domain", *(f"{part:.0%}" for part in _SHARES), "now"]
     tenth = lowest_threshold(total.accepted_at, 0.1 * len(total.decisions))
     return Section(
         "thresholds",
@@ -180,18 +167,13 @@ def _thresholds(analysis: Analysis) -> Section:
         "The share of traces that each threshold would accept, if it alone were another one and no submission asked for its "
         "own. Dashed: what applies now.",
         curves,
-        [_by_domain(analysis, "The threshold that accepts at most", headings, lowest, is_open=True)],
+        [Table("The threshold that accepts at most", headings, rows, is_open=True)],
     )
 
 
 def _drawn(summary: DomainSummary) -> Sequence[float]:
     """The thresholds to draw: of many, the lowest and the highest."""
     return summary.thresholds if len(summary.thresholds) <= _MOST_DRAWN else [summary.thresholds[0], summary.thresholds[-1]]
-
-
-def _acceptance(summary: DomainSummary) -> dict[str, Any]:
-    shares = [accepted / len(summary.decisions) for accepted in summary.accepted_at]
-    return {"thresholds": _drawn(summary), "shares": shares}
 
 
 def _examples(analysis: Analysis, objectives: Objectives) -> Section:
@@ -322,19 +304,6 @@ def _novelty(analysis: Analysis) -> Section:
 def _outcomes(summary: DomainSummary) -> list[Outcome]:
     """The outcomes to show: accepted and rejected always, review where there was any."""
     return [outcome for outcome, count in summary.outcomes.items() if count or outcome != "review"]
-
-
-def _by_domain(
-    analysis: Analysis,
-    caption: str,
-    headings: Sequence[str],
-    figures: Callable[[DomainSummary], Sequence[str]],
-    *,
-    is_open: bool = False,
-) -> Table:
-    """A table with the figures of all together and of each domain."""
-    rows = [[name, *figures(summary)] for name, summary in with_total(analysis)]
-    return Table(caption, ["domain", *headings], rows, is_open=is_open)
 
 
 def _two_digits(quartiles: Quartiles) -> list[str]:

@@ -15,7 +15,6 @@ OVERRIDE_WORDS: Final[dict[Override, str]] = {
     "single_tool": "only one tool (-0.1)",
 }
 _FEWEST_SHARED: Final = 10
-_EXCERPT_CHARS: Final = 160
 _LOW: Final = 0.5
 _HIGH: Final = 0.8
 _CLOSE: Final = 0.6
@@ -42,10 +41,10 @@ def accepted_words(summary: DomainSummary) -> str:
     return f"{plural(count, 'trace')}, {accepted:,} accepted{share_in_brackets(accepted, count)}"
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most_chars: int = 160) -> str:
     """The beginning of a text, in one line."""
-    words = " ".join(text[: 2 * _EXCERPT_CHARS].split())
-    return words if len(words) <= _EXCERPT_CHARS else words[: _EXCERPT_CHARS - 1].rstrip() + "…"
+    words = " ".join(text[: 10 * most_chars].split())
+    return words if len(words) <= most_chars else words[: most_chars - 1].rstrip() + "…"
 
 
 def plural(count: int, singular: str, many: str = "") -> str:

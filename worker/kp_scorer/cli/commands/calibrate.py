@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from kp_scorer.analysis.calibration import Calibration, Cohort, Share, Target, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
 from kp_scorer.characters import escaped
-from kp_scorer.cli.display import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import open_output, print_note
@@ -39,26 +38,22 @@ _HEAD: Final = (
 )
 
 
-class _Fraction(click.ParamType[float]):
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        try:
-            share = round(float(text.removesuffix("%")) / (100 if text.endswith("%") else 1), _DIGITS)
-        except ValueError:
-            share = 0.0
-        # To distinguish a smaller one from none, or a larger one from all, takes more traces than anyone has.
-        if not _LEAST_SHARE <= share <= 1 - _LEAST_SHARE:
-            self.fail("expected a share between 0.1% and 99.9%, such as 20% or 0.2", param, ctx)
-        return share
+def _share(text: str) -> float:
+    try:
+        share = round(float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1), _DIGITS)
+    except ValueError:
+        share = 0.0
+    # To distinguish a smaller one from none, or a larger one from all, takes more traces than anyone has.
+    if not _LEAST_SHARE <= share <= 1 - _LEAST_SHARE:
+        raise click.BadParameter("expected a share between 0.1% and 99.9%, such as 20% or 0.2")
+    return share
 
 
 def _target_options(command: Command) -> Command:
     """Add the options that say what to reach, and pass a command the ``target``."""
 
-    @click.option("--accept", type=_Fraction(), metavar="SHARE", help="How many traces of a domain to accept: 20%.")
-    @click.option("--precision", type=_Fraction(), metavar="SHARE", help="How many of the accepted traces are to be good: 90%.")
+    @click.option("--accept", type=_share, metavar="SHARE", help="How many traces of a domain to accept: 20%.")
+    @click.option("--precision", type=_share, metavar="SHARE", help="How many of the accepted traces are to be good: 90%.")
     @wraps(command)
     def with_target(*args: Any, accept: float | None, precision: float | None, **kwargs: Any) -> None:
         targets = [Target("accept", accept)] if accept else []
@@ -162,7 +157,7 @@ def _note_producers(option: str, traces: Counter[str]) -> None:
     """Show whose traces the suggestion rests on: each producer can move it by traces made for that."""
     if len(traces) > 1:
         # As JSON, as producers choose the names, which may look like several, or like none.
-        shares = [f"{json.dumps(name)} {percent(count / traces.total())}" for name, count in traces.most_common(_NAMED)]
+        shares = [f"{json.dumps(name)} {count / traces.total():.1%}" for name, count in traces.most_common(_NAMED)]
         print_note(f'traces by {option}, "" being those without: {", ".join(shares)}')
 
 
@@ -189,7 +184,7 @@ def _basis(cohort: Cohort | None) -> str:
         return f"{cohort.traces if cohort else 'no'} traces: as it was"
     suggestion = cohort.suggestion
     shares = [(suggestion.accepted, "accepted"), (suggestion.precision, "of these good")]
-    outlook = ", ".join(f"{percent(share.value)} ({interval(share)}) {words}" for share, words in shares if share)
+    outlook = ", ".join(f"{share.value:.1%} ({interval(share)}) {words}" for share, words in shares if share)
     return f"{cohort.traces} traces: threshold ({suggestion.low:.3f}-{suggestion.high:.3f}), {outlook}"
 
 

@@ -25,7 +25,6 @@ from kp_scorer.client import Client, Status
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, TraceConflict
 from kp_scorer.local.embedded import embedded_redis
 from kp_scorer.local.endpoints import with_endpoints
-from kp_scorer.report.words import short_id
 from kp_scorer.settings import Settings
 
 _SHARE: Final = Target("accept", 0.2)
@@ -89,9 +88,7 @@ def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker_li
                 raise ServiceUnavailable("the worker ended; its log above says why")
             left = [trace_id for trace_id in trace_ids if trace_id not in completed]
             for status in client.as_completed(left, timeout_s=1.0):
-                if not completed and status.decision:
-                    first = f"{short_id(status.trace_id)} {status.decision.outcome} with {status.decision.score:.3f}"
-                    print_note(f"first decision after {time.monotonic() - started:.1f} s: {first}")
+                if status.decision:
                     note_if_unmeasured(status.decision)
                 completed[status.trace_id] = status
                 advance(len(completed), len(trace_ids))

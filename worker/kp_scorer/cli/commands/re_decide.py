@@ -5,15 +5,11 @@ from pathlib import Path
 import click
 
 from kp_scorer.analysis.explanation import bound_of
-from kp_scorer.cli.display import percent
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.decision import Decision
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings, load_scoring
-
-Pair = tuple[Decision, Decision]
-"""A decision as it was made, and as the other policy makes it."""
 
 
 @click.command("re-decide", epilog="Example: kp-scorer re-decide decisions.jsonl --thresholds thresholds.toml > flips.jsonl")
@@ -36,20 +32,16 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     """
     policy = load_scoring(thresholds, settings).policy()
     pairs = [(decision, decide_again(decision, policy)) for decision in gathered.decisions]
-    for before, after in filter(_is_flip, pairs):
+    flips = [(before, after) for before, after in pairs if before.outcome != after.outcome]
+    for before, after in flips:
         print_row(_row(before, after))
-    print_note(f"{sum(map(_is_flip, pairs))} of {len(pairs)} decisions flip")
+    print_note(f"{len(flips)} of {len(pairs)} decisions flip")
     accepted = (sum(decision.outcome == "accepted" for decision in side) for side in zip(*pairs, strict=True))
-    print_note("accepted before and after: {}, {}".format(*(percent(count / len(pairs)) for count in accepted)))
+    print_note("accepted before and after: {:.1%}, {:.1%}".format(*(count / len(pairs) for count in accepted)))
     if weighed := sum(before.weights != after.weights for before, after in pairs):
         print_note(f"{weighed} have other weights than they were decided with, and so another score")
     if capped := sum(bound_of(before, "max_confidence") != policy.max_confidence for before, _ in pairs):
         print_note(f"{capped} were decided by another scoring.max_confidence, which only scoring their traces anew applies")
-
-
-def _is_flip(pair: Pair) -> bool:
-    before, after = pair
-    return before.outcome != after.outcome
 
 
 def _row(before: Decision, after: Decision) -> dict[str, str | float]:
