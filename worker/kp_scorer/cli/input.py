@@ -281,7 +281,6 @@ def _entire(stream: IO[bytes], line: bytes) -> bytes:
 
 
 def _is_trace(value: object) -> bool:
-    """Whether a value is meant to be a trace."""
     return isinstance(value, dict) and ("@type" in value or "@context" in value)
 
 

@@ -108,7 +108,6 @@ def refusal(line_number: int, error: InvalidTrace | TraceConflict, file: str = "
 
 
 def _was_noted(name: str) -> bool:
-    """Whether this command has asked so before."""
     context = click.get_current_context(silent=True)
     notes: set[str] = context.meta.setdefault(__name__, set()) if context else set()
     was_noted = name in notes
