@@ -2,18 +2,23 @@
 
 import gzip
 import socket
+import ssl
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
 
 from tests.support.http_server import HttpServer, chat_span, export_of, new_run, open_server
 from tests.support.processes import wait_until
 from tests.support.shipped import Shipped
+from tests.support.tls import Authority
 
 MIB: Final = 2**20
 RESIDENT_BYTES: Final = 600 * MIB
@@ -84,6 +89,26 @@ def test_no_run_costs_more_than_its_bounds(server: HttpServer) -> None:
     wait_until(lambda: server.ask("GET", path, **headers).status == 200)
     status = server.ask("GET", path, **headers).json
     assert (status["reason"], status["detail"]) == ("invalid", "$: expected at most 300000 values")
+
+
+@pytest.mark.slow
+def test_handshakes_that_never_end_cost_little(settings: Settings, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    files = dict(zip(("serve__certificate", "serve__key"), map(str, authority.pair("server", "DNS:localhost")), strict=True))
+    hello = ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=authority.certificate)
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    beginning = hello.read()
+    with open_server(settings, tmp_path / "server.log", **files) as server, ExitStack() as sockets:
+        before = server.process.peak_bytes()
+        for _ in range(600):
+            sockets.enter_context(socket.create_connection(("127.0.0.1", server.port))).sendall(beginning)
+        connection = HTTPSConnection("localhost", server.port, context=context, timeout=10)
+        connection.request("GET", "/livez")
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert server.process.peak_bytes() - before < 100 * MIB
 
 
 @pytest.mark.slow

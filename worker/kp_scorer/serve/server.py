@@ -5,6 +5,9 @@ import signal
 import socket
 import ssl
 from asyncio import Transport
+from asyncio.sslproto import SSLProtocol
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -24,6 +27,7 @@ _REQUEST_WITHIN_S: Final = 15.0
 """A connection on which no request, with all its headers, has begun by then is closed."""
 _HEADER_BYTES: Final = 16_384
 _MOST_CONNECTIONS: Final = 512
+_MOST_HANDSHAKES: Final = 128
 _MOST_REQUESTS: Final = 1_024
 """Those too whose connections are closed, until they are worked on. Requests beyond them get 503."""
 
@@ -39,18 +43,21 @@ def serve(settings: Settings) -> None:
     tokens = read_tokens(settings.serve.tokens)
     _check_certificate(settings.serve)
     listener = _listener(settings.serve)
+    # A record of TLS; asyncio's own buffers are 256 kB for each connection, closed ones until their cycles are collected.
+    SSLProtocol.max_size = 16_384
     # It logs what any peer can cause, and errors with their messages, which may quote a trace.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     with listener, Store.open(settings) as store, Client(settings) as client, Submitter(settings, store, client) as submitter:
         config = uvicorn.Config(
             make_app(settings, store, client, tokens, submitter),
-            http=_Protocol,
+            http=partial(_Protocol, listener.handshakes),  # type: ignore[arg-type]  # calls it alone
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            backlog=64,
             limit_concurrency=_MOST_REQUESTS,
             h11_max_incomplete_event_size=_HEADER_BYTES,
             timeout_graceful_shutdown=int(settings.worker.grace_s),
@@ -66,14 +73,37 @@ def serve(settings: Settings) -> None:
     log.info("serve_stopped")
 
 
+class _Listener(socket.socket):
+    """Closes the oldest of too many connections in TLS's handshake, each of which asyncio waits a minute for."""
+
+    def __init__(self, fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self.handshakes: dict[Any, socket.socket] = {}
+        """By the addresses of the peers."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, peer = super().accept()
+        self.handshakes[peer] = connection
+        if len(self.handshakes) > _MOST_HANDSHAKES:
+            # It may be closed by now.
+            with suppress(OSError):
+                self.handshakes.pop(next(iter(self.handshakes))).shutdown(socket.SHUT_RDWR)
+        return connection, peer
+
+
 class _Protocol(H11Protocol):
     """Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes.
 
     Of too many it closes the one that has waited longest, so that probes are answered whatever peers hold open.
     """
 
+    def __init__(self, handshakes: dict[Any, socket.socket], **options: Any) -> None:
+        super().__init__(**options)
+        self._handshakes = handshakes
+
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
+        self._handshakes.pop(transport.get_extra_info("peername"), None)
         self._expect_request()
         if len(self.connections) > _MOST_CONNECTIONS:
             others: set[Any] = self.connections
@@ -110,9 +140,10 @@ def _check_certificate(settings: ServeSettings) -> None:
         raise SettingsError(f"serve.certificate, serve.key: cannot be used: {error.strerror}") from None
 
 
-def _listener(settings: ServeSettings) -> socket.socket:
+def _listener(settings: ServeSettings) -> _Listener:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=256)
+        created = socket.create_server((settings.host, settings.port), family=family, backlog=256)
     except OSError as error:
         raise SettingsError(f"serve.host, serve.port: cannot listen there: {error.strerror}") from None
+    return _Listener(fileno=created.detach())
