@@ -168,7 +168,7 @@ def _returned(node: Node) -> list[Piece]:
 
 
 def _is_failed(node: Node) -> bool:
-    return node.at("level").value == "ERROR"
+    return bool(node.at("level").value == "ERROR")
 
 
 def _attribute(node: Node, *keys: str) -> str:
