@@ -70,14 +70,27 @@ def print_text(text: str) -> None:
 
 
 @contextmanager
-def open_output(name: str, mode: str = "w") -> Iterator[Callable[[str], object]]:
-    """Open the file that ``--output`` names, no link or device, or stdout for ``-``; yield what writes a text to it."""
+def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]:
+    """Open the file that ``--output`` names, no link or device, or stdout for ``-``; yield what writes a text to it.
+
+    What the file had is replaced with the first text, or at the end, and so outlives a command that fails before.
+    """
     if name == "-":
         yield print_text
         return
     try:
         with open_regular(name, mode, follow=False, encoding="utf-8", buffering=1) as file:
-            yield file.write
+            is_emptied = False
+
+            def write(text: str) -> None:
+                nonlocal is_emptied
+                if not is_emptied:
+                    file.truncate(0)
+                    is_emptied = True
+                file.write(text)
+
+            yield write
+            write("")
     except OSError as error:
         raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="--output") from None
     print_note(f"wrote {name}")
