@@ -72,9 +72,9 @@ def in_order(spans: Sequence[Span]) -> list[Piece]:
     asked = [piece for span in outermost for piece in span.inputs if piece.kind == "user" and not _is_json(piece)]
     if asked:
         pieces = _with_question(pieces, asked[0])
-    said = [piece for span in outermost for piece in span.outputs if piece.kind == "agent" and not _is_json(piece)]
-    if said and not any(piece.kind == "agent" and _spaced(said[-1]) in _spaced(piece) for piece in pieces):
-        pieces = [*pieces, said[-1]]
+    answers = [piece for span in outermost for piece in span.outputs if piece.kind == "agent" and not _is_json(piece)]
+    if answers and not any(piece.kind == "agent" and _spaced(answers[-1]) in _spaced(piece) for piece in pieces):
+        pieces = [*pieces, answers[-1]]
     kinds = {piece.kind for piece in pieces}
     questions = [piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds]
     answers = [piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds]
