@@ -182,6 +182,16 @@ def test_each_source_is_read_by_its_shape_and_traces_of_ours_pass() -> None:
     assert done.stderr.count("neither a trace") == 1
 
 
+def test_each_file_of_no_format_is_named_and_the_reason_is_told_once(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.json").write_bytes(json_lines({"x": 1}, {"x": 2}))
+    done = run(b"", "--success", file=str(tmp_path))
+    notes = [line for line in done.stderr.splitlines() if ".json" in line]
+    assert len(notes) == 3
+    assert "neither a trace" in notes[0]
+    assert notes[1:] == [f"{tmp_path}/{name}.json: line 1: in no format that is read here" for name in ("b", "c")]
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_what_is_given_as_it_comes_is_converted_as_it_comes(indent: int | None) -> None:
     reading, writing = os.pipe()

@@ -97,11 +97,15 @@ def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]
 
 
 def refusal(line_number: int, error: InvalidTrace | TraceConflict, file: str = "") -> dict[str, Any]:
-    """Print to stderr what is wrong with a line of the input, once for lines of no format; return the same for programs."""
+    """Print to stderr what is wrong with a line of the input, for lines of no format once a file; return it for programs."""
     place: dict[str, Any] = {"file": file} if file else {}
     place |= {"line": line_number} if line_number else {}
-    if not (isinstance(error, UnknownFormat) and _was_noted(UnknownFormat.__name__)):
-        print_note(": ".join([*([file] if file else []), *([f"line {line_number}"] if line_number else []), str(error)]))
+    reason = str(error)
+    if isinstance(error, UnknownFormat):
+        is_new, is_new_file = not _was_noted(reason), not _was_noted(f"{UnknownFormat.__name__} {file}")
+        reason = reason if is_new else "in no format that is read here" if is_new_file else ""
+    if reason:
+        print_note(": ".join([*([file] if file else []), *([f"line {line_number}"] if line_number else []), reason]))
     if isinstance(error, TraceConflict):
         return {"trace_id": error.trace_id, "state": "conflict", **place}
     return {**place, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
