@@ -19,9 +19,8 @@ from typing import Any, Final
 from kp_scorer.adapters.building import Run, microseconds, trace_id
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, returned_in, text_in, utterance
 from kp_scorer.adapters.node import Node, as_json, parsed
-from kp_scorer.adapters.timeline import Span, SpanKind, run_of
+from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
-_KINDS: Final[dict[str, SpanKind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
 _TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)
 """How some name the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
 _OF_TRACES: Final = frozenset(
@@ -106,7 +105,7 @@ def _trace(record: Node) -> Node:
 
 
 def _kind(node: Node) -> SpanKind:
-    kind = _KINDS.get(node.at("type").required_text().upper(), "other")
+    kind = KINDS.get(node.at("type").required_text().upper(), "other")
     return "tool" if kind == "other" and _tool_name(node) else kind
 
 

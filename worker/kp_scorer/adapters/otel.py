@@ -18,20 +18,11 @@ from typing import Any, Final
 from kp_scorer.adapters.building import Run, microseconds, trace_id
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, pieces_of_message, text_in, utterance
 from kp_scorer.adapters.node import MOST_DEPTH, Node
-from kp_scorer.adapters.timeline import Span, SpanKind, run_of
+from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
 _MOST_DIGITS: Final = 19
 """Of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere."""
 _ERROR: Final = (2, "STATUS_CODE_ERROR")
-_OPERATIONS: Final[dict[str, SpanKind]] = {
-    # Messages without an operation are those of a model.
-    "": "model",
-    "chat": "model",
-    "generate_content": "model",
-    "text_completion": "model",
-    "execute_tool": "tool",
-}
-_SPAN_KINDS: Final[dict[str, SpanKind]] = {"LLM": "model", "TOOL": "tool", "RETRIEVER": "tool"}
 _MODEL_ATTRIBUTES: Final = ("ai.prompt.messages", "gen_ai.prompt.", "gen_ai.completion.")
 _VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity.input"), "output": ("ai.response.object",)}
 """Attributes of the AI SDK and of OpenLLMetry, beside OpenInference's ``input.value`` and ``output.value``."""
@@ -127,8 +118,9 @@ def run(own: str, nodes: Sequence[Node]) -> Run:
 def _span(node: Node, transcript: Transcript) -> Span:
     attributes = _attributes_of(node)
     is_genai = any(key in attributes.value for key in _GENAI)
-    kinds, key = (_OPERATIONS, _GENAI[0]) if is_genai else (_SPAN_KINDS, "openinference.span.kind")
-    kind = kinds.get(attributes.at(key).text(), "other")
+    named_kind = attributes.at(_GENAI[0] if is_genai else "openinference.span.kind").text()
+    # Messages without an operation are those of a model.
+    kind = KINDS.get(named_kind, "model" if is_genai and not named_kind else "other")
     name = ""
     if not is_genai and kind == "other":
         # The AI SDK and OpenLLMetry have no attribute for what a span is that all have.
@@ -235,11 +227,10 @@ def _is_failed(span: Node) -> bool:
 
 def _failure_of(span: Node) -> str:
     """The error of a failed span: the message of its status, or that of the exception that it recorded."""
-    message = span.at("status").value and span.at("status", "message").text()
-    for event in span.at("events").items():
-        if not message and event.at("name").value == "exception":
-            message = _attributes_of(event).at("exception.message").text()
-    return message or ""
+    if span.at("status").value and (message := span.at("status", "message").text()):
+        return message
+    raised = (event for event in span.at("events").items() if event.at("name").value == "exception")
+    return next(filter(None, (_attributes_of(event).at("exception.message").text() for event in raised)), "")
 
 
 def _any_value(node: Node) -> Any:

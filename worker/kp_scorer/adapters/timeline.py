@@ -10,7 +10,7 @@ Everything here takes time in proportion to what the spans hold, whatever they h
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.adapters.building import Run, moment
 from kp_scorer.adapters.messages import Piece, call_input
@@ -19,6 +19,13 @@ from kp_scorer.adapters.node import Node, as_json
 _EMPTY = ("", "{}", "null")
 
 SpanKind = Literal["model", "tool", "event", "other"]
+
+KINDS: Final[dict[str, SpanKind]] = {
+    **dict.fromkeys(("GENERATION", "LLM", "chat", "generate_content", "text_completion"), "model"),
+    **dict.fromkeys(("TOOL", "RETRIEVER", "execute_tool"), "tool"),
+    "EVENT": "event",
+}
+"""By the types of observations, OpenInference's kinds of spans and the operations of GenAI."""
 
 
 class Span(NamedTuple):
