@@ -161,7 +161,7 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     (tmp_path / "b" / "1.ndjson.gz").write_bytes(gzip.compress(json_lines(CHAT["messages"])))
     (tmp_path / "b" / "readme.txt").touch()
     done = run(b"", "--success", file=str(tmp_path))
-    assert f"{tmp_path}: 1 files of other names" in done.stderr
+    assert f"{tmp_path}: not read: 1 with other names" in done.stderr
     assert f"{tmp_path}/a.json: line 1: $: expected JSON" in done.stderr
     assert [row.get("state") for row in rows(done)] == ["invalid", None, None]
     assert rows(done)[0]["file"] == f"{tmp_path}/a.json"

@@ -101,7 +101,7 @@ def _files_in(name: str) -> list[str]:
     files = sorted(path for path in Path(name).rglob("*") if path.is_file())
     readable = [str(path) for path in files if path.name.removesuffix(".gz").endswith(_SUFFIXES)]
     if others := len(files) - len(readable):
-        print_note(f"{name}: {others} files of other names than *{', *'.join(_SUFFIXES)} and these with .gz are not read")
+        print_note(f"{name}: not read: {others} with other names than *{', *'.join(_SUFFIXES)} and these with .gz")
     return readable
 
 

@@ -203,7 +203,7 @@ def _notes(target: Target, calibration: Calibration, thresholds: Thresholds) -> 
     few = sum(cohort.lack == "too_few" and domain not in thresholds.domains for domain, cohort in calibration.domains.items())
     if few:
         whose = "of all domains together" if calibration.other_domains_are_all else "of theirs together"
-        yield f"{few} with fewer than {target.least_traces} traces{_counted(target)}: they get one threshold, {whose}"
+        yield f"domains with fewer than {target.least_traces} traces{_counted(target)}: {few}; they get one threshold, {whose}"
     for domain, cohort in calibration.domains.items():
         if cohort.lack and domain in thresholds.domains:
             yield f"{escaped(domain)}: {_lack(cohort, target)}; it stays at {thresholds.domains[domain]:g}"
