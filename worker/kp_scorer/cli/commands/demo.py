@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
-from shlex import join, quote
+from shlex import join
 from typing import Final
 
 import click
@@ -108,19 +108,19 @@ def _summarise(trace_ids: Sequence[str], completed: dict[str, Status], files: Se
     others = {"to review": outcomes["review"], "dead": dead, "still pending": pending}
     counts += [f"{count} {words}" for words, count in others.items() if count]
     print_text(f"{len(trace_ids)} traces: {', '.join(counts)}\n")
-    # Other commands convert nothing, or read one file.
-    converts = conversion.has_converted or len(files) > 1
-    before = f"kp-scorer convert {escaped(join(files))} … > traces.jsonl, then " if converts else ""
-    file = "traces.jsonl" if converts else "".join(files)
-    print_text(f"{_next_step(len(decisions), outcomes['accepted'], file, before)}\n")
+    print_text(f"{_next_step(len(decisions), outcomes['accepted'], files, conversion)}\n")
     return not dead and not pending
 
 
-def _next_step(decided: int, accepted: int, file: str, before: str) -> str:
-    if not file or file == "-":
+def _next_step(decided: int, accepted: int, files: Sequence[str], conversion: Conversion) -> str:
+    if not files or "-" in files:
         return "next, with traces of your own: kp-scorer demo FILE"
+    named = escaped(join(files))
     if decided < _SHARE.least_traces:
-        submit = f"{before}kp-scorer submit {escaped(quote(file))} --wait"
-        return f"next, as a service: kp-scorer up, and in another terminal: {submit}"
-    calibrate = f"{before}kp-scorer calibrate {escaped(quote(file))} --accept {_SHARE.percents} --output thresholds.toml"
-    return f"{accepted} of {decided} accepted; for a fifth: {calibrate}"
+        options = " …" if conversion.has_converted else ""
+        return f"next, as a service: kp-scorer up, and in another terminal: kp-scorer submit {named}{options} --wait"
+    # It converts nothing, and reads one file.
+    converts = conversion.has_converted or len(files) > 1
+    before, file = (f"kp-scorer convert {named} … > traces.jsonl, then ", "traces.jsonl") if converts else ("", named)
+    calibrate = f"kp-scorer calibrate {file} --accept {_SHARE.percents} --output thresholds.toml"
+    return f"{accepted} of {decided} accepted; for a fifth: {before}{calibrate}"

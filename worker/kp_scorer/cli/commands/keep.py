@@ -56,6 +56,8 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
                     refusal(line.number, result, line.file)
     numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(files)}")
+    if outcome == "accepted" and counts["rejected"] > len(kept_ids):
+        print_note("to keep a share that you choose: `kp-scorer calibrate`, then --config with the thresholds that it writes")
     if counts.keys() - {"accepted", "review", "rejected"}:
         sys.exit(1)
 
