@@ -55,7 +55,8 @@ def test_warmed_space_has_the_traces_scored_before(settings: Settings, store: St
     assert (again.returncode, again.stdout) == (2, "")
     assert "has 5 entries already" in again.stderr
 
-    few = with_changed(settings, novelty__max_elements=len(traces) + 1)
+    # In the order of submission: a copy that is decided later would be compared with none that old.
+    few = with_changed(settings, novelty__max_elements=len(traces) + 1, worker__concurrency=1)
     with start_worker(few, tmp_path / "after.log"):
         copies = [trace | {"id": new_id()} for trace in traces]
         novelty_of_copies = decide(few, copies)

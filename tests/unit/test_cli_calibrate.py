@@ -71,7 +71,7 @@ def test_written_settings_accept_the_target_share(file: Path, tmp_path: Path) ->
     output = tmp_path / "thresholds.toml"
     result = run(file, "--accept", "0.2", "--output", output)
     assert (result.exit_code, result.stdout) == (0, ""), result.output
-    assert "2 with fewer than 62 traces: they get one threshold, of theirs together" in result.stderr
+    assert "domains with fewer than 62 traces: 2; they get one threshold, of theirs together" in result.stderr
     assert "within 2 points of 20% in 19 of 20 cases takes 1,537 traces a domain" in result.stderr
     policy = load_settings(config=output).scoring.policy()
     for domain, count in DOMAINS.items():
@@ -145,7 +145,7 @@ def test_small_domain_keeps_its_own_threshold(file: Path) -> None:
     file_of(file.parent, [*DECISIONS, *small])
     result = run(file, "--accept", "20%", "--set", 'scoring.thresholds={"y": 0.9}')
     assert result.exit_code == 0, result.output
-    assert "2 with fewer than 62 traces: they get one threshold, of theirs together" in result.stderr
+    assert "domains with fewer than 62 traces: 2; they get one threshold, of theirs together" in result.stderr
     assert "y: fewer than 62 traces are too few for 20%; it stays at 0.9" in result.stderr
     written = tomllib.loads(result.stdout)["scoring"]
     assert written["thresholds"]["y"] == 0.9

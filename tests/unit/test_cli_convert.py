@@ -161,7 +161,7 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     (tmp_path / "b" / "1.ndjson.gz").write_bytes(gzip.compress(json_lines(CHAT["messages"])))
     (tmp_path / "b" / "readme.txt").touch()
     done = run(b"", "--success", file=str(tmp_path))
-    assert f"{tmp_path}: 1 files of other names" in done.stderr
+    assert f"{tmp_path}: not read: 1 with other names" in done.stderr
     assert f"{tmp_path}/a.json: line 1: $: expected JSON" in done.stderr
     assert [row.get("state") for row in rows(done)] == ["invalid", None, None]
     assert rows(done)[0]["file"] == f"{tmp_path}/a.json"
@@ -180,6 +180,16 @@ def test_each_source_is_read_by_its_shape_and_traces_of_ours_pass() -> None:
     assert rows(done)[0] == own
     assert [row["line"] for row in rows(done) if "line" in row] == [5, 6]
     assert done.stderr.count("neither a trace") == 1
+
+
+def test_each_file_of_no_format_is_named_and_the_reason_is_told_once(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.json").write_bytes(json_lines({"x": 1}, {"x": 2}))
+    done = run(b"", "--success", file=str(tmp_path))
+    notes = [line for line in done.stderr.splitlines() if ".json" in line]
+    assert len(notes) == 3
+    assert "neither a trace" in notes[0]
+    assert notes[1:] == [f"{tmp_path}/{name}.json: line 1: in no format that is read here" for name in ("b", "c")]
 
 
 @pytest.mark.parametrize("indent", [None, 2])

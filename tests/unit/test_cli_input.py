@@ -18,7 +18,7 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.cli.input import ReadAhead, open_input, read_traces, unpacked
+from kp_scorer.cli.input import ReadAhead, open_input, read_files, read_traces, unpacked
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace
 
@@ -205,6 +205,18 @@ def test_byte_order_mark_is_skipped(content: bytes) -> None:
 def test_another_format_is_one_error(raw: bytes) -> None:
     with pytest.raises(click.BadParameter, match="expected JSON Lines or one JSON document, in UTF-8"):
         read(raw)
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe{\x00", gzip.compress(SECOND)[:-9]], ids=["UTF-16", "cut gzip"])
+def test_one_file_that_cannot_be_read_leaves_the_others(tmp_path: Path, raw: bytes) -> None:
+    for name, content in [("a.json", FIRST), ("b.json", raw), ("c.json", SECOND)]:
+        (tmp_path / name).write_bytes(content)
+    lines = list(read_files([str(tmp_path)], LIMITS))
+    assert [(Path(line.file).name, isinstance(line.trace, InvalidTrace)) for line in lines] == [
+        ("a.json", False),
+        ("b.json", True),
+        ("c.json", False),
+    ]
 
 
 def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

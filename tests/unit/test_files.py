@@ -79,7 +79,7 @@ def test_special_files_are_refused_in_one_line(
     assert any(name in line for name in (special, place, place.removesuffix("_FILE"), "--config"))
 
 
-@pytest.mark.parametrize("mode", ["w", "x"])
+@pytest.mark.parametrize("mode", ["a", "x"])
 @pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO", "device", "directory"])
 def test_output_goes_to_a_regular_file_alone(mode: str, kind: str, tmp_path: Path) -> None:
     target, named = tmp_path / "target", tmp_path / "named"
@@ -106,6 +106,17 @@ def test_output_replaces_what_is_there(tmp_path: Path) -> None:
         with open_output(str(file)) as write:
             write(text)
         assert file.read_text() == text
+
+
+def test_output_outlives_a_command_that_fails_before_it_writes(tmp_path: Path) -> None:
+    file = tmp_path / "named"
+    file.write_text("kept before")
+    with pytest.raises(ValueError, match="usage"), open_output(str(file)):
+        raise ValueError("usage")
+    assert file.read_text() == "kept before"
+    with open_output(str(file)):
+        pass
+    assert file.read_text() == ""
 
 
 DEEP: Final = "[" * 100_000

@@ -19,19 +19,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, trace_id
-from kp_scorer.adapters.messages import (
-    Piece,
-    Transcript,
-    pieces_in,
-    pieces_of,
-    pieces_of_message,
-    returned_in,
-    text_in,
-    utterance,
-)
+from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of, pieces_of_message, utterance
 from kp_scorer.adapters.node import Node
 
 _COMMAND: Final = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)
+_ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}
+"""By who speaks in a step of ATIF, which is a message otherwise."""
 _OF_CODEX: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
 
@@ -117,24 +110,15 @@ def run_of_atif(_own: str, trajectories: Sequence[Node]) -> Run:
 
 
 def _step_of_atif(step: Node) -> Iterator[Piece]:
-    speaker = step.at("source").required_text()
-    if speaker not in ("system", "user", "agent"):
+    if (speaker := step.at("source").required_text()) not in _ROLES:
         raise step.at("source").refusal("expected system, user or agent")
     if step.at("is_copied_context").value is True:
         # What a trajectory that was continued begins with again.
         return
-    if speaker == "user":
-        yield from utterance(step, "user", text_in(step.at("message").value))
-    elif speaker == "agent":
-        for key in ("reasoning_content", "message"):
-            yield from utterance(step, "agent", text_in(step.at(key).value))
-        for call in step.at("tool_calls").items():
-            name, call_id = call.at("function_name").required_text(), call.at("tool_call_id").text()
-            yield Piece(call, "call", name=name, arguments=call.at("arguments").value, call_id=call_id)
+    yield from pieces_of_message(step._replace(value=step.object() | {"role": _ROLES[speaker]}))
     if step.at("observation").value is not None:
         for result in step.at("observation", "results").items():
-            text, is_error = returned_in(result.at("content").value)
-            yield Piece(result, "result", text, call_id=result.at("source_call_id").text(), is_error=is_error)
+            yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
 
 
 def is_of_sweagent(value: dict[str, Any]) -> bool:
@@ -164,8 +148,11 @@ def _pieces(trajectory: Node, steps: Node) -> list[Piece]:
     if not history and steps.items():
         # The first input of the model; before version 1.1 it was called otherwise.
         history = steps.items()[0].first("query", "messages").items()
+    # Demonstrations come before it.
+    asked = [each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value][:1]
+    objective = [piece for message in asked for piece in pieces_of_message(message)]
     calls = _calls(history)
-    return [*_objective(history), *(piece for step in steps.items() for piece in _step(step, calls))]
+    return [*objective, *(piece for step in steps.items() for piece in _step(step, calls))]
 
 
 def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
@@ -183,12 +170,6 @@ def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
             else:
                 yield piece._replace(kind="result") if has_called and piece.kind == "user" else piece
             has_called = bool(commands)
-
-
-def _objective(history: Iterable[Node]) -> list[Piece]:
-    """The first message of the user; demonstrations come before it."""
-    asked = (each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value)
-    return [piece for message in list(asked)[:1] for piece in pieces_of_message(message)]
 
 
 def _calls(history: Iterable[Node]) -> dict[str, Piece]:

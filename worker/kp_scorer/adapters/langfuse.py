@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from kp_scorer.adapters.building import Run, microseconds, moment, trace_id
+from kp_scorer.adapters.building import Run, microseconds, trace_id
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, returned_in, text_in, utterance
 from kp_scorer.adapters.node import Node, as_json, parsed
-from kp_scorer.adapters.timeline import Span, SpanKind, in_order
+from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
-_KINDS: Final[dict[str, SpanKind]] = {"GENERATION": "model", "TOOL": "tool", "RETRIEVER": "tool", "EVENT": "event"}
 _TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)
 """How some name the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
 _OF_TRACES: Final = frozenset(
@@ -82,16 +81,9 @@ def run(own: str, items: Sequence[Node]) -> Run:
     times_us += [span.started_ns // 1_000 for span in spans]
     # The input and the output of the trace are those of a span around the others.
     spans += [Span(node, "", "", 0, 0, "other", "", *_both(node, Transcript(), is_model=False)) for node in traces]
-    origin = (traces or observations)[0]
-    return Run(
-        origin,
-        trace_id("langfuse", own, [node.value for node in (*traces, *observations)]),
-        in_order(spans),
-        created_at=moment(origin, min(times_us)) if times_us else None,
-        # Of several roots, none describes the run.
-        success=False if len(roots) == 1 and _is_failed(roots[0]) else None,
-        record=_with_scores((traces or roots or observations)[0]),
-    )
+    own_id = trace_id("langfuse", own, [node.value for node in (*traces, *observations)])
+    record = _with_scores((traces or roots or observations)[0])
+    return run_of((traces or observations)[0], own_id, spans, min(times_us, default=None), record)
 
 
 def _with_scores(trace: Node) -> dict[str, Any]:
@@ -113,7 +105,7 @@ def _trace(record: Node) -> Node:
 
 
 def _kind(node: Node) -> SpanKind:
-    kind = _KINDS.get(node.at("type").required_text().upper(), "other")
+    kind = KINDS.get(node.at("type").required_text().upper(), "other")
     return "tool" if kind == "other" and _tool_name(node) else kind
 
 
@@ -127,7 +119,8 @@ def _tool_of(span: Span, tools: set[str]) -> Span:
     """The span; as that of a tool, if a model called one of its name, or as that of none, if it says nothing."""
     if span.kind == "other" and span.node.at("name").text() in tools:
         return _span(span.node, "tool", Transcript())
-    if span.kind == "tool" and tools and span.name not in tools and not _has_content(span.node):
+    contents = (span.node.at(key).parsed().value for key in ("input", "output"))
+    if span.kind == "tool" and tools and span.name not in tools and all(each in (None, "", {}, []) for each in contents):
         # Around the calls of a turn, or a handoff, which the model calls by another name.
         return span._replace(kind="other", inputs=[], outputs=[])
     return span
@@ -155,6 +148,7 @@ def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
         name=name,
         inputs=inputs,
         outputs=outputs,
+        has_failed=_is_failed(node),
     )
 
 
@@ -173,11 +167,7 @@ def _returned(node: Node) -> list[Piece]:
 
 
 def _is_failed(node: Node) -> bool:
-    return node.at("level").text() == "ERROR"
-
-
-def _has_content(node: Node) -> bool:
-    return any(node.at(key).parsed().value not in (None, "", {}, []) for key in ("input", "output"))
+    return bool(node.at("level").value == "ERROR")
 
 
 def _attribute(node: Node, *keys: str) -> str:

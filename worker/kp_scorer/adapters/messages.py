@@ -36,10 +36,10 @@ _SPEAKERS: Final[dict[str, Speaker | None]] = {
     "functionexecutionresult": "result",
 }
 """Who speaks in a message, by its role, or by its type where it has that instead."""
-_CONTENTS: Final = ("parts", "content", "blocks", "text")
-_NAMES: Final = ("name", "toolName", "tool_name")
+_CONTENTS: Final = ("parts", "content", "blocks", "text", "message")
+_NAMES: Final = ("name", "toolName", "tool_name", "function_name")
 _ARGUMENTS: Final = ("arguments", "args", "input", "server_tool_call")
-_IDS: Final = ("call_id", "tool_use_id", "toolUseId", "toolCallId", "tool_call_id", "id")
+_IDS: Final = ("call_id", "tool_use_id", "toolUseId", "toolCallId", "tool_call_id", "source_call_id", "id")
 # Before it was called ``response`` in the GenAI conventions it was called ``result``.
 _RETURNED: Final = ("output", "response", "result", "server_tool_call_response", "content")
 _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_call", "server_tool_call")

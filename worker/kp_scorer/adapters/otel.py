@@ -13,27 +13,16 @@ succeed. A status of Ok says less, as many set it wherever nothing was raised.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from kp_scorer.adapters.building import Run, microseconds, moment, trace_id
-from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of_message, text_in, utterance
-from kp_scorer.adapters.node import Node
-from kp_scorer.adapters.timeline import Span, SpanKind, in_order
+from kp_scorer.adapters.building import Run, microseconds, trace_id
+from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, pieces_of_message, text_in, utterance
+from kp_scorer.adapters.node import MOST_DEPTH, Node
+from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
 _MOST_DIGITS: Final = 19
 """Of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere."""
-_MOST_DEPTH: Final = 12
-"""Of the paths of attributes, in objects and lists."""
 _ERROR: Final = (2, "STATUS_CODE_ERROR")
-_OPERATIONS: Final[dict[str, SpanKind]] = {
-    # Messages without an operation are those of a model.
-    "": "model",
-    "chat": "model",
-    "generate_content": "model",
-    "text_completion": "model",
-    "execute_tool": "tool",
-}
-_SPAN_KINDS: Final[dict[str, SpanKind]] = {"LLM": "model", "TOOL": "tool", "RETRIEVER": "tool"}
 _MODEL_ATTRIBUTES: Final = ("ai.prompt.messages", "gen_ai.prompt.", "gen_ai.completion.")
 _VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity.input"), "output": ("ai.response.object",)}
 """Attributes of the AI SDK and of OpenLLMetry, beside OpenInference's ``input.value`` and ``output.value``."""
@@ -122,22 +111,16 @@ def run(own: str, nodes: Sequence[Node]) -> Run:
     record = described.object() | {"attributes": _attributes_of(described).value}
     if described.object().get("resource") is not None:
         record["resource"] = _attributes_of(described.at("resource")).value
-    return Run(
-        first.node,
-        trace_id("otel", own, [node.value for node in nodes]),
-        in_order(spans),
-        created_at=moment(first.node, first.started_ns // 1_000),
-        # Of several roots, none describes the run.
-        success=False if len(roots) == 1 and _is_failed(roots[0].node) else None,
-        record=record,
-    )
+    own_id = trace_id("otel", own, [node.value for node in nodes])
+    return run_of(first.node, own_id, spans, first.started_ns // 1_000, record)
 
 
 def _span(node: Node, transcript: Transcript) -> Span:
     attributes = _attributes_of(node)
     is_genai = any(key in attributes.value for key in _GENAI)
-    kinds, key = (_OPERATIONS, _GENAI[0]) if is_genai else (_SPAN_KINDS, "openinference.span.kind")
-    kind = kinds.get(attributes.at(key).text(), "other")
+    named_kind = attributes.at(_GENAI[0] if is_genai else "openinference.span.kind").text()
+    # Messages without an operation are those of a model.
+    kind = KINDS.get(named_kind, "model" if is_genai and not named_kind else "other")
     name = ""
     if not is_genai and kind == "other":
         # The AI SDK and OpenLLMetry have no attribute for what a span is that all have.
@@ -148,10 +131,8 @@ def _span(node: Node, transcript: Transcript) -> Span:
         named = attributes.first("gen_ai.tool.name", "ai.toolCall.name", "traceloop.entity.name", "tool.name")
         name = named.text() or (named if is_genai else node.at("name")).required_text()
         call_id = attributes.first("gen_ai.tool.call.id", "ai.toolCall.id", "tool.id").text()
-        arguments = attributes.first(
-            "gen_ai.tool.call.arguments", "ai.toolCall.args", "traceloop.entity.input", "input.value"
-        ).value
-        inputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)]
+        arguments = attributes.first("gen_ai.tool.call.arguments", "ai.toolCall.args", "traceloop.entity.input", "input.value")
+        inputs = [Piece(node, "call", name=name, arguments=arguments.value, call_id=call_id)]
         outputs = _results_of(node, attributes)
     else:
         inputs = _pieces(attributes, "input", "user", kind, transcript)
@@ -167,12 +148,11 @@ def _span(node: Node, transcript: Transcript) -> Span:
         name=name,
         inputs=inputs,
         outputs=outputs,
+        has_failed=_is_failed(node),
     )
 
 
-def _pieces(
-    attributes: Node, direction: str, kind: Literal["user", "agent"], span_kind: SpanKind, transcript: Transcript
-) -> list[Piece]:
+def _pieces(attributes: Node, direction: str, speaker: Speaker, kind: SpanKind, transcript: Transcript) -> list[Piece]:
     """The pieces in an input or output: messages; without any, its value as one, if a model's is not an entire request."""
     # Messages may be structured, or JSON in a text.
     structured = transcript.pieces(attributes.at(f"gen_ai.{direction}.messages").parsed()) or []
@@ -183,10 +163,9 @@ def _pieces(
     if direction == "output" and attributes.first("ai.response.text", "ai.response.toolCalls").value is not None:
         message = {key: attributes.value.get(f"ai.response.{key}") for key in ("text", "toolCalls")}
         value = value._replace(value={"role": "assistant"} | message)
-    is_model = span_kind == "model"
-    held = pieces_in(value.parsed(), kind, transcript, is_model=is_model)
+    held = pieces_in(value.parsed(), speaker, transcript, is_model=kind == "model")
     # What a model got that has no messages in it is a request.
-    return held if held is not None else [] if is_model else utterance(value, kind, text_in(value.value))
+    return held if held is not None else [] if kind == "model" else utterance(value, speaker, text_in(value.value))
 
 
 def _messages(attributes: Node, direction: str) -> Iterator[Node]:
@@ -194,7 +173,7 @@ def _messages(attributes: Node, direction: str) -> Iterator[Node]:
     for key in (f"llm.{direction}_messages", "gen_ai.prompt" if direction == "input" else "gen_ai.completion"):
         own = [path for path in attributes.value if path.startswith(f"{key}.")]
         paths = {path.removeprefix(f"{key}."): attributes.at(path).value for path in own}
-        items = _nested({path: value for path, value in paths.items() if path.count(".") < _MOST_DEPTH})
+        items = _nested({path: value for path, value in paths.items() if path.count(".") < MOST_DEPTH})
         for number, item in enumerate(items if isinstance(items, list) else []):
             place = attributes._replace(path=f"{attributes.path}.{key}.{number}", value=item)
             message = place.at("message") if "message" in place.object() else place
@@ -236,8 +215,7 @@ def _results_of(span: Node, attributes: Node) -> list[Piece]:
     """The result of a tool's span, or its error; nothing if contents were not recorded."""
     has_failed = _is_failed(span) or attributes.at("error.type").value is not None
     returned = attributes.first("gen_ai.tool.call.result", "ai.toolCall.result", "traceloop.entity.output", "output.value")
-    text = text_in(returned.value)
-    text = text or (_failure_of(span) if has_failed else "")
+    text = text_in(returned.value) or (_failure_of(span) if has_failed else "")
     return [Piece(span, "result", text, is_error=has_failed)] if text or has_failed else []
 
 
@@ -249,11 +227,10 @@ def _is_failed(span: Node) -> bool:
 
 def _failure_of(span: Node) -> str:
     """The error of a failed span: the message of its status, or that of the exception that it recorded."""
-    message = span.at("status").value and span.at("status", "message").text()
-    for event in span.at("events").items():
-        if not message and event.at("name").value == "exception":
-            message = _attributes_of(event).at("exception.message").text()
-    return message or ""
+    if span.at("status").value and (message := span.at("status", "message").text()):
+        return message
+    raised = (event for event in span.at("events").items() if event.at("name").value == "exception")
+    return next(filter(None, (_attributes_of(event).at("exception.message").text() for event in raised)), "")
 
 
 def _any_value(node: Node) -> Any:

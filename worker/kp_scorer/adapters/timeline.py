@@ -10,14 +10,22 @@ Everything here takes time in proportion to what the spans hold, whatever they h
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from kp_scorer.adapters.building import Run, moment
 from kp_scorer.adapters.messages import Piece, call_input
 from kp_scorer.adapters.node import Node, as_json
 
 _EMPTY = ("", "{}", "null")
 
 SpanKind = Literal["model", "tool", "event", "other"]
+
+KINDS: Final[dict[str, SpanKind]] = {
+    **dict.fromkeys(("GENERATION", "LLM", "chat", "generate_content", "text_completion"), "model"),
+    **dict.fromkeys(("TOOL", "RETRIEVER", "execute_tool"), "tool"),
+    "EVENT": "event",
+}
+"""By the types of observations, OpenInference's kinds of spans and the operations of GenAI."""
 
 
 class Span(NamedTuple):
@@ -35,6 +43,15 @@ class Span(NamedTuple):
     """Of a tool, its call; of a model, the conversation so far; of another span, its input."""
     outputs: Sequence[Piece]
     """Of a tool, its result; of a model, its answer; of another span, its output."""
+    has_failed: bool = False
+
+
+def run_of(origin: Node, own_id: str, spans: Sequence[Span], started_us: int | None, record: dict[str, Any]) -> Run:
+    """The run that spans are, which stands at ``origin``; it did not succeed if its only root failed."""
+    created_at = None if started_us is None else moment(origin, started_us)
+    roots = [span for span in spans if span.span_id and not span.parent_id]
+    success = False if len(roots) == 1 and roots[0].has_failed else None
+    return Run(origin, own_id, in_order(spans), created_at, success, record=record)
 
 
 def in_order(spans: Sequence[Span]) -> list[Piece]:
@@ -59,10 +76,12 @@ def in_order(spans: Sequence[Span]) -> list[Piece]:
     roots = [span for span in spans if span.span_id and not span.parent_id]
     outermost = [span for span in around if not span.span_id or [span] == roots]
     pieces = run.pieces
-    for kind, several in (("user", [span.inputs for span in outermost]), ("agent", [span.outputs for span in outermost])):
-        texts = [piece for each in several for piece in each if piece.kind == kind and not _is_json(piece)]
-        if texts:
-            pieces = _with_question(pieces, texts[0]) if kind == "user" else _with_answer(pieces, texts[-1])
+    asked = [piece for span in outermost for piece in span.inputs if piece.kind == "user" and not _is_json(piece)]
+    if asked:
+        pieces = _with_question(pieces, asked[0])
+    answers = [piece for span in outermost for piece in span.outputs if piece.kind == "agent" and not _is_json(piece)]
+    if answers and not any(piece.kind == "agent" and _spaced(answers[-1]) in _spaced(piece) for piece in pieces):
+        pieces = [*pieces, answers[-1]]
     kinds = {piece.kind for piece in pieces}
     questions = [piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds]
     answers = [piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds]
@@ -78,12 +97,6 @@ def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
     # What comes before it, and before the agent did anything, are instructions.
     is_first = all(piece.kind == "user" for piece in pieces[:place])
     return [asked, *([] if is_first else pieces[:place]), *pieces[place + 1 :]]
-
-
-def _with_answer(pieces: list[Piece], answer: Piece) -> list[Piece]:
-    """The pieces of a run and its answer, if no call of a model has it."""
-    is_there = any(piece.kind == "agent" and _spaced(answer) in _spaced(piece) for piece in pieces)
-    return pieces if is_there else [*pieces, answer]
 
 
 def _spaced(piece: Piece) -> str:
@@ -290,13 +303,10 @@ class _Conversation:
 
     def _still_open(self, piece: Piece) -> _Call | None:
         """The call in an answer, if it came up already: its tool began before, or it has no result yet."""
-        if not piece.call_id:
-            return None
-        for call in self._calls[piece.call_id,][-1:]:
-            if call.by_tool_alone and call.name == piece.name:
-                return call
-        alike = self._calls[piece.call_id, _words(piece)][-1:]
-        return next((call for call in alike if call.result is None), None)
+        own = piece.call_id
+        begun = [call for call in self._calls[own,][-1:] if call.by_tool_alone and call.name == piece.name]
+        alike = [call for call in self._calls[own, _words(piece)][-1:] if call.result is None]
+        return next(iter(begun + alike), None) if own else None
 
     def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
         """The call in an answer, if its tool began before the answer had ended, and one of the two has no id."""

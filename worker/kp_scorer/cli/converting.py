@@ -1,6 +1,5 @@
 """Converting what others record on its way into a command: the options for it, and what it did, for a person."""
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import wraps
 from typing import Any, Final, NamedTuple, get_args
@@ -19,6 +18,8 @@ from kp_scorer.trace import PrivacyLevel, Visibility
 _FIELDS: Final = dict(id="id", success="success", confidence="confidence", domain="task_domain", time="created_at")  # noqa: C408
 """By the names of their options, the fields that records may have under other names."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
+_MOST_LINES: Final = 1 << 40
+"""More than a file has: lines are counted through all files."""
 _MOST_NAMES: Final = 12
 """Of fields that were not read: a line or two."""
 _MOST_CHARS: Final = 80
@@ -40,8 +41,7 @@ class Conversion:
         """Without the ``name`` of a format, it is told by the shape of each source."""
         self._converter = Converter(supplied, limits, name)
         self._name = name
-        self._files = [(0, "")]
-        self._next = 1
+        self._files = [""]
         self._runs = 0
 
     @property
@@ -51,7 +51,7 @@ class Conversion:
 
     def begin_file(self, name: str) -> None:
         """Go on to a file, whose lines are counted from 1 again."""
-        self._files.append((self._next, name))
+        self._files.append(name)
 
     def fits(self, value: object) -> bool:
         """Whether a source is in a format that is read, or is to be read as one."""
@@ -59,9 +59,7 @@ class Conversion:
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:
         """Convert what is complete with a source; raises UsageError if the first needs more than is supplied."""
-        start = self._files[-1][0]
-        self._next = max(self._next, start + line + 1)
-        return self._counted(self._converter.feed(start + line, value))
+        return self._counted(self._converter.feed((len(self._files) - 1) * _MOST_LINES + line, value))
 
     def end_file(self) -> Iterator[Converted]:
         """Convert what has no more in other files."""
@@ -92,8 +90,8 @@ class Conversion:
                 if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
                     paths = "or, where each record has one of these, --success-field PATH and the like"
                     raise click.UsageError(f"to convert this, expected {', '.join(result.options)}; {paths}")
-                start, name = self._files[bisect_right(self._files, result.line, key=lambda file: file[0]) - 1]
-                converted = Converted(name, result.line - start, InvalidTrace(result.problems))
+                file, line = divmod(result.line, _MOST_LINES)
+                converted = Converted(self._files[file], line, InvalidTrace(result.problems))
             else:
                 converted = Converted("", 0, result)
             self._runs += 1

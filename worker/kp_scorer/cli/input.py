@@ -73,7 +73,7 @@ class Line(NamedTuple):
 def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
     """The lines of several files, one file after the other, of a folder those of JSON, however deep; ``-`` is standard input.
 
-    Raises as :func:`read_traces` does.
+    Of several files one that cannot be read is an error among the lines. Otherwise it raises as :func:`read_traces` does.
     """
     files = [file for name in names for file in _files_in(name)]
     for name in files:
@@ -81,8 +81,13 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
         with open_input(name) as stream:
             if conversion:
                 conversion.begin_file(place)
-            for line in read_traces(stream, limits, conversion):
-                yield line if line.file else line._replace(file=place)
+            try:
+                for line in read_traces(stream, limits, conversion):
+                    yield line if line.file else line._replace(file=place)
+            except click.BadParameter as error:
+                if not place:
+                    raise
+                yield Line(0, InvalidTrace([Problem("$", error.message)]), file=place)
         if conversion:
             yield from _lines_of(conversion.end_file(), limits)
     if conversion:
@@ -96,7 +101,7 @@ def _files_in(name: str) -> list[str]:
     files = sorted(path for path in Path(name).rglob("*") if path.is_file())
     readable = [str(path) for path in files if path.name.removesuffix(".gz").endswith(_SUFFIXES)]
     if others := len(files) - len(readable):
-        print_note(f"{name}: {others} files of other names than *{', *'.join(_SUFFIXES)} and these with .gz are not read")
+        print_note(f"{name}: not read: {others} with other names than *{', *'.join(_SUFFIXES)} and these with .gz")
     return readable
 
 
@@ -276,7 +281,6 @@ def _entire(stream: IO[bytes], line: bytes) -> bytes:
 
 
 def _is_trace(value: object) -> bool:
-    """Whether a value is meant to be a trace."""
     return isinstance(value, dict) and ("@type" in value or "@context" in value)
 
 

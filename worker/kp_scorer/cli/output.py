@@ -70,32 +70,48 @@ def print_text(text: str) -> None:
 
 
 @contextmanager
-def open_output(name: str, mode: str = "w") -> Iterator[Callable[[str], object]]:
-    """Open the file that ``--output`` names, no link or device, or stdout for ``-``; yield what writes a text to it."""
+def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]:
+    """Open the file that ``--output`` names, no link or device, or stdout for ``-``; yield what writes a text to it.
+
+    What the file had is replaced with the first text, or at the end, and so outlives a command that fails before.
+    """
     if name == "-":
         yield print_text
         return
     try:
         with open_regular(name, mode, follow=False, encoding="utf-8", buffering=1) as file:
-            yield file.write
+            is_emptied = False
+
+            def write(text: str) -> None:
+                nonlocal is_emptied
+                if not is_emptied:
+                    file.truncate(0)
+                    is_emptied = True
+                file.write(text)
+
+            yield write
+            write("")
     except OSError as error:
         raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="--output") from None
     print_note(f"wrote {name}")
 
 
 def refusal(line_number: int, error: InvalidTrace | TraceConflict, file: str = "") -> dict[str, Any]:
-    """Print to stderr what is wrong with a line of the input, once for lines of no format; return the same for programs."""
+    """Print to stderr what is wrong with a line of the input, for lines of no format once a file; return it for programs."""
     place: dict[str, Any] = {"file": file} if file else {}
     place |= {"line": line_number} if line_number else {}
-    if not (isinstance(error, UnknownFormat) and _was_noted(UnknownFormat.__name__)):
-        print_note(": ".join([*([file] if file else []), *([f"line {line_number}"] if line_number else []), str(error)]))
+    reason = str(error)
+    if isinstance(error, UnknownFormat):
+        is_new, is_new_file = not _was_noted(reason), not _was_noted(f"{UnknownFormat.__name__} {file}")
+        reason = reason if is_new else "in no format that is read here" if is_new_file else ""
+    if reason:
+        print_note(": ".join([*([file] if file else []), *([f"line {line_number}"] if line_number else []), reason]))
     if isinstance(error, TraceConflict):
         return {"trace_id": error.trace_id, "state": "conflict", **place}
     return {**place, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
 
 
 def _was_noted(name: str) -> bool:
-    """Whether this command has asked so before."""
     context = click.get_current_context(silent=True)
     notes: set[str] = context.meta.setdefault(__name__, set()) if context else set()
     was_noted = name in notes

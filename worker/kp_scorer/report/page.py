@@ -121,7 +121,6 @@ def _figure(chart: Chart) -> Html:
 
 
 def _table(content: Table) -> Html:
-    """A table that scrolls within itself."""
     headings, caption = content.headings, content.caption
     classes = {"trace": "id", **dict.fromkeys(DETAILS, "sentence"), headings[0]: ""}
     kinds = [{"class_": name} if (name := classes.get(heading, "figure")) else {} for heading in headings]

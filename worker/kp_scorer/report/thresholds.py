@@ -32,12 +32,11 @@ def calibrate(
         SettingsError: a setting is wrong, or a review is above its new threshold.
     """
     settings = settings or load_settings()
-    named = {"accept": accept, "precision": precision}
-    targets = [Target("accept" if name == "accept" else "precision", share) for name, share in named.items() if share]
-    if len(targets) != 1 or not 0 < targets[0].share < 1:
+    target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
+    if None not in (accept, precision) or not 0 < target.share < 1:
         raise ValueError("expected either accept or precision, a share between 0 and 1")
     samples = samples_of(decisions, good, settings.scoring.aliases)
-    thresholds = thresholds_of(calibrated(samples, targets[0], settings.scoring.thresholds), settings.scoring)
+    thresholds = thresholds_of(calibrated(samples, target, settings.scoring.thresholds), settings.scoring)
     if clashes := list(settings.scoring.reviews_above(thresholds.default, thresholds.domains)):
         raise SettingsError("; ".join(f"scoring.{clash}" for clash in clashes))
     changed = {"threshold": thresholds.default, "thresholds": dict(thresholds.domains)}
@@ -58,10 +57,6 @@ class Thresholds(NamedTuple):
 
     default: float
     domains: Mapping[str, float]
-
-    def of(self, domain: str) -> float:
-        """The threshold that a domain gets."""
-        return self.domains.get(domain, self.default)
 
 
 def thresholds_of(calibration: Calibration, scoring: ScoringSettings) -> Thresholds:

@@ -56,11 +56,10 @@ def _target_options(command: Command) -> Command:
     @click.option("--precision", type=_share, metavar="SHARE", help="How many of the accepted traces are to be good: 90%.")
     @wraps(command)
     def with_target(*args: Any, accept: float | None, precision: float | None, **kwargs: Any) -> None:
-        targets = [Target("accept", accept)] if accept else []
-        targets += [Target("precision", precision)] if precision else []
-        if len(targets) != 1:
+        if (accept is None) == (precision is None):
             raise click.UsageError("expected either --accept or --precision")
-        command(*args, target=targets[0], **kwargs)
+        target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
+        command(*args, target=target, **kwargs)
 
     return with_target
 
@@ -204,10 +203,10 @@ def _notes(target: Target, calibration: Calibration, thresholds: Thresholds) -> 
     few = sum(cohort.lack == "too_few" and domain not in thresholds.domains for domain, cohort in calibration.domains.items())
     if few:
         whose = "of all domains together" if calibration.other_domains_are_all else "of theirs together"
-        yield f"{few} with fewer than {target.least_traces} traces{_counted(target)}: they get one threshold, {whose}"
+        yield f"domains with fewer than {target.least_traces} traces{_counted(target)}: {few}; they get one threshold, {whose}"
     for domain, cohort in calibration.domains.items():
         if cohort.lack and domain in thresholds.domains:
-            yield f"{escaped(domain)}: {_lack(cohort, target)}; it stays at {thresholds.of(domain):g}"
+            yield f"{escaped(domain)}: {_lack(cohort, target)}; it stays at {thresholds.domains[domain]:g}"
     if few and calibration.other_domains.lack:
         yield f"{_OTHER_DOMAINS}: {_lack(calibration.other_domains, target)}; it stays at {thresholds.default:g}"
     yield (

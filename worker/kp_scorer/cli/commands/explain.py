@@ -145,5 +145,4 @@ def pending_words(trace_id: str, waiting: Record) -> Iterator[str]:
 
 
 def _moment(time_ms: int) -> str:
-    """A point in Unix time, in ms, as people read it."""
     return datetime.fromtimestamp(time_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -18,9 +18,6 @@ from kp_scorer.ledger import Store
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.settings import Settings
 
-_Result = Decision | InvalidTrace | TraceConflict | str
-"""The decision on a line's trace, what is wrong with the line, or the state in which the ledger has the trace."""
-
 
 @click.command(epilog="Example: kp-scorer keep traces.jsonl --output kept.jsonl")
 @files_argument
@@ -63,8 +60,10 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
         sys.exit(1)
 
 
-def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, _Result]]:
-    """What the ledger decided on the traces on lines of an input, in order."""
+def _stored(
+    batches: Iterator[Sequence[Line]], settings: Settings
+) -> Iterator[tuple[Line, Decision | InvalidTrace | TraceConflict | str]]:
+    """What the ledger decided on the traces on lines of an input, in order, or the state in which it has them."""
     with Store.open(with_endpoints(settings)) as store:
         for batch in batches:
             trace_ids = [line.trace.id for line in batch if not isinstance(line.trace, InvalidTrace)]
