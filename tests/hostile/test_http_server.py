@@ -6,6 +6,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -147,6 +148,11 @@ def test_no_request_costs_more_than_its_bounds(server: HttpServer, store: Store,
     costly = export_with(b"\x4a\x00" * (MIB - 64))
     answer = post(server, costly * 3, content_type=PROTOBUF)
     assert answer.status == 200
+    # The most that is read of spans, in two requests at once.
+    costly = export_with(b"\x4a\x00" * 500_000) * 8
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda _: post(server, costly, content_type=PROTOBUF).status, range(2))
+        assert list(answers) == [200, 200]
     # Every span keeps what it is to keep of its resource.
     assert post(server, export_of(chat_span(new_run()), kp__domain="code" * 300)).status == 400
     assert post(server, export_of(*[{}] * 20_001)).status == 400

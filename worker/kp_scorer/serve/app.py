@@ -1,4 +1,4 @@
-"""The ASGI application: what each path takes and answers. Handlers wait in the event loop, and work in a few threads."""
+"""The ASGI application: what each path takes and answers. Handlers wait in the event loop, and work in threads."""
 
 import asyncio
 import os
@@ -35,8 +35,6 @@ _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
 _BODIES: Final = 8
 """How many bodies of the largest size may be in memory at once; requests beyond them get 429."""
-_THREADS: Final = 2
-"""That read bodies. They compute, and only one of them at a time."""
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _OTLP_PATH: Final = "/v1/traces"
 _REJECTED: Final = {"closed": "spans after their run was submitted", "too_large": "a run that is over the limits"}
@@ -77,7 +75,9 @@ class _Handlers:
         self._limits = settings.limits
         of_bodies = {"message_bytes": self._most_bytes, "values": _MOST_VALUES}
         self._of_bodies = settings.limits.model_copy(update=of_bodies)
-        self._threads = anyio.CapacityLimiter(_THREADS)
+        # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
+        # delays none.
+        self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
         self._bytes_in_memory = 0
 
     async def authorize(
@@ -89,7 +89,9 @@ class _Handlers:
     async def export(self, request: Request) -> Response:
         """Store OpenTelemetry spans, in OTLP's Protobuf or JSON. All spans of a trace id are one run, and become one trace."""
         media_type = _media_type(request, JSON, PROTOBUF)
-        return Response(await self._work_on(request, partial(self._store_spans, media_type)), media_type=media_type)
+        return Response(
+            await self._work_on(request, self._of_spans, partial(self._store_spans, media_type)), media_type=media_type
+        )
 
     def _store_spans(self, media_type: str, body: bytes) -> bytes:
         by_run, rejected = spans_in(body, media_type, self._of_bodies)
@@ -111,7 +113,7 @@ class _Handlers:
         202 once the ledger and the broker have all of them; 207 if some are refused, 422 if all are: their rows say why.
         """
         media_type = _media_type(request, JSON, *_JSON_LINES)
-        rows = await self._work_on(request, partial(self._submit_all, media_type))
+        rows = await self._work_on(request, self._of_traces, partial(self._submit_all, media_type))
         refused = sum(row.state != "pending" for row in rows)
         status = 202 if not refused else 422 if refused == len(rows) else 207
         return JSONResponse({"traces": [row.model_dump(exclude_defaults=True) for row in rows]}, status)
@@ -140,7 +142,7 @@ class _Handlers:
             raise HTTPException(404, "no such trace: never submitted, not yet, or forgotten")
         return TraceStatus(**{name: value for name, value in status._asdict().items() if value})
 
-    async def _work_on(self, request: Request, work: Callable[[bytes], Result]) -> Result:
+    async def _work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
         """Unpack a body while it comes, within bounds of size and time, and work on it in a thread."""
         encoding = request.headers.get("content-encoding", "identity").lower()
         if encoding not in ("identity", "gzip"):
@@ -160,7 +162,7 @@ class _Handlers:
                         raise QueueFull("serve: too many requests at once")
             if unpacking and (not unpacking.eof or unpacking.unused_data):
                 raise HTTPException(400, "expected one whole gzip stream")
-            return await anyio.to_thread.run_sync(work, bytes(body), limiter=self._threads)
+            return await anyio.to_thread.run_sync(work, bytes(body), limiter=limiter)
         except TimeoutError:
             raise HTTPException(408, f"expected the request within {_BODY_WITHIN_S:g} s") from None
         except (zlib.error, ClientDisconnect) as error:
