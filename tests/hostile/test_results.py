@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,14 @@ from tests.support.traces import short_traces
 RESIDENT_BYTES = 300_000_000
 PIPE_BYTES = 65_536
 MIB = 2**20
-LARGE = decision_on("kp:trace:large")[:-1] + b',"more":"%s"}' % (b"x" * MIB)
-OVERSIZED = decision_on("kp:trace:oversized")[:-1] + b',"more":"%s"}' % (b"x" * 20 * MIB)
+
+
+def with_trace(trace_id: str, size_bytes: int) -> bytes:
+    return decision_on(trace_id)[:-1] + b',"trace":{"more":"%s"}}' % (b"x" * size_bytes)
+
+
+LARGE = [with_trace(f"kp:trace:large-{number}", MIB) for number in range(40)]
+OVERSIZED = with_trace("kp:trace:oversized", 20 * MIB)
 
 
 def unread_bytes(pipe: Any) -> int:
@@ -42,7 +49,7 @@ def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shippe
     settings = shipped_arena.settings_of("worker")
     queue = results_queue(settings, "accepted")
     headers = {"compression": GZIP}
-    bodies = [(bombs()[GZIP], headers), (OVERSIZED, {}), *[(LARGE, {})] * 40, (decision_on("kp:trace:last"), {})]
+    bodies = [(bombs()[GZIP], headers), (OVERSIZED, {}), *((body, {}) for body in LARGE), (decision_on("kp:trace:last"), {})]
     with make_celery(settings) as app:
         declare_queues(app, [queue])
         for body, extra in bodies:
@@ -50,7 +57,8 @@ def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shippe
             with_producer(app, "test", lambda producer, message=message: producer.publish(exchange="", **message))  # type: ignore[misc]
     command = [*COMMAND, "decisions", "--follow"]
     environment = os.environ | as_environment(shipped_arena.settings_of("operator"))
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as follow:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as follow, ExitStack() as leaving:
+        leaving.callback(follow.kill)
         assert follow.stdout
         process = psutil.Process(follow.pid)
         # Until it waits for its reader.

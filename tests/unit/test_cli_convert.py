@@ -102,6 +102,10 @@ def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), confidence=None, domain=None, created_at=None)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "expected --confidence, --domain, --created-at, --success or --failed; or, where" in done.stderr
+    # What later ones lack, too.
+    spans = test_adapter_otel.export(test_adapter_otel.chat(0, 5, [test_adapter_otel.ASKED], [test_adapter_otel.ANSWERED]))
+    done = run(json_lines(spans, CHAT), confidence=None, created_at=None)
+    assert "expected --confidence, --success or --failed, --created-at; or" in done.stderr
     # Once something is converted, the others are refused, each by itself.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert done.exit_code == 1

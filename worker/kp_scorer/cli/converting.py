@@ -43,6 +43,8 @@ class Conversion:
         self._name = name
         self._files = [""]
         self._runs = 0
+        self._missing: dict[str, None] = {}
+        """The options that runs lack, in order, as long as none was converted."""
 
     @property
     def has_converted(self) -> bool:
@@ -58,7 +60,7 @@ class Conversion:
         return bool(self._name or format_of(value))
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:
-        """Convert what is complete with a source; raises UsageError if the first needs more than is supplied."""
+        """Convert what is complete with a source; raises UsageError if those before it need more than is supplied."""
         return self._counted(self._converter.feed((len(self._files) - 1) * _MOST_LINES + line, value))
 
     def end_file(self) -> Iterator[Converted]:
@@ -66,8 +68,9 @@ class Conversion:
         return self._counted(self._converter.end_file())
 
     def end(self) -> Iterator[Converted]:
-        """Convert what is left."""
-        return self._counted(self._converter.end())
+        """Convert what is left; raises UsageError if no run could be converted for want of options."""
+        yield from self._counted(self._converter.end())
+        self._require_options()
 
     def print_summary(self) -> None:
         """Print what was converted, and which fields of the sources were not read."""
@@ -88,14 +91,21 @@ class Conversion:
         for result in results:
             if isinstance(result, NotConverted):
                 if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
-                    paths = "or, where each record has one of these, --success-field PATH and the like"
-                    raise click.UsageError(f"to convert this, expected {', '.join(result.options)}; {paths}")
+                    # Later ones may lack others: they are asked for at once.
+                    self._missing |= dict.fromkeys(result.options)
+                    continue
                 file, line = divmod(result.line, _MOST_LINES)
                 converted = Converted(self._files[file], line, InvalidTrace(result.problems))
             else:
+                self._require_options()
                 converted = Converted("", 0, result)
             self._runs += 1
             yield converted
+
+    def _require_options(self) -> None:
+        if self._missing:
+            paths = "or, where each record has one of these, --success-field PATH and the like"
+            raise click.UsageError(f"to convert this, expected {', '.join(self._missing)}; {paths}")
 
 
 _OPTIONS: Final = (

@@ -96,6 +96,7 @@ class Submitter:
         try:
             trace = self._converted(run, export)
             self._client.submit(trace)
+            log.info("run_submitted", trace_id=trace["id"], spans=len(run.spans))
         except TraceConflict as error:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, "conflict", str(error), decoded.id, decoded.digest())
