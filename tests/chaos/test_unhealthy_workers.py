@@ -16,6 +16,8 @@ from tests.support.processes import FAST_WORKER, launch_worker, wait_until
 
 EXIT_CODE: Final = 4
 FEW: Final = 40
+SMALL_PASSES: Final = {"worker__batch_size": 4}
+"""At most two such groups are in a pass, so that there are as many passes as it takes to become unhealthy."""
 
 
 @pytest.mark.slow
@@ -24,7 +26,7 @@ def test_a_panic_ends_the_process_and_another_decides(arena: Arena, unhealthy_fr
     def panic_once(place: int, life: int) -> Mapping[str, str]:
         return {"FAILURE": "panics", "FAILS_FROM": unhealthy_from} if life == 0 else {}
 
-    settings = arena.settings()
+    settings = arena.settings(**SMALL_PASSES)
     with Client(settings) as client:
         submitted = submit(client, traces(FEW))
         with Fleet(settings, arena.directory, 1, FAST_WORKER, panic_once, supervised=True) as fleet:
@@ -70,7 +72,7 @@ def test_an_unhealthy_embedder_ends_its_worker_and_loses_no_trace(arena: Arena, 
         # It has decided some when it becomes unhealthy, and has more in flight.
         return {"FAILURE": failure, "FAILS_FROM": "3"} if (place, life) == (0, 0) else {"EMBED_S": "0.1"}
 
-    settings = arena.settings()
+    settings = arena.settings(**SMALL_PASSES)
     with Fleet(settings, arena.directory, 2, FAST_WORKER, unhealthy_beside_healthy, supervised=True) as fleet:
         fleet.wait_until_ready()
         unhealthy = fleet[0]
