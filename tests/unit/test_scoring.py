@@ -247,6 +247,14 @@ def test_review_lies_between_rejected_and_accepted(
     assert (outcome == "review") == (counts is not None and counts <= value < threshold)
 
 
+def test_the_strictest_outcome_wins_where_several_are_demanded() -> None:
+    bounds = Policy(review=0.5).bounds("code")
+    assert bounds.outcome(0.8, demanded=["review", None]) == "review"
+    assert bounds.outcome(0.8, demanded=["review", "rejected"]) == "rejected"
+    assert bounds.outcome(0.1, demanded=["review"]) == "rejected"
+    assert bounds.outcome(0.8, demanded=[None]) == "accepted"
+
+
 @given(traces(), st.floats(0, 1), st.booleans())
 def test_score_and_its_dimensions_are_fractions(trace: ReasoningTrace, novelty: float, cap: bool) -> None:
     scored = score(trace, novelty, Policy(cap_step_term=cap))

@@ -11,6 +11,7 @@ SCHEMA_VERSION: Literal[1] = 1
 """Stays as long as versions only add fields that may be missing; readers of this one refuse any other."""
 
 Outcome = Literal["accepted", "review", "rejected"]
+"""From the mildest to the strictest."""
 ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, NoveltySource, Outcome, Override, ThresholdSource
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
@@ -44,13 +44,15 @@ class Bounds(NamedTuple):
     source: ThresholdSource
     review: float | None
 
-    def outcome(self, score: float, guards: Iterable[Guard] = ()) -> Outcome:
-        """The outcome of a trace with this score, unless one of the ``guards`` rejects it."""
+    def outcome(self, score: float, guards: Iterable[Guard] = (), demanded: Iterable[Outcome | None] = ()) -> Outcome:
+        """The outcome of a trace with this score, unless a guard rejects it; or the strictest that is ``demanded``."""
         if any(guard.rejects for guard in guards):
             return "rejected"
         if score >= self.threshold:
-            return "accepted"
-        return "rejected" if self.review is None or score < self.review else "review"
+            outcome: Outcome = "accepted"
+        else:
+            outcome = "rejected" if self.review is None or score < self.review else "review"
+        return max((outcome, *(each for each in demanded if each)), key=get_args(Outcome).index)
 
 
 @dataclass(frozen=True, slots=True)
