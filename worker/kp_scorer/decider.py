@@ -1,5 +1,6 @@
 """The steps of deciding traces: the only place where scoring, embedding, novelty and the ledger meet."""
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -93,18 +94,26 @@ class Decider:
     """
 
     def __init__(
-        self, ledger: Ledger, policy: Policy, novelty: NoveltyMeter | None, max_attempts: int, *, names_nearest: bool = True
+        self,
+        ledger: Ledger,
+        policy: Policy,
+        novelty: NoveltyMeter | None,
+        max_attempts: int,
+        *,
+        names_nearest: bool = True,
+        sample: float = 0.0,
     ) -> None:
         """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
 
         A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. Decisions name
-        the nearest earlier trace if ``names_nearest``.
+        the nearest earlier trace if ``names_nearest``. Of all traces the share ``sample``, 0..1, is sampled for review.
         """
         self._ledger = ledger
         self._policy = policy
         self.novelty = novelty
         self._max_attempts = max_attempts
         self._names_nearest = names_nearest
+        self._sample = sample
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
         """Decide the traces, in order; ``alone``: there is one, which failed before together with others.
@@ -275,10 +284,17 @@ class Decider:
             composite=scored.composite,
             overrides=scored.overrides,
             guards=guards,
+            # A producer may choose the id so that the trace is not sampled; the place nobody chooses.
+            sampled=self._sample if fraction_of(novelty.entry or trace.id) < self._sample else None,
             novelty=novelty if self._names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
+
+
+def fraction_of(text: str) -> float:
+    """A number in 0..1, without 1, that is always the same for a text and evenly spread over texts: its BLAKE2b in 6 bytes."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 def _short(name: str | None) -> str | None:

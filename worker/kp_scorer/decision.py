@@ -131,6 +131,8 @@ class Decision(_Part):
     overrides: tuple[FiredOverride, ...] = ()
     guards: Annotated[tuple[Guard, ...], Field(exclude_if=lambda guards: not guards)] = ()
     """Those that apply, whether they fired or not. Left out of the message if there are none."""
+    sampled: Annotated[float | None, Field(gt=0, le=1, exclude_if=lambda sampled: sampled is None)] = None
+    """The probability by which the trace went to review as one of the sample; left out of the message if it did not."""
     novelty: Novelty
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]

@@ -136,6 +136,12 @@ class ResultsSettings(Section):
         return via
 
 
+class ReviewSettings(Section):
+    """What goes to review beside the traces that :class:`ScoringSettings` send there."""
+
+    sample: Fraction = 0.0
+
+
 class ScoringSettings(Section):
     """How traces are scored: thresholds, weights and aliases."""
 
@@ -312,6 +318,7 @@ class Settings(Section):
     redis: RedisSettings = RedisSettings()
     queues: QueueSettings = QueueSettings()
     results: ResultsSettings = ResultsSettings()
+    review: ReviewSettings = ReviewSettings()
     scoring: ScoringSettings = ScoringSettings()
     novelty: NoveltySettings = NoveltySettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
@@ -363,6 +370,6 @@ class Settings(Section):
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcomes that these settings allow. Decisions made under earlier settings may have others."""
-        is_reviewed = self.scoring.review is not None or self.scoring.reviews
+        """The outcomes whose queues these settings use. Decisions made under earlier settings may have others."""
+        is_reviewed = self.scoring.review is not None or self.scoring.reviews or self.review.sample
         return tuple(each for each in get_args(Outcome) if each != "review" or is_reviewed)
