@@ -132,7 +132,8 @@ def offline_decider(settings: Settings) -> Decider:
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     window = settings.novelty.window()
     novelty = NoveltyMeter(embedder, MemoryLog(window), window) if embedder else None
-    return Decider(MemoryLedger(window.kept_elements), settings.scoring.policy(), novelty, settings.worker.max_attempts)
+    ledger, policy = MemoryLedger(window.kept_elements), settings.scoring.policy()
+    return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample)
 
 
 def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings) -> Iterator[list[ReasoningTrace]]:
