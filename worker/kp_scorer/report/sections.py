@@ -309,11 +309,11 @@ def _drift(analysis: Analysis) -> Section | None:
         # All decisions are of one week.
         return None
     compared = [(name, each) for (name, _), each in zip(with_total(analysis), analysis.drifts, strict=True) if each.indices]
-    changes = [(index, what, name) for name, each in compared for what, index in each.indices.items()]
+    changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]
     heading, tables = "Too few traces to compare two weeks", list[Table]()
     if changes:
-        index, what, name = max(changes)
-        heading = f"{spaced(what).capitalize()} of {name} changed most in a week: {index:.2f}"
+        index, part, name = max(changes)
+        heading = f"{spaced(part).capitalize()} of {name} changed most in a week: {index:.2f}"
         counts = [
             [name, *(f"{count:,}" for count in each.traces), *map(share, each.accepted, each.traces)] for name, each in compared
         ]
