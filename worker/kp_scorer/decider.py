@@ -27,6 +27,7 @@ class NoveltyMeter:
 
     def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window) -> None:
         self.embedder = embedder
+        self._window = window
         self.cache = NoveltyCache(log, window, embedder.dimensions)
         self.checked = CheckedEmbedder(embedder)
 
@@ -41,6 +42,12 @@ class NoveltyMeter:
         tokenized = [self.checked.tokenize(text, alone=alone) for text in rows]
         vectors = self.checked.embed(tokenized, alone=alone)
         return [(tokenized[row], vectors[row]) for row in order]
+
+    def candidate(self, trace: ReasoningTrace, digest: bytes, vector: Vector) -> Candidate:
+        """The trace as the log admits it: with whether later ones are compared with it."""
+        least = self._window.succeeded_confidence
+        counts = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
+        return Candidate(trace.id, digest, vector, counts)
 
     def place(self, candidates: Sequence[Candidate]) -> list[Novelty | None]:
         """Place candidates in the log, which is idempotent, and compute how new each is; None if another digest has its id."""
@@ -199,8 +206,10 @@ class Decider:
         started = time.perf_counter()
         novelties: Sequence[Novelty | None] = [Novelty(source="no_embedder")] * len(claimed)
         if self.novelty:
-            candidates = [Candidate(*case.identity, case.vector) for case in claimed if case.vector is not None]
-            novelties = self.novelty.place(candidates)
+            meter = self.novelty
+            novelties = meter.place(
+                [meter.candidate(each.trace, each.identity.digest, each.vector) for each in claimed if each.vector is not None]
+            )
         place_ms = ms_since(started)
         judged: list[tuple[Case, Decision]] = []
         for case, novelty in zip(claimed, novelties, strict=True):

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from kp_scorer.analysis.drift import FEWEST, MUCH
 from kp_scorer.analysis.summary import (
     NEAR,
     Analysis,
@@ -41,6 +42,7 @@ WORDS: Final = frozenset({"trace", "label", *DETAILS})
 _LABELS: Final = {True: "good", False: "bad", None: ""}
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
+_COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
 
@@ -125,6 +127,7 @@ def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
         _origins(analysis),
         _dimensions(analysis),
         _novelty(analysis),
+        _drift(analysis),
     )
     return [section for section in sections if section]
 
@@ -301,6 +304,33 @@ def _novelty(analysis: Analysis) -> Section:
         f"{NEAR} or more, or have the same content.",
         [course],
         tables=[Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)],
+    )
+
+
+def _drift(analysis: Analysis) -> Section | None:
+    if not analysis.drifts[0].traces[0]:
+        # All decisions are of one week.
+        return None
+    compared = [(name, each) for (name, _), each in zip(with_total(analysis), analysis.drifts, strict=True) if each.indices]
+    changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]
+    heading, tables = "Too few traces to compare two weeks", list[Table]()
+    if changes:
+        index, part, name = max(changes)
+        heading = f"{spaced(part).capitalize()} of {name} changed most in a week: {index:.2f}"
+        counts = [
+            [name, *(f"{count:,}" for count in each.traces), *map(share, each.accepted, each.traces)] for name, each in compared
+        ]
+        indices = [[name, *(f"{index:.2f}" for index in each.indices.values())] for name, each in compared]
+        tables = [
+            Table("Two weeks", ["domain", "traces before", "now", "accepted before", "now"], counts, is_open=True),
+            Table("Stability index", ["domain", *_COMPARED], indices, is_open=True),
+        ]
+    return Section(
+        "drift",
+        heading,
+        f"The newest seven days of decisions against the seven before, where both have at least {FEWEST} traces. The "
+        f"population stability index of two distributions is 0 where they are alike; above {MUCH:g} much has changed.",
+        tables=tables,
     )
 
 

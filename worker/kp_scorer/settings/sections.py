@@ -210,10 +210,13 @@ class NoveltySettings(Section):
     max_elements: Count = 1_000
     ttl_s: Seconds = 86_400.0
     recipe: RecipeName = "trace"
+    against: Literal["all", "succeeded"] = "all"
+    succeeded_confidence: Fraction = 0.5
 
     def window(self) -> Window:
         """The window that these settings describe."""
-        return Window(self.max_elements, int(self.ttl_s * 1_000), SLACK_ELEMENTS, SLACK_S * 1_000)
+        least = self.succeeded_confidence if self.against == "succeeded" else None
+        return Window(self.max_elements, int(self.ttl_s * 1_000), SLACK_ELEMENTS, SLACK_S * 1_000, least)
 
 
 class EmbeddingSettings(Section):
