@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
 import numpy as np
@@ -101,9 +102,11 @@ class Analysis:
     examples: Mapping[Outcome, list[Decision]]
     """By outcome, decisions evenly spaced between the highest score and the lowest."""
     dead_letters: int
+    labels: Mapping[str, bool]
+    """Whether traces are good, by the ids of those that are labelled."""
 
 
-def analyse(decisions: Sequence[Decision], dead_letters: int) -> Analysis:
+def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:
     """Analyse decisions, at least one, in the order of their traces; there are so many dead letters."""
     domains, newest = by_name(decisions, lambda decision: decision.domain), max(map(time_of, decisions))
     return Analysis(
@@ -115,6 +118,7 @@ def analyse(decisions: Sequence[Decision], dead_letters: int) -> Analysis:
         drifts=[drift(each, newest) for each in (decisions, *(domain.decisions for domain in domains))],
         examples={outcome: _spaced(decisions, outcome) for outcome in OUTCOMES},
         dead_letters=dead_letters,
+        labels=labels,
     )
 
 

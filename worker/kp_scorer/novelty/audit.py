@@ -19,10 +19,12 @@ _LOOKED_UP_AT_ONCE: Final = 500
 
 
 class DecidedTrace(NamedTuple):
-    """A decision, and the 16-byte digest of the trace's content."""
+    """A decision, the 16-byte digest of the trace's content, and whether its label is good."""
 
     decision: Decision
     digest: bytes
+    good: bool | None = None
+    """None without a label."""
 
 
 class Difference(NamedTuple):

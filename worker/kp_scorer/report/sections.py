@@ -37,8 +37,9 @@ Objectives = Mapping[str, str]
 """Of traces by id, what each was to do; of those whose contents are at hand."""
 DETAILS: Final = ("why", "objective")
 """The columns of sentences, which come last."""
-WORDS: Final = frozenset({"trace", *DETAILS})
+WORDS: Final = frozenset({"trace", "label", *DETAILS})
 """The columns of tables that hold words, besides the first."""
+_LABELS: Final = {True: "good", False: "bad", None: ""}
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
 _COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
@@ -185,7 +186,7 @@ def _examples(analysis: Analysis, objectives: Objectives) -> Section:
         "What is accepted, and what is not",
         "From the highest score to the lowest. With what weighed most; `kp-scorer explain` has all of it.",
         tables=[
-            _calls(OUTCOME_WORDS[outcome].capitalize(), decisions, objectives)
+            _calls(OUTCOME_WORDS[outcome].capitalize(), decisions, objectives, analysis.labels)
             for outcome, decisions in analysis.examples.items()
             if decisions
         ],
@@ -240,23 +241,25 @@ def _closest(analysis: Analysis, objectives: Objectives) -> Section:
         "closest-calls",
         "Guards rejected all traces" if closest is None else f"The closest call is {closest:.3f} from its threshold",
         "Decisions that a small change of the threshold would turn, the closest first.",
-        tables=[_calls(side, decisions, objectives) for side, decisions in sides.items() if decisions],
+        tables=[_calls(side, decisions, objectives, analysis.labels) for side, decisions in sides.items() if decisions],
     )
 
 
-def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives) -> Table:
+def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, labels: Mapping[str, bool]) -> Table:
     """Decisions with how far each is from its threshold, why, and where it is at hand what the trace was to do."""
     rows = [
         [
             named(each.domain),
             *(f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"),
             shown_id(each.trace_id),
+            *([_LABELS[labels.get(each.trace_id)]] if labels else []),
             escaped(why(each)),
             *([escaped(objectives.get(each.trace_id, ""))] if objectives else []),
         ]
         for each in decisions
     ]
-    headings = ["domain", "score", "needs", "by", "trace", "why", *(["objective"] if objectives else [])]
+    figures = ["domain", "score", "needs", "by", "trace", *(["label"] if labels else [])]
+    headings = [*figures, "why", *(["objective"] if objectives else [])]
     return Table(caption, headings, rows, is_open=True)
 
 
