@@ -22,7 +22,7 @@ CACHES: Final = 3
 
 
 def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
-    """The largest similarity to what counts in a place's window and the traces that have it (within rounding)."""
+    """The largest similarity to what counts for a place in its window and the traces that have it (within rounding)."""
     similarities = {
         entry.trace_id: 1.0 if entry.digest == own.digest else float(entry.vector @ own.vector)
         for entry in entries
@@ -30,7 +30,7 @@ def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
         and entry.place.number >= own.place.number - WINDOW.max_elements
         and entry.place.time_ms > own.place.time_ms - WINDOW.ttl_ms
         and entry.trace_id != own.trace_id
-        and entry.counts
+        and (entry.counts or not own.counts)
     }
     if not similarities:
         return None
@@ -165,6 +165,7 @@ def test_a_mirror_that_is_full_moves_on_and_still_agrees(redis_client: redis.Red
                 assert placement
                 assert placement.nearest
                 assert placement.nearest.similarity == pytest.approx(
-                    max(float(before.vector @ each.vector) for before in placed_before[-40:] if before.counts), abs=1e-5
+                    max(float(old.vector @ each.vector) for old in placed_before[-40:] if old.counts or not each.counts),
+                    abs=1e-5,
                 )
             placed_before.append(each)

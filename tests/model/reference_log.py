@@ -135,10 +135,10 @@ class LogModel:
         return not any(entry.is_trimmed and not entry.is_erased for entry in self.window(place))
 
     def similarity(self, place: str) -> float | None:
-        """The largest similarity to what counts in a place's window, by the definition of novelty; None if nothing does."""
+        """The largest similarity to what counts for a place in its window, by definition; None if nothing does."""
         own = self.at(place)
         assert own, place
-        counting = [entry for entry in self.window(place) if entry.counts and not entry.is_erased]
+        counting = [entry for entry in self.window(place) if (entry.counts or not own.counts) and not entry.is_erased]
         others = [entry for entry in counting if entry.trace_id != own.trace_id]
         if not others:
             return None

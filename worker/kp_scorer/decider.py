@@ -44,7 +44,7 @@ class NoveltyMeter:
         return [(tokenized[row], vectors[row]) for row in order]
 
     def candidate(self, trace: ReasoningTrace, digest: bytes, vector: Vector) -> Candidate:
-        """The trace as the log admits it: with whether later ones are compared with it."""
+        """The trace as the log admits it: with whether it counts for all later ones."""
         least = self._window.succeeded_confidence
         counts = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
         return Candidate(trace.id, digest, vector, counts)

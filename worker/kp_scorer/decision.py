@@ -73,7 +73,7 @@ class Novelty(_Part):
 
     source: NoveltySource
     nearest: Nearest | None = None
-    """None where nothing in the window counts, without an embedder, and where ``results.nearest`` is off."""
+    """None where the window has none to compare with, without an embedder, and where ``results.nearest`` is off."""
     duplicate_of: str | None = None
     """Id of the earliest trace in the window with the same content; None as for the nearest."""
     embedder: str | None = None

@@ -74,7 +74,7 @@ class Scorer:
     def how_new(self, text: str) -> float:
         """The novelty, 0..1, that a trace would have whose objective is this text and that has no other; nothing is added.
 
-        It is 0.5 where there is nothing to compare with: no earlier trace in the window, or no embedder.
+        It is compared as a success. It is 0.5 with nothing to compare with: no earlier trace in the window, or no embedder.
         """
         novelty = self._decider.novelty
         if novelty is None:

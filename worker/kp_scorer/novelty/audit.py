@@ -130,9 +130,9 @@ class _Replay:
         self._counts = np.array([entry.counts for entry in entries])
 
     def similarity(self, index: int) -> float | None:
-        """The largest similarity to the trace at ``index`` among what counts in its window and is still in the log."""
+        """The largest similarity to the trace at ``index`` among what counts for it in its window and is still in the log."""
         rows = self._rows(index)
-        rows = rows[self._counts[rows] & (self._ids[rows] != self._ids[index])]
+        rows = rows[(self._counts[rows] | ~self._counts[index]) & (self._ids[rows] != self._ids[index])]
         if not rows.size:
             return None
         if (self._digests[rows] == self._digests[index]).any():

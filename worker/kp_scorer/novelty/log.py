@@ -1,8 +1,8 @@
 """The novelty log: an append-only sequence of vectors with places in one total order, in Redis or in memory.
 
-A trace's novelty is a function of the log alone: one minus the largest similarity to the entries before its own that count
-and belong to other traces, among the ``max_elements`` places before its own and younger than the TTL at its own time. An erased
-entry leaves its place empty, and one that does not count keeps its own, so that the windows of others lose nothing else.
+A trace's novelty is a function of the log alone: one minus the largest similarity to the entries before its own that belong
+to other traces, and count if its own does, among the ``max_elements`` places before its own and younger than the TTL at its own
+time. An erased entry leaves its place empty, so that the windows of other entries lose nothing else.
 """
 
 import time
@@ -27,7 +27,7 @@ class Window(NamedTuple):
     slack_elements: int
     slack_ms: int
     succeeded_confidence: float | None = None
-    """Only traces that succeeded with at least this confidence count; None: all do."""
+    """Only traces that succeeded with at least this confidence count for one another; None: all do."""
 
     def __str__(self) -> str:
         return " ".join(str(value) for value in self if value is not None)
@@ -77,7 +77,7 @@ class Candidate(NamedTuple):
     digest: bytes
     vector: NDArray[np.float32]
     counts: bool = True
-    """Whether later traces are compared with it."""
+    """Whether it counts for all later traces; if not, for those that do not count either, as all do."""
 
 
 class Cursor(NamedTuple):
