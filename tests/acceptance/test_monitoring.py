@@ -8,6 +8,8 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +18,13 @@ import numpy as np
 import pytest
 import redis
 import yaml
+from kp_scorer.analysis.drift import drift, time_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.client import Client
+from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.ledger import Store, WorkerReport
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.novelty import Candidate
@@ -28,6 +32,7 @@ from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings, as_environment, load_settings
 from prometheus_client import generate_latest
 
+from tests.support.builders import decision
 from tests.support.changed_settings import with_changed
 from tests.support.commands import COMMAND, run
 from tests.support.documents import anchors_of, lines_of
@@ -226,6 +231,8 @@ def test_missing_and_different_queues_are_reported_and_none_is_declared(rabbitmq
 
 
 INCIDENTS: Final = "deploy/INCIDENTS.md"
+LAST: Final = datetime(2026, 6, 30, tzinfo=UTC)
+WEEK: Final = timedelta(days=7)
 METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
 
 
@@ -241,6 +248,11 @@ def metric_names(exposed: Samples) -> set[str]:
     return {name.partition("{")[0] for name in exposed}
 
 
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((RULES / "alerts.yml").read_text("utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def promtool(*arguments: str) -> str:
     """What promtool prints, which must accept its files; relative ones are those of the rules."""
     done = subprocess.run([program("promtool"), *arguments], cwd=RULES, capture_output=True, text=True, check=False)
@@ -253,6 +265,9 @@ def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> No
     asked = [target["expr"] for panel in panels for target in panel["targets"]]
     named = set(METRIC.findall(" ".join(asked)))
     assert named - metric_names == set()
+    recorded = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
+    assert {name for name in recorded if ":drift:" in name} <= set(asked)
+    named |= set(METRIC.findall(" ".join(recorded.values())))
     # What nobody looks at need not be shown.
     assert {name for name in metric_names if name.startswith("kp_scorer_") and _is_unseen(name, named)} == set()
 
@@ -271,13 +286,12 @@ def _is_unseen(name: str, named: set[str]) -> bool:
 def test_the_rules_name_only_existing_metrics(metric_names: set[str]) -> None:
     text = (RULES / "alerts.yml").read_text("utf-8")
     assert set(METRIC.findall(text)) - metric_names == set()
-    tested = (RULES / "alerts_test.yml").read_text("utf-8")
+    tested = "".join(file.read_text("utf-8") for file in RULES.glob("*_test.yml"))
     assert set(re.findall(r"alert: (\w+)", text)) == set(re.findall(r"alertname: (\w+)", tested))
 
 
 def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
-    rules = yaml.safe_load((RULES / "alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
-    runbooks = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules}
+    runbooks = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules() if "alert" in rule}
     assert {runbook.partition("#")[0] for runbook in runbooks.values()} == {INCIDENTS}
     assert {runbook.partition("#")[2] for runbook in runbooks.values()} - anchors_of(INCIDENTS) == set()
     rows = [line.text for line in lines_of(INCIDENTS) if line.text.startswith("| `KpScorer")]
@@ -287,7 +301,72 @@ def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
 
 def test_the_rules_alert_as_their_tests_say() -> None:
     promtool("check", "rules", "alerts.yml")
-    promtool("test", "rules", "alerts_test.yml")
+    promtool("test", "rules", "alerts_test.yml", "drift_test.yml")
+
+
+def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decisions(tmp_path: Path) -> None:
+    decided = decisions_of_two_weeks()
+    expected = drift([each for each in decided if each.domain == "code"], LAST)
+    # Two weeks by the half hour. In each the counters grow for 64 hours, by a part of which floats are exact, not at its ends.
+    weeks = [exposed_by([each for each in decided if (time_of(each) > LAST - WEEK) == is_last]) for is_last in (False, True)]
+    grown = {name: [samples[name] for samples in weeks] for name in weeks[0] if 'domain="code"' in name and "bin=" in name}
+    file = {
+        "rule_files": [str(RULES / "alerts.yml")],
+        "evaluation_interval": "1h",
+        "tests": [
+            {
+                "interval": "30m",
+                "input_series": [
+                    {"series": name, "values": f"0x2 {a / 128}+{a / 128}x127 {a}x207 {a + b / 128}+{b / 128}x127 {a + b}x207"}
+                    for name, (a, b) in grown.items()
+                ],
+                "promql_expr_test": [
+                    _is_near("index", {"domain": "code", "dimension": name}, index) for name, index in expected.indices.items()
+                ]
+                + [
+                    _is_near(name, {"domain": "code", "week": week}, value)
+                    for number, week in enumerate(("before", "this"))
+                    for name, value in {
+                        "traces": expected.traces[number],
+                        "accepted": expected.accepted[number] / expected.traces[number],
+                    }.items()
+                ],
+            }
+        ],
+    }
+    (tmp_path / "drift.yml").write_text(json.dumps(file), "utf-8")
+    assert len(expected.indices) == 6
+    promtool("test", "rules", str(tmp_path / "drift.yml"))
+
+
+def decisions_of_two_weeks() -> list[Decision]:
+    """400 decisions of one week, and 700 of the next, which leave some bins and get to others."""
+    random = np.random.default_rng(7)
+    decided = []
+    for number in range(1_100):
+        is_last = number >= 400
+        low, high = (0.4, 1.0) if is_last else (0.0, 0.7)
+        values = np.round(random.uniform(low, high, 3), 2).tolist()
+        dimensions = Dimensions(complexity=values[0], novelty=values[1], tool_diversity=0.5, outcome_confidence=0.3 * is_last)
+        at = LAST - WEEK * random.uniform(0.1, 0.9) - WEEK * (not is_last)
+        made = decision(str(number), score=values[2], dimensions=dimensions, domain="code", decided_at=at.isoformat())
+        # Of others a report has the names, and a worker counts them together.
+        decided += [made, made.model_copy(update={"domain": f"{number % 9}"})]
+    return decided
+
+
+def exposed_by(decided: Sequence[Decision]) -> Samples:
+    """What a worker exposes that has made these decisions."""
+    metrics = Metrics({"code"})
+    for each in decided:
+        metrics.count_decided(each)
+    return samples_of(generate_latest(metrics.registry).decode())
+
+
+def _is_near(name: str, labels: dict[str, str], value: float) -> dict[str, Any]:
+    selector = ",".join(f'{label}="{text}"' for label, text in labels.items())
+    expr = f"abs(kp_scorer:drift:{name}{{{selector}}} - {value}) < bool 1e-6"
+    return {"expr": expr, "eval_time": "14d", "exp_samples": [{"labels": f"{{{selector}}}", "value": 1}]}
 
 
 def test_every_query_of_the_dashboard_is_valid(tmp_path: Path) -> None:

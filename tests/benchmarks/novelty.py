@@ -14,13 +14,27 @@ not, in which it is newer (the area under the ROC curve); a tie is half a pair.
   below a novelty of 0.105.
 - ``embedded_per_s``, ``ratio``: traces that the bare embedder embeds a second, and how many times as many as by the recipe
   `trace`; the embedders take turns batch by batch, and both are medians of the passes.
+
+Then what a gate accepts that takes the fifth of each domain with the highest scores, for each ``novelty.against``. A task is an
+objective here, a success has ``metadata.success`` and a confidence of 0.5 or more, and a copy is accepted after another trace
+of its task was.
+
+- ``late``: the share of tasks that fail first and succeed later whose first success is accepted; ``late_tasks``: how many
+  there are in an order.
+- ``at_once``: of tasks whose first run succeeds, the share whose first run is accepted.
+- ``covered``: of tasks with a success, the share with an accepted one.
+- ``successes``, ``copies``: the shares of them among the accepted.
+
+In file order, and over shuffled ones together; beside ``by_objective``, and beside what knows nothing, taken for novelty and
+for the score: the ``position`` in the order, where earlier is more; the ``length`` in characters; ``success``; and the
+``source``, by framework, at its best: the share of firsts among its traces, or of successes. What ties is in any order.
 """
 
 import json
 import random
 import re
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
 from types import MappingProxyType
@@ -30,9 +44,9 @@ import numpy as np
 from kp_scorer.embedding import Embedder, Vectors, select_embedder
 from kp_scorer.settings import WorkerSettings, load_settings
 from kp_scorer.trace import ReasoningTrace, Step
-from numpy.typing import NDArray
 
-from tests.benchmarks.common import Row, arguments, batches, emit, real, say, show_table
+from tests.benchmarks.common import Row, arguments, batches, emit, real, report, say, show_table
+from tests.benchmarks.gate import Floats, Gate, Rank, area, is_repeat
 from tests.support.paths import REFERENCE_TRACES
 
 _LOW: Final = 0.105
@@ -46,12 +60,11 @@ _CHANGED: Final = MappingProxyType(
 )
 """The settings that are compared."""
 
-Floats = NDArray[np.float64]
 Text = Callable[[str], str]
 
 
 def main() -> None:
-    parser = arguments(__doc__, repeats=3)
+    parser = arguments(__doc__, repeats=3, orders=200)
     options = parser.parse_args()
     traces = real()
     if not traces:
@@ -59,6 +72,7 @@ def main() -> None:
     embedders = {name: _embedder_of(changed) for name, changed in _CHANGED.items()}
     passes = [_seconds_of(embedders, traces) for _ in range(options.repeats)]
     rows: list[Row] = []
+    gate, ranks = Gate(traces), dict[str, dict[str, Rank]]()
     for name, embedder in embedders.items():
         say(name)
         vectors = _vectors(embedder, traces)
@@ -73,7 +87,18 @@ def main() -> None:
             }
         )
         emit(rows[-1])
+        ranks[name] = {against: gate.by_score(vectors, against) for against in ("all", "succeeded")}
     show_table(rows)
+    report(list(_of_gate(gate, ranks | {name: {"": rank} for name, rank in gate.without_novelty().items()}, options.orders)))
+
+
+def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], count: int) -> Iterator[Row]:
+    chance = np.random.default_rng(1)
+    by_file = np.arange(gate.traces)
+    for name, order in (("file", [by_file]), ("shuffled", [chance.permutation(by_file) for _ in range(count)])):
+        for by, of_settings in ranks.items():
+            for against, rank in of_settings.items():
+                yield {"benchmark": "novelty", "order": name, "by": by, "against": against, **gate.row(rank, order)}
 
 
 def _embedder_of(changed: Mapping[str, object]) -> Embedder:
@@ -96,10 +121,10 @@ def _seconds_of(embedders: Mapping[str, Embedder], traces: Sequence[ReasoningTra
 
 
 def _of_tasks(traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:
-    novelty, is_repeat = _novelty(vectors), _is_repeat(_tasks_of(traces))
-    firsts, repeats = novelty[~is_repeat], novelty[is_repeat]
+    novelty, repeated = _novelty(vectors), is_repeat(_tasks_of(traces))
+    firsts, repeats = novelty[~repeated], novelty[repeated]
     return {
-        "separated": _area(firsts, repeats),
+        "separated": area(firsts, repeats),
         "of_firsts": float(firsts.mean()),
         "of_repeats": float(repeats.mean()),
         "repeats_below": float((repeats < _LOW).mean()),
@@ -108,20 +133,20 @@ def _of_tasks(traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:
 
 
 def _of_changed(embedder: Embedder, traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:
-    is_repeat = _is_repeat([trace.task.objective for trace in traces])
+    repeated = is_repeat([trace.task.objective for trace in traces])
     novelty = _novelty(vectors)
     copies = [1 - (vectors * _vectors(embedder, some)).sum(axis=1) for some in zip(*map(_edited, traces), strict=True)]
     asked = {trace.id: said for trace in traces if (said := _first_said(trace))}
     with_user = [trace for trace in traces if trace.id in asked]
     reworded = _novelty(_vectors(embedder, [_asking(trace, asked[trace.id]) for trace in with_user]))
-    repeats_of_user = _is_repeat(_tasks_of(with_user))
+    repeats_of_user = is_repeat(_tasks_of(with_user))
     generic = _novelty(_vectors(embedder, [_asking(trace, "Complete the task.") for trace in traces]))
     return {
-        "by_objective": _area(novelty[~is_repeat], novelty[is_repeat]),
-        "reworded": _area(reworded[~repeats_of_user], reworded[repeats_of_user]),
-        "generic": _area(generic[~is_repeat], generic[is_repeat]),
-        "edited": _area(novelty[~is_repeat], np.concatenate(copies)),
-        "approaches": _area(*_distances_of_attempts(traces, vectors)),
+        "by_objective": area(novelty[~repeated], novelty[repeated]),
+        "reworded": area(reworded[~repeats_of_user], reworded[repeats_of_user]),
+        "generic": area(generic[~repeated], generic[repeated]),
+        "edited": area(novelty[~repeated], np.concatenate(copies)),
+        "approaches": area(*_distances_of_attempts(traces, vectors)),
     }
 
 
@@ -134,16 +159,6 @@ def _novelty(vectors: Vectors) -> Floats:
     """How new each but the first is."""
     similarities = vectors @ vectors.T
     return np.array([1 - similarities[place, :place].max() for place in range(1, len(vectors))], np.float64)
-
-
-def _is_repeat(tasks: Sequence[Hashable]) -> NDArray[np.bool]:
-    """Whether each but the first repeats an earlier one."""
-    return np.array([task in tasks[:place] for place, task in enumerate(tasks)][1:])
-
-
-def _area(newer: Floats, older: Floats) -> float:
-    higher, lower = np.round(newer, 5)[:, None], np.round(older, 5)
-    return float((higher > lower).mean() + (higher == lower).mean() / 2)
 
 
 def _tasks_of(traces: Sequence[ReasoningTrace]) -> list[str]:

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--traces", type=int, default=2_000)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--kill-every", type=float, default=6.0, metavar="SECONDS")
+    parser.add_argument("--against", choices=["all", "succeeded"], default="all", help="what traces are compared with")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     with (
@@ -51,7 +52,8 @@ def main() -> int:
 
 def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
     chance, started = random.Random(chosen.seed), time.monotonic()
-    settings = arena.settings(embedding__threads=1, broker__timeout_s=10.0, redis__timeout_s=10.0)
+    changed = {"embedding.threads": 1, "broker.timeout_s": 10.0, "redis.timeout_s": 10.0, "novelty.against": chosen.against}
+    settings = arena.settings(**changed)
     load, submitted, violation = list(_traces(chosen.traces, chance)), list[str](), None
     with Fleet(settings, arena.directory / "logs", chosen.workers, KP_SCORER_WORKER, supervised=True) as fleet:
         with Client(settings) as client:

@@ -8,21 +8,30 @@ from functools import partial
 import pytest
 import redis
 from kp_scorer.client import Client
+from kp_scorer.ledger import Store
 
 from tests.support.arena import SEED, Arena, submit, supervised, traces
+from tests.support.outcomes import only_log
 from tests.support.processes import wait_until
 
 CHUNK = 50
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variables", [{}, {"DELIVERED_TWICE": "1"}], ids=["delivered once", "delivered twice"])
-def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("variables", "changed"),
+    # Half of the traces succeed with so much confidence.
+    [({}, {"novelty__against": "succeeded", "novelty__succeeded_confidence": 0.85}), ({"DELIVERED_TWICE": "1"}, {})],
+    ids=["compared with successes", "delivered twice"],
+)
+def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str], changed: Mapping[str, object]) -> None:
+    settings = arena.settings(**changed)
     chance = random.Random(SEED)
     waiting, submitted = traces(), list[str]()
     with (
-        supervised(arena.settings(), arena.directory, 3, lambda place, life: variables) as fleet,
-        Client(arena.settings()) as client,
+        supervised(settings, arena.directory, 3, lambda place, life: variables) as fleet,
+        Client(settings) as client,
+        Store.open(settings) as store,
     ):
         fleet.wait_until_ready()
         while waiting:
@@ -33,6 +42,7 @@ def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str]) -> 
             fleet.kill(chance.randrange(3))
         arena.finish(fleet, submitted)
         assert set(fleet.ends) == {-9}
+        assert {entry.counts for entry in only_log(store).entries()} == ({True, False} if changed else {True})
         assert not variables or fleet.logged("trace_decided") > 1.5 * len(submitted)
 
 

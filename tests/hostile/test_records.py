@@ -272,16 +272,17 @@ def test_a_damaged_entry_of_the_log_is_as_good_as_erased(
             {"i": b"\xff", "d": "", "v": "123"},
             {"i": "x", "d": "", "v": nan},
             {"i": "x", "d": "", "v": short},
+            {"i": "x", "d": "", "v": entries[0][1][b"v"], "c": "perhaps"},
         ]
         for offset, fields in enumerate(damaged):
             redis_client.xadd(log, fields, f"{at_ms}-{int(number) + offset + 1}")
-        redis_client.hset(keys.of_log("word-hash-1").head, "place", int(number) + 4)
+        redis_client.hset(keys.of_log("word-hash-1").head, "place", int(number) + len(damaged))
         decision = client.wait(client.submit(second), timeout_s=30)
         assert decision.novelty.nearest
         assert decision.novelty.nearest.trace_id == first["id"]
         assert worker.process.poll() is None
     audited = CliRunner().invoke(commands, ["audit"])
-    assert (audited.exit_code, "4 damaged" in audited.output) == (1, True), audited.output
+    assert (audited.exit_code, "5 damaged" in audited.output) == (1, True), audited.output
 
 
 def test_the_nearest_trace_is_known_whatever_was_written_to_the_log_since() -> None:

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kp_scorer.ledger import RedisLog
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.novelty import NoveltyCache, Placement, Window
-from kp_scorer.novelty.log import Entry
+from kp_scorer.novelty import Candidate, NoveltyCache, Placement, Window
+from kp_scorer.novelty.log import Entry, Place
 
 from tests.support.builders import candidate
 
@@ -22,7 +22,7 @@ CACHES: Final = 3
 
 
 def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
-    """The largest similarity in a place's window and the traces that have it (within rounding), by definition."""
+    """The largest similarity to what counts for a place in its window and the traces that have it (within rounding)."""
     similarities = {
         entry.trace_id: 1.0 if entry.digest == own.digest else float(entry.vector @ own.vector)
         for entry in entries
@@ -30,6 +30,7 @@ def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
         and entry.place.number >= own.place.number - WINDOW.max_elements
         and entry.place.time_ms > own.place.time_ms - WINDOW.ttl_ms
         and entry.trace_id != own.trace_id
+        and (entry.counts or not own.counts)
     }
     if not similarities:
         return None
@@ -54,7 +55,11 @@ class Scene:
 
     def place(self) -> None:
         ids = [f"trace-{self.random.randrange(40)}" for _ in range(self.random.randint(1, 4))]
-        candidates = [candidate(trace_id, self.random.randrange(7)) for trace_id in ids]
+        # Often none counts in a window, and often all do.
+        share = self.random.choice([0.2, 0.6, 1.0])
+        candidates = [
+            candidate(trace_id, self.random.randrange(7))._replace(counts=self.random.random() < share) for trace_id in ids
+        ]
         placements = self.random.choice(self.caches).place(candidates)
         entries = self.entries()
         at = {entry.place: entry for entry in entries}
@@ -67,7 +72,15 @@ class Scene:
             agree(placement, oracle(entries, own))
 
     def read(self) -> None:
-        self.random.choice(self.caches).catch_up()
+        cache = self.random.choice(self.caches)
+        cache.catch_up()
+        if entries := self.entries():
+            # Of nobody, and by no digest that is there.
+            time_ms, number = entries[-1].place
+            own = Entry(Place(time_ms, number + 1), "", b"", candidate("", self.random.randrange(7)).vector)
+            expected = oracle(entries, own)
+            similarity = cache.similarity(own.vector, time_ms)
+            assert similarity == (expected and pytest.approx(expected[0], abs=1e-5))
 
     def let_time_pass(self) -> None:
         # The log's time never goes back, so a head in the future is a clock that stands still until it is moved.
@@ -140,14 +153,19 @@ def test_a_mirror_that_is_full_moves_on_and_still_agrees(redis_client: redis.Red
     window = Window(max_elements=40, ttl_ms=60_000, slack_elements=10, slack_ms=60_000)
     log = RedisLog(redis_client, KEYS, "space", window, record_ttl_ms=60_000)
     cache, rng = NoveltyCache(log, window, 8), np.random.default_rng(0)
-    placed_before: list[tuple[str, np.ndarray[Any, Any]]] = []
+    placed_before: list[Candidate] = []
     for batch in range(300):
-        sent = [candidate(f"{batch}-{index}", int(rng.integers(10**9))) for index in range(8)]
+        # The first of each batch counts, so that each window has some that do.
+        sent = [
+            candidate(f"{batch}-{index}", int(rng.integers(10**9)))._replace(counts=not index or rng.random() < 0.5)
+            for index in range(8)
+        ]
         for each, placement in zip(sent, cache.place(sent), strict=True):
             if placed_before:
                 assert placement
                 assert placement.nearest
                 assert placement.nearest.similarity == pytest.approx(
-                    max(float(v @ each.vector) for _, v in placed_before[-40:]), abs=1e-5
+                    max(float(old.vector @ each.vector) for old in placed_before[-40:] if old.counts or not each.counts),
+                    abs=1e-5,
                 )
-            placed_before.append((each.trace_id, each.vector))
+            placed_before.append(each)

@@ -1,6 +1,7 @@
 """The novelty log on a real Redis, beside the one in memory; workers on one log have one window, its first writer's."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,30 @@ def test_a_redelivery_beyond_the_slack_is_placed_anew_and_still_never_meets_itse
     assert (nearest(after) or ("late",))[0] != "late"
 
 
+def test_what_does_not_count_takes_a_place_and_counts_only_for_its_like(make_log: MakeLog) -> None:
+    cache = cache_of(make_log(WINDOW))
+    failures = [candidate(f"failed {number}", 1)._replace(counts=False) for number in range(9)]
+    placements = cache.place([failures[0], candidate("first", 1), failures[0], failures[1], candidate("repeat", 1)])
+    assert [nearest(each) for each in placements] == [None, None, None, ("failed 0", 1.0), ("first", 1.0)]
+    assert placements[0] == placements[2]
+    # The window has four places, three of which are taken by what does not count.
+    assert [nearest(each) for each in cache.place(failures[2:5])] == [("failed 0", 1.0), ("first", 1.0), ("failed 1", 1.0)]
+    assert nearest(place(cache, "repeat again", 1)) == ("repeat", 1.0)
+    cache.place(failures[5:])
+    assert nearest(place(cache, "beyond", 1)) is None
+
+
+def test_only_what_does_not_count_has_a_mark_in_the_log(redis_client: redis.Redis) -> None:
+    log, sent = log_in(redis_client), [candidate("a", 1), candidate("b", 2)._replace(counts=False)]
+    log.append(sent, None)
+    fields = [b"i", b"a", b"d", sent[0].digest, b"v", sent[0].vector.tobytes()]
+    stored: Any = redis_client.xrange(KEYS.of_log("space").log)
+    assert list(chain(*stored[0][1].items())) == fields
+    assert list(stored[1][1]) == [b"i", b"d", b"v", b"c"]
+    assert redis_client.hget(KEYS.of_log("space").head, "window") == b"4 600000 6 60000"
+    assert [entry.counts for entry in log.entries()] == [True, False]
+
+
 @pytest.mark.parametrize("space", ["space", "other"])
 def test_spaces_never_meet(redis_client: redis.Redis, space: str) -> None:
     place(cache_of(log_in(redis_client)), "a", 1)
@@ -143,7 +168,7 @@ def test_erasures_are_not_listed_as_a_log(store: Store) -> None:
     assert [stored.space for stored in store.novelty_logs()] == ["space"]
 
 
-CHANGES: list[tuple[dict[str, int], str]] = [
+CHANGES: list[tuple[dict[str, float], str]] = [
     ({"max_elements": 5}, r"^novelty\.max_elements is 4 there and 5 here: "),
     ({"ttl_ms": 90_500}, r"^novelty\.ttl_s is 600 there and 90\.5 here: "),
     ({"slack_elements": 7}, r"^novelty\.slack_elements is 6 there and 7 here: "),
@@ -151,8 +176,20 @@ CHANGES: list[tuple[dict[str, int], str]] = [
         {"ttl_ms": 90_500, "max_elements": 5},
         r"^novelty\.max_elements is 4 .* here, novelty\.ttl_s is 600 there and 90\.5 here: ",
     ),
+    ({"succeeded_confidence": 0.5}, r"^novelty\.against is all there and succeeded here: "),
     ({"slack_ms": 1_000}, r"^its slack is 60000 ms there and 1000 ms here: "),
 ]
+
+
+def test_workers_agree_on_what_success_is(redis_client: redis.Redis) -> None:
+    window = WINDOW._replace(succeeded_confidence=0.5)
+    first = log_in(redis_client, window)
+    first.append([candidate("a", 1)], None)
+    assert (first.info().window, Window.parse(str(window))) == (window, window)
+    with pytest.raises(SettingsError, match=r"^novelty\.succeeded_confidence is 0\.5 there and 0\.75 here: "):
+        log_in(redis_client, window._replace(succeeded_confidence=0.75)).append([], None)
+    with pytest.raises(SettingsError, match=r"^novelty\.against is succeeded there and all here: "):
+        log_in(redis_client).append([], None)
 
 
 @pytest.mark.parametrize(("changes", "message"), CHANGES, ids=[",".join(changes) for changes, _ in CHANGES])

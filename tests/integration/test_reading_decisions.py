@@ -64,7 +64,7 @@ def decisions(count: int) -> list[Decision]:
 def publish(settings: Settings, made: Sequence[Decision], message: Any = None) -> list[bool]:
     with make_celery(settings) as app, Store.open(settings) as store:
         publisher = Publisher(app, settings, store)
-        errors = publisher.publish_all([publisher.publication(each, {}, message) for each in made])
+        errors = publisher.publish_all([publisher.publication(each, {}, message, set()) for each in made])
         assert publisher.full() == ({settings.queues.rejected} if any(errors) else set())
         return [error is None for error in errors]
 

@@ -105,6 +105,8 @@ def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str,
     assert run("doctor", "--set", "embedding.embedder=none", code=1).count("wrong") == 1
     run("status", decided)
     run("explain", decided.removeprefix("kp:trace:")[:12])
+    run("label", decided, "good")
+    assert json.loads(run("label")) == {"trace_id": decided, "good": True}
     letter = json.loads(run("dead-letter", "list").splitlines()[0])
     run("dead-letter", "show", letter["letter_id"])
     run("dead-letter", "drop", letter["letter_id"])

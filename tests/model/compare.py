@@ -71,13 +71,16 @@ def _log(log: LogModel) -> dict[str, object]:
         if log.epoch
         else None
     )
-    entries = [(entry.place, entry.trace_id, entry.digest, vector_of(entry.digest).tobytes()) for entry in log.present()]
+    entries = [
+        (entry.place, entry.trace_id, entry.digest, vector_of(entry.digest).tobytes(), [] if entry.counts else [b"c", b"0"])
+        for entry in log.present()
+    ]
     return {LOG: entries, ERASED: log.erasures, HEAD: head and {name: text.encode() for name, text in head.items()}}
 
 
 def _readable(key: str, content: Any) -> object:
     if key == LOG:
-        return [(place.decode(), fields[1].decode(), fields[3], fields[5]) for place, fields in content]
+        return [(place.decode(), fields[1].decode(), fields[3], fields[5], fields[6:]) for place, fields in content]
     if key == ERASED:
         return [fields[1].decode() for _, fields in content]
     if key == KEYS.drained:

@@ -58,7 +58,7 @@ def payload_of(trace_id: str, kind: str) -> Payload:
         "metadata": {
             "created_at": "2026-01-02T00:00:00Z" if kind == "first again" else "2026-01-01T00:00:00Z",
             "task_domain": DOMAINS[place],
-            "success": True,
+            "success": place != 1,
             "visibility": "network",
             "privacy_level": "aggregated",
         },

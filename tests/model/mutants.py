@@ -128,6 +128,8 @@ MUTANTS: Final = (
         "append", "if state == 'decided' or state == 'dead' then", "if now_ms() < 0 then", "what is decided loses its place"
     ),
     Mutant("append", "if not state then", "if true then", "what is pending expires"),
+    Mutant("append", "candidate.counts and {} or", "", "nothing counts"),
+    Mutant("append", "or {'c', '0'}", "or {}", "what failed counts"),
     Mutant("append", "'~', max_elements + slack_elements", "'~', max_elements", "the log is trimmed within windows"),
     Mutant("append", "max(0, time - ttl_ms - slack_ms)", "max(0, time - slack_ms)", "the log is trimmed by age within windows"),
     Mutant("erase_entries", "redis.pcall('HDEL', record, 'epoch', 'entry')", "", "the place of what is erased is kept"),

@@ -12,7 +12,7 @@ from tests.model.contents import WordEmbedder, vector_of
 if TYPE_CHECKING:
     from tests.model.reference import Reference
 
-WINDOW: Final = Window(max_elements=6, ttl_ms=3_600_000, slack_elements=5, slack_ms=900_000)
+WINDOW: Final = Window(max_elements=6, ttl_ms=3_600_000, slack_elements=5, slack_ms=900_000, succeeded_confidence=0.5)
 LARGEST_BATCH: Final = 3
 _KEYS: Final = Keys("m")
 LOG: Final = _KEYS.of_log(WordEmbedder.space).log
@@ -29,6 +29,7 @@ class LogEntry:
     number: int
     trace_id: str
     digest: bytes
+    counts: bool
     is_erased: bool = False
     is_trimmed: bool = False
 
@@ -58,21 +59,19 @@ class LogModel:
     def append(self, books: "Reference", epoch: str, candidates: Sequence[Candidate], replied: Sequence[str]) -> list[str]:
         """Say which places candidates get; ``replied`` are those they got, for what the specification leaves open."""
         before = self.number
-        places = [
-            self._admit(books, epoch, candidate.trace_id, candidate.digest, place)
-            for candidate, place in zip(candidates, replied, strict=True)
-        ]
+        places = [self._admit(books, epoch, candidate, place) for candidate, place in zip(candidates, replied, strict=True)]
         if self.number > before:
             self._trim()
         return places
 
-    def _admit(self, books: "Reference", epoch: str, trace_id: str, digest: bytes, replied: str) -> str:
+    def _admit(self, books: "Reference", epoch: str, candidate: Candidate, replied: str) -> str:
+        trace_id, digest, _, counts = candidate
         record = books.record(trace_id)
         if (record.digest or record.state == "dead") and record.digest != digest:
             return ""
         if record.entry and record.epoch == epoch and self._keeps(record.entry, replied, books.now):
             return record.entry
-        place = self._append(books, epoch, trace_id, digest)
+        place = self._append(books, epoch, trace_id, digest, counts)
         if record.state in ("decided", "dead"):
             # What has ended keeps the place that its end rests on; this one is only its worker's, for the window it compares.
             return place
@@ -87,10 +86,10 @@ class LogModel:
         # A place that this very batch may push out of the slack may be replied up at once.
         return is_within and (replied == place or int(number) > oldest + LARGEST_BATCH)
 
-    def _append(self, books: "Reference", epoch: str, trace_id: str, digest: bytes) -> str:
+    def _append(self, books: "Reference", epoch: str, trace_id: str, digest: bytes, counts: bool) -> str:
         self.epoch, self.number = epoch, self.number + 1
         self.time_ms = max(books.now, self.time_ms)
-        self.entries.append(LogEntry(self.time_ms, self.number, trace_id, digest))
+        self.entries.append(LogEntry(self.time_ms, self.number, trace_id, digest, counts))
         books.expires_in(LOG, _LIFE_MS)
         books.expires_in(HEAD, _LIFE_MS + 60_000)
         return self.entries[-1].place
@@ -136,10 +135,11 @@ class LogModel:
         return not any(entry.is_trimmed and not entry.is_erased for entry in self.window(place))
 
     def similarity(self, place: str) -> float | None:
-        """The largest similarity in the window of a place, by the definition of novelty; None if it is empty."""
+        """The largest similarity to what counts for a place in its window, by definition; None if nothing does."""
         own = self.at(place)
         assert own, place
-        others = [entry for entry in self.window(place) if not entry.is_erased and entry.trace_id != own.trace_id]
+        counting = [entry for entry in self.window(place) if (entry.counts or not own.counts) and not entry.is_erased]
+        others = [entry for entry in counting if entry.trace_id != own.trace_id]
         if not others:
             return None
         if any(entry.digest == own.digest for entry in others):

@@ -21,9 +21,11 @@ from kp_scorer.process.embed import EmbedStage
 from kp_scorer.process.look_up import LookUpStage
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.scoring import Policy
+from prometheus_client import generate_latest
 
 from tests.support.builders import make_trace
 from tests.support.processes import wait_until
+from tests.support.prometheus import samples_of
 
 PATIENCE_S: Final = 10.0
 WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
@@ -69,11 +71,11 @@ class Stages:
         self.ends: Ends = {}
         self.ledger = MemoryLedger()
         novelty = NoveltyMeter(embedder, MemoryLog(WINDOW), WINDOW)
-        decider, metrics = Decider(self.ledger, Policy(), novelty, max_attempts=5), Metrics(())
+        decider, self.metrics = Decider(self.ledger, Policy(), novelty, max_attempts=5), Metrics(())
         self.admission = Admission(group_size, self._resolve)
-        self.decide = DecideStage(self.admission, decider, metrics)
-        self.embed = EmbedStage(self.admission, decider, novelty, metrics, self.decide.put)
-        self.look_up = LookUpStage(self.admission, decider, metrics, self.embed.put)
+        self.decide = DecideStage(self.admission, decider, self.metrics)
+        self.embed = EmbedStage(self.admission, decider, novelty, self.metrics, self.decide.put)
+        self.look_up = LookUpStage(self.admission, decider, self.metrics, self.embed.put)
 
     def _resolve(self, resolved: Sequence[tuple[Delivery, Resolved | Exception]]) -> None:
         self.ends |= {delivery.trace.id.removeprefix("kp:trace:"): end for delivery, end in resolved if delivery.trace}
@@ -298,3 +300,18 @@ def test_a_group_that_cannot_be_committed_is_decided_one_by_one_except_in_an_out
         stages.ledger.commit = FailingLedger(fails).commit  # type: ignore[method-assign]
         embedder.gate.release(1_000)
         assert all(isinstance(each, end) for each in stages.wait_for_ends(4).values())
+
+
+def test_a_trace_that_is_decided_already_is_not_counted_again() -> None:
+    def counted() -> float:
+        samples = samples_of(generate_latest(stages.metrics.registry).decode())
+        return sum(value for name, value in samples.items() if name.startswith("kp_scorer_values_total"))
+
+    with running(GatedEmbedder(is_open=True)) as stages:
+        stages.submit("first", "second")
+        stages.wait_for_ends(2)
+        wait_until(lambda: counted() == 2 * 6, PATIENCE_S)
+        stages.ends.clear()
+        stages.submit("first", "third")
+        stages.wait_for_ends(2)
+        wait_until(lambda: counted() == 3 * 6, PATIENCE_S)

@@ -164,6 +164,18 @@ def test_decisions_are_counted_by_outcome_and_by_the_domains_that_settings_name(
     assert samples["kp_scorer_processing_seconds_sum"] == pytest.approx(0.4)
 
 
+def test_decisions_that_are_made_are_counted_by_the_bins_of_their_values() -> None:
+    metrics = Metrics({"code"})
+    for domain in ("code", "kp:trace:x\n", "law"):
+        metrics.count_decided(decided(domain, outcome="rejected", score=0.29))
+    samples = samples_from(metrics)
+    counted = {name: value for name, value in samples.items() if name.startswith("kp_scorer_values_total") and value}
+    assert len(counted) == 2 * 6
+    assert counted['kp_scorer_values_total{bin="0.2",dimension="score",domain="code"}'] == 1
+    assert counted[f'kp_scorer_values_total{{bin="rejected",dimension="outcome",domain="{UNNAMED_DOMAIN}"}}'] == 2
+    assert samples['kp_scorer_values_total{bin="0.9",dimension="novelty",domain="code"}'] == 0, "from the start on"
+
+
 def test_a_report_has_the_figures_since_the_start() -> None:
     metrics = three_published()
     for deliveries in (1, 1, 3):

@@ -145,6 +145,27 @@ def test_how_new_a_text_is_changes_nothing() -> None:
     assert scorer.how_new("bake a cake") == before < 0.1
 
 
+def test_a_success_is_compared_with_successes_alone_where_that_is_set() -> None:
+    runs = [(False, 0.9), (True, 0.69), (False, 0.4), (True, 0.7), (True, 0.9), (False, 0.9)]
+    traces = [
+        minimal_payload(trace_id=f"kp:trace:{place}", objective="pay the invoice", success=success, confidence=confidence)
+        for place, (success, confidence) in enumerate(runs)
+    ]
+    changed = {"novelty.against": "succeeded", "novelty.succeeded_confidence": 0.7}
+    scorer = Scorer(load_settings(changed))
+    decisions = [scorer.score(trace) for trace in traces[:3]]
+    assert scorer.how_new("pay the invoice") == 0.5
+    decisions += [scorer.score(trace) for trace in traces[3:]]
+    compared = [decision.novelty.nearest is not None for decision in decisions]
+    assert compared == [False, True, True, False, True, True]
+    assert (decisions[3].dimensions.novelty, decisions[3].novelty.source) == (0.5, "empty_cache")
+    nearest = decisions[4].novelty.nearest
+    assert nearest
+    assert nearest.trace_id == "kp:trace:3"
+    assert scorer.how_new("pay the invoice") < 0.1
+    assert outcomes(iter(decisions)) == outcomes(score_traces(traces, load_settings(changed)))
+
+
 def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kp_scorer.settings.sections.SLACK_ELEMENTS", 100)
     scorer = Scorer(load_settings({"novelty.max_elements": 50}))

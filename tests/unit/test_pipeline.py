@@ -65,7 +65,7 @@ class Scene:
         self.unhealthy: list[EmbedderUnhealthy] = []
         self.resent: list[Delivery] = []
         publisher: Any = SimpleNamespace(
-            publish_all=self._publish_all, publication=lambda decision, context, _: Publication(decision, context)
+            publish_all=self._publish_all, publication=lambda decision, context, *_: Publication(decision, context)
         )
         self._dead_lettered_by: list[Callable[[], Decision | None]] = []
         dead_letters: Any = SimpleNamespace(dead_letter=lambda payload, *_: self._dead_lettered_by[int(payload)]())

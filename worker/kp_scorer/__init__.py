@@ -26,9 +26,10 @@
     print(scorer.how_new("a task"), explain(decisions[0]))
     again = re_decide(decisions, calibrate(decisions, accept=0.2))
 
-    from kp_scorer import rows, stored_decisions
+    from kp_scorer import rows, stored_decisions, stored_labels
 
     table = pandas.DataFrame(rows(stored_decisions()))  # or polars.DataFrame: what the ledger holds, flat
+    good = calibrate(list(stored_decisions()), precision=0.9, good=stored_labels())
 
 The names in this module are the public API; everything else may change from one version to the next. Importing the package is
 cheap: Celery, the Redis client and the embedding engines are imported when a name that needs them is first used.
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
         TraceConflict,
         TraceDead,
     )
-    from kp_scorer.ledger.store import stored_decisions
+    from kp_scorer.ledger.store import stored_decisions, stored_labels
     from kp_scorer.offline import Scorer, convert, score_traces
     from kp_scorer.report.explained import explain
     from kp_scorer.report.thresholds import calibrate, re_decide
@@ -90,6 +91,7 @@ __all__ = [
     "rows",
     "score_traces",
     "stored_decisions",
+    "stored_labels",
 ]
 
 _MODULES: Final = {
@@ -100,7 +102,7 @@ _MODULES: Final = {
     "report.explained": {"explain"},
     "report.thresholds": {"calibrate", "re_decide"},
     "settings": {"Settings", "load_settings"},
-    "ledger.store": {"stored_decisions"},
+    "ledger.store": {"stored_decisions", "stored_labels"},
     "trace": {"ReasoningTrace"},
 }
 """Where each name is defined; the others are in ``errors``."""

@@ -1,5 +1,6 @@
 """The steps of deciding traces: the only place where scoring, embedding, novelty and the ledger meet."""
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ class NoveltyMeter:
 
     def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window) -> None:
         self.embedder = embedder
+        self._window = window
         self.cache = NoveltyCache(log, window, embedder.dimensions)
         self.checked = CheckedEmbedder(embedder)
 
@@ -40,6 +42,12 @@ class NoveltyMeter:
         tokenized = [self.checked.tokenize(text, alone=alone) for text in rows]
         vectors = self.checked.embed(tokenized, alone=alone)
         return [(tokenized[row], vectors[row]) for row in order]
+
+    def candidate(self, trace: ReasoningTrace, digest: bytes, vector: Vector) -> Candidate:
+        """The trace as the log admits it: with whether it counts for all later ones."""
+        least = self._window.succeeded_confidence
+        counts = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
+        return Candidate(trace.id, digest, vector, counts)
 
     def place(self, candidates: Sequence[Candidate]) -> list[Novelty | None]:
         """Place candidates in the log, which is idempotent, and compute how new each is; None if another digest has its id."""
@@ -86,18 +94,26 @@ class Decider:
     """
 
     def __init__(
-        self, ledger: Ledger, policy: Policy, novelty: NoveltyMeter | None, max_attempts: int, *, names_nearest: bool = True
+        self,
+        ledger: Ledger,
+        policy: Policy,
+        novelty: NoveltyMeter | None,
+        max_attempts: int,
+        *,
+        names_nearest: bool = True,
+        sample: float = 0.0,
     ) -> None:
         """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
 
         A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. Decisions name
-        the nearest earlier trace if ``names_nearest``.
+        the nearest earlier trace if ``names_nearest``. Of all traces the share ``sample``, 0..1, is sampled for review.
         """
         self._ledger = ledger
         self._policy = policy
         self.novelty = novelty
         self._max_attempts = max_attempts
         self._names_nearest = names_nearest
+        self._sample = sample
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
         """Decide the traces, in order; ``alone``: there is one, which failed before together with others.
@@ -190,8 +206,10 @@ class Decider:
         started = time.perf_counter()
         novelties: Sequence[Novelty | None] = [Novelty(source="no_embedder")] * len(claimed)
         if self.novelty:
-            candidates = [Candidate(*case.identity, case.vector) for case in claimed if case.vector is not None]
-            novelties = self.novelty.place(candidates)
+            meter = self.novelty
+            novelties = meter.place(
+                [meter.candidate(each.trace, each.identity.digest, each.vector) for each in claimed if each.vector is not None]
+            )
         place_ms = ms_since(started)
         judged: list[tuple[Case, Decision]] = []
         for case, novelty in zip(claimed, novelties, strict=True):
@@ -266,10 +284,17 @@ class Decider:
             composite=scored.composite,
             overrides=scored.overrides,
             guards=guards,
+            # A producer may choose the id so that the trace is not sampled; the place nobody chooses.
+            sampled=self._sample if fraction_of(novelty.entry or trace.id) < self._sample else None,
             novelty=novelty if self._names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
+
+
+def fraction_of(text: str) -> float:
+    """A number in 0..1, without 1, that is always the same for a text and evenly spread over texts: its BLAKE2b in 6 bytes."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 def _short(name: str | None) -> str | None:

@@ -73,7 +73,7 @@ class Novelty(_Part):
 
     source: NoveltySource
     nearest: Nearest | None = None
-    """None in an empty window, without an embedder, and where ``results.nearest`` is off."""
+    """None where the window has none to compare with, without an embedder, and where ``results.nearest`` is off."""
     duplicate_of: str | None = None
     """Id of the earliest trace in the window with the same content; None as for the nearest."""
     embedder: str | None = None
@@ -131,6 +131,8 @@ class Decision(_Part):
     overrides: tuple[FiredOverride, ...] = ()
     guards: Annotated[tuple[Guard, ...], Field(exclude_if=lambda guards: not guards)] = ()
     """Those that apply, whether they fired or not. Left out of the message if there are none."""
+    sampled: Annotated[float | None, Field(gt=0, le=1, exclude_if=lambda sampled: sampled is None)] = None
+    """The probability by which the trace went to review as one of the sample; left out of the message if it did not."""
     novelty: Novelty
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]

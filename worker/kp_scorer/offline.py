@@ -74,7 +74,7 @@ class Scorer:
     def how_new(self, text: str) -> float:
         """The novelty, 0..1, that a trace would have whose objective is this text and that has no other; nothing is added.
 
-        It is 0.5 where there is nothing to compare with: no earlier trace in the window, or no embedder.
+        It is compared as a success. It is 0.5 with nothing to compare with: no earlier trace in the window, or no embedder.
         """
         novelty = self._decider.novelty
         if novelty is None:
@@ -132,7 +132,8 @@ def offline_decider(settings: Settings) -> Decider:
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     window = settings.novelty.window()
     novelty = NoveltyMeter(embedder, MemoryLog(window), window) if embedder else None
-    return Decider(MemoryLedger(window.kept_elements), settings.scoring.policy(), novelty, settings.worker.max_attempts)
+    ledger, policy = MemoryLedger(window.kept_elements), settings.scoring.policy()
+    return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample)
 
 
 def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings) -> Iterator[list[ReasoningTrace]]:

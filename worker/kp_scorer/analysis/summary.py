@@ -4,13 +4,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
-from kp_scorer.decision import Decision, Dimensions, Outcome
+from kp_scorer.analysis.drift import DIMENSIONS, Drift, drift, time_of
+from kp_scorer.decision import Decision, Outcome
 
-DIMENSIONS: Final = tuple(Dimensions.model_fields)
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 
 THRESHOLDS: Final = tuple(number / 100 for number in range(101))
@@ -96,21 +97,28 @@ class Analysis:
     dimensions: Mapping[str, Distribution]
     novelty: Course
     closest: ClosestCalls
+    drifts: Sequence[Drift]
+    """Of all together, and of each of the domains."""
     examples: Mapping[Outcome, list[Decision]]
     """By outcome, decisions evenly spaced between the highest score and the lowest."""
     dead_letters: int
+    labels: Mapping[str, bool]
+    """Whether traces are good, by the ids of those that are labelled."""
 
 
-def analyse(decisions: Sequence[Decision], dead_letters: int) -> Analysis:
+def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:
     """Analyse decisions, at least one, in the order of their traces; there are so many dead letters."""
+    domains, newest = by_name(decisions, lambda decision: decision.domain), max(map(time_of, decisions))
     return Analysis(
         total=_summary(decisions),
-        domains=by_name(decisions, lambda decision: decision.domain),
+        domains=domains,
         dimensions={name: _distribution([getattr(each.dimensions, name) for each in decisions]) for name in DIMENSIONS},
         novelty=novelty_course(decisions),
         closest=closest_calls(decisions),
+        drifts=[drift(each, newest) for each in (decisions, *(domain.decisions for domain in domains))],
         examples={outcome: _spaced(decisions, outcome) for outcome in OUTCOMES},
         dead_letters=dead_letters,
+        labels=labels,
     )
 
 

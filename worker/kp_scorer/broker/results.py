@@ -51,36 +51,43 @@ class Publisher:
         self._settings = settings
         # By name, because several outcomes may go to the same one. One for review also where no trace goes there any more: a
         # decision may have been made before, and not been published.
-        self._outboxes: dict[str, _Outbox] = {
+        outboxes: dict[str, _Outbox] = {
             **{name: _QueueOutbox(app, queue, settings) for name, queue in results_queues(settings).items()},
             **{name: _StreamOutbox(store.decision_stream(name), settings) for name in results_streams(settings)},
         }
+        # That for review comes first: what is sampled waits for room there before anybody reads it elsewhere.
+        self._outboxes = dict(sorted(outboxes.items(), key=lambda outbox: outbox[0] != settings.queues.review))
 
     def destination(self, decision: Decision) -> Destination | None:
-        """The queue or stream that a decision goes to, as spans name it; None if it is not published."""
-        outbox = self._outbox(decision)
-        return outbox.destination if outbox else None
+        """The queue or stream that a decision goes to by its outcome, as spans name it; None if it is not published."""
+        names = self._names(decision)
+        return self._outboxes[names[-1]].destination if names else None
 
     def full(self) -> set[str]:
         """The names of the queues and streams that had no room for a decision when one last came."""
         return {name for name, outbox in self._outboxes.items() if outbox.is_full}
 
-    def publication(self, decision: Decision, context: Context, message: Any) -> Publication:
-        """What is published of a decision; with ``results.with_trace`` also the trace that its kombu message submitted."""
+    def publication(self, decision: Decision, context: Context, message: Any, published_to: set[str]) -> Publication:
+        """What is published of a decision; with ``results.with_trace`` also the trace that its kombu message submitted.
+
+        ``published_to`` are the queues and streams that have it already; :meth:`publish_all` adds to them.
+        """
         if message is None or not self._settings.results.with_trace:
-            return Publication(decision, context)
+            return Publication(decision, context, published_to=published_to)
         limits = self._settings.limits
         size_bytes = limits.message_bytes if PACKED_BY in message.headers else len(raw_body(message))
-        return Publication(decision, context, partial(_trace_in, message, decision, limits), size_bytes)
+        return Publication(decision, context, partial(_trace_in, message, decision, limits), size_bytes, published_to)
 
     def publish(self, decision: Decision, context: Context = NO_CONTEXT, message: Any = None) -> None:
         """Publish a decision, as :meth:`publish_all` does, or raise the error that that returns."""
-        (error,) = self.publish_all([self.publication(decision, context, message)])
+        (error,) = self.publish_all([self.publication(decision, context, message, set())])
         if error is not None:
             raise error
 
     def publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
         """Put decisions where those of their outcome go, all of a queue or a stream in one round trip; with traces in several.
+
+        What is sampled goes to review first, and once that has it, also where its outcome does.
 
         On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
         header ``decided_at`` is the decision's mark. On a stream each is an entry with fields for both. So are those of its
@@ -91,8 +98,12 @@ class Publisher:
             unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
         """
         errors: list[ScorerError | None] = [None] * len(publications)
-        for outbox in self._outboxes.values():
-            places = [place for place, each in enumerate(publications) if self._outbox(each.decision) is outbox]
+        for name, outbox in self._outboxes.items():
+            places = [
+                place
+                for place, (each, error) in enumerate(zip(publications, errors, strict=True))
+                if error is None and name in self._names(each.decision) and name not in each.published_to
+            ]
             if not places:
                 continue
             failure: ScorerError = ServiceUnavailable(f"results: the {outbox.name} is full of unread decisions")
@@ -101,13 +112,17 @@ class Publisher:
             except (ServiceUnavailable, SettingsError) as error:
                 failure, accepted = error, [False] * len(places)
             for place, is_accepted in zip(places, accepted, strict=True):
-                errors[place] = None if is_accepted else failure
+                if is_accepted:
+                    publications[place].published_to.add(name)
+                else:
+                    errors[place] = failure
         return errors
 
-    def _outbox(self, decision: Decision) -> "_Outbox | None":
-        if self._settings.results.via(decision.outcome) == "none":
-            return None
-        return self._outboxes[self._settings.queues.name(decision.outcome, decision.visibility)]
+    def _names(self, decision: Decision) -> list[str]:
+        """The queues or streams that a decision goes to, that of its outcome last."""
+        queues, via = self._settings.queues, self._settings.results.via
+        outcomes: list[Outcome] = [decision.outcome] if decision.sampled is None else ["review", decision.outcome]
+        return [queues.name(each, decision.visibility) for each in outcomes if via(each) != "none"]
 
 
 def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:

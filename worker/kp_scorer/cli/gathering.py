@@ -42,6 +42,8 @@ class Gathered(NamedTuple):
     refused: int
     """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged."""
     source: str
+    labels: Mapping[str, bool]
+    """Whether a trace is good, by id: those that the ledger holds, or that `status` printed."""
 
     def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> Self:
         """What is left of them by an option that chooses names."""
@@ -96,8 +98,7 @@ def gather_file(name: str, settings: Settings, traces: dict[str, ReasoningTrace]
     with open_input(name) as opened:
         stream = unpacked(opened)
         if _holds_decisions(stream):
-            decisions, refused = _read_decisions(stream)
-            return Gathered(decisions, {}, 0, refused, name)
+            return _read_decisions(stream, name)
         return _score(stream, name, settings, traces)
 
 
@@ -149,19 +150,22 @@ def _score(stream: IO[bytes], name: str, settings: Settings, traces: dict[str, R
         elif not isinstance(result, Decision):
             refused += 1
             refusal(line.number, result)
-    return Gathered(list(decisions.values()), successes, 0, refused, name)
+    return Gathered(list(decisions.values()), successes, 0, refused, name, {})
 
 
 def _gather_stored(settings: Settings) -> Gathered:
     decisions: list[Decision] = []
+    labels: dict[str, bool] = {}
     with Store.open(settings) as store, progress("read") as advance:
         total = store.ledger.counts().decided
         for stored in store.ledger.all_decided():
             decisions.append(stored.decision)
+            if stored.good is not None:
+                labels[stored.decision.trace_id] = stored.good
             advance(len(decisions), max(total, len(decisions)))
         dead_letters = sum(1 for _ in store.dead_letters.read())
         damaged = note_damaged(store.ledger.damaged)
-    return Gathered(sorted(decisions, key=_place), {}, dead_letters, damaged, "the ledger")
+    return Gathered(sorted(decisions, key=_place), {}, dead_letters, damaged, "the ledger", labels)
 
 
 def _place(decision: Decision) -> tuple[float, int]:
@@ -176,9 +180,10 @@ def _holds_decisions(stream: io.BufferedReader) -> bool:
     return b'"trace_id"' in beginning and b'"@type"' not in beginning
 
 
-def _read_decisions(stream: IO[bytes]) -> tuple[list[Decision], int]:
+def _read_decisions(stream: IO[bytes], name: str) -> Gathered:
     """Read decisions, each once, also as `submit --wait` and `status` print them; count the lines without one."""
     decisions: dict[str, Decision] = {}
+    labels: dict[str, bool] = {}
     refused = 0
     lines = iter(lambda: read_bytes(stream.readline, _MOST_BYTES), b"")
     for number, line in enumerate(lines, 1):
@@ -194,4 +199,6 @@ def _read_decisions(stream: IO[bytes]) -> tuple[list[Decision], int]:
             # Of a trace that was forgotten and submitted again, the ledger has the later one.
             earlier = decisions.get(decision.trace_id, decision)
             decisions[decision.trace_id] = max(earlier, decision, key=lambda each: each.decided_at)
-    return list(decisions.values()), refused
+            if isinstance(good := row.get("good"), bool):
+                labels[decision.trace_id] = good
+    return Gathered(list(decisions.values()), {}, 0, refused, name, labels)

@@ -24,6 +24,7 @@ _COMMANDS: Final = {
         "status": ("submit", "Print the state of traces, one by one."),
         "decisions": ("submit", "Consume decisions from the results queues."),
         "keep": ("keep", "Write the traces that are accepted to a file."),
+        "label": ("label", "Say which traces were good."),
     },
     "Thresholds": {
         "profiles": ("profiles", "Print the weights and thresholds in force."),

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import redis
@@ -15,15 +16,18 @@ _READ_AT_ONCE: Final = 16
 _Entries = Sequence[tuple[bytes, Mapping[bytes, bytes] | None]]
 
 
-class Publication(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Publication:
     """A decision to be published, and what links the spans of whoever reads it to ours."""
 
     decision: Decision
-    context: Context = NO_CONTEXT
+    context: Context = field(default_factory=lambda: NO_CONTEXT)
     trace: Callable[[], bytes] = bytes
     """Makes the JSON of the trace that goes with it; empty if none does."""
     trace_bytes: int = 0
     """About how many that are."""
+    published_to: set[str] = field(default_factory=set)
+    """The queues and streams that have it."""
 
     def body(self) -> bytes:
         """The decision as JSON, with the trace."""

@@ -18,6 +18,8 @@ from kp_scorer.novelty.log import Candidate, Cursor, Entry, Erasure, Place, Tail
 READ_CHUNK: Final = 1_000
 """Entries read in one round trip, 1.6 MB of 384 float32 each: a late worker catches up without stalling Redis."""
 _VECTOR: Final = np.dtype("<f4")
+_DOES_NOT_COUNT: Final = [b"c", b"0"]
+"""The field of such an entry. One that counts has none, as those that earlier versions wrote."""
 
 
 class LogInfo(NamedTuple):
@@ -34,6 +36,7 @@ class _CandidateRow(NamedTuple):
     trace_id: str
     digest: bytes
     vector: bytes
+    counts: bool
 
 
 class _Appended(NamedTuple):
@@ -52,7 +55,7 @@ def _append(
     keys: LogKeys,
     records: Sequence[str],
     new_epoch: str,
-    window: Window,
+    window: str,
     record_ttl_ms: int,
     last_entry: str,
     last_erasure: str,
@@ -84,13 +87,14 @@ class RedisLog:
             keys=self._own,
             records=[self._keys.record(candidate.trace_id) for candidate in candidates],
             new_epoch=uuid.uuid4().hex,
-            window=self._window,
+            window=str(self._window),
             record_ttl_ms=self._record_ttl_ms,
             last_entry=str(cursor.place) if cursor and cursor.place else "",
             last_erasure=cursor.erasure if cursor else "",
             most=READ_CHUNK,
             candidates=[
-                _CandidateRow(each.trace_id, each.digest, each.vector.astype(_VECTOR).tobytes()) for each in candidates
+                _CandidateRow(each.trace_id, each.digest, each.vector.astype(_VECTOR).tobytes(), each.counts)
+                for each in candidates
             ],
         )
         if reply.other_window:
@@ -156,10 +160,10 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
     """An entry; without trace and vector if it is damaged, as one that was erased: its place is another's for nobody."""
     place = _place_in(entry_id)
     try:
-        _, trace_id, _, digest, _, raw = fields
+        _, trace_id, _, digest, _, raw, *mark = fields
         vector = np.frombuffer(raw, _VECTOR).astype(np.float32)
-        if np.isfinite(vector).all():
-            return Entry(place, trace_id.decode(), digest, vector)
+        if np.isfinite(vector).all() and mark in ([], _DOES_NOT_COUNT):
+            return Entry(place, trace_id.decode(), digest, vector, counts=not mark)
     except ValueError:
         # It has other fields, or they hold no text or no vector.
         pass
@@ -184,12 +188,18 @@ def _window_in(field: bytes | None) -> Window | None:
 def _disagreement(space: str, noted: Window | None, own: Window) -> str:
     if noted is None:
         return f"the log {space} does not say with which window it was begun: empty it with `kp-scorer cache clear`"
-    pairs = zip(noted.as_settings().items(), own.as_settings().values(), strict=True)
+    ours = own.as_settings()
     differing = [
-        f"novelty.{name} is {theirs:.12g} there and {ours:.12g} here" for (name, theirs), ours in pairs if theirs != ours
+        f"novelty.{name} is {_shown(theirs)} there and {_shown(ours[name])} here"
+        for name, theirs in noted.as_settings().items()
+        if theirs != ours.get(name, theirs)
     ]
     what = ", ".join(differing) or f"its slack is {noted.slack_ms} ms there and {own.slack_ms} ms here"
     return f"{what}: the log {space} was begun otherwise; make them equal, or empty it with `kp-scorer cache clear`"
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.12g}"
 
 
 def _is_lost(cursor: Cursor, last_trace_id: bytes, erasures: Sequence[Erasure]) -> bool:

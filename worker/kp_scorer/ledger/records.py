@@ -48,6 +48,8 @@ class Record(NamedTuple):
     """Since when it is pending, by Redis' clock; where it is looked up."""
     resends: int = 0
     """How often it was lost and sent again since; where it is looked up."""
+    good: bool | None = None
+    """How it is labelled, if it is; where it is looked up."""
 
 
 class Tally(NamedTuple):

@@ -3,7 +3,7 @@
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
@@ -43,7 +43,8 @@ _WORKER_LEASE_MS: Final = 5_000
 LEASE_MS: Final = 5_000
 """A trace that its worker has not renewed for this long is held no longer, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
-_LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends")
+_LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label")
+_LABELS: Final = {True: b"good", False: b"bad"}
 _KEPT_MS: Final = KEPT_S * 1_000
 
 
@@ -102,11 +103,12 @@ def _looked_up(reply: Any) -> Record | None:
         return _damaged(b"", "the ledger's record of it: expected a hash")
     if isinstance(reply, Exception):
         raise reply
-    state, digest, *fields, since_ms, resends = reply
+    state, digest, *fields, since_ms, resends, label = reply
     if state is None and not any((*fields, since_ms, resends)):
         # At most it has a place.
         return None
-    return _record(state, digest, *fields)._replace(since_ms=number_in(since_ms), resends=number_in(resends))
+    good = next((good for good, name in _LABELS.items() if name == label), None)
+    return _record(state, digest, *fields)._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 
 @script(row(_SubmitReply))
@@ -141,6 +143,10 @@ def _count_resend(*, keys: Keys, record: str, trace_id: str) -> None: ...
 
 @script(row(SubmissionCounts))
 def _counts(*, keys: Keys) -> None: ...
+
+
+@script(lambda states: [text_in(state) for state in states])
+def _label(*, records: Sequence[str], labels: Sequence[bytes]) -> None: ...
 
 
 @script(int)
@@ -203,7 +209,10 @@ class RedisLedger:
             for trace_id, record in zip(trace_ids, records, strict=True)
             if record and record.reason == "damaged"
         }
-        return [DecidedTrace(record.decision, record.digest) if record and record.decision else None for record in records]
+        return [
+            DecidedTrace(record.decision, record.digest, record.good) if record and record.decision else None
+            for record in records
+        ]
 
     def all_decided(self) -> Iterator[DecidedTrace]:
         """Yield every decision that is kept, in no order. One made meanwhile may be missing; none comes twice."""
@@ -297,6 +306,17 @@ class RedisLedger:
         # Nothing was sent before 1970: somebody else has written that, and the reconciler removes it.
         is_sent = oldest and oldest[0][1] > 0
         return max(0.0, seconds + microseconds / 1e6 - oldest[0][1] / 1_000) if is_sent else 0.0
+
+    def label(self, labels: Mapping[str, bool]) -> dict[str, str]:
+        """Label decided traces as good or not; return the states of the others: pending, dead or unknown."""
+        undecided: dict[str, str] = {}
+        left = iter(labels)
+        while trace_ids := list(islice(left, _READ_AT_ONCE)):
+            records = [self._keys.record(trace_id) for trace_id in trace_ids]
+            states = _label(self._client, records=records, labels=[_LABELS[labels[trace_id]] for trace_id in trace_ids])
+            named = zip(trace_ids, states, strict=True)
+            undecided |= {trace_id: state or "unknown" for trace_id, state in named if state != "decided"}
+        return undecided
 
     def erase(self, trace_id: str) -> int:
         """Remove a trace's record, its decision with it; return how many there were (0 or 1)."""

@@ -98,3 +98,9 @@ def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
     with Store.open(with_endpoints(settings or load_settings())) as store:
         for decided in store.ledger.all_decided():
             yield decided.decision
+
+
+def stored_labels(settings: Settings | None = None) -> dict[str, bool]:
+    """Whether each trace that has a label in the ledger is good, by id. Arguments and errors as of :func:`stored_decisions`."""
+    with Store.open(with_endpoints(settings or load_settings())) as store:
+        return {each.decision.trace_id: each.good for each in store.ledger.all_decided() if each.good is not None}

@@ -19,10 +19,12 @@ _LOOKED_UP_AT_ONCE: Final = 500
 
 
 class DecidedTrace(NamedTuple):
-    """A decision, and the 16-byte digest of the trace's content."""
+    """A decision, the 16-byte digest of the trace's content, and whether its label is good."""
 
     decision: Decision
     digest: bytes
+    good: bool | None = None
+    """None without a label."""
 
 
 class Difference(NamedTuple):
@@ -125,11 +127,12 @@ class _Replay:
         self._times = np.array([entry.place.time_ms for entry in entries])
         self._ids = np.array([entry.trace_id for entry in entries])
         self._digests = np.array([entry.digest.hex() for entry in entries])
+        self._counts = np.array([entry.counts for entry in entries])
 
     def similarity(self, index: int) -> float | None:
-        """The largest similarity to the trace at ``index`` among the entries of its window that the log still holds."""
+        """The largest similarity to the trace at ``index`` among what counts for it in its window and is still in the log."""
         rows = self._rows(index)
-        rows = rows[self._ids[rows] != self._ids[index]]
+        rows = rows[(self._counts[rows] | ~self._counts[index]) & (self._ids[rows] != self._ids[index])]
         if not rows.size:
             return None
         if (self._digests[rows] == self._digests[index]).any():

@@ -1,8 +1,8 @@
 """The novelty log: an append-only sequence of vectors with places in one total order, in Redis or in memory.
 
 A trace's novelty is a function of the log alone: one minus the largest similarity to the entries before its own that belong
-to other traces, among the ``max_elements`` places before its own and younger than the TTL at its own time. An erased entry
-leaves its place empty, so that the windows of other entries lose nothing else.
+to other traces, and count if its own does, among the ``max_elements`` places before its own and younger than the TTL at its own
+time. An erased entry leaves its place empty, so that the windows of other entries lose nothing else.
 """
 
 import time
@@ -26,18 +26,27 @@ class Window(NamedTuple):
     ttl_ms: int
     slack_elements: int
     slack_ms: int
+    succeeded_confidence: float | None = None
+    """Only traces that succeeded with at least this confidence count for one another; None: all do."""
 
     def __str__(self) -> str:
-        return f"{self.max_elements} {self.ttl_ms} {self.slack_elements} {self.slack_ms}"
+        return " ".join(str(value) for value in self if value is not None)
 
     @classmethod
     def parse(cls, text: str) -> "Window":
         """Read a window as ``str`` writes it, which is also how a log stores the one that its writers share."""
-        return cls(*map(int, text.split()))
+        numbers = text.split()
+        return cls(*map(int, numbers[:4]), *map(float, numbers[4:]))
 
-    def as_settings(self) -> dict[str, float]:
+    def as_settings(self) -> dict[str, float | str]:
         """The settings of ``[novelty]`` that describe it, times in seconds."""
-        return {"max_elements": self.max_elements, "ttl_s": self.ttl_ms / 1_000, "slack_elements": self.slack_elements}
+        least = self.succeeded_confidence
+        return {
+            "max_elements": self.max_elements,
+            "ttl_s": self.ttl_ms / 1_000,
+            "slack_elements": self.slack_elements,
+            **({"against": "all"} if least is None else {"against": "succeeded", "succeeded_confidence": least}),
+        }
 
     @property
     def kept_elements(self) -> int:
@@ -67,6 +76,8 @@ class Candidate(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
+    counts: bool = True
+    """Whether it counts for all later traces; if not, for those that do not count either, as all do."""
 
 
 class Cursor(NamedTuple):
@@ -88,6 +99,7 @@ class Entry(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
+    counts: bool = True
 
 
 class Erasure(NamedTuple):

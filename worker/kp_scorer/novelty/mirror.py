@@ -25,7 +25,7 @@ class Nearest(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """A candidate's place in the log and its nearest earlier entry (None: its window is empty)."""
+    """A candidate's place in the log and its nearest earlier entry (None: its window has none to compare with)."""
 
     place: Place
     nearest: Nearest | None
@@ -45,6 +45,8 @@ class Mirror:
         self._times = np.empty(capacity, np.int64)
         self._numbers = np.empty(capacity, np.int64)
         self._digests = np.empty(capacity, np.uint64)
+        self._bounds = np.empty((2, capacity), np.float32)
+        """What a row's similarity to a trace that does not count, and to one that does, cannot exceed: -inf rules it out."""
         self._trace_ids: list[str] = []
         self.cursor: Cursor | None = None
         """How far the log has been read; None before the first read."""
@@ -70,7 +72,7 @@ class Mirror:
         self.cursor = cursor
 
     def nearest(self, places: Sequence[Place]) -> list[Nearest | None]:
-        """For each place find the most similar entry in its window; None where the window is empty.
+        """For each place find the most similar entry of its window that counts for it; None where there is none.
 
         Entries of the place's own trace never count. An entry with the same digest is always nearest, with a similarity of
         exactly 1, because two embeddings of one text may differ in the last bit.
@@ -84,9 +86,11 @@ class Mirror:
         return [self._duplicate(own, rows) or nearest for own, rows, nearest in zip(owns, windows, best, strict=True)]
 
     def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
-        """The largest similarity of a vector to the window at a time after the newest entry; None if that is empty."""
+        """The largest similarity of a vector to what counts for all, at a time after the newest entry; None if nothing does."""
         rows = self._rows(Place(time_ms, int(self._numbers[len(self) - 1]) + 1)) if len(self) else range(0)
-        return float((self._vectors[rows.start : rows.stop] @ vector).max()) if rows else None
+        similarities = np.minimum(self._vectors[rows.start : rows.stop] @ vector, self._bounds[1, rows.start : rows.stop])
+        largest = float(similarities.max(initial=-np.inf))
+        return largest if largest != -np.inf else None
 
     def _append(self, entry: Entry) -> None:
         if len(self) == len(self._numbers):
@@ -94,8 +98,9 @@ class Mirror:
         row = len(self)
         self._times[row], self._numbers[row] = entry.place
         self._digests[row] = _digest_key(entry.digest)
+        self._bounds[:, row] = np.inf, np.inf if entry.counts else -np.inf
         self._trace_ids.append(entry.trace_id)
-        if entry.vector.shape == self._vectors[row].shape:
+        if entry.trace_id and entry.vector.shape == self._vectors[row].shape:
             self._vectors[row] = entry.vector
         else:
             # It is damaged.
@@ -109,6 +114,7 @@ class Mirror:
             return
         self._vectors[row] = 0.0
         self._digests[row] = 0
+        self._bounds[:, row] = -np.inf
         self._trace_ids[row] = _ERASED
 
     def _row(self, place: Place) -> int:
@@ -143,29 +149,31 @@ class Mirror:
         return best
 
     def _best(self, own: int, first_row: int, similarities: NDArray[np.float32]) -> Nearest | None:
-        for _ in range(len(similarities)):
-            offset = int(similarities.argmax())
+        bounds = self._bounds_for(own)[first_row : first_row + len(similarities)]
+        np.minimum(similarities, bounds, out=similarities)
+        while (similarity := similarities[offset := int(similarities.argmax())]) != -np.inf:
             trace_id = self._trace_ids[first_row + offset]
-            if self._counts(trace_id, own):
-                similarity = float(np.clip(similarities[offset], -1.0, 1.0))
-                return Nearest(trace_id, similarity, is_duplicate=False)
+            if trace_id != self._trace_ids[own]:
+                return Nearest(trace_id, float(np.clip(similarity, -1.0, 1.0)), is_duplicate=False)
+            # A late redelivery appended its trace again.
             similarities[offset] = -np.inf
         return None
 
     def _duplicate(self, own: int, rows: range) -> Nearest | None:
-        for offset in np.flatnonzero(self._digests[rows.start : rows.stop] == self._digests[own]):
-            trace_id = self._trace_ids[rows.start + int(offset)]
-            if self._counts(trace_id, own):
+        same = rows.start + np.flatnonzero(self._digests[rows.start : rows.stop] == self._digests[own])
+        for row in same[self._bounds_for(own)[same] > 0]:
+            trace_id = self._trace_ids[row]
+            if trace_id != self._trace_ids[own]:
                 return Nearest(trace_id, 1.0, is_duplicate=True)
         return None
 
-    def _counts(self, trace_id: str, own: int) -> bool:
-        """Whether an entry counts: not an erased one, nor one of the same trace, which a late redelivery appended again."""
-        return trace_id not in (_ERASED, self._trace_ids[own])
+    def _bounds_for(self, own: int) -> NDArray[np.float32]:
+        bounds: NDArray[np.float32] = self._bounds[int(self._bounds[1, own] > 0)]
+        return bounds
 
     def _drop_oldest(self, count: int) -> None:
         size = len(self)
-        for array in (self._vectors, self._times, self._numbers, self._digests):
+        for array in (self._vectors, self._times, self._numbers, self._digests, *self._bounds):
             # In steps of ``count`` rows: for an overlapping copy numpy would first make a second copy of everything.
             for start in range(count, size, count):
                 stop = min(start + count, size)

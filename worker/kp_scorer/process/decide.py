@@ -7,6 +7,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from kp_scorer.decider import Decider
+from kp_scorer.decision import Decision
 from kp_scorer.process.admission import Admission
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
@@ -84,4 +85,7 @@ class DecideStage:
             ends = [(delivery, case.resolved) for delivery, case in zip(group, cases, strict=True)]
             self._admission.resolve([(delivery, end) for delivery, end in ends if end])
             self._admission.decide_alone([delivery for delivery, end in ends if not end])
+            for _, end in ends:
+                if isinstance(end, Decision):
+                    self._metrics.count_decided(end)
         self.stall.stop()

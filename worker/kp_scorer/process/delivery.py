@@ -31,6 +31,8 @@ class Delivery:
         """Whether it is decided with nothing else in flight, as it failed, or its worker died, before."""
         self.dead_lettering: DeadLettering | None = None
         self.decision: Decision | None = None
+        self.published_to: set[str] = set()
+        """The queues and streams that have its decision: a retry leaves them out."""
         self.must_requeue = False
         """Whether it is to be requeued as it is, after an error of our own."""
         self.recording: SpanRecording | None = None

@@ -10,6 +10,7 @@ from typing import Final, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, disable_created_metrics
 from prometheus_client.registry import Collector
 
+from kp_scorer.analysis.drift import BINS, bins_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.decision import Decision, Outcome, Override
 from kp_scorer.errors import REASONS, Reason
@@ -31,6 +32,7 @@ class Metrics:
     def __init__(self, domains: Collection[str]) -> None:
         """Count these domains each by its name, and all others under :data:`UNNAMED_DOMAIN`."""
         self._domains = frozenset(domains)
+        self._labels = sorted(self._domains | {UNNAMED_DOMAIN})
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         # Otherwise each counter has a second time series, with the time of its creation.
@@ -42,6 +44,8 @@ class Metrics:
     def _define_counters(self) -> None:
         counter = partial(Counter, namespace=_PREFIX, registry=self.registry)
         self._decisions = counter("decisions", "Decisions published, by outcome and domain", ("outcome", "domain"))
+        about = "Decisions made, by domain and the bin of each dimension, the score and the outcome"
+        values = counter("values", about, ("domain", "dimension", "bin"))
         self._overrides = counter("overrides", "Rules that changed a score, by rule", ("override",))
         self._dead_letters = counter("dead_letters", "Messages dead-lettered, by reason", ("reason",))
         self._dropped = counter("dead_letters_dropped", "Dead letters dropped to make room, by reason", ("reason",))
@@ -51,6 +55,7 @@ class Metrics:
         # From 0 on: no query sees the first increase of a series that starts at 1.
         for outcome, domain in self._outcomes_by_domain():
             self._decisions.labels(outcome, domain)
+        self._values = {(domain, *each): values.labels(domain, *each) for domain, each in product(self._labels, BINS)}
         for override in get_args(Override):
             self._overrides.labels(override)
         for reason in REASONS:
@@ -93,7 +98,7 @@ class Metrics:
         self.set_embedder({})
 
     def _outcomes_by_domain(self) -> Sequence[tuple[Outcome, str]]:
-        return list(product(get_args(Outcome), sorted(self._domains | {UNNAMED_DOMAIN})))
+        return list(product(get_args(Outcome), self._labels))
 
     def counted_as(self, domain: str) -> str:
         """The name by which a domain is counted."""
@@ -127,6 +132,12 @@ class Metrics:
     def count_dropped(self, reason: Reason, count: int) -> None:
         """Count dead letters that made room for others."""
         self._dropped.labels(reason).inc(count)
+
+    def count_decided(self, decision: Decision) -> None:
+        """Count a decision that was made now: one that is published again, or once more, is not counted again."""
+        domain = self.counted_as(decision.domain)
+        for each in bins_of(decision):
+            self._values[domain, *each].inc()
 
     def count_published(self, decision: Decision, queued_s: float | None, in_flight_s: float) -> None:
         """Count a decision that is published; ``queued_s`` is None if its message does not say when it was sent."""

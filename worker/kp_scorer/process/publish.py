@@ -118,7 +118,9 @@ class PublishStage:
         try:
             failures = self._publisher.publish_all(
                 [
-                    self._publisher.publication(decision, self._context(delivery, decision), delivery.message)
+                    self._publisher.publication(
+                        decision, self._context(delivery, decision), delivery.message, delivery.published_to
+                    )
                     for delivery, decision in decided
                 ]
             )

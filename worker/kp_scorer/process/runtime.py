@@ -126,6 +126,7 @@ class Runtime:
             self._novelty,
             settings.worker.max_attempts,
             names_nearest=settings.results.nearest,
+            sample=settings.review.sample,
         )
         self._backlog_looked_at = time.monotonic()
         self._connect_metrics()

@@ -122,7 +122,7 @@ def _figure(chart: Chart) -> Html:
 
 def _table(content: Table) -> Html:
     headings, caption = content.headings, content.caption
-    classes = {"trace": "id", **dict.fromkeys(DETAILS, "sentence"), headings[0]: ""}
+    classes = {"trace": "id", "label": "", **dict.fromkeys(DETAILS, "sentence"), headings[0]: ""}
     kinds = [{"class_": name} if (name := classes.get(heading, "figure")) else {} for heading in headings]
     columns = (element("th", heading, scope="col", **kind) for heading, kind in zip(headings, kinds, strict=True))
     lines = (

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from kp_scorer.analysis.drift import FEWEST, MUCH
 from kp_scorer.analysis.summary import (
     NEAR,
     Analysis,
@@ -36,10 +37,12 @@ Objectives = Mapping[str, str]
 """Of traces by id, what each was to do; of those whose contents are at hand."""
 DETAILS: Final = ("why", "objective")
 """The columns of sentences, which come last."""
-WORDS: Final = frozenset({"trace", *DETAILS})
+WORDS: Final = frozenset({"trace", "label", *DETAILS})
 """The columns of tables that hold words, besides the first."""
+_LABELS: Final = {True: "good", False: "bad", None: ""}
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
+_COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
 
@@ -124,6 +127,7 @@ def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
         _origins(analysis),
         _dimensions(analysis),
         _novelty(analysis),
+        _drift(analysis),
     )
     return [section for section in sections if section]
 
@@ -182,7 +186,7 @@ def _examples(analysis: Analysis, objectives: Objectives) -> Section:
         "What is accepted, and what is not",
         "From the highest score to the lowest. With what weighed most; `kp-scorer explain` has all of it.",
         tables=[
-            _calls(OUTCOME_WORDS[outcome].capitalize(), decisions, objectives)
+            _calls(OUTCOME_WORDS[outcome].capitalize(), decisions, objectives, analysis.labels)
             for outcome, decisions in analysis.examples.items()
             if decisions
         ],
@@ -237,23 +241,25 @@ def _closest(analysis: Analysis, objectives: Objectives) -> Section:
         "closest-calls",
         "Guards rejected all traces" if closest is None else f"The closest call is {closest:.3f} from its threshold",
         "Decisions that a small change of the threshold would turn, the closest first.",
-        tables=[_calls(side, decisions, objectives) for side, decisions in sides.items() if decisions],
+        tables=[_calls(side, decisions, objectives, analysis.labels) for side, decisions in sides.items() if decisions],
     )
 
 
-def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives) -> Table:
+def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, labels: Mapping[str, bool]) -> Table:
     """Decisions with how far each is from its threshold, why, and where it is at hand what the trace was to do."""
     rows = [
         [
             named(each.domain),
             *(f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"),
             shown_id(each.trace_id),
+            *([_LABELS[labels.get(each.trace_id)]] if labels else []),
             escaped(why(each)),
             *([escaped(objectives.get(each.trace_id, ""))] if objectives else []),
         ]
         for each in decisions
     ]
-    headings = ["domain", "score", "needs", "by", "trace", "why", *(["objective"] if objectives else [])]
+    figures = ["domain", "score", "needs", "by", "trace", *(["label"] if labels else [])]
+    headings = [*figures, "why", *(["objective"] if objectives else [])]
     return Table(caption, headings, rows, is_open=True)
 
 
@@ -298,6 +304,33 @@ def _novelty(analysis: Analysis) -> Section:
         f"{NEAR} or more, or have the same content.",
         [course],
         tables=[Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)],
+    )
+
+
+def _drift(analysis: Analysis) -> Section | None:
+    if not analysis.drifts[0].traces[0]:
+        # All decisions are of one week.
+        return None
+    compared = [(name, each) for (name, _), each in zip(with_total(analysis), analysis.drifts, strict=True) if each.indices]
+    changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]
+    heading, tables = "Too few traces to compare two weeks", list[Table]()
+    if changes:
+        index, part, name = max(changes)
+        heading = f"{spaced(part).capitalize()} of {name} changed most in a week: {index:.2f}"
+        counts = [
+            [name, *(f"{count:,}" for count in each.traces), *map(share, each.accepted, each.traces)] for name, each in compared
+        ]
+        indices = [[name, *(f"{index:.2f}" for index in each.indices.values())] for name, each in compared]
+        tables = [
+            Table("Two weeks", ["domain", "traces before", "now", "accepted before", "now"], counts, is_open=True),
+            Table("Stability index", ["domain", *_COMPARED], indices, is_open=True),
+        ]
+    return Section(
+        "drift",
+        heading,
+        f"The newest seven days of decisions against the seven before, where both have at least {FEWEST} traces. The "
+        f"population stability index of two distributions is 0 where they are alike; above {MUCH:g} much has changed.",
+        tables=tables,
     )
 
 

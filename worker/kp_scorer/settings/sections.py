@@ -136,6 +136,12 @@ class ResultsSettings(Section):
         return via
 
 
+class ReviewSettings(Section):
+    """What goes to review beside the traces that :class:`ScoringSettings` send there."""
+
+    sample: Fraction = 0.0
+
+
 class ScoringSettings(Section):
     """How traces are scored: thresholds, weights and aliases."""
 
@@ -204,10 +210,13 @@ class NoveltySettings(Section):
     max_elements: Count = 1_000
     ttl_s: Seconds = 86_400.0
     recipe: RecipeName = "trace"
+    against: Literal["all", "succeeded"] = "all"
+    succeeded_confidence: Fraction = 0.5
 
     def window(self) -> Window:
         """The window that these settings describe."""
-        return Window(self.max_elements, int(self.ttl_s * 1_000), SLACK_ELEMENTS, SLACK_S * 1_000)
+        least = self.succeeded_confidence if self.against == "succeeded" else None
+        return Window(self.max_elements, int(self.ttl_s * 1_000), SLACK_ELEMENTS, SLACK_S * 1_000, least)
 
 
 class EmbeddingSettings(Section):
@@ -309,6 +318,7 @@ class Settings(Section):
     redis: RedisSettings = RedisSettings()
     queues: QueueSettings = QueueSettings()
     results: ResultsSettings = ResultsSettings()
+    review: ReviewSettings = ReviewSettings()
     scoring: ScoringSettings = ScoringSettings()
     novelty: NoveltySettings = NoveltySettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
@@ -360,6 +370,6 @@ class Settings(Section):
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcomes that these settings allow. Decisions made under earlier settings may have others."""
-        is_reviewed = self.scoring.review is not None or self.scoring.reviews
+        """The outcomes whose queues these settings use. Decisions made under earlier settings may have others."""
+        is_reviewed = self.scoring.review is not None or self.scoring.reviews or self.review.sample
         return tuple(each for each in get_args(Outcome) if each != "review" or is_reviewed)

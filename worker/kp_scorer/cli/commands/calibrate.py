@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import click
-from pydantic import BaseModel, ValidationError
 
 from kp_scorer.analysis.calibration import Calibration, Cohort, Share, Target, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
 from kp_scorer.characters import escaped
 from kp_scorer.cli.gathering import Gathered, gathering_options
+from kp_scorer.cli.labels import labels_option
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import open_output, print_note
-from kp_scorer.files import read_text
 from kp_scorer.report.thresholds import Thresholds, thresholds_of
 from kp_scorer.settings import Settings
 from kp_scorer.trace import namespace_of
@@ -31,7 +30,6 @@ _NAMED: Final = 5
 _LEAST_SHARE: Final = 0.001
 _DIGITS: Final = 12
 """So many digits make a share in percents exact: 99.9 / 100 is not 0.999."""
-_MOST_BYTES: Final = 2**26
 _HEAD: Final = (
     "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
     "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",
@@ -74,44 +72,9 @@ def _unless_there(_: click.Context, __: click.Parameter, file: Path | None) -> P
     return file
 
 
-class _Label(BaseModel):
-    trace_id: str
-    good: bool
-
-
-def read_labels(file: Path) -> dict[str, bool]:
-    """Read labels by trace id, of lines such as ``{"trace_id": …, "good": true}``."""
-    try:
-        text = read_text(file, _MOST_BYTES)
-    except OSError as error:
-        _refuse(f"{file}: {error.strerror}")
-    labels: dict[str, bool] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            label = _Label.model_validate_json(line, strict=True)
-        except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            problem = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else "expected a JSON object"
-            _refuse(f"line {number}: {problem}")
-        if labels.setdefault(label.trace_id, label.good) != label.good:
-            _refuse(f"line {number}: good: this trace has the other label on an earlier line")
-    return labels
-
-
-def _refuse(problem: str) -> NoReturn:
-    raise click.BadParameter(problem, param_hint="--labels")
-
-
 @click.command(epilog="Example: kp-scorer calibrate traces.jsonl --accept 20% --output thresholds.toml")
 @_target_options
-@click.option(
-    "--labels",
-    callback=lambda _, __, file: read_labels(file) if file else None,
-    type=click.Path(path_type=Path),
-    help="File that says which traces were good.",
-)
+@labels_option
 @click.option("--output", callback=_unless_there, type=click.Path(path_type=Path), help="Where to write, in place of stdout.")
 @gathering_options
 def calibrate(
@@ -122,16 +85,16 @@ def calibrate(
     Writes settings as TOML, to be copied into yours, or for --config or KP_CONFIG if you have none; variables such
     as KP_SCORING_THRESHOLD win over them. Scores are used as they were decided.
 
-    Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, it is
-    metadata.success of the traces in FILE, which is itself a part of their scores.
+    Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, with --stored the
+    labels of `kp-scorer label` do; with traces in FILE it is metadata.success, which is itself a part of their scores.
 
     An interval says what to expect of other traces of the same kind, in 19 of 20 cases. Domains with too few traces, fewer
     than 62 to accept 20%, get one threshold together, as do those to come; but those that have one in the settings keep it.
     """
-    good = gathered.successes if labels is None else labels
+    good = gathered.labels or gathered.successes if labels is None else labels
     labelled = sum(decision.trace_id in good for decision in gathered.decisions)
     if not labelled and (labels is not None or target.of == "precision"):
-        raise click.UsageError("no trace has a label: expected traces in FILE, or --labels for those in it")
+        raise click.UsageError("no trace has a label: expected traces in FILE, --labels, or --stored after `kp-scorer label`")
     _note_producers("--namespace", Counter(namespace_of(decision.trace_id) for decision in gathered.decisions))
     _note_producers("--agent", Counter(decision.agent_id or "" for decision in gathered.decisions))
     if 0 < labelled < len(gathered.decisions):

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
 import click
@@ -99,7 +100,8 @@ def _of_ledger(store: Store, id_or_beginning: str, traces: str | None, settings:
     if record and record.decision:
         decision = _with_nearest(record.decision, store)
         available = traces_named(traces, [decision], settings.limits)
-        return decided_words(decision, available, settings.scoring.policy()), True
+        label = [] if record.good is None else ["", f"It is labelled {'good' if record.good else 'bad'}."]
+        return chain(decided_words(decision, available, settings.scoring.policy()), label), True
     if record and record.state == "pending":
         return pending_words(trace_id, record), False
     dead_letters = [dead_letter for dead_letter in store.dead_letters.read() if dead_letter.trace_id == trace_id]

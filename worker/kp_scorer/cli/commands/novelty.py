@@ -16,7 +16,6 @@ from kp_scorer.decider import NoveltyMeter
 from kp_scorer.embedding import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.ledger import Store
-from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace
@@ -104,7 +103,7 @@ def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size
             # submissions.
             store.ledger.submit(())
             embedded = zip(traces, meter.embed(traces), strict=True)
-            candidates = [Candidate(trace.id, trace.digest(), vector) for trace, (_, vector) in embedded]
+            candidates = [meter.candidate(trace, trace.digest(), vector) for trace, (_, vector) in embedded]
             for line, candidate, place in zip(batch, candidates, meter.place(candidates), strict=True):
                 if place is None:
                     conflicts += 1

@@ -36,7 +36,7 @@ def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, s
     FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
     needs no network and, without --traces, holds no trace's content; it needs kp-scorer[report], --text does not.
     """
-    analysis = analyse(gathered.decisions, gathered.dead_letters)
+    analysis = analyse(gathered.decisions, gathered.dead_letters, gathered.labels)
     shown = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
     named = traces_named(traces, shown, settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}

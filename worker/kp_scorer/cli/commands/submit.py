@@ -113,12 +113,14 @@ def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
     return dead + len(left) - states.count("decided")
 
 
-def _print_status(table: DecisionTable, trace_id: str, status: Status | None) -> None:
+def _print_status(table: DecisionTable, trace_id: str, status: Status | None, good: bool | None = None) -> None:
     row: dict[str, object] = {"trace_id": trace_id, "state": status.state if status else "unknown"}
     if status and status.decision:
         row["decision"] = status.decision.model_dump(mode="json")
     if status and status.reason:
         row |= {"reason": status.reason, "detail": status.detail}
+    if good is not None:
+        row["good"] = good
     table.print_row(row)
 
 
@@ -126,7 +128,7 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | None) ->
 @click.argument("trace_ids", metavar="ID...", nargs=-1, required=True)
 @service_options
 def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
-    """Print the state of traces, a line each: pending, decided with the decision, dead with the reason, or unknown.
+    """Print the state of traces, a line each: pending, decided with decision and label, dead with the reason, or unknown.
 
     Without kp:trace: the beginning of an id will do where no other trace has it. Exits with 0 only if all are decided.
     """
@@ -135,7 +137,7 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
         records = store.ledger.look_up(resolved_ids)
     table = DecisionTable()
     for trace_id, record in zip(resolved_ids, records, strict=True):
-        _print_status(table, trace_id, status_of(trace_id, record) if record else None)
+        _print_status(table, trace_id, status_of(trace_id, record) if record else None, record.good if record else None)
     if not all(record and record.state == "decided" for record in records):
         sys.exit(1)
 

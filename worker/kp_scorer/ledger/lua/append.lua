@@ -4,8 +4,8 @@
 -- refuse while it is full.
 --
 -- KEYS   log, head, erasures, records...
--- ARGV   new_epoch, max_elements, ttl_ms, slack_elements, slack_ms, record_ttl_ms, last_entry, last_erasure, most,
---        candidates... (trace_id, digest, vector)
+-- ARGV   new_epoch, window, record_ttl_ms, last_entry, last_erasure, most,
+--        candidates... (trace_id, digest, vector, counts)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
 --
 -- new_epoch is for a log that is new. last_entry and last_erasure are the newest that the mirror has read, or empty. No more than
@@ -16,7 +16,7 @@
 
 expect('stream', log, erasures)
 expect('hash', head)
-local window = string.format('%.0f %.0f %.0f %.0f', max_elements, ttl_ms, slack_elements, slack_ms)
+local max_elements, ttl_ms, slack_elements, slack_ms = string.match(window, '^(%d+) (%d+) (%d+) (%d+)')
 
 local epoch, head_time, head_place, head_window = read(head, 'epoch', 'time_ms', 'place', 'window')
 -- Workers with other windows would disagree on what is new, and trim what each other's windows need.
@@ -42,7 +42,8 @@ end
 local function append(candidate)
     place = place + 1
     local entry = string.format('%.0f-%.0f', time, place)
-    redis.call('XADD', log, entry, 'i', candidate.trace_id, 'd', candidate.digest, 'v', candidate.vector)
+    local mark = candidate.counts and {} or {'c', '0'}
+    redis.call('XADD', log, entry, 'i', candidate.trace_id, 'd', candidate.digest, 'v', candidate.vector, unpack(mark))
     return entry
 end
 

@@ -1,6 +1,6 @@
 -- The transitions of a trace's record, each written once. The scripts that change one use this.
 --
--- A record is a hash: state (pending, decided, dead; none if only its place is known), digest, decision, reason, detail, letter;
+-- A record is a hash: state (pending, decided, dead; none if only its place is known), digest, decision, label, reason, detail, letter;
 -- while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a worker holds it,
 -- attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter; epoch and
 -- entry, its place in the novelty log. A field `letter` is the id of the dead letter that the trace died by.
@@ -15,7 +15,7 @@ local function to_pending(record, trace_id, digest, pending, counts, now)
     local known_digest = redis.call('HGET', record, 'digest')
     if known_digest and known_digest ~= digest then forget_place(record) end
     redis.call('HDEL', record, 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends', 'owner', 'lease_ms',
-        'attempts')
+        'attempts', 'label')
     redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now)
     redis.call('PERSIST', record)
     -- If somebody took the state from its record, it has been counted.

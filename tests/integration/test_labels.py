@@ -1,0 +1,143 @@
+"""Labels in the ledger: kept as long as the decision, read by whatever reads stored decisions, erased with it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+from kp_scorer import stored_labels
+from kp_scorer.cli.main import commands
+from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.settings import Settings, as_environment
+
+from tests.support.builders import decision
+
+TALLY = Tally("code", is_known=True)
+DIGEST = b"a" * 16
+DECIDED = [f"kp:trace:{number}" for number in range(120)]
+STORED = [decision(trace_id, score=number / 120).model_dump_json().encode() for number, trace_id in enumerate(DECIDED)]
+PENDING, DEAD, UNKNOWN = "kp:trace:pending", "kp:trace:dead", "kp:trace:unknown"
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def _traces_in_every_state(store: Store) -> None:
+    ledger = store.ledger
+    ledger.acquire([Identity(trace_id, DIGEST) for trace_id in DECIDED])
+    ledger.commit([Verdict(trace_id, DIGEST, stored, "", TALLY) for trace_id, stored in zip(DECIDED, STORED, strict=True)])
+    ledger.submit([Submission(PENDING, DIGEST, b"{}")])
+    store.dead_letters.dead_letter(b"{}", "invalid", "$", DEAD)
+
+
+@pytest.fixture
+def run(settings: Settings) -> Run:
+    def call(*arguments: str, stdin: str = "") -> Result:
+        return CliRunner(env=as_environment(settings)).invoke(commands, arguments, stdin)
+
+    return call
+
+
+def rows_in(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def as_lines(labels: dict[str, bool]) -> str:
+    return "".join(json.dumps({"trace_id": trace_id, "good": good}) + "\n" for trace_id, good in labels.items())
+
+
+def test_a_label_is_kept_with_the_decision_and_for_as_long(
+    run: Run, store: Store, redis_client: redis.Redis, keys: Keys
+) -> None:
+    record = keys.record(DECIDED[0])
+    redis_client.pexpire(record, 50_000)
+    before = redis_client.hgetall(record)
+    assert (run("label", DECIDED[0], "good").exit_code, redis_client.hget(record, "label")) == (0, b"good")
+    assert run("label", DECIDED[0], "bad").exit_code == 0
+    assert redis_client.hgetall(record) == {**before, b"label": b"bad"}
+    assert 0 < redis_client.pttl(record) <= 50_000
+    # A trace that is delivered once more keeps it.
+    assert store.ledger.acquire([Identity(DECIDED[0], DIGEST)])[0].state == "decided"
+    assert store.ledger.commit([Verdict(DECIDED[0], DIGEST, b"other", "", TALLY)])[0].outcome == "stands"
+    assert [record.good for record in store.ledger.look_up(DECIDED[:2]) if record] == [False, None]
+    assert run("forget", DECIDED[0]).exit_code == 0
+    assert redis_client.exists(record) == 0
+
+
+def test_what_is_not_decided_gets_no_label_and_is_named(run: Run, redis_client: redis.Redis, keys: Keys) -> None:
+    states = {PENDING: "pending", DEAD: "dead", UNKNOWN: "unknown"}
+    for trace_id, state in states.items():
+        refused = run("label", trace_id, "good")
+        assert (refused.exit_code, rows_in(refused)) == (1, [{"trace_id": trace_id, "state": state}])
+        assert not redis_client.hexists(keys.record(trace_id), "label")
+    mixed = run("label", "--file", "-", stdin=as_lines(dict.fromkeys([*DECIDED, *states], True)))
+    assert (mixed.exit_code, {row["trace_id"]: row["state"] for row in rows_in(mixed)}) == (1, states)
+    assert f"labelled {len(DECIDED)} of {len(DECIDED) + 3}" in mixed.stderr
+    redis_client.set(keys.record(UNKNOWN), "no hash", px=1_000)
+    assert rows_in(run("label", UNKNOWN, "good")) == [{"trace_id": UNKNOWN, "state": "unknown"}]
+
+
+def test_labels_in_a_file_are_stored_and_printed_as_such_a_file(run: Run, settings: Settings, tmp_path: Path) -> None:
+    labels = {trace_id: number % 3 > 0 for number, trace_id in enumerate(DECIDED[:-1])}
+    (tmp_path / "labels.jsonl").write_text(as_lines(labels), "utf-8")
+    assert run("label").stdout == ""
+    assert run("label", "--file", str(tmp_path / "labels.jsonl")).exit_code == 0
+    assert stored_labels(settings) == labels
+    printed = run("label")
+    assert (printed.exit_code, {row["trace_id"]: row["good"] for row in rows_in(printed)}) == (0, labels)
+    assert run("label", "--file", "-", stdin=printed.stdout).exit_code == 0
+    # The beginning of an id will do, as for other commands that look at a trace.
+    assert run("label", DECIDED[-1].removeprefix("kp:trace:"), "good").exit_code == 0
+    assert stored_labels(settings) == {**labels, DECIDED[-1]: True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["kp:trace:1"], "expected ID and good or bad, or --file"),
+        (["kp:trace:1", "good", "--file", "-"], "expected ID and good or bad, or --file"),
+        (["kp:trace:1", "fair"], "'fair' is not one of 'good', 'bad'"),
+        (["--file", "-"], "line 1: good: Input should be a valid boolean"),
+        (["--file", "missing"], "--file: missing: No such file or directory"),
+    ],
+)
+def test_wrong_usage_is_named_and_labels_nothing(run: Run, settings: Settings, arguments: list[str], problem: str) -> None:
+    refused = run("label", *arguments, stdin='{"trace_id": "kp:trace:1", "good": "yes"}\n')
+    assert refused.exit_code == 2
+    assert problem in refused.stderr
+    assert stored_labels(settings) == {}
+
+
+def test_what_reads_stored_decisions_reads_their_labels(run: Run, tmp_path: Path) -> None:
+    assert "no trace has a label" in run("calibrate", "--stored", "--precision", "50%").stderr
+    assert "label" not in run("report", "--stored", "--text").stdout
+    run("label", "--file", "-", stdin=as_lines({trace_id: number > 50 for number, trace_id in enumerate(DECIDED)}))
+    status = run("status", *DECIDED[49:52])
+    assert [row["good"] for row in rows_in(status)] == [False, False, True]
+    assert run("explain", DECIDED[0]).stdout.endswith("\nIt is labelled bad.\n")
+    assert run("explain", DECIDED[99]).stdout.endswith("\nIt is labelled good.\n")
+    report = run("report", "--stored", "--text").stdout
+    assert {"label", "good", "bad"} <= {line.split()[-1] for line in report.splitlines() if line}
+    of_ledger = run("calibrate", "--stored", "--precision", "50%")
+    assert of_ledger.exit_code == 0
+    assert "of these good" in of_ledger.stdout
+    # Those of a file win; and what `status` prints is a file with labels.
+    all_good = run("calibrate", "--stored", "--precision", "50%", "--labels", "-", stdin=as_lines(dict.fromkeys(DECIDED, True)))
+    assert "100.0% (97-100%) of these good" in all_good.stdout
+    (tmp_path / "states.jsonl").write_text(run("status", *DECIDED).stdout, "utf-8")
+    assert run("calibrate", str(tmp_path / "states.jsonl"), "--precision", "50%").stdout == of_ledger.stdout
+
+
+def test_a_new_decision_begins_without_the_label_of_the_old_one(store: Store, redis_client: redis.Redis, keys: Keys) -> None:
+    store.ledger.label({DECIDED[0]: True})
+    # As by somebody who writes to Redis.
+    redis_client.hdel(keys.record(DECIDED[0]), "state")
+    store.ledger.acquire([Identity(DECIDED[0], DIGEST)])
+    store.ledger.commit([Verdict(DECIDED[0], DIGEST, STORED[0], "", TALLY)])
+    (record,) = store.ledger.look_up([DECIDED[0]])
+    assert record is not None
+    assert (record.state, record.good) == ("decided", None)

@@ -1,0 +1,144 @@
+"""The honest sample: what is sampled goes to review and where its outcome does, through outages, full queues and crashes."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.results import Publisher
+from kp_scorer.client import Client
+from kp_scorer.decision import Decision, Outcome
+from kp_scorer.errors import ScorerError, ServiceUnavailable
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
+from kp_scorer.spans.context import NO_CONTEXT
+
+from tests.support.builders import decision
+from tests.support.changed_settings import SettingsWith, with_changed
+from tests.support.outcomes import published
+from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
+from tests.support.traces import short_traces
+
+TRACES: Final = 24
+OUTCOMES: Final[tuple[Outcome, ...]] = ("accepted", "rejected")
+ACCEPTED, REVIEW, REJECTED = (
+    decision(f"kp:trace:{outcome}", outcome=outcome, sampled=0.5) for outcome in ("accepted", "review", "rejected")
+)
+OTHER: Final = decision("kp:trace:other", outcome="rejected")
+
+
+def ids_in(settings: Settings, outcome: Outcome) -> list[str]:
+    return [each["trace_id"] for each in published(settings, outcome)]
+
+
+class Attempts:
+    """A worker's attempts to publish decisions: each leaves out what an earlier one has published."""
+
+    def __init__(self, publisher: Publisher, decisions: Iterable[Decision]) -> None:
+        self._publisher = publisher
+        self._waiting = [(each, set[str]()) for each in decisions]
+
+    def publish(self) -> list[ScorerError]:
+        publications = [self._publisher.publication(each, NO_CONTEXT, None, names) for each, names in self._waiting]
+        errors = self._publisher.publish_all(publications)
+        self._waiting = [each for each, error in zip(self._waiting, errors, strict=True) if error]
+        return [error for error in errors if error]
+
+
+def test_what_is_sampled_is_reviewed_once_and_goes_where_its_outcome_does(on_broker: SettingsWith) -> None:
+    settings = on_broker(review__sample=0.5)
+    with make_celery(settings) as app, Store.open(settings) as store:
+        assert Attempts(Publisher(app, settings, store), [ACCEPTED, REVIEW, OTHER, REJECTED]).publish() == []
+    assert ids_in(settings, "review") == [ACCEPTED.trace_id, REVIEW.trace_id, REJECTED.trace_id]
+    assert ids_in(settings, "accepted") == [ACCEPTED.trace_id]
+    assert ids_in(settings, "rejected") == [OTHER.trace_id, REJECTED.trace_id]
+
+
+def test_without_a_way_for_review_what_is_sampled_goes_where_its_outcome_does_alone(settings: Settings, store: Store) -> None:
+    unpublished = with_changed(settings, review__sample=0.5, results__review_via="none")
+    with make_celery(unpublished) as app:
+        publisher = Publisher(app, unpublished, store)
+        assert Attempts(publisher, [ACCEPTED, REVIEW]).publish() == []
+        assert publisher.destination(REVIEW) is None
+        assert publisher.destination(ACCEPTED) == ("redis", "decisions.accepted")
+    assert ids_in(unpublished, "accepted") == [ACCEPTED.trace_id]
+
+
+def test_it_goes_once_to_a_queue_that_two_outcomes_share(settings: Settings, store: Store) -> None:
+    shared = with_changed(settings, review__sample=0.5, queues__review="decisions.accepted")
+    with make_celery(shared) as app:
+        assert Attempts(Publisher(app, shared, store), [ACCEPTED]).publish() == []
+    assert ids_in(shared, "accepted") == [ACCEPTED.trace_id]
+
+
+@pytest.mark.parametrize("way", ["stream", "task"])
+def test_review_may_have_a_way_of_its_own(settings: Settings, store: Store, redis_client: redis.Redis, way: str) -> None:
+    apart = with_changed(settings, review__sample=0.5, results__review_via=way, results__task="shop.review")
+    with make_celery(apart) as app:
+        assert Attempts(Publisher(app, apart, store), [ACCEPTED]).publish() == []
+    assert ids_in(apart, "accepted") == [ACCEPTED.trace_id]
+    assert redis_client.type("decisions.review") == {"stream": b"stream", "task": b"list"}[way]
+    assert (redis_client.xlen if way == "stream" else redis_client.llen)("decisions.review") == 1
+
+
+@pytest.mark.parametrize("full", ["review", "accepted"])
+def test_while_either_queue_is_full_it_waits_and_leaves_no_copies(on_broker: SettingsWith, full: Outcome) -> None:
+    settings = on_broker(review__sample=0.5, queues__results_limit=3)
+    filling = [decision(f"kp:trace:filling-{number}", outcome=full) for number in range(5)]
+    with make_celery(settings) as app, Store.open(settings) as store:
+        publisher = Publisher(app, settings, store)
+        filled = len(filling) - len(Attempts(publisher, filling).publish())
+        attempts = Attempts(publisher, [ACCEPTED, OTHER])
+        for _ in range(3):
+            (error,) = attempts.publish()
+            assert isinstance(error, ServiceUnavailable)
+            assert f"{settings.queues.name(full)} is full of unread decisions" in str(error)
+        # Nobody reads elsewhere what waits for its review.
+        waits_for_review = full == "review"
+        assert (ids_in(settings, "accepted") if waits_for_review else ids_in(settings, "review")) == (
+            [] if waits_for_review else [ACCEPTED.trace_id]
+        )
+        assert len(ids_in(settings, full)) == filled
+        assert attempts.publish() == []
+    assert ids_in(settings, "accepted") == [ACCEPTED.trace_id]
+    assert ids_in(settings, "review") == ([ACCEPTED.trace_id] if waits_for_review else [])
+    assert ids_in(settings, "rejected") == [OTHER.trace_id]
+
+
+@pytest.mark.slow
+def test_a_redelivered_trace_is_sampled_as_it_was_and_in_both_queues(settings: Settings, store: Store, tmp_path: Path) -> None:
+    sampling = with_changed(settings, review__sample=0.5, scoring__threshold=0.4, broker__visibility_timeout_s=3)
+    dying = {"CRASH_AT": "published", "CRASH_AFTER": "5"}
+    with Client(sampling) as client:
+        submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=31)]
+    with start_worker(sampling, tmp_path / "dying.log", command=CRASHING_WORKER, variables=dying, ready=False) as worker:
+        assert worker.process.wait(60) == -9
+    before = {each.trace_id: each for each in (stored.decision for stored in store.ledger.all_decided())}
+    reviewed: dict[str, Any] = {}
+    by_outcome: dict[str, Any] = {}
+
+    def is_all_read() -> bool:
+        reviewed.update((each["trace_id"], each) for each in published(sampling, "review"))
+        for outcome in OUTCOMES:
+            by_outcome.update((each["trace_id"], each) for each in published(sampling, outcome))
+        return by_outcome.keys() == set(submitted)
+
+    with start_worker(sampling, tmp_path / "worker.log", command=FAST_WORKER):
+        wait_until(is_all_read)
+    assert is_all_read()
+    decided = {each.decision.trace_id: each.decision for each in store.ledger.all_decided()}
+    assert before
+    assert before.items() <= decided.items()
+    sampled = {trace_id for trace_id, each in decided.items() if each.sampled}
+    assert 0 < len(sampled) < TRACES == len(decided)
+    assert reviewed.keys() == sampled
+    assert all(each == decided[trace_id].model_dump(mode="json") for trace_id, each in (reviewed | by_outcome).items())
+
+
+def test_a_worker_that_samples_declares_the_queue_for_review(on_broker: SettingsWith, tmp_path: Path) -> None:
+    settings = on_broker(review__sample=0.01)
+    assert settings.outcomes == ("accepted", "review", "rejected")
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
+        assert published(settings, "review") == []
