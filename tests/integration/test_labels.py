@@ -1,6 +1,7 @@
 """Labels in the ledger: kept as long as the decision, read by whatever reads stored decisions, erased with it."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from tests.support.builders import decision
 TALLY = Tally("code", is_known=True)
 DIGEST = b"a" * 16
 DECIDED = [f"kp:trace:{number}" for number in range(120)]
-STORED = [decision(trace_id, score=number / 120).model_dump_json().encode() for number, trace_id in enumerate(DECIDED)]
+STORED = [
+    decision(trace_id, score=number / 120, sampled=0.5).model_dump_json().encode() for number, trace_id in enumerate(DECIDED)
+]
 PENDING, DEAD, UNKNOWN = "kp:trace:pending", "kp:trace:dead", "kp:trace:unknown"
 
 Run = Callable[..., Result]
@@ -99,10 +102,10 @@ def test_labels_in_a_file_are_stored_and_printed_as_such_a_file(run: Run, settin
     ("arguments", "problem"),
     [
         (["kp:trace:1"], "expected ID and good or bad, or --file"),
-        (["kp:trace:1", "good", "--file", "-"], "expected ID and good or bad, or --file"),
+        (["kp:trace:1", "good", "--file", os.devnull], "expected ID and good or bad, or --file"),
         (["kp:trace:1", "fair"], "'fair' is not one of 'good', 'bad'"),
         (["--file", "-"], "line 1: good: Input should be a valid boolean"),
-        (["--file", "missing"], "--file: missing: No such file or directory"),
+        (["--file", "missing"], "missing: No such file or directory"),
     ],
 )
 def test_wrong_usage_is_named_and_labels_nothing(run: Run, settings: Settings, arguments: list[str], problem: str) -> None:
@@ -125,6 +128,9 @@ def test_what_reads_stored_decisions_reads_their_labels(run: Run, tmp_path: Path
     of_ledger = run("calibrate", "--stored", "--precision", "50%")
     assert of_ledger.exit_code == 0
     assert "of these good" in of_ledger.stdout
+    quality = run("quality", "--stored")
+    assert "120 of 120 sampled traces have a label, of 120 decisions" in quality.stderr
+    assert rows_in(quality)[0]["precision"]["value"] == 1
     # Those of a file win; and what `status` prints is a file with labels.
     all_good = run("calibrate", "--stored", "--precision", "50%", "--labels", "-", stdin=as_lines(dict.fromkeys(DECIDED, True)))
     assert "100.0% (97-100%) of these good" in all_good.stdout

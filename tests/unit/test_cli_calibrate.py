@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.analysis.calibration import Target, calibrate, samples_of
 from kp_scorer.cli.commands.calibrate import as_toml
-from kp_scorer.cli.labels import read_labels
+from kp_scorer.cli.commands.label import read_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.report.thresholds import Thresholds
@@ -222,7 +222,7 @@ def test_number_of_labels_is_noted_unless_all_traces_have_one(file: Path, labels
 def test_wrong_label_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "labels").write_text(text)
     with pytest.raises(click.BadParameter, match=message):
-        read_labels(str(tmp_path / "labels"))
+        read_labels(None, None, str(tmp_path / "labels"))
 
 
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs"]))

@@ -180,7 +180,8 @@ def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
 
     # What was allocated before is not counted, but what replaces it is: as much as the window and its slack take.
     growth_bytes(0, 2_000)
-    assert growth_bytes(2_000, 3_000) < 1.2 * growth_bytes(3_000, 3_500)
+    # Twice as many traces would otherwise take twice as much; what is allocated by chance is up to a quarter.
+    assert growth_bytes(2_000, 3_000) < 1.5 * growth_bytes(3_000, 3_500)
     # Within the window and its slack a trace is recognised.
     repeated = make_trace(trace_id="kp:trace:3400", objective="task 0")
     assert scorer.score(repeated).novelty.entry == scorer.score(repeated).novelty.entry

@@ -123,18 +123,22 @@ class Calibration(NamedTuple):
     other_domains_are_all: bool
 
 
-def samples_of(decisions: Iterable[Decision], labels: Mapping[str, bool], aliases: Mapping[str, str]) -> dict[str, Sample]:
-    """The scores of decisions by the domain whose threshold applies to them, with labels by trace id.
+def domain_of(decision: Decision, aliases: Mapping[str, str]) -> str:
+    """The domain whose threshold applies to a decision.
 
-    The alias that a decision was made by applies only where ``aliases`` has no other.
+    The alias that it was made by applies only where ``aliases`` has no other.
     """
+    decided_as = decision.taken_for or decision.domain
+    return aliases.get(decision.domain) or aliases.get(decided_as, decided_as)
+
+
+def samples_of(decisions: Iterable[Decision], labels: Mapping[str, bool], aliases: Mapping[str, str]) -> dict[str, Sample]:
+    """The scores of decisions by the domain whose threshold applies to them, with labels by trace id."""
     pairs: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     for decision in decisions:
         is_good = labels.get(decision.trace_id)
-        decided_as = decision.taken_for or decision.domain
-        domain = aliases.get(decision.domain) or aliases.get(decided_as, decided_as)
         score = -math.inf if decision.is_guarded else decision.score
-        pairs[domain].append((score, UNLABELLED if is_good is None else GOOD if is_good else BAD))
+        pairs[domain_of(decision, aliases)].append((score, UNLABELLED if is_good is None else GOOD if is_good else BAD))
     return {domain: Sample(*map(np.array, zip(*of_domain, strict=True))) for domain, of_domain in pairs.items()}
 
 

@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "Thresholds": {
         "profiles": ("profiles", "Print the weights and thresholds in force."),
         "calibrate": ("calibrate", "Suggest thresholds by domain."),
+        "quality": ("quality", "Estimate how good the gate is."),
         "re-decide": ("re_decide", "Show which decisions another policy would flip."),
     },
     "Look": {

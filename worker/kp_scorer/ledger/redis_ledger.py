@@ -44,7 +44,6 @@ LEASE_MS: Final = 5_000
 """A trace that its worker has not renewed for this long is held no longer, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
 _LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label")
-_LABELS: Final = {True: b"good", False: b"bad"}
 _KEPT_MS: Final = KEPT_S * 1_000
 
 
@@ -107,8 +106,8 @@ def _looked_up(reply: Any) -> Record | None:
     if state is None and not any((*fields, since_ms, resends)):
         # At most it has a place.
         return None
-    good = next((good for good, name in _LABELS.items() if name == label), None)
-    return _record(state, digest, *fields)._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
+    record, good = _record(state, digest, *fields), {b"good": True, b"bad": False}.get(label)
+    return record._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 
 @script(row(_SubmitReply))
@@ -146,7 +145,7 @@ def _counts(*, keys: Keys) -> None: ...
 
 
 @script(lambda states: [text_in(state) for state in states])
-def _label(*, records: Sequence[str], labels: Sequence[bytes]) -> None: ...
+def _label(*, records: Sequence[str], labels: Sequence[str]) -> None: ...
 
 
 @script(int)
@@ -309,14 +308,13 @@ class RedisLedger:
 
     def label(self, labels: Mapping[str, bool]) -> dict[str, str]:
         """Label decided traces as good or not; return the states of the others: pending, dead or unknown."""
-        undecided: dict[str, str] = {}
+        states: dict[str, str] = {}
         left = iter(labels)
         while trace_ids := list(islice(left, _READ_AT_ONCE)):
             records = [self._keys.record(trace_id) for trace_id in trace_ids]
-            states = _label(self._client, records=records, labels=[_LABELS[labels[trace_id]] for trace_id in trace_ids])
-            named = zip(trace_ids, states, strict=True)
-            undecided |= {trace_id: state or "unknown" for trace_id, state in named if state != "decided"}
-        return undecided
+            replies = _label(self._client, records=records, labels=["good" if labels[each] else "bad" for each in trace_ids])
+            states.update(zip(trace_ids, replies, strict=True))
+        return {trace_id: state or "unknown" for trace_id, state in states.items() if state != "decided"}
 
     def erase(self, trace_id: str) -> int:
         """Remove a trace's record, its decision with it; return how many there were (0 or 1)."""

@@ -14,8 +14,8 @@ import click
 from kp_scorer.analysis.calibration import Calibration, Cohort, Share, Target, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
 from kp_scorer.characters import escaped
+from kp_scorer.cli.commands.label import labels_option
 from kp_scorer.cli.gathering import Gathered, gathering_options
-from kp_scorer.cli.labels import labels_option
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.report.thresholds import Thresholds, thresholds_of

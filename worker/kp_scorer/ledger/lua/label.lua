@@ -1,10 +1,8 @@
--- Label decided traces, and replace the labels that they have; leave others as they are.
+-- Label decided traces `good` or `bad`, also those that have a label; leave others as they are.
 --
 -- KEYS   records...
 -- ARGV   labels...
 -- Reply  the state of each trace, empty if there is none: those that are decided are labelled
---
--- A label is `good` or `bad`.
 
 local states = {}
 for i, record in ipairs(records) do
