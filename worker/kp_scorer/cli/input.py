@@ -21,7 +21,6 @@ from typing import IO, Any, Final, NamedTuple, cast
 import click
 
 from kp_scorer.adapters import FORMATS, format_of
-from kp_scorer.adapters.node import shown_by_node
 from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import Conversion, Converted
 from kp_scorer.cli.output import print_note
@@ -46,8 +45,7 @@ _OF_OTHERS: Final = re.compile(
 """A field by which what others record begins, more or less."""
 _OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
 """A field by which a trace of ours begins."""
-_QUOTED: Final = re.compile(rb"""\"(?:[^"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`""")
-_BY_NODE: Final = re.compile(rb"\{\s+\w+:")
+_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _CONVERT: Final = "what others recorded: `kp-scorer convert` makes traces of it"
 _UNKNOWN: Final = (
     f"neither a trace, as `kp-scorer schema trace` describes, nor in one of the formats that `kp-scorer convert` reads by "
@@ -321,8 +319,7 @@ def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
     try:
         return parse_json(raw, limits)
     except InvalidTrace as error:
-        printed = shown_by_node(raw.decode(errors="replace")) if _BY_NODE.match(raw) else None
-        return error if printed is None else printed
+        return error
 
 
 class ReadAhead:
