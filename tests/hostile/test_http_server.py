@@ -18,6 +18,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.http_server import HttpServer, chat_span, export_of, new_run, open_server
 from tests.support.processes import wait_until
+from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
 from tests.support.tls import Authority
 
@@ -30,6 +31,9 @@ PROTOBUF: Final = "application/x-protobuf"
 BODY_S, HEADERS_S = 20.0, 15.0
 """How long the server waits for either."""
 
+# The bounds are the server's own; that its user may do what it does in each kind of Redis, one of them shows.
+pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
+
 
 @pytest.fixture
 def server(shipped_redis: Shipped, redis_client: object, tmp_path: Path) -> Iterator[HttpServer]:
@@ -41,6 +45,12 @@ def server(shipped_redis: Shipped, redis_client: object, tmp_path: Path) -> Iter
         assert SECRET not in opened.process.text()
         assert opened.process.peak_bytes() < RESIDENT_BYTES
     assert shipped_redis.refused() == []
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as opened:
+        yield opened
 
 
 def post(server: HttpServer, body: object, path: str = "/v1/traces", **headers: str) -> Any:
@@ -113,7 +123,9 @@ def test_handshakes_that_never_end_cost_little(settings: Settings, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_no_request_costs_more_than_its_bounds(server: HttpServer, store: Store, request: pytest.FixtureRequest) -> None:
+def test_no_request_costs_more_than_its_bounds(
+    server: HttpServer, store: Store, pool: ThreadPoolExecutor, request: pytest.FixtureRequest
+) -> None:
     begun = time.monotonic()
     beginning = f"POST /traces HTTP/1.1\r\nHost: server\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
     slow = {
@@ -121,11 +133,12 @@ def test_no_request_costs_more_than_its_bounds(server: HttpServer, store: Store,
         "body": (beginning + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", BODY_S),
         "nothing": (b"", HEADERS_S),
     }
-    sockets = {name: socket.create_connection(("127.0.0.1", server.port), timeout=40) for name in slow}
+    sockets = {name: socket.create_connection(("127.0.0.1", server.port), timeout=90) for name in slow}
     for each in sockets.values():
         request.addfinalizer(each.close)
     for name, (sent, _) in slow.items():
         sockets[name].sendall(sent)
+    ends = {name: pool.submit(lambda each: (each.recv(100), time.monotonic()), each) for name, each in sockets.items()}
 
     # Who sends too much, or may not, is told so once it is sent.
     large = b"[" * 8 * MIB
@@ -144,15 +157,10 @@ def test_no_request_costs_more_than_its_bounds(server: HttpServer, store: Store,
     assert post(server, b"\xff" * 100, content_type=PROTOBUF).status == 400
     assert post(server, export_with(nested(300)), content_type=PROTOBUF).status == 400
     assert post(server, export_with(nested(40)), content_type=PROTOBUF).status == 200
-    # Attributes without key or value, as many as fit.
-    costly = export_with(b"\x4a\x00" * (MIB - 64))
-    answer = post(server, costly * 3, content_type=PROTOBUF)
-    assert answer.status == 200
-    # The most that is read of spans, in two requests at once.
+    # Attributes without key or value, the most that is read of spans, in two requests at once.
     costly = export_with(b"\x4a\x00" * 500_000) * 8
-    with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda _: post(server, costly, content_type=PROTOBUF).status, range(2))
-        assert list(answers) == [200, 200]
+    answers = pool.map(lambda _: post(server, costly, content_type=PROTOBUF).status, range(2))
+    assert list(answers) == [200, 200]
     # Every span keeps what it is to keep of its resource.
     assert post(server, export_of(chat_span(new_run()), kp__domain="code" * 300)).status == 400
     assert post(server, export_of(*[{}] * 20_001)).status == 400
@@ -169,9 +177,10 @@ def test_no_request_costs_more_than_its_bounds(server: HttpServer, store: Store,
     assert letters[0].detail == "$: expected at most 20 spans and 16777216 bytes"
 
     for name, (_, within_s) in slow.items():
-        answer_bytes = sockets[name].recv(100)
+        answer_bytes, ended = ends[name].result()
         assert answer_bytes.startswith(b"HTTP/1.1 408") if name == "body" else answer_bytes == b""
-        assert time.monotonic() - begun < within_s + 15
+        # The costly requests keep a busy machine from answering at once.
+        assert ended - begun < within_s + 30
     for _ in range(600):
         request.addfinalizer(socket.create_connection(("127.0.0.1", server.port)).close)
     assert server.ask("GET", "/livez").status == 200

@@ -19,6 +19,7 @@ from tests.support.attacks import Attack, open_queue
 from tests.support.changed_settings import with_changed
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until
 from tests.support.proxy import Proxy
+from tests.support.servers import redis_servers
 
 MIB: Final = 2**20
 IN_FLIGHT_BYTES: Final = 20_000_000
@@ -61,6 +62,7 @@ def test_a_message_holds_no_more_than_the_bytes_that_it_counts_by(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shipped_arena", [*redis_servers()[:1], "rabbitmq"], indirect=True)
 def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_away(
     shipped_arena: ShippedArena, tmp_path: Path
 ) -> None:

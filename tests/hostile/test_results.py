@@ -25,6 +25,7 @@ from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision_on
 from tests.support.commands import COMMAND
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.servers import redis_servers
 from tests.support.traces import short_traces
 
 RESIDENT_BYTES = 300_000_000
@@ -45,6 +46,7 @@ def unread_bytes(pipe: Any) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shipped_arena", [*redis_servers()[:1], "rabbitmq"], indirect=True)
 def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shipped_arena: ShippedArena) -> None:
     settings = shipped_arena.settings_of("worker")
     queue = results_queue(settings, "accepted")

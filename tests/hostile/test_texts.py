@@ -14,6 +14,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.container_worker import CONTAINER_BYTES
 from tests.support.costly import COSTLY_TEXTS
 from tests.support.processes import CONTAINER_WORKER, start_worker
+from tests.support.servers import redis_servers
 from tests.support.traces import new_id
 
 MEMORY_BYTES: Final = CONTAINER_BYTES * 3 // 5
@@ -27,6 +28,7 @@ FIELD_CHARS: Final = Limits().field_chars
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_model("") is None, reason="the model is not installed")
+@pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 @pytest.mark.parametrize(("embedder", "recipe"), [("auto", "trace"), ("auto", "asked_and_did"), ("words", "asked_and_did")])
 def test_a_worker_decides_the_most_costly_texts_in_the_memory_of_its_container(
     settings: Settings, client: Client, tmp_path: Path, embedder: str, recipe: str

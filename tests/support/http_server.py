@@ -47,7 +47,7 @@ class HttpServer:
     def ask(self, method: str, path: str, body: object = b"", **headers: str) -> Answer:
         """Send a request and return its answer; headers by their names with underscores, a body as JSON unless it is bytes."""
         named = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=90)
         try:
             connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body).encode(), named)
             response = connection.getresponse()

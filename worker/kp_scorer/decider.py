@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from kp_scorer.decision import Decision, Nearest, Novelty, Timings
+from kp_scorer.checks.checks import Checks
+from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Timings
 from kp_scorer.embedding import CheckedEmbedder, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.ledger import Identity, Ledger, Record, Tally, Verdict
@@ -76,6 +77,7 @@ class Case:
     vector: Vector | None = None
     tokens: tuple[int | None, int | None] = (None, None)
     """How many are embedded, and how many its text has."""
+    checks: tuple[CheckResult, ...] = ()
     resolved: Resolved | None = None
     """None until it is resolved, and for a trace that is to be decided again, alone."""
     look_up_ms: float = 0.0
@@ -87,10 +89,10 @@ class Case:
 
 
 class Decider:
-    """Turns traces into decisions: acquires them, embeds them, places and commits them, each for several at a time.
+    """Turns traces into decisions: acquires, checks and embeds them, places and commits them, each for several at a time.
 
-    ``acquire`` and ``finish`` take one round trip and two. One thread owns each, and the mirror belongs to that of ``finish``.
-    Any thread may release.
+    ``acquire`` and ``finish`` take one round trip and two. One thread owns each, and ``check``; the mirror belongs to that of
+    ``finish``. Any thread may release.
     """
 
     def __init__(
@@ -101,9 +103,10 @@ class Decider:
         max_attempts: int,
         *,
         names_nearest: bool = True,
+        checks: Checks | None = None,
         sample: float = 0.0,
     ) -> None:
-        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
+        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown, and without ``checks`` none is checked.
 
         A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. Decisions name
         the nearest earlier trace if ``names_nearest``. Of all traces the share ``sample``, 0..1, is sampled for review.
@@ -113,6 +116,7 @@ class Decider:
         self.novelty = novelty
         self._max_attempts = max_attempts
         self._names_nearest = names_nearest
+        self.checks = checks
         self._sample = sample
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
@@ -124,15 +128,19 @@ class Decider:
             ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
             EmbedderUnhealthy: the embedder fails whatever it is given; nothing was lost, decide in another process.
         """
-        cases = self.acquire(traces, alone=alone)
-        self.embed(cases, alone=alone)
-        self.finish(cases)
+        cases = self._decide(traces, alone=alone)
         for index, trace in enumerate(traces):
             while cases[index].resolved is None:
-                cases[index : index + 1] = again = self.acquire([trace], alone=True)
-                self.embed(again, alone=True)
-                self.finish(again)
+                cases[index : index + 1] = self._decide([trace], alone=True)
         return [case.resolved for case in cases if case.resolved is not None]
+
+    def _decide(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[Case]:
+        cases = self.acquire(traces, alone=alone)
+        for case in cases:
+            self.check(case)
+        self.embed(cases, alone=alone)
+        self.finish(cases)
+        return cases
 
     def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Case]:
         """Look traces up, and lease those that are to be decided.
@@ -149,6 +157,11 @@ class Decider:
             case.resolved = self._by_record(case.identity, record)
             case.is_claimed = case.resolved is None and (alone or not record.attempts)
         return cases
+
+    def check(self, case: Case) -> None:
+        """Check the trace, if it is claimed."""
+        if self.checks and case.is_claimed:
+            case.checks = self.checks.run(case.trace)
 
     def embed(self, cases: Sequence[Case], *, alone: bool = False) -> None:
         """Embed the claimed traces together; a worker embeds each as soon as it can. Raises the errors of :meth:`decide`."""
@@ -224,7 +237,7 @@ class Decider:
                     batch_size=len(claimed),
                 )
                 counts = dict(zip(("embedded_tokens", "text_tokens"), case.tokens, strict=True))
-                judged.append((case, self._judge(case.trace, novelty.model_copy(update=counts), timings)))
+                judged.append((case, self._judge(case, novelty.model_copy(update=counts), timings)))
         self._commit(judged)
 
     def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:
@@ -255,7 +268,8 @@ class Decider:
                     # Decided again.
                     case.resolved = None
 
-    def _judge(self, trace: ReasoningTrace, novelty: Novelty, timings: Timings) -> Decision:
+    def _judge(self, case: Case, novelty: Novelty, timings: Timings) -> Decision:
+        trace = case.trace
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)
         domain = trace.metadata.task_domain
         bounds = self._policy.bounds(domain, trace.metadata.quality_threshold)
@@ -273,7 +287,7 @@ class Decider:
             visibility=trace.metadata.visibility,
             privacy_level=trace.metadata.privacy_level,
             taken_for=self._policy.aliases.get(domain),
-            outcome=bounds.outcome(scored.value, guards),
+            outcome=bounds.outcome(scored.value, guards, (check.outcome for check in case.checks)),
             score=scored.value,
             threshold=bounds.threshold,
             threshold_source=bounds.source,
@@ -284,6 +298,7 @@ class Decider:
             composite=scored.composite,
             overrides=scored.overrides,
             guards=guards,
+            checks=case.checks,
             # A producer may choose the id so that the trace is not sampled; the place nobody chooses.
             sampled=self._sample if fraction_of(novelty.entry or trace.id) < self._sample else None,
             novelty=novelty if self._names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),

@@ -1,7 +1,7 @@
 """The ``Decision`` message: the outcome of a trace, with every part that led to it."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -16,6 +16,13 @@ ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
 GuardName = Literal["max_confidence", "min_novelty", "copies"]
+Demand = Literal["review", "rejected"]
+"""What a check may demand, whatever the score."""
+CheckFailure = Literal["timeout", "error"]
+CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
+"""Too plain for text of a trace."""
+
+MOST_FINDINGS: Final = 32
 
 
 def _checked_time(text: str) -> str:
@@ -59,6 +66,30 @@ class Guard(_Part):
     def rejects(self) -> bool:
         """Whether the trace is rejected because of it, whatever its score."""
         return self.fired and self.name != "max_confidence"
+
+
+class Findings(_Part):
+    """What a check finds in a trace: counts and numbers by plain names of at most 64 characters, 32 of each, and no text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kinds: Annotated[dict[CheckName, Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=MOST_FINDINGS)] = {}
+    """How many of each kind there are."""
+    numbers: Annotated[dict[CheckName, float], Field(max_length=MOST_FINDINGS)] = {}
+    """Whatever else it measures."""
+    outcome: Demand | None = None
+    """The outcome that it demands, whatever the score; the strictest wins, and settings may allow less."""
+
+
+class CheckResult(Findings):
+    """What a check of this ``version`` found, with the outcome that it demands by the settings."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: CheckName
+    version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
+    failure: CheckFailure | None = None
+    """Why it found nothing; then a check that may demand an outcome demands review, as nobody has seen what is in the trace."""
 
 
 class Nearest(_Part):
@@ -131,6 +162,8 @@ class Decision(_Part):
     overrides: tuple[FiredOverride, ...] = ()
     guards: Annotated[tuple[Guard, ...], Field(exclude_if=lambda guards: not guards)] = ()
     """Those that apply, whether they fired or not. Left out of the message if there are none."""
+    checks: Annotated[tuple[CheckResult, ...], Field(exclude_if=lambda checks: not checks)] = ()
+    """Those that ran on the trace. Left out of the message if there are none."""
     sampled: Annotated[float | None, Field(gt=0, le=1, exclude_if=lambda sampled: sampled is None)] = None
     """The probability by which the trace went to review as one of the sample; left out of the message if it did not."""
     novelty: Novelty
@@ -145,8 +178,8 @@ class Decision(_Part):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a guard rejects the trace, whatever its score."""
-        return any(guard.rejects for guard in self.guards)
+        """Whether a guard or a check keeps the trace from being accepted, whatever its score."""
+        return any(guard.rejects for guard in self.guards) or any(check.outcome for check in self.checks)
 
     @property
     def mark(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kp_scorer import adapters
 from kp_scorer.adapters import SuppliedFields
+from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
@@ -127,13 +128,14 @@ def offline_decider(settings: Settings) -> Decider:
     """Make a decider that keeps its log and decisions in memory.
 
     Raises:
-        SettingsError: an embedder is required and cannot be loaded.
+        SettingsError: an embedder is required and cannot be loaded, or a check cannot.
     """
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     window = settings.novelty.window()
     novelty = NoveltyMeter(embedder, MemoryLog(window), window) if embedder else None
     ledger, policy = MemoryLedger(window.kept_elements), settings.scoring.policy()
-    return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample)
+    checks = Checks(settings.checks) if settings.checks.names else None
+    return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample, checks=checks)
 
 
 def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings) -> Iterator[list[ReasoningTrace]]:

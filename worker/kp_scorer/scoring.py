@@ -174,7 +174,7 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
         *policy.guard_novelty(decision.domain, decision.dimensions.novelty, novelty.source, is_copy=is_copy),
     )
     changed = {
-        "outcome": bounds.outcome(scored.value, guards),
+        "outcome": bounds.outcome(scored.value, guards, (check.outcome for check in decision.checks)),
         "score": scored.value,
         "threshold": bounds.threshold,
         "threshold_source": bounds.source,

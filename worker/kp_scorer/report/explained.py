@@ -61,6 +61,11 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
         if guard.rejects:
             bound = "" if guard.bound is None else f" of {guard.bound:.4f}"
             yield f"A guard rejects it whatever its score: scoring.{guard.name}{bound}."
+    for check in decision.checks:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in check.kinds.items()) or "nothing"
+        result = f"failed ({check.failure})" if check.failure else f"found {kinds}"
+        demand = {None: "", "review": ", and demands review", "rejected": ", and rejects it"}[check.outcome]
+        yield from flowing(f"The check {check.name} {result}{demand}.")
     # As zero it would seem to pass.
     digits = ".4f" if abs(margin) >= 0.00005 else ".1g"
     how_far = f"{abs(margin):{digits}} {'short of' if margin < 0 else 'above'} the {decision.threshold:.4f} that it needs"

@@ -3,6 +3,7 @@
 from kp_scorer.settings.loading import as_environment, config_file, filled_in, load_scoring, load_settings
 from kp_scorer.settings.sections import (
     BrokerSettings,
+    ChecksSettings,
     EmbeddingSettings,
     LedgerSettings,
     LogSettings,
@@ -19,6 +20,7 @@ from kp_scorer.settings.sections import (
 
 __all__ = [
     "BrokerSettings",
+    "ChecksSettings",
     "EmbeddingSettings",
     "LedgerSettings",
     "LogSettings",
