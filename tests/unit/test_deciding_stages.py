@@ -50,6 +50,9 @@ class GatedEmbedder:
             raise ValueError("no tokens")
         return TokenizedText(text, [[1] * len(text.split())], "long" not in text)
 
+    def tokenize_plain(self, text: str) -> TokenizedText:
+        return self.tokenize(text)
+
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         self.passes.append(([each.text.strip() for each in texts], together))
         assert self.gate.acquire(timeout=PATIENCE_S)
