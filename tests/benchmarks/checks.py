@@ -10,6 +10,7 @@
   0.5 s are its time limit.
 """
 
+import json
 import os
 import random
 import tempfile
@@ -120,9 +121,9 @@ def recall(checks: Checks, kind: str, traces: Sequence[ReasoningTrace], count: i
 
 
 def hostile(filler: str) -> ReasoningTrace:
-    text = filler * (_STEP_CHARS // len(filler))
-    steps = [{"step_id": number, "type": "thought", "content": text} for number in range(11)]
-    return make_trace(steps=steps) if "\\" not in filler and "\n" not in filler else make_trace(steps=steps[:10])
+    """A trace of nearly a megabyte of it."""
+    text = filler * (_STEP_CHARS // (len(json.dumps(filler)) - 2))
+    return make_trace(steps=[{"step_id": number, "type": "thought", "content": text} for number in range(11)])
 
 
 def seconds_of(checks: Checks, trace: ReasoningTrace) -> float:

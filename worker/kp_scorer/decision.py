@@ -119,6 +119,21 @@ class Novelty(_Part):
     """Place in the novelty log: ``<Redis time in ms>-<number, from 1>``."""
 
 
+class Pinned(_Part):
+    """What a pinned set has nearest to the trace."""
+
+    name: str
+    version: str
+    """Digest of the set, as it was then."""
+    nearest: str | None
+    """Id of the trace, or the number of the text's line; None where ``results.nearest`` is off."""
+    similarity: Annotated[float, Field(ge=-1, le=1)]
+    limit: Fraction
+    """The largest similarity that demands nothing."""
+    outcome: Outcome | None = None
+    """The outcome that the trace gets at least, as it is more similar."""
+
+
 class Timings(_Part):
     """Milliseconds of the steps that the trace was part of."""
 
@@ -167,6 +182,8 @@ class Decision(_Part):
     sampled: Annotated[float | None, Field(gt=0, le=1, exclude_if=lambda sampled: sampled is None)] = None
     """The probability by which the trace went to review as one of the sample; left out of the message if it did not."""
     novelty: Novelty
+    pinned: Annotated[tuple[Pinned, ...], Field(exclude_if=lambda pinned: not pinned)] = ()
+    """By each pinned set that applies. Left out of the message if there are none."""
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]
     """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""
@@ -178,8 +195,13 @@ class Decision(_Part):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a guard or a check keeps the trace from being accepted, whatever its score."""
-        return any(guard.rejects for guard in self.guards) or any(check.outcome for check in self.checks)
+        """Whether a guard, a check or a pinned set keeps the trace from being accepted, whatever its score."""
+        return any(guard.rejects for guard in self.guards) or any(self.demanded)
+
+    @property
+    def demanded(self) -> tuple[Outcome | None, ...]:
+        """The outcome that each check and pinned set demands, if any."""
+        return (*(check.outcome for check in self.checks), *(each.outcome for each in self.pinned))
 
     @property
     def mark(self) -> str:

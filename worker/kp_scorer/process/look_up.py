@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from kp_scorer.decider import Decider
+from kp_scorer.decider import Case, Decider
 from kp_scorer.process.admission import Admission
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
@@ -49,18 +49,22 @@ class LookUpStage:
         self._admission.resolve([(delivery, case.resolved) for delivery, case in cases if case.resolved])
         self._admission.decide_alone([delivery for delivery, case in cases if not (case.resolved or case.is_claimed)])
         leased = [(delivery, case) for delivery, case in cases if case.is_claimed]
-        if not self._decider.checks:
+        if leased and not self._decider.checks:
             self._pass_on([delivery for delivery, _ in leased])
             return
         for delivery, case in leased:
-            self.stall.start()
-            started = time.monotonic()
-            try:
-                self._admission.raise_if_aborted()
-                self._decider.check(case)
-            except Exception as error:
-                self._decider.release([case])
-                self._admission.fail([delivery], error)
-            else:
-                self._metrics.checks_s.observe(time.monotonic() - started)
-                self._pass_on([delivery])
+            self._check(delivery, case)
+
+    def _check(self, delivery: Delivery, case: Case) -> None:
+        """Check a trace and pass it on at once: the engine waits for none that comes after it."""
+        self.stall.start()
+        started = time.monotonic()
+        try:
+            self._admission.raise_if_aborted()
+            self._decider.check(case)
+        except Exception as error:
+            self._decider.release([case])
+            self._admission.fail([delivery], error)
+        else:
+            self._metrics.checks_s.observe(time.monotonic() - started)
+            self._pass_on([delivery])

@@ -99,6 +99,7 @@ def reasons(decision: Decision) -> Iterator[tuple[str, str]]:
         if guard.rejects:
             yield f"guard {guard.name}", f"guard {guard.name}"
     yield from ((f"check {check.name}", f"check {check.name}") for check in decision.checks if check.outcome)
+    yield from ((f"pinned set {each.name}",) * 2 for each in decision.pinned if each.outcome)
     fired = [override.name for override in decision.overrides]
     yield from ((words, words) for name, words in OVERRIDE_WORDS.items() if name in fired)
     parts, nearest, is_accepted = decision.dimensions, decision.novelty.nearest, decision.outcome == "accepted"

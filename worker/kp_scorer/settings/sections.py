@@ -23,6 +23,8 @@ SLACK_ELEMENTS: Final = 10_000
 With fewer than a worker has in flight, the first traces of a batch could lose their windows.
 """
 
+PIN_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
+PinName = Annotated[str, Field(pattern=PIN_NAME)]
 RecipeName = Literal["trace", "asked_and_did"]
 Via = Literal["queue", "stream", "task", "none"]
 CheckAction = Literal["off", "note", "review", "reject"]
@@ -208,6 +210,13 @@ class ScoringSettings(Section):
         return Policy(**dict(self) | {"profiles": {**PROFILES, **self.profiles}})
 
 
+class PinSettings(Section):
+    """Up to which similarity a trace may come to a pinned set, and what happens to one that is beyond."""
+
+    similarity: Fraction
+    beyond: Literal["reject", "review", "note"]
+
+
 class NoveltySettings(Section):
     """The novelty log and its window."""
 
@@ -216,6 +225,13 @@ class NoveltySettings(Section):
     recipe: RecipeName = "trace"
     against: Literal["all", "succeeded"] = "all"
     succeeded_confidence: Fraction = 0.5
+    pinned: dict[PinName, PinSettings] = Field(default_factory=dict)
+
+    @property
+    def limits(self) -> dict[str, tuple[float, Outcome | None]]:
+        """By pinned set the largest similarity, and the outcome that a trace beyond it gets at least."""
+        outcomes: dict[str, Outcome | None] = {"reject": "rejected", "review": "review", "note": None}
+        return {name: (each.similarity, outcomes[each.beyond]) for name, each in self.pinned.items()}
 
     def window(self) -> Window:
         """The window that these settings describe."""
@@ -408,6 +424,7 @@ class Settings(Section):
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes whose queues these settings use. Decisions made under earlier settings may have others."""
         # A check that may reject demands review where it fails.
-        is_demanded = self.review.sample or self.checks.may_demand
+        pinned = (each.beyond for each in self.novelty.pinned.values())
+        is_demanded = self.review.sample or self.checks.may_demand or "review" in pinned
         is_reviewed = self.scoring.review is not None or self.scoring.reviews or is_demanded
         return tuple(each for each in get_args(Outcome) if each != "review" or is_reviewed)
