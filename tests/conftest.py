@@ -68,13 +68,14 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
-    """Keys with neither TTL nor bound.
+    """Keys with neither TTL nor bound; a pinned set, which stays until it is removed, has a bound.
 
     What is pending must not expire, however long its queue is: it goes when it ends, and its index with it. The counts and
     what was dropped are one key each, and so are the tallies.
     """
     pending: Any = connection.zrange(keys.pending, 0, -1)
     bounded = {keys.pending, keys.counts, keys.dropped, keys.tallies, *(keys.record(trace_id.decode()) for trace_id in pending)}
+    bounded |= {key.decode() for key in connection.scan_iter(keys.any_pinned_set)}
     owned: Any = connection.keys(f"{keys.prefix}:*")
     return [key for key in owned if connection.pttl(key) < 0 and key.decode() not in bounded]
 

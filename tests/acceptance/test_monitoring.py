@@ -238,7 +238,7 @@ METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
 
 @pytest.fixture(scope="module")
 def exposed() -> Samples:
-    metrics = Metrics(())
+    metrics = Metrics((), ["secrets"])
     metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, 0.0))
     return samples_of(generate_latest(metrics.registry).decode())
 

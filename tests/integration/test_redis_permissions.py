@@ -37,6 +37,7 @@ from kp_scorer.ledger.scripts import Script
 from kp_scorer.local.embedded import redis_executable
 from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.audit import audit
+from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, as_environment, load_settings
 
@@ -409,9 +410,15 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     letters.dead_letter(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
     (log,) = operators.novelty_logs()
     warming = NoveltyMeter(embedder, log, window)
-    ((_, vector),) = warming.embed([warmed])
+    ((_, vector, _),) = warming.embed([warmed])
     assert warming.place([Candidate(warmed.id, warmed.digest(), vector)]) != [None]
     assert log.info().entries == 3
+    pinned = PinnedSet("traces", [warmed.id], vector[None])
+    operators.pinned_sets(log.space).replace("tasks", pinned, check_room=lambda: operators.ledger.submit(()))
+    sets = store.pinned_sets(log.space)
+    assert (sets.versions(["tasks"]), len(sets.read("tasks") or ())) == ([pinned.version], len(pinned))
+    assert [each["name"] for each in operators.all_pinned_sets()] == ["tasks"]
+    operators.pinned_sets(log.space).remove("tasks")
     assert audit(list(log.entries()), operators.ledger.decided, window, lambda done, total: None).agreeing == 2
     assert (log.erase(first.id), operators.ledger.erase(first.id)) == (1, 1)
     (dead_letter,) = operators.dead_letters.read()

@@ -34,7 +34,7 @@ FLOORS: Final = floors_of(
     "settings",
     "logs local",
     "report",
-    "embedding",
+    "checks embedding",
     "ledger",
     "broker",
     "decider",

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.display import DecisionTable, console
-from kp_scorer.cli.ids import only_match, resolve_among
+from kp_scorer.cli.ids import resolve_among
 from kp_scorer.cli.output import print_json, print_note
 from kp_scorer.decision import Decision, Nearest, Novelty
 from kp_scorer.report.words import short_id, why
@@ -134,18 +134,18 @@ def test_empty_id_is_refused(nothing: str) -> None:
     with pytest.raises(click.BadParameter, match="expected an id"):
         resolve_among(nothing, ["kp:trace:1"])
     with pytest.raises(click.BadParameter, match="expected an id"):
-        only_match("", "", ["5d41402a"])
+        resolve_among("", ["5d41402a"])
 
 
 def test_unknown_id_is_returned_as_given() -> None:
     assert resolve_among("b", ["kp:trace:a"]) == "b"
-    assert only_match("b", "b", ["5d41402a"]) == "b"
+    assert resolve_among("b", ["5d41402a"]) == "b"
 
 
 def test_dead_letter_ids_resolve_by_their_beginnings() -> None:
-    assert only_match("5d", "5d", ["5d41402a", "5e41402a"]) == "5d41402a"
+    assert resolve_among("5d", ["5d41402a", "5e41402a"]) == "5d41402a"
     with pytest.raises(click.BadParameter, match="5d41402a, 5e41402a"):
-        only_match("5", "5", ["5d41402a", "5e41402a"])
+        resolve_among("5", ["5d41402a", "5e41402a"])
 
 
 HOSTILE: Final = "a\x1b[2Jb\x07\x7f\x9b31m\u202egnp.exe\u2066\u2028\u2029\u200f\u061c\r\0\ud800c"

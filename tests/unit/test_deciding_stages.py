@@ -50,6 +50,9 @@ class GatedEmbedder:
             raise ValueError("no tokens")
         return TokenizedText(text, [[1] * len(text.split())], "long" not in text)
 
+    def tokenize_plain(self, text: str) -> TokenizedText:
+        return self.tokenize(text)
+
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         self.passes.append(([each.text.strip() for each in texts], together))
         assert self.gate.acquire(timeout=PATIENCE_S)
@@ -315,3 +318,19 @@ def test_a_trace_that_is_decided_already_is_not_counted_again() -> None:
         stages.submit("first", "third")
         stages.wait_for_ends(2)
         wait_until(lambda: counted() == 3 * 6, PATIENCE_S)
+
+
+def test_what_is_decided_already_is_passed_on_to_no_stage() -> None:
+    groups: list[Sequence[Delivery]] = []
+    ends: list[Resolved | Exception] = []
+    admission = Admission(32, lambda resolved: ends.extend(end for _, end in resolved))
+    decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5)
+    decider.decide([make_trace()])
+    look_up = LookUpStage(admission, decider, Metrics(()), groups.append)
+    delivery = Delivery(SimpleNamespace(headers={}), 0)
+    delivery.trace = make_trace()
+    admission.submit(delivery)
+    wait_until(lambda: ends, PATIENCE_S)
+    admission.stop()
+    look_up.thread.join(PATIENCE_S)
+    assert (len(ends), groups) == (1, [])

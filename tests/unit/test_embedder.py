@@ -221,3 +221,14 @@ def embedder(recipe: RecipeName) -> Embedder:
     selected = select_embedder(EmbeddingSettings(), recipe)
     assert selected
     return selected
+
+
+def test_a_plain_text_has_one_vector_whatever_the_recipe() -> None:
+    # Longer than the recipe reads of an objective.
+    texts = ["book a flight " * 60, "wash the car"]
+    expected = embedder("trace").embed(texts)
+    for recipe in RECIPES:
+        by_recipe = embedder(recipe)
+        plain = [by_recipe.tokenize_plain(text) for text in texts]
+        for vectors in (by_recipe.embed_tokenized(plain), by_recipe.run(plain, together=True)):
+            assert np.all((vectors * expected).sum(axis=1) > 0.999)

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from kp_scorer.analysis.rows import Row, rows
     from kp_scorer.client import AsyncClient, Client, Status, Submitted, Trace, read_decisions
-    from kp_scorer.decision import Decision
+    from kp_scorer.decision import Decision, Findings
     from kp_scorer.errors import (
         DecisionTimeout,
         InvalidTrace,
@@ -66,6 +66,7 @@ __all__ = [
     "Client",
     "Decision",
     "DecisionTimeout",
+    "Findings",
     "InvalidTrace",
     "NotConverted",
     "Problem",
@@ -97,7 +98,7 @@ __all__ = [
 _MODULES: Final = {
     "analysis.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
-    "decision": {"Decision"},
+    "decision": {"Decision", "Findings"},
     "offline": {"Scorer", "convert", "score_traces"},
     "report.explained": {"explain"},
     "report.thresholds": {"calibrate", "re_decide"},

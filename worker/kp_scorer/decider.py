@@ -6,14 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import repeat
 from typing import Final
 
-from kp_scorer.decision import Decision, Nearest, Novelty, Timings
+from kp_scorer.checks.checks import Checks
+from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Timings
 from kp_scorer.embedding import CheckedEmbedder, Embedder, TokenizedText, Vector
-from kp_scorer.errors import ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.ledger import Identity, Ledger, Record, Tally, Verdict
+from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
+from kp_scorer.ledger import Identity, Ledger, Record, Store, Tally, Verdict
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
+from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
 from kp_scorer.scoring import Policy, novelty_of, score
+from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace
 
 _NAME_CHARS: Final = 200
@@ -22,26 +26,53 @@ Resolved = Decision | TraceConflict | TraceDead | TraceHeld
 """How a trace is resolved: a decision, why there will be none, or that another worker is deciding it."""
 
 
+Comparison = tuple[Novelty, tuple[Pinned, ...]]
+"""What a trace in the log is like: earlier traces, and the entries of pinned sets."""
+
+
+def open_pins(settings: Settings, store: Store | None, embedder: Embedder | None) -> Pins | None:
+    """The pinned sets that the settings name, not loaded yet; raises SettingsError if there is nothing to compare them with."""
+    if not settings.novelty.pinned or not store:
+        return None
+    if embedder is None:
+        raise SettingsError(NO_EMBEDDER)
+    return Pins(store.pinned_sets(embedder.space), settings.novelty.limits, embedder.dimensions)
+
+
 class NoveltyMeter:
     """The embedder and the cache its vectors go to, by the log of its space; there is never one without the other."""
 
-    def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window) -> None:
+    def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window, pins: Pins | None = None) -> None:
         self.embedder = embedder
         self._window = window
         self.cache = NoveltyCache(log, window, embedder.dimensions)
         self.checked = CheckedEmbedder(embedder)
+        self._pins = pins
 
-    def embed(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[tuple[TokenizedText, Vector]]:
-        """Embed traces, in order, and equal texts once; ``alone`` is a trace that failed together with others.
+    def asked(self, trace: ReasoningTrace) -> str | None:
+        """What is embedded besides the text of a trace, where texts are pinned: its objective."""
+        return trace.task.objective if self._pins and self._pins.has_texts else None
+
+    def embed(
+        self, traces: Sequence[ReasoningTrace], *, alone: bool = False
+    ) -> list[tuple[TokenizedText, Vector, Vector | None]]:
+        """Embed traces and what is asked in them, in order, and equal texts once.
+
+        ``alone`` is a trace that failed together with others.
 
         Raises:
             EmbedderUnhealthy: the embedder fails whatever it is given. Any other error is the fault of the traces.
         """
-        rows: dict[str, int] = {}
-        order = [rows.setdefault(self.embedder.recipe.text(trace), len(rows)) for trace in traces]
-        tokenized = [self.checked.tokenize(text, alone=alone) for text in rows]
+        owns = self._embed([self.embedder.recipe.text(trace) for trace in traces], alone=alone)
+        objectives = [asked for asked in map(self.asked, traces) if asked is not None]
+        asked = self._embed(objectives, alone=alone, plain=True) if objectives else [(None, None)] * len(traces)
+        return [(*own, vector) for own, (_, vector) in zip(owns, asked, strict=True)]
+
+    def _embed(self, texts: Sequence[str], *, alone: bool, plain: bool = False) -> Sequence[tuple[TokenizedText, Vector]]:
+        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        tokenized = [self.checked.tokenize(text, alone=alone, plain=plain) for text in rows]
         vectors = self.checked.embed(tokenized, alone=alone)
-        return [(tokenized[row], vectors[row]) for row in order]
+        return [(tokenized[rows[text]], vectors[rows[text]]) for text in texts]
 
     def candidate(self, trace: ReasoningTrace, digest: bytes, vector: Vector) -> Candidate:
         """The trace as the log admits it: with whether it counts for all later ones."""
@@ -49,9 +80,21 @@ class NoveltyMeter:
         counts = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
         return Candidate(trace.id, digest, vector, counts)
 
-    def place(self, candidates: Sequence[Candidate]) -> list[Novelty | None]:
-        """Place candidates in the log, which is idempotent, and compute how new each is; None if another digest has its id."""
-        return [self._novelty(placement) if placement else None for placement in self.cache.place(candidates)]
+    def place(self, candidates: Sequence[Candidate], asked: Sequence[Vector | None] = ()) -> list[Comparison | None]:
+        """Place candidates in the log, which is idempotent, and compare each; None if another digest has its id.
+
+        ``asked`` are the vectors of their objectives alone, where sets are pinned.
+        """
+        if self._pins:
+            # First, so that nothing is placed that cannot be decided.
+            self._pins.refresh()
+        placements = self.cache.place(candidates)
+        admitted = [placement for placement in placements if placement]
+        pinned: Iterator[tuple[Pinned, ...]] = repeat(())
+        if self._pins and admitted:
+            compared = [vector for vector, placement in zip(asked, placements, strict=True) if placement]
+            pinned = iter(self._pins.compare(self.cache.vectors(admitted), compared))
+        return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def _novelty(self, placement: Placement) -> Novelty:
         nearest = placement.nearest
@@ -74,8 +117,11 @@ class Case:
     is_claimed: bool = False
     """Whether this worker decides it."""
     vector: Vector | None = None
+    asked: Vector | None = None
+    """Of its objective alone, where texts are pinned."""
     tokens: tuple[int | None, int | None] = (None, None)
     """How many are embedded, and how many its text has."""
+    checks: tuple[CheckResult, ...] = ()
     resolved: Resolved | None = None
     """None until it is resolved, and for a trace that is to be decided again, alone."""
     look_up_ms: float = 0.0
@@ -87,10 +133,10 @@ class Case:
 
 
 class Decider:
-    """Turns traces into decisions: acquires them, embeds them, places and commits them, each for several at a time.
+    """Turns traces into decisions: acquires, checks and embeds them, places and commits them, each for several at a time.
 
-    ``acquire`` and ``finish`` take one round trip and two. One thread owns each, and the mirror belongs to that of ``finish``.
-    Any thread may release.
+    ``acquire`` and ``finish`` take one round trip and two. One thread owns each, and ``check``; the mirror belongs to that of
+    ``finish``. Any thread may release.
     """
 
     def __init__(
@@ -101,9 +147,10 @@ class Decider:
         max_attempts: int,
         *,
         names_nearest: bool = True,
+        checks: Checks | None = None,
         sample: float = 0.0,
     ) -> None:
-        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown.
+        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown, and without ``checks`` none is checked.
 
         A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. Decisions name
         the nearest earlier trace if ``names_nearest``. Of all traces the share ``sample``, 0..1, is sampled for review.
@@ -113,6 +160,7 @@ class Decider:
         self.novelty = novelty
         self._max_attempts = max_attempts
         self._names_nearest = names_nearest
+        self.checks = checks
         self._sample = sample
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
@@ -124,15 +172,19 @@ class Decider:
             ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
             EmbedderUnhealthy: the embedder fails whatever it is given; nothing was lost, decide in another process.
         """
-        cases = self.acquire(traces, alone=alone)
-        self.embed(cases, alone=alone)
-        self.finish(cases)
+        cases = self._decide(traces, alone=alone)
         for index, trace in enumerate(traces):
             while cases[index].resolved is None:
-                cases[index : index + 1] = again = self.acquire([trace], alone=True)
-                self.embed(again, alone=True)
-                self.finish(again)
+                cases[index : index + 1] = self._decide([trace], alone=True)
         return [case.resolved for case in cases if case.resolved is not None]
+
+    def _decide(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[Case]:
+        cases = self.acquire(traces, alone=alone)
+        for case in cases:
+            self.check(case)
+        self.embed(cases, alone=alone)
+        self.finish(cases)
+        return cases
 
     def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Case]:
         """Look traces up, and lease those that are to be decided.
@@ -150,6 +202,11 @@ class Decider:
             case.is_claimed = case.resolved is None and (alone or not record.attempts)
         return cases
 
+    def check(self, case: Case) -> None:
+        """Check the trace, if it is claimed."""
+        if self.checks and case.is_claimed:
+            case.checks = self.checks.run(case.trace)
+
     def embed(self, cases: Sequence[Case], *, alone: bool = False) -> None:
         """Embed the claimed traces together; a worker embeds each as soon as it can. Raises the errors of :meth:`decide`."""
         claimed = [case for case in cases if case.is_claimed]
@@ -158,8 +215,8 @@ class Decider:
         started = time.perf_counter()
         with self._releasing(claimed):
             embedded = self.novelty.embed([case.trace for case in claimed], alone=alone)
-        for case, (tokenized, vector) in zip(claimed, embedded, strict=True):
-            case.tokens, case.vector, case.embed_ms = tokenized.counts, vector, ms_since(started)
+        for case, (tokenized, vector, asked) in zip(claimed, embedded, strict=True):
+            case.tokens, case.vector, case.asked, case.embed_ms = tokenized.counts, vector, asked, ms_since(started)
 
     def finish(self, cases: Sequence[Case]) -> None:
         """Place, judge and commit the claimed traces, which sets ``resolved``; not that of one to be decided again, alone."""
@@ -204,16 +261,17 @@ class Decider:
 
     def _place_and_commit(self, claimed: Sequence[Case]) -> None:
         started = time.perf_counter()
-        novelties: Sequence[Novelty | None] = [Novelty(source="no_embedder")] * len(claimed)
+        comparisons: Sequence[Comparison | None] = [(Novelty(source="no_embedder"), ())] * len(claimed)
         if self.novelty:
             meter = self.novelty
-            novelties = meter.place(
-                [meter.candidate(each.trace, each.identity.digest, each.vector) for each in claimed if each.vector is not None]
+            comparisons = meter.place(
+                [meter.candidate(each.trace, each.identity.digest, each.vector) for each in claimed if each.vector is not None],
+                [each.asked for each in claimed],
             )
         place_ms = ms_since(started)
         judged: list[tuple[Case, Decision]] = []
-        for case, novelty in zip(claimed, novelties, strict=True):
-            if novelty is None:
+        for case, comparison in zip(claimed, comparisons, strict=True):
+            if comparison is None:
                 case.resolved = TraceConflict(case.trace.id)
             else:
                 timings = Timings(
@@ -224,7 +282,8 @@ class Decider:
                     batch_size=len(claimed),
                 )
                 counts = dict(zip(("embedded_tokens", "text_tokens"), case.tokens, strict=True))
-                judged.append((case, self._judge(case.trace, novelty.model_copy(update=counts), timings)))
+                novelty, pinned = comparison
+                judged.append((case, self._judge(case, novelty.model_copy(update=counts), pinned, timings)))
         self._commit(judged)
 
     def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:
@@ -255,7 +314,8 @@ class Decider:
                     # Decided again.
                     case.resolved = None
 
-    def _judge(self, trace: ReasoningTrace, novelty: Novelty, timings: Timings) -> Decision:
+    def _judge(self, case: Case, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
+        trace = case.trace
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)
         domain = trace.metadata.task_domain
         bounds = self._policy.bounds(domain, trace.metadata.quality_threshold)
@@ -273,7 +333,7 @@ class Decider:
             visibility=trace.metadata.visibility,
             privacy_level=trace.metadata.privacy_level,
             taken_for=self._policy.aliases.get(domain),
-            outcome=bounds.outcome(scored.value, guards),
+            outcome=bounds.outcome(scored.value, guards, [each.outcome for part in (case.checks, pinned) for each in part]),
             score=scored.value,
             threshold=bounds.threshold,
             threshold_source=bounds.source,
@@ -284,9 +344,11 @@ class Decider:
             composite=scored.composite,
             overrides=scored.overrides,
             guards=guards,
+            checks=case.checks,
             # A producer may choose the id so that the trace is not sampled; the place nobody chooses.
             sampled=self._sample if fraction_of(novelty.entry or trace.id) < self._sample else None,
             novelty=novelty if self._names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
+            pinned=pinned if self._names_nearest else tuple(each.model_copy(update={"nearest": None}) for each in pinned),
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )

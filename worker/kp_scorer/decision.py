@@ -1,7 +1,7 @@
 """The ``Decision`` message: the outcome of a trace, with every part that led to it."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -16,6 +16,13 @@ ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
 GuardName = Literal["max_confidence", "min_novelty", "copies"]
+Demand = Literal["review", "rejected"]
+"""What a check may demand, whatever the score."""
+CheckFailure = Literal["timeout", "error"]
+CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
+"""Too plain for text of a trace."""
+
+MOST_FINDINGS: Final = 32
 
 
 def _checked_time(text: str) -> str:
@@ -61,6 +68,30 @@ class Guard(_Part):
         return self.fired and self.name != "max_confidence"
 
 
+class Findings(_Part):
+    """What a check finds in a trace: counts and numbers by plain names of at most 64 characters, 32 of each, and no text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kinds: Annotated[dict[CheckName, Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=MOST_FINDINGS)] = {}
+    """How many of each kind there are."""
+    numbers: Annotated[dict[CheckName, float], Field(max_length=MOST_FINDINGS)] = {}
+    """Whatever else it measures."""
+    outcome: Demand | None = None
+    """The outcome that it demands, whatever the score; the strictest wins, and settings may allow less."""
+
+
+class CheckResult(Findings):
+    """What a check of this ``version`` found, with the outcome that it demands by the settings."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: CheckName
+    version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
+    failure: CheckFailure | None = None
+    """Why it found nothing; then a check that may demand an outcome demands review, as nobody has seen what is in the trace."""
+
+
 class Nearest(_Part):
     """The most similar earlier trace within the window, and the cosine similarity to it (-1..1)."""
 
@@ -86,6 +117,21 @@ class Novelty(_Part):
     """Fingerprint of what makes vectors comparable; the name of the novelty log begins with it."""
     entry: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")] | None = None
     """Place in the novelty log: ``<Redis time in ms>-<number, from 1>``."""
+
+
+class Pinned(_Part):
+    """What a pinned set has nearest to the trace."""
+
+    name: str
+    version: str
+    """Digest of the set, as it was then."""
+    nearest: str | None
+    """Id of the trace, or the number of the text's line; None where ``results.nearest`` is off."""
+    similarity: Annotated[float, Field(ge=-1, le=1)]
+    limit: Fraction
+    """The largest similarity that demands nothing."""
+    outcome: Outcome | None = None
+    """The outcome that the trace gets at least, as it is more similar."""
 
 
 class Timings(_Part):
@@ -131,9 +177,13 @@ class Decision(_Part):
     overrides: tuple[FiredOverride, ...] = ()
     guards: Annotated[tuple[Guard, ...], Field(exclude_if=lambda guards: not guards)] = ()
     """Those that apply, whether they fired or not. Left out of the message if there are none."""
+    checks: Annotated[tuple[CheckResult, ...], Field(exclude_if=lambda checks: not checks)] = ()
+    """Those that ran on the trace. Left out of the message if there are none."""
     sampled: Annotated[float | None, Field(gt=0, le=1, exclude_if=lambda sampled: sampled is None)] = None
     """The probability by which the trace went to review as one of the sample; left out of the message if it did not."""
     novelty: Novelty
+    pinned: Annotated[tuple[Pinned, ...], Field(exclude_if=lambda pinned: not pinned)] = ()
+    """By each pinned set that applies. Left out of the message if there are none."""
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]
     """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""
@@ -145,8 +195,13 @@ class Decision(_Part):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a guard rejects the trace, whatever its score."""
-        return any(guard.rejects for guard in self.guards)
+        """Whether a guard, a check or a pinned set keeps the trace from being accepted, whatever its score."""
+        return any(guard.rejects for guard in self.guards) or any(self.demanded)
+
+    @property
+    def demanded(self) -> tuple[Outcome | None, ...]:
+        """The outcome that each check and pinned set demands, if any."""
+        return (*(check.outcome for check in self.checks), *(each.outcome for each in self.pinned))
 
     @property
     def mark(self) -> str:

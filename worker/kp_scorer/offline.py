@@ -7,12 +7,14 @@ from typing import Any
 
 from kp_scorer import adapters
 from kp_scorer.adapters import SuppliedFields
-from kp_scorer.decider import Decider, NoveltyMeter, Resolved
+from kp_scorer.checks.checks import Checks
+from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_pins
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding import select_embedder
-from kp_scorer.errors import NotConverted, ServiceUnavailable
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.errors import NotConverted, ServiceUnavailable, SettingsError
+from kp_scorer.ledger import MemoryLedger, Store
+from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings, load_settings
@@ -124,16 +126,24 @@ def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterato
 
 
 def offline_decider(settings: Settings) -> Decider:
-    """Make a decider that keeps its log and decisions in memory.
+    """Make a decider that keeps its log and decisions in memory; pinned sets, if any, it reads in Redis.
 
     Raises:
-        SettingsError: an embedder is required and cannot be loaded.
+        SettingsError: an embedder is required and cannot be loaded, or a check cannot; a pinned set does not exist.
+        ServiceUnavailable: pinned sets cannot be read.
     """
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     window = settings.novelty.window()
-    novelty = NoveltyMeter(embedder, MemoryLog(window), window) if embedder else None
+    try:
+        store = Store.open(with_endpoints(settings)) if settings.novelty.pinned else None
+    except SettingsError as error:
+        raise SettingsError(f"novelty.pinned: the sets are in Redis; {error}") from None
+    if pins := open_pins(settings, store, embedder):
+        pins.load()
+    novelty = NoveltyMeter(embedder, MemoryLog(window), window, pins) if embedder else None
     ledger, policy = MemoryLedger(window.kept_elements), settings.scoring.policy()
-    return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample)
+    checks = Checks(settings.checks) if settings.checks.names else None
+    return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample, checks=checks)
 
 
 def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings) -> Iterator[list[ReasoningTrace]]:

@@ -162,7 +162,7 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
     """Decide a trace again by another policy, from its decision.
 
     What depends on the trace itself stays: its dimensions, whatever ``policy.cap_step_term`` and ``policy.max_confidence`` are,
-    which overrides fire, and the threshold that its submission asked for, if that applied.
+    which overrides fire, what pinned sets demand, and the threshold that its submission asked for, if that applied.
     """
     scored = _score(decision.domain, decision.dimensions, (fired.name for fired in decision.overrides), policy)
     bounds = policy.bounds(decision.domain, decision.threshold if decision.threshold_source == "submission" else None)
@@ -174,7 +174,7 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
         *policy.guard_novelty(decision.domain, decision.dimensions.novelty, novelty.source, is_copy=is_copy),
     )
     changed = {
-        "outcome": bounds.outcome(scored.value, guards),
+        "outcome": bounds.outcome(scored.value, guards, decision.demanded),
         "score": scored.value,
         "threshold": bounds.threshold,
         "threshold_source": bounds.source,

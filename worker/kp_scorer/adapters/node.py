@@ -19,12 +19,6 @@ _SHOWN: Final = re.compile(
 )
 """What is no Python in what Python shows: enumerations, objects that show only their address, fields without commas."""
 
-
-_JS_TEXT: Final = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`""")
-_JS_TOKEN: Final = re.compile(
-    rf"(?P<texts>(?:{_JS_TEXT.pattern})(?:\s*\+\s*(?:{_JS_TEXT.pattern}))*)|undefined\b|[A-Za-z_$][\w$]*(?=:)"
-)
-"""What is no JSON in what Node.js prints of an object: quotes, texts in parts, names without quotes."""
 _NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", "traceId", "kind", "role"})
 """Fields that say what an object is; to most readers its other fields say the same."""
@@ -150,22 +144,6 @@ def parsed(value: object) -> Any:
     except (ValueError, RecursionError):
         content = _shown_by_python(value)
     return value if content is None or _is_too_deep(content) else content
-
-
-def shown_by_node(text: str) -> Any:
-    """The object that Node.js prints as this text; None if it is none, or if the print leaves something out."""
-
-    def as_json_token(match: re.Match[str]) -> str:
-        if match["texts"]:
-            texts = (each[0] for each in _JS_TEXT.finditer(match["texts"]))
-            escaped = (each if each[0] != "`" else '"' + each[1:-1].replace('"', '\\"') + '"' for each in texts)
-            return json.dumps("".join(map(ast.literal_eval, escaped)))
-        return "null" if match[0] == "undefined" else f'"{match[0]}"'
-
-    try:
-        return json.loads(_JS_TOKEN.sub(as_json_token, text))
-    except (ValueError, SyntaxError, RecursionError):
-        return None
 
 
 def _shown_by_python(text: str) -> Any:

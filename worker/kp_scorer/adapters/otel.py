@@ -1,7 +1,7 @@
 """OpenTelemetry spans of agents, in the protocol's JSON, by the conventions of GenAI, OpenInference, AI SDK and OpenLLMetry.
 
-A source is an export (``resourceSpans``), a line of what the Collector's file exporter writes, or a span as the SDKs of Python
-and of JavaScript print it on a console. All spans of one trace id are one run.
+A source is an export (``resourceSpans``), a line of what the Collector's file exporter writes, or a span as Python's SDK prints
+it on a console. All spans of one trace id are one run.
 
 Specifications: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding for the form;
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ and
@@ -40,8 +40,11 @@ def fits(value: dict[str, Any]) -> bool:
 def _is_span(value: object) -> bool:
     if not isinstance(value, dict):
         return False
-    is_of_python = isinstance(value.get("context"), dict) and "trace_id" in value["context"]
-    return is_of_python or ("traceId" in value and bool({"spanId", "duration"} & set(value)))
+    return {"traceId", "spanId"} <= set(value) or _is_of_console(value)
+
+
+def _is_of_console(span: dict[str, Any]) -> bool:
+    return isinstance(span.get("context"), dict) and "trace_id" in span["context"]
 
 
 def records(source: Node) -> list[Node]:
@@ -49,7 +52,7 @@ def records(source: Node) -> list[Node]:
     spans: list[Node] = []
     for export in source.items() if isinstance(source.value, list) else [source]:
         if _is_span(export.value):
-            spans.append(_span_of_console(export))
+            spans.append(_span_of_console(export) if _is_of_console(export.value) else export)
             continue
         resources = export.at("resourceSpans")
         if resources.value is None:
@@ -62,26 +65,15 @@ def records(source: Node) -> list[Node]:
 
 
 def _span_of_console(span: Node) -> Node:
-    """A span that an SDK printed, with the protocol's fields in place of those of Python's or JavaScript's own."""
-    if span.at("context").value is not None:
-        parts = {"traceId": ("context", "trace_id"), "spanId": ("context", "span_id"), "parentSpanId": ("parent_id",)}
-        fields: dict[str, Any] = {key: span.at(*path).text().removeprefix("0x") for key, path in parts.items()}
-        for key, path in (("startTimeUnixNano", "start_time"), ("endTimeUnixNano", "end_time")):
-            fields[key] = microseconds(span.at(path)) * 1_000
-        status = span.at("status")
-        code = f"STATUS_CODE_{status.at('status_code').text()}" if status.value is not None else ""
-        fields["status"] = {"code": code, "message": status.value and status.at("description").value}
-    elif span.at("duration").value is not None:
-        parent = span.at("parentSpanContext")
-        parent_id = span.at("parentId") if parent.value is None else parent.at("spanId")
-        start_us, duration_us = (span.at(key).number() or 0 for key in ("timestamp", "duration"))
-        if not start_us + duration_us < 2**53:
-            raise span.at("timestamp").refusal("expected microseconds since 1970")
-        fields = {"spanId": span.at("id").value, "parentSpanId": parent_id.value}
-        fields |= {"startTimeUnixNano": int(start_us * 1_000), "endTimeUnixNano": int((start_us + duration_us) * 1_000)}
-    else:
-        return span
-    own = {"context", "parent_id", "start_time", "end_time", "id", "parentId", "parentSpanContext", "timestamp", "duration"}
+    """A span that Python's SDK printed, with the protocol's fields in place of its own."""
+    parts = {"traceId": ("context", "trace_id"), "spanId": ("context", "span_id"), "parentSpanId": ("parent_id",)}
+    fields: dict[str, Any] = {key: span.at(*path).text().removeprefix("0x") for key, path in parts.items()}
+    for key, path in (("startTimeUnixNano", "start_time"), ("endTimeUnixNano", "end_time")):
+        fields[key] = microseconds(span.at(path)) * 1_000
+    status = span.at("status")
+    code = f"STATUS_CODE_{status.at('status_code').text()}" if status.value is not None else ""
+    fields["status"] = {"code": code, "message": status.value and status.at("description").value}
+    own = {"context", "parent_id", "start_time", "end_time"}
     return span._replace(value={key: value for key, value in span.object().items() if key not in own} | fields)
 
 

@@ -45,7 +45,7 @@ class Row(NamedTuple):
     recovered_from_errors: bool
     single_tool: bool
     is_guarded: bool
-    """Whether a guard rejected the trace, whatever its score."""
+    """Whether a guard or a check kept the trace from being accepted, whatever its score."""
     novelty_source: str
     """``embedding``, ``empty_cache`` or ``no_embedder``."""
     nearest_id: str | None

@@ -35,28 +35,12 @@ def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: C
     return resolve_among(id_or_beginning, candidates)
 
 
-def resolve_among(id_or_beginning: str, trace_ids: Iterable[str]) -> str:
-    """As :func:`resolve_trace_id`, among these ids alone."""
+def resolve_among(id_or_beginning: str, ids: Iterable[str]) -> str:
+    """As :func:`resolve_trace_id`, among these ids alone, of traces or of dead letters."""
     exact = exact_trace_id(id_or_beginning)
-    return exact if id_or_beginning == exact else only_match(id_or_beginning, exact, trace_ids)
-
-
-def exact_trace_id(typed_id: str) -> str:
-    """The id with ``kp:trace:``, whether it was typed with it or without it."""
-    return TRACE_ID_PREFIX + _not_empty(typed_id.removeprefix(TRACE_ID_PREFIX))
-
-
-def _not_empty(typed_id: str) -> str:
-    if not typed_id:
-        # A shell makes an empty text of a variable that is not set. It must not match the only id that there is.
-        raise click.BadParameter("expected an id, or its beginning", param_hint="ID")
-    return typed_id
-
-
-def only_match(id_or_beginning: str, exact: str, ids: Iterable[str]) -> str:
-    """Return the only id that is exact or begins so; the argument itself if none does, BadParameter if several do."""
-    beginning = _not_empty(id_or_beginning)
-    matches = {each for each in ids if begins(each, beginning)}
+    if id_or_beginning == exact:
+        return exact
+    matches = {each for each in ids if begins(each, id_or_beginning)}
     if exact in matches:
         return exact
     if len(matches) > 1:
@@ -64,3 +48,12 @@ def only_match(id_or_beginning: str, exact: str, ids: Iterable[str]) -> str:
         more = " and others" if len(matches) > _MOST_NAMED else ""
         raise click.BadParameter(f"{id_or_beginning} may be {named}{more}: give more of the one you mean", param_hint="ID")
     return next(iter(matches), id_or_beginning)
+
+
+def exact_trace_id(typed_id: str) -> str:
+    """The id with ``kp:trace:``, whether it was typed with it or without it."""
+    own = typed_id.removeprefix(TRACE_ID_PREFIX)
+    if not own:
+        # A shell makes an empty text of a variable that is not set. It must not match the only id that there is.
+        raise click.BadParameter("expected an id, or its beginning", param_hint="ID")
+    return TRACE_ID_PREFIX + own

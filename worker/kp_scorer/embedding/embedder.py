@@ -129,6 +129,9 @@ class Embedder(Protocol):
     def tokenize(self, text: str) -> TokenizedText:
         """Prepare a text for a pass."""
 
+    def tokenize_plain(self, text: str) -> TokenizedText:
+        """Prepare a text that is no trace's, as one part, whatever the recipe; it shares no pass with traces."""
+
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one pass; ``together``: on all cores, as no other pass runs meanwhile.
 
@@ -154,6 +157,10 @@ class PlainEmbedder:
     def tokenize(self, text: str) -> TokenizedText:
         """Leave the text as it is."""
         return TokenizedText(text, ())
+
+    def tokenize_plain(self, text: str) -> TokenizedText:
+        """The same."""
+        return self.tokenize(text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Embed some texts at once."""
@@ -223,10 +230,10 @@ class CheckedEmbedder:
         self._failed_alone = 0
         self._is_unhealthy = False
 
-    def tokenize(self, text: str, *, alone: bool) -> TokenizedText:
-        """Prepare a text for a pass; see :meth:`run`."""
+    def tokenize(self, text: str, *, alone: bool, plain: bool = False) -> TokenizedText:
+        """Prepare a text for a pass, a ``plain`` one or a trace's; see :meth:`run`."""
         with self._checking(alone=alone):
-            return self._embedder.tokenize(text)
+            return self._embedder.tokenize_plain(text) if plain else self._embedder.tokenize(text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
         """Run one pass; ``alone``: of a text that failed before, now with no other in flight.

@@ -32,6 +32,11 @@ class TextEmbedder:
         rows = [self._tokens.row(passage, part.max_tokens, keep_end=part.keeps_end) for part, passage in passages]
         return TokenizedText(text, [row.ids for row in rows], all(row.is_whole for row in rows))
 
+    def tokenize_plain(self, text: str) -> TokenizedText:
+        """Tokenize as much as the model takes."""
+        row = self._tokens.row(text, None, keep_end=False)
+        return TokenizedText(text, [row.ids], row.is_whole)
+
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one forward pass for each part; see :class:`~kp_scorer.embedding.embedder.Embedder`."""
         parts = zip(*[each.rows for each in texts], strict=True)
@@ -43,7 +48,7 @@ class TextEmbedder:
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
         """Embed texts, in order."""
-        parts = range(len(self.recipe.parts))
+        parts = range(len(texts[0].rows) if texts else 1)
         rows = [each.rows[part] for part in parts for each in texts]
         groups = list(group_by_length([len(row) for row in rows], self.max_tokens, self.step))
         vectors = np.empty((len(rows), self.dimensions), np.float32)

@@ -6,6 +6,9 @@
                                          share; expires a minute after the log
     {prefix}:log:{space}:erased stream   field e: an entry that was erased, for mirrors that have read it; trimmed by length;
                                          expires with the log
+    {prefix}:pin:{space}:{name} hash     a pinned set: fields space, name, kind, version, entries, and for every 1,000 entries
+                                         ``ids:N`` (JSON) and ``vectors:N``; at most 100,000 entries, until it is removed
+    {prefix}:pinning:{random}   hash     a set that is being written; expires after a minute
     {prefix}:workers            zset     ids of workers by the time until which each counts as alive, in ms; an hour
     {prefix}:worker:{id}        string   a worker's report, as JSON; expires after 5 s
     {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
@@ -79,6 +82,8 @@ class Keys:
     runs_bytes = _Key("runs_bytes")
     any_log = _Key("log:*")
     """A pattern for the logs of all spaces; what belongs to them matches it too."""
+    any_pinned_set = _Key("pin:*")
+    """A pattern for the pinned sets of all spaces."""
 
     def of_log(self, space: str) -> LogKeys:
         """The keys of the novelty log of one embedding space."""
@@ -88,6 +93,14 @@ class Keys:
     def space_of(self, key: str) -> str:
         """The space whose log is at ``key``; empty if it is no log, but belongs to one."""
         return "" if key.endswith((":head", ":erased")) else key.removeprefix(self.of_log("").log)
+
+    def pinned_set(self, space: str, name: str) -> str:
+        """A pinned set of one embedding space."""
+        return f"{self.prefix}:pin:{space}:{name}"
+
+    def pinning(self, random: str) -> str:
+        """A pinned set that is being written."""
+        return f"{self.prefix}:pinning:{random}"
 
     def worker(self, worker: str) -> str:
         """A worker's report."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import redis
 
@@ -13,6 +13,7 @@ from kp_scorer.ledger.decision_stream import DecisionStream
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.log import RedisLog
 from kp_scorer.ledger.monitoring import Workers
+from kp_scorer.ledger.pins import RedisPinnedSets, describe_pinned_sets
 from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.ledger.runs import Runs
 from kp_scorer.local.endpoints import with_endpoints
@@ -71,6 +72,14 @@ class Store:
         """The logs that exist, by space."""
         streams = [key.decode() for key in self._client.scan_iter(self._keys.any_log, _type="stream")]
         return [self.novelty_log(space) for space in sorted(filter(None, map(self._keys.space_of, streams)))]
+
+    def pinned_sets(self, space: str) -> RedisPinnedSets:
+        """The pinned sets of a space."""
+        return RedisPinnedSets(self._client, self._keys, space)
+
+    def all_pinned_sets(self) -> list[dict[str, Any]]:
+        """What is pinned, by space and name."""
+        return list(describe_pinned_sets(self._client, self._keys))
 
     def close(self) -> None:
         """Close the connections."""

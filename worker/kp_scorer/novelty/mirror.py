@@ -85,6 +85,10 @@ class Mirror:
         best = self._scan(owns, windows)
         return [self._duplicate(own, rows) or nearest for own, rows, nearest in zip(owns, windows, best, strict=True)]
 
+    def vectors(self, places: Sequence[Place]) -> NDArray[np.float32]:
+        """The vectors at these places, of shape (places, dimensions); raises KeyError as :meth:`nearest` does."""
+        return self._vectors[[self._row(place) for place in places]]
+
     def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
         """The largest similarity of a vector to what counts for all, at a time after the newest entry; None if nothing does."""
         rows = self._rows(Place(time_ms, int(self._numbers[len(self) - 1]) + 1)) if len(self) else range(0)
@@ -219,6 +223,10 @@ class NoveltyCache:
         except KeyError:
             raise ServiceUnavailable("novelty log: it was emptied while traces were placed in it") from None
         return [Placement(place, next(nearest)) if place else None for place in places]
+
+    def vectors(self, placements: Sequence[Placement]) -> NDArray[np.float32]:
+        """The vectors that the log holds of what was placed just now, of shape (placements, dimensions)."""
+        return self._mirror.vectors([placement.place for placement in placements])
 
     def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
         """The largest similarity of a vector to the window at this time, as far as the log was read; None if that is empty."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from kp_scorer.decider import Decider, NoveltyMeter, ms_since
-from kp_scorer.embedding import TokenizedText, Vectors
+from kp_scorer.embedding import TokenizedText, Vector
 from kp_scorer.embedding.embedder import rounded_up
 from kp_scorer.process.admission import Admission
 from kp_scorer.process.delivery import Delivery
@@ -24,9 +24,14 @@ _GROUP: Final = 8
 class _Text:
     """A text that waits for a pass, or is in one, and the deliveries with that text."""
 
+    key: tuple[str, str | None]
+    """The text, and the objective that is embedded besides, where texts are pinned."""
     tokenized: TokenizedText
+    asked: TokenizedText | None
+    lengths: Sequence[int]
+    """Of its parts, and of the objective."""
     shape: Sequence[int]
-    """The lengths of its parts, rounded up."""
+    """The same, rounded up."""
     deliveries: list[Delivery]
     put_at: float = field(default_factory=time.perf_counter)
 
@@ -60,13 +65,14 @@ class EmbedStage:
         """
         self._admission = admission
         self._decider = decider
+        self._novelty = novelty
         self._embedder = novelty.embedder
         self._checked = novelty.checked
         self._metrics = metrics
         self._pass_on = pass_on
         self._changed = threading.Condition()
         self._waiting: list[_Text] = []
-        self._by_text: dict[str, _Text] = {}
+        self._by_text: dict[tuple[str, str | None], _Text] = {}
         self._embedded: list[Delivery] = []
         self._running = 0
         self._runs_together = False
@@ -98,15 +104,17 @@ class EmbedStage:
 
     def _put(self, delivery: Delivery) -> None:
         assert delivery.trace, "only a submission is decided"
-        text = self._embedder.recipe.text(delivery.trace)
+        key = self._embedder.recipe.text(delivery.trace), self._novelty.asked(delivery.trace)
         with self._changed:
-            if same := self._by_text.get(text):
+            if same := self._by_text.get(key):
                 same.deliveries.append(delivery)
                 return
-        tokenized = self._checked.tokenize(text, alone=delivery.is_alone)
-        shape = [rounded_up(len(row), self._embedder.step) for row in tokenized.rows]
+        tokenized = self._checked.tokenize(key[0], alone=delivery.is_alone)
+        asked = None if key[1] is None else self._checked.tokenize(key[1], alone=delivery.is_alone, plain=True)
+        lengths = list(map(len, [*tokenized.rows, *(asked.rows if asked else ())]))
+        shape = [rounded_up(length, self._embedder.step) for length in lengths]
         with self._changed:
-            self._by_text[text] = added = _Text(tokenized, shape, [delivery])
+            self._by_text[key] = added = _Text(key, tokenized, asked, lengths, shape, [delivery])
             self._waiting.append(added)
             self._changed.notify()
 
@@ -142,7 +150,7 @@ class EmbedStage:
         texts: list[_Text] = []
         longest = 0
         for text in self._waiting:
-            longer = max(longest, 0, *map(len, text.tokenized.rows))
+            longer = max(longest, 0, *text.lengths)
             if text is first or (text.shape == first.shape and (len(texts) + 1) * longer <= self._embedder.max_tokens):
                 texts.append(text)
                 longest = longer
@@ -150,7 +158,7 @@ class EmbedStage:
 
     def _embed(self, next_pass: _Pass) -> None:
         started = time.perf_counter()
-        vectors: Vectors | Exception
+        vectors: list[tuple[Vector, Vector | None]] | Exception
         try:
             self._admission.raise_if_aborted()
             vectors = self._run_pass(next_pass)
@@ -160,7 +168,7 @@ class EmbedStage:
             self._running -= 1
             self._runs_together = False
             for text in next_pass.texts:
-                del self._by_text[text.tokenized.text]
+                del self._by_text[text.key]
             if not isinstance(vectors, Exception):
                 self._embedded += self._with_vectors(next_pass.texts, vectors, started)
             embedded: list[Delivery] = []
@@ -172,26 +180,32 @@ class EmbedStage:
         if embedded:
             self._pass_on(embedded)
 
-    def _run_pass(self, next_pass: _Pass) -> Vectors:
+    def _run_pass(self, next_pass: _Pass) -> list[tuple[Vector, Vector | None]]:
+        """The vector of each text, and that of its objective."""
         texts, metrics = next_pass.texts, self._metrics
         started = time.perf_counter()
-        tokenized = [text.tokenized for text in texts]
-        vectors = self._checked.run(tokenized, together=next_pass.together, alone=texts[0].deliveries[0].is_alone)
+        tokenized, asked = [text.tokenized for text in texts], [text.asked for text in texts if text.asked]
+        run = partial(self._checked.run, together=next_pass.together, alone=texts[0].deliveries[0].is_alone)
+        vectors = run(tokenized)
+        # In a pass of their own: padded to the length of the texts, they would take as long.
+        of_objectives = iter(run(asked) if asked else ())
         metrics.pass_s.observe(time.perf_counter() - started)
         metrics.pass_texts.observe(len(texts))
-        metrics.pass_tokens.observe(sum(each.tokens for each in tokenized))
+        metrics.pass_tokens.observe(sum(each.tokens for each in (*tokenized, *asked)))
         for text in texts:
             metrics.pass_wait_s.observe(started - text.put_at)
-        return vectors
+        return [(vector, next(of_objectives) if text.asked else None) for text, vector in zip(texts, vectors, strict=True)]
 
-    def _with_vectors(self, texts: Sequence[_Text], vectors: Vectors, started: float) -> list[Delivery]:
+    def _with_vectors(
+        self, texts: Sequence[_Text], vectors: Sequence[tuple[Vector, Vector | None]], started: float
+    ) -> list[Delivery]:
         embed_ms = ms_since(started)
         deliveries = []
-        for text, vector in zip(texts, vectors, strict=True):
+        for text, (vector, asked) in zip(texts, vectors, strict=True):
             wait_ms = round((started - text.put_at) * 1_000, 3)
             for delivery in text.deliveries:
                 assert delivery.case
-                delivery.case.vector, delivery.case.tokens = vector, text.tokenized.counts
+                delivery.case.vector, delivery.case.asked, delivery.case.tokens = vector, asked, text.tokenized.counts
                 delivery.case.wait_ms, delivery.case.embed_ms = wait_ms, embed_ms
                 deliveries.append(delivery)
         return deliveries

@@ -1,7 +1,7 @@
 """What a worker measures from its start on, in the counters, histograms and gauges of prometheus_client."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import product
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from kp_scorer.analysis.drift import BINS, bins_of
 from kp_scorer.broker.backlog import Backlog
-from kp_scorer.decision import Decision, Outcome, Override
+from kp_scorer.decision import CheckFailure, Decision, Outcome, Override
 from kp_scorer.errors import REASONS, Reason
 from kp_scorer.ledger import Timing, WorkerReport
 
@@ -29,9 +29,10 @@ _SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 class Metrics:
     """The metrics of one process. Any thread may update and read them; no call waits for Redis or the broker."""
 
-    def __init__(self, domains: Collection[str]) -> None:
-        """Count these domains each by its name, and all others under :data:`UNNAMED_DOMAIN`."""
+    def __init__(self, domains: Collection[str], checks: Iterable[str] = ()) -> None:
+        """Count these domains each by its name, and all others under :data:`UNNAMED_DOMAIN`; and what these checks find."""
         self._domains = frozenset(domains)
+        self._checks = tuple(checks)
         self._labels = sorted(self._domains | {UNNAMED_DOMAIN})
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -51,6 +52,8 @@ class Metrics:
         self._dropped = counter("dead_letters_dropped", "Dead letters dropped to make room, by reason", ("reason",))
         self._deliveries = counter("deliveries", "Messages delivered")
         self._redeliveries = counter("redeliveries", "Messages redelivered")
+        self._findings = counter("check_findings", "What checks find in traces, of all kinds, by check", ("check",))
+        self._failures = counter("check_failures", "Checks that failed, by check and failure", ("check", "failure"))
         self.resends = counter("resends", "Lost submissions that were sent again")
         # From 0 on: no query sees the first increase of a series that starts at 1.
         for outcome, domain in self._outcomes_by_domain():
@@ -58,6 +61,9 @@ class Metrics:
         self._values = {(domain, *each): values.labels(domain, *each) for domain, each in product(self._labels, BINS)}
         for override in get_args(Override):
             self._overrides.labels(override)
+        for check, failure in product(self._checks, get_args(CheckFailure)):
+            self._findings.labels(check)
+            self._failures.labels(check, failure)
         for reason in REASONS:
             self._dead_letters.labels(reason)
             self._dropped.labels(reason)
@@ -72,6 +78,7 @@ class Metrics:
         self._queue_wait_s = seconds("queue_wait_seconds", "From sending to delivery, where a message says when it was sent")
         self._processing_s = seconds("processing_seconds", "From the delivery of a message to the publication of its decision")
         self.look_up_s = seconds("look_up_seconds", "Looking a group up in the ledger")
+        self.checks_s = seconds("checks_seconds", "All checks of a trace")
         self.pass_wait_s = seconds("pass_wait_seconds", "From a text's look-up until its pass through the engine begins")
         self.pass_s = seconds("pass_seconds", "A pass through the engine")
         self.finish_s = seconds("finish_seconds", "Placing a batch in the novelty log, judging and committing it")
@@ -138,6 +145,10 @@ class Metrics:
         domain = self.counted_as(decision.domain)
         for each in bins_of(decision):
             self._values[domain, *each].inc()
+        for check in decision.checks:
+            self._findings.labels(check.name).inc(sum(check.kinds.values()))
+            if check.failure:
+                self._failures.labels(check.name, check.failure).inc()
 
     def count_published(self, decision: Decision, queued_s: float | None, in_flight_s: float) -> None:
         """Count a decision that is published; ``queued_s`` is None if its message does not say when it was sent."""

@@ -1,4 +1,4 @@
-"""All messages in flight, on their way through the stages: look up, embed, decide, publish."""
+"""All messages in flight, on their way through the stages: look up and check, embed, decide, publish."""
 
 import math
 import threading

@@ -22,6 +22,7 @@ from kp_scorer.broker.publishing import destination_of, send_again
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.side_queues import SideQueue
+from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
 from kp_scorer.ledger import Store
@@ -108,7 +109,7 @@ class Runtime:
     def _open_all(self, opened: ExitStack) -> None:
         settings, app = self._settings, self._app
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
-        metrics = self.metrics = Metrics(settings.scoring.domains)
+        metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
         # First of all: a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         self._recorder = None
@@ -126,6 +127,7 @@ class Runtime:
             self._novelty,
             settings.worker.max_attempts,
             names_nearest=settings.results.nearest,
+            checks=Checks(settings.checks) if settings.checks.names else None,
             sample=settings.review.sample,
         )
         self._backlog_looked_at = time.monotonic()

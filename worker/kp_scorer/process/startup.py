@@ -11,7 +11,7 @@ from threadpoolctl import ThreadpoolController
 
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
-from kp_scorer.decider import NoveltyMeter
+from kp_scorer.decider import NoveltyMeter, open_pins
 from kp_scorer.embedding import Embedder
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
@@ -45,11 +45,12 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) 
     """Load the embedder and read the log of its space; None without an embedder.
 
     Raises:
-        SettingsError: the embedder is required and missing.
+        SettingsError: the embedder is required and missing, or a pinned set is.
         ServiceUnavailable: Redis could not be reached within ``worker.patience_s``.
     """
     started = time.perf_counter()
     embedder = load_embedder(settings.embedding, settings.novelty.recipe)
+    pins = open_pins(settings, store, embedder)
     if embedder is None:
         log.warning("no_embedder", novelty=0.5, detail="every trace gets this novelty: install kp-scorer[embedding]")
         return None
@@ -58,7 +59,9 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) 
     # The other threads of numpy's matrix products spin for a while after each, on the cores that the engine embeds with: some
     # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
-    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window())
+    if pins:
+        _wait_for("redis", pins.load, settings.worker.patience_s)
+    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window(), pins)
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
     log.info("novelty_log_read", entries=_wait_for("redis", novelty.cache.catch_up, settings.worker.patience_s))
     return novelty

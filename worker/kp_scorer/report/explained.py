@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped
 from kp_scorer.decision import Decision, ThresholdSource
-from kp_scorer.report.words import OVERRIDE_WORDS, plural, shortened, spaced
+from kp_scorer.report.words import OVERRIDE_WORDS, plural, shortened, shown_id, spaced
 from kp_scorer.scoring import Policy, complexity_terms, decide_again, recoveries, success_factor, tool_names
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
@@ -61,6 +61,16 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
         if guard.rejects:
             bound = "" if guard.bound is None else f" of {guard.bound:.4f}"
             yield f"A guard rejects it whatever its score: scoring.{guard.name}{bound}."
+    for check in decision.checks:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in check.kinds.items()) or "nothing"
+        result = f"failed ({check.failure})" if check.failure else f"found {kinds}"
+        demand = {None: "", "review": ", and demands review", "rejected": ", and rejects it"}[check.outcome]
+        yield from flowing(f"The check {check.name} {result}{demand}.")
+    for pinned in decision.pinned:
+        entry = f" to {shown_id(pinned.nearest)}" if pinned.nearest else ""
+        effect = f"so it is {pinned.outcome} at best" if pinned.outcome else "without effect"
+        similar = f"similar by {pinned.similarity:.4f}{entry}, of {pinned.limit:.4f}"
+        yield from flowing(f"Pinned set {pinned.name}: {similar}, {effect}.")
     # As zero it would seem to pass.
     digits = ".4f" if abs(margin) >= 0.00005 else ".1g"
     how_far = f"{abs(margin):{digits}} {'short of' if margin < 0 else 'above'} the {decision.threshold:.4f} that it needs"

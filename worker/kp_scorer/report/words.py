@@ -85,7 +85,7 @@ def threshold_words(summary: DomainSummary) -> str:
 
 
 def why(decision: Decision) -> str:
-    """What weighed most, in a few words: guards, overrides, an earlier trace like it, dimensions that are high or low."""
+    """What weighed most, in a few words: guards, checks, overrides, an earlier trace like it, high or low dimensions."""
     telling = [reason for kind, reason in reasons(decision) if not kind.startswith(("high", "low"))]
     levels = [name for kind, name in reasons(decision) if kind.startswith(("high", "low"))]
     if levels:
@@ -98,6 +98,8 @@ def reasons(decision: Decision) -> Iterator[tuple[str, str]]:
     for guard in decision.guards:
         if guard.rejects:
             yield f"guard {guard.name}", f"guard {guard.name}"
+    yield from ((f"check {check.name}", f"check {check.name}") for check in decision.checks if check.outcome)
+    yield from ((f"pinned set {each.name}",) * 2 for each in decision.pinned if each.outcome)
     fired = [override.name for override in decision.overrides]
     yield from ((words, words) for name, words in OVERRIDE_WORDS.items() if name in fired)
     parts, nearest, is_accepted = decision.dimensions, decision.novelty.nearest, decision.outcome == "accepted"

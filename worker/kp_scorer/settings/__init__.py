@@ -2,7 +2,9 @@
 
 from kp_scorer.settings.loading import as_environment, config_file, filled_in, load_scoring, load_settings
 from kp_scorer.settings.sections import (
+    PIN_NAME,
     BrokerSettings,
+    ChecksSettings,
     EmbeddingSettings,
     LedgerSettings,
     LogSettings,
@@ -18,7 +20,9 @@ from kp_scorer.settings.sections import (
 )
 
 __all__ = [
+    "PIN_NAME",
     "BrokerSettings",
+    "ChecksSettings",
     "EmbeddingSettings",
     "LedgerSettings",
     "LogSettings",

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kp_scorer.decision import Dimensions, Outcome
+from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
 from kp_scorer.decoding import Count, Limits
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
@@ -23,10 +23,16 @@ SLACK_ELEMENTS: Final = 10_000
 With fewer than a worker has in flight, the first traces of a batch could lose their windows.
 """
 
+PIN_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
+PinName = Annotated[str, Field(pattern=PIN_NAME)]
 RecipeName = Literal["trace", "asked_and_did"]
 Via = Literal["queue", "stream", "task", "none"]
+CheckAction = Literal["off", "note", "review", "reject"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 OptionalQueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")]
+
+
+_DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "reject": "rejected"}
 
 
 def _server(*schemes: str) -> Callable[[str], str]:
@@ -204,6 +210,13 @@ class ScoringSettings(Section):
         return Policy(**dict(self) | {"profiles": {**PROFILES, **self.profiles}})
 
 
+class PinSettings(Section):
+    """Up to which similarity a trace may come to a pinned set, and what happens to one that is beyond."""
+
+    similarity: Fraction
+    beyond: Literal["reject", "review", "note"]
+
+
 class NoveltySettings(Section):
     """The novelty log and its window."""
 
@@ -212,6 +225,13 @@ class NoveltySettings(Section):
     recipe: RecipeName = "trace"
     against: Literal["all", "succeeded"] = "all"
     succeeded_confidence: Fraction = 0.5
+    pinned: dict[PinName, PinSettings] = Field(default_factory=dict)
+
+    @property
+    def limits(self) -> dict[str, tuple[float, Outcome | None]]:
+        """By pinned set the largest similarity, and the outcome that a trace beyond it gets at least."""
+        outcomes: dict[str, Outcome | None] = {"reject": "rejected", "review": "review", "note": None}
+        return {name: (each.similarity, outcomes[each.beyond]) for name, each in self.pinned.items()}
 
     def window(self) -> Window:
         """The window that these settings describe."""
@@ -226,6 +246,32 @@ class EmbeddingSettings(Section):
     required: bool = False
     model: str = ""
     threads: Annotated[int, Field(ge=0)] = 0
+
+
+class ChecksSettings(Section):
+    """The checks that a trace goes through, and what they may demand."""
+
+    secrets: CheckAction = "off"
+    secrets_by_privacy: dict[PrivacyLevel, CheckAction] = Field(default_factory=dict)
+    own: dict[CheckName, CheckAction] = Field(default_factory=dict)
+    timeout_s: Timeout = 5.0
+    start_s: ClassVar[float] = 30.0
+    """How long checks may take to load again. That for secrets takes a second, or ten where it has no compiled rules."""
+
+    def allowed(self, level: PrivacyLevel) -> dict[str, Demand | None]:
+        """The checks that run on a trace of this privacy level, and the strictest outcome that each may demand."""
+        actions = {**self.own, "secrets": self.secrets_by_privacy.get(level, self.secrets)}
+        return {name: _DEMANDS[action] for name, action in actions.items() if action != "off"}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The checks that run on any trace."""
+        return tuple(dict.fromkeys(name for level in get_args(PrivacyLevel) for name in self.allowed(level)))
+
+    @property
+    def may_demand(self) -> bool:
+        """Whether any of them may demand an outcome."""
+        return any(outcome for level in get_args(PrivacyLevel) for outcome in self.allowed(level).values())
 
 
 class LedgerSettings(Section):
@@ -322,6 +368,7 @@ class Settings(Section):
     scoring: ScoringSettings = ScoringSettings()
     novelty: NoveltySettings = NoveltySettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
+    checks: ChecksSettings = ChecksSettings()
     ledger: LedgerSettings = LedgerSettings()
     limits: Limits = Limits()
     worker: WorkerSettings = WorkerSettings()
@@ -342,6 +389,11 @@ class Settings(Section):
             yield "ledger.ttl_s: expected at least novelty.ttl_s"
         if self.embedding.required and self.embedding.embedder == "none":
             yield "embedding.required: expected false where embedding.embedder is 'none'"
+        if "secrets" in self.checks.own:
+            yield "checks.own: secrets is set by checks.secrets"
+        if len(self.checks.names) * (self.checks.timeout_s + self.checks.start_s) > self.worker.decision_timeout_s:
+            # Each may have its process started anew.
+            yield f"worker.decision_timeout_s: expected {self.checks.start_s:g} s and checks.timeout_s for each check, or more"
         if self.worker.remote_control and not self.broker.url.startswith("amqp"):
             yield "worker.remote_control needs RabbitMQ: workers do not subscribe to anything in Redis"
 
@@ -371,5 +423,8 @@ class Settings(Section):
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes whose queues these settings use. Decisions made under earlier settings may have others."""
-        is_reviewed = self.scoring.review is not None or self.scoring.reviews or self.review.sample
+        # A check that may reject demands review where it fails.
+        pinned = (each.beyond for each in self.novelty.pinned.values())
+        is_demanded = self.review.sample or self.checks.may_demand or "review" in pinned
+        is_reviewed = self.scoring.review is not None or self.scoring.reviews or is_demanded
         return tuple(each for each in get_args(Outcome) if each != "review" or is_reviewed)

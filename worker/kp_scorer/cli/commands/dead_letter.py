@@ -9,7 +9,7 @@ from typing import Any, cast
 import click
 
 from kp_scorer.broker.wire import parse_submission
-from kp_scorer.cli.ids import exact_trace_id, only_match
+from kp_scorer.cli.ids import exact_trace_id, resolve_among
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
@@ -46,7 +46,7 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
         with Store.open(settings) as store:
             dead_letters = list(store.dead_letters.read())
             existing = {each.letter_id for each in dead_letters}
-            wanted = {only_match(letter_id, letter_id, existing) for letter_id in letter_ids}
+            wanted = {resolve_among(letter_id, existing) for letter_id in letter_ids}
             selected = [
                 each
                 for each in dead_letters

@@ -1,24 +1,35 @@
 """``kp-scorer cache`` and ``audit``: what the novelty logs hold, and whether the decisions agree with them."""
 
+import io
+import re
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Final
 
 import click
+import numpy as np
 
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import Line, ReadAhead
+from kp_scorer.cli.input import Line, ReadAhead, open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
-from kp_scorer.embedding import select_embedder
+from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits
+from kp_scorer.embedding import CheckedEmbedder, Embedder, Vectors, select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.pins import MOST_ENTRIES
+from kp_scorer.novelty.audit import DecidedTrace
 from kp_scorer.novelty.audit import audit as audit_log
-from kp_scorer.settings import Settings
+from kp_scorer.novelty.pins import PinnedSet, audit_pinned
+from kp_scorer.settings import PIN_NAME, Settings
 from kp_scorer.trace import ReasoningTrace
+
+_BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")
 
 
 @click.group()
@@ -32,7 +43,7 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print size, age, bytes, model and window of each space."""
+    """Print size, age, bytes, model and window of each space, and what is pinned."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
@@ -46,6 +57,8 @@ def info(settings: Settings) -> None:
                     "window": state.window.as_settings() if state.window else None,
                 }
             )
+        for pinned in store.all_pinned_sets():
+            print_row(pinned)
 
 
 @cache.command(epilog="Example: kp-scorer cache warm traces.jsonl --set novelty.recipe=asked_and_did")
@@ -66,9 +79,7 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
     with, and how many entries it has.
     """
     with Store.open(settings) as store:
-        embedder = select_embedder(settings.embedding, settings.novelty.recipe)
-        if embedder is None:
-            raise SettingsError("embedding.embedder: nothing to warm with; install kp-scorer[embedding], or set it to words")
+        embedder = _embedder(settings)
         log = store.novelty_log(embedder.space)
         if (entries := log.info().entries) and not yes:
             raise click.UsageError(f"{log.space} has {entries} entries already; with --yes these traces are added to them")
@@ -89,6 +100,12 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
         sys.exit(1)
 
 
+def _embedder(settings: Settings) -> Embedder:
+    if embedder := select_embedder(settings.embedding, settings.novelty.recipe):
+        return embedder
+    raise SettingsError("embedding.embedder: nothing to embed with; install kp-scorer[embedding], or set it to words")
+
+
 def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size: int) -> int:
     """Embed the traces on these lines and append them, in order; report each conflict and return how many there are.
 
@@ -103,13 +120,76 @@ def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size
             # submissions.
             store.ledger.submit(())
             embedded = zip(traces, meter.embed(traces), strict=True)
-            candidates = [meter.candidate(trace, trace.digest(), vector) for trace, (_, vector) in embedded]
+            candidates = [meter.candidate(trace, trace.digest(), vector) for trace, (_, vector, _) in embedded]
             for line, candidate, place in zip(batch, candidates, meter.place(candidates), strict=True):
                 if place is None:
                     conflicts += 1
                     print_row(refusal(line.number, TraceConflict(candidate.trace_id)), "")
             advance(start + len(batch), len(lines))
     return conflicts
+
+
+@cache.command(epilog="Example: kp-scorer cache pin benchmarks tasks.txt")
+@click.argument("name")
+@file_argument
+@service_options
+def pin(name: str, file: str, settings: Settings) -> None:
+    """Pin traces or plain texts, so that novelty.pinned can keep out what is like them.
+
+    FILE (- for standard input) is as for `submit` or, if it does not begin as JSON, has a text on each line: a benchmark's
+    tasks, say. Traces are compared with all of a trace, texts with its objective.
+
+    Embeds them with the settings that the workers have, as the set called NAME of that space. It replaces a set of this name
+    in one step, for all workers, has at most 100,000 entries, and never expires. Prints a JSON line with what is pinned.
+    """
+    if not re.fullmatch(PIN_NAME, name):
+        raise click.BadParameter("expected at most 64 letters, digits, '.', '_' and '-'", param_hint="NAME")
+    with Store.open(settings) as store, open_input(file) as opened:
+        embedder, stream = _embedder(settings), unpacked(opened)
+        is_json = _BEGINS_AS_JSON.match(read_bytes(stream.peek, 1))
+        texts = list((_traces_in if is_json else _texts_in)(stream, embedder, settings.limits))
+        if not 0 < len(texts) <= MOST_ENTRIES:
+            raise click.BadParameter(f"expected 1 to {MOST_ENTRIES} traces or texts, got {len(texts)}", param_hint="FILE")
+        checked, vectors = CheckedEmbedder(embedder), list[Vectors]()
+        with progress("embedded") as advance:
+            for start in range(0, len(texts), settings.worker.batch_size):
+                batch = texts[start : start + settings.worker.batch_size]
+                vectors.append(checked.embed([checked.tokenize(each, alone=False, plain=not is_json) for _, each in batch]))
+                advance(start + len(batch), len(texts))
+        pinned = PinnedSet("traces" if is_json else "texts", [each for each, _ in texts], np.concatenate(vectors))
+        # As for warming, Redis must have room for submissions.
+        store.pinned_sets(embedder.space).replace(name, pinned, check_room=lambda: store.ledger.submit(()))
+        (described,) = (row for row in store.all_pinned_sets() if (row["space"], row["name"]) == (embedder.space, name))
+        print_row(described)
+
+
+def _traces_in(stream: io.BufferedReader, embedder: Embedder, limits: Limits) -> Iterator[tuple[str, str]]:
+    for line in read_traces(stream, limits):
+        if isinstance(line.trace, InvalidTrace):
+            raise click.BadParameter(f"line {line.number}: {line.trace}; nothing is pinned", param_hint="FILE")
+        yield line.trace.id, embedder.recipe.text(line.trace)
+
+
+def _texts_in(stream: io.BufferedReader, _: Embedder, limits: Limits) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(iter(lambda: read_bytes(stream.readline, 4 * limits.field_chars + 4), b""), 1):
+        text = line.decode("utf-8-sig", "replace").strip()
+        if len(text) > limits.field_chars:
+            raise click.BadParameter(f"line {number}: expected at most {limits.field_chars} characters", param_hint="FILE")
+        if text:
+            yield str(number), text
+
+
+@cache.command(epilog="Example: kp-scorer cache unpin benchmarks")
+@click.argument("name")
+@service_options
+def unpin(name: str, settings: Settings) -> None:
+    """Remove the pinned set NAME, of every space. Workers whose settings name it decide nothing any more."""
+    with Store.open(settings) as store:
+        if not (sets := [row for row in store.all_pinned_sets() if row["name"] == name]):
+            raise click.BadParameter("no set has this name; `kp-scorer cache info` lists them", param_hint="NAME")
+        for row in sets:
+            store.pinned_sets(str(row["space"])).remove(name)
+            print_note(f"removed {row['entries']} entries of {name} in {row['space']}")
 
 
 @cache.command(epilog="Example: kp-scorer cache clear --yes")
@@ -128,19 +208,27 @@ def clear(yes: bool, settings: Settings) -> None:
 @click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
 @service_options
 def audit(settings: Settings) -> None:
-    """Recompute every decision's novelty from the log and report those that differ.
+    """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.
 
     Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged. Decisions made
     without an embedder have no entry in any log, and are not checked.
     """
     checked = differing = 0
+    pinned: list[Decision] = []
     with Store.open(settings) as store:
+
+        def decided(trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
+            traces = store.ledger.decided(trace_ids)
+            pinned.extend(trace.decision for trace in traces if trace and trace.decision.pinned)
+            return traces
+
         logs = store.novelty_logs()
         for log in logs:
             with progress("audited") as advance:
                 # By the window that the log was written with, whatever the settings say here.
                 window = log.info().window or settings.novelty.window()
-                report = audit_log(list(log.entries()), store.ledger.decided, window, advance)
+                entries = list(log.entries())
+                report = audit_log(entries, decided, window, advance)
             for difference in report.differences:
                 print_row({"space": log.space, **difference._asdict()})
             differing += len(report.differences) + report.damaged
@@ -149,6 +237,12 @@ def audit(settings: Settings) -> None:
                 f"{log.space}: {report.entries} entries, {report.agreeing} agree, {len(report.differences)} differ, "
                 f"{report.undecided} undecided, {report.beyond} beyond what the log still holds, {report.damaged} damaged"
             )
+            if pins := [each for each in pinned if each.novelty.space == log.space]:
+                agreeing, differences, unchecked = audit_pinned(pins, entries, store.pinned_sets(log.space))
+                for row in differences:
+                    print_row({"space": log.space, **row})
+                differing += len(differences)
+                print_note(f"pinned sets: {agreeing} agree, {len(differences)} differ, {unchecked} cannot be checked any more")
         damaged = note_damaged(store.ledger.damaged)
     if not checked:
         no_log = "there is no novelty log, as where no worker has an embedder"

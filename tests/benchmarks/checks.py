@@ -1,0 +1,146 @@
+"""What the check for secrets costs a trace and what it finds: secrets planted into real traces, and false alarms without them.
+
+- ``ms``: processor time of a trace in the process of the checks and in the worker, best of three rounds over ``--embedded``
+  real traces, after one more round; ``of_embedding`` is that in parts of what embedding the same traces takes on the same
+  cores, and ``of_validation`` of what decoding them does.
+- ``rss_mb``: resident memory of the process of the checks. ``start_s``: its start, with compiled rules and without.
+- ``alarms``: false alarms a thousand real traces; nothing is planted in them.
+- ``recall``: by kind, of secrets made by their formats; each is planted into a text of a real trace, at a random place.
+- ``hostile_s``: the longest of a megabyte of what nearly is a secret. A check that never ends takes ``endless_s``, of which
+  0.5 s are its time limit.
+"""
+
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from kp_scorer.checks.checks import Checks
+from kp_scorer.decoding import Limits, decode_json
+from kp_scorer.settings import load_settings
+from kp_scorer.trace import ReasoningTrace
+
+from tests.benchmarks.common import Row, arguments, real, real_embedder, report, samples, say
+from tests.support.builders import make_trace
+from tests.support.own_checks import install
+from tests.support.planted import HOSTILE, SECRETS
+
+_ROUNDS: Final = 3
+_MB: Final = 1_000_000
+_STEP_CHARS: Final = 90_000
+
+
+def main() -> None:
+    options = arguments(__doc__, planted=100, embedded=100).parse_args()
+    traces = real() or samples()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["KF_RULE_CACHE_DIR"] = cache
+        starts_s = [seconds_to_start() for _ in range(2)]
+        checks = Checks(load_settings({"checks.secrets": "reject", "checks.timeout_s": 60.0}).checks)
+        alarms = [kinds for trace in traces if (kinds := checks.run(trace)[0].kinds)]
+        costs = costs_of(checks, traces[: options.embedded])
+        recalls = [recall(checks, kind, traces, options.planted) for kind in SECRETS]
+        hostile_s = max(seconds_of(checks, hostile(filler)) for filler in HOSTILE)
+        report([{"benchmark": "checks", "start_s": starts_s[1], "start_uncompiled_s": starts_s[0], **costs}])
+        report(
+            [
+                {
+                    "benchmark": "checks",
+                    "traces": len(traces),
+                    "alarms": len(alarms) / len(traces) * 1_000,
+                    "hostile_s": hostile_s,
+                }
+            ]
+        )
+        say(f"alarms: {alarms}")
+        report(recalls)
+        checks.close()
+    report([{"benchmark": "checks", "endless_s": endless_s()}])
+
+
+def seconds_to_start() -> float:
+    started = time.perf_counter()
+    Checks(load_settings({"checks.secrets": "note"}).checks).close()
+    return time.perf_counter() - started
+
+
+def costs_of(checks: Checks, traces: Sequence[ReasoningTrace]) -> Row:
+    """Processor time of the check, of embedding and of decoding, in turns."""
+    (process,) = psutil.Process().children()
+    embedder = real_embedder()
+    texts = [embedder.recipe.text(trace) for trace in traces]
+    raws = [trace.model_dump_json(exclude_none=True).encode() for trace in traces]
+    rounds: list[tuple[float, float, float]] = []
+    for _ in range(_ROUNDS + 1):
+        before = cpu_s() + cpu_s(process)
+        for trace in traces:
+            checks.run(trace)
+        checked = cpu_s() + cpu_s(process) - before
+        before = cpu_s()
+        for text in texts:
+            embedder.embed([text])
+        embedded = cpu_s() - before
+        before = cpu_s()
+        for raw in raws:
+            decode_json(raw, Limits()).digest()
+        rounds.append((checked, embedded, cpu_s() - before))
+    check_ms, embed_ms, decode_ms = (min(seconds) * 1_000 / len(traces) for seconds in zip(*rounds[1:], strict=True))
+    return {
+        "ms": check_ms,
+        "embed_ms": embed_ms,
+        "of_embedding": check_ms / embed_ms,
+        "of_validation": check_ms / decode_ms,
+        "rss_mb": process.memory_info().rss / _MB,
+    }
+
+
+def cpu_s(process: psutil.Process | None = None) -> float:
+    times: Any = (process or psutil.Process()).cpu_times()
+    return float(times.user + times.system)
+
+
+def recall(checks: Checks, kind: str, traces: Sequence[ReasoningTrace], count: int) -> Row:
+    """The share of the secrets of a kind that is seen in real traces."""
+    chance = random.Random(kind)
+    seen = 0
+    for _ in range(count):
+        trace = chance.choice(traces)
+        number = chance.randrange(len(trace.steps))
+        content = trace.steps[number].content or trace.task.objective
+        place, around = chance.randrange(len(content) + 1), chance.choice(["\n", " ", '"', "\t"])
+        planted = content[:place] + around + SECRETS[kind](chance) + around + content[place:]
+        step = trace.steps[number].model_copy(update={"content": planted})
+        steps = (*trace.steps[:number], step, *trace.steps[number + 1 :])
+        seen += bool(checks.run(trace.model_copy(update={"steps": steps}))[0].kinds)
+    return {"benchmark": "checks", "kind": kind, "recall": seen / count}
+
+
+def hostile(filler: str) -> ReasoningTrace:
+    """A trace of nearly a megabyte of it."""
+    text = filler * (_STEP_CHARS // (len(json.dumps(filler)) - 2))
+    return make_trace(steps=[{"step_id": number, "type": "thought", "content": text} for number in range(11)])
+
+
+def seconds_of(checks: Checks, trace: ReasoningTrace) -> float:
+    started = time.perf_counter()
+    checks.run(trace)
+    return time.perf_counter() - started
+
+
+def endless_s() -> float:
+    """What a trace takes at which a check never ends, and the next, for which it is started anew."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["PYTHONPATH"] = install(Path(directory))
+        checks = Checks(load_settings({"checks.own": {"misbehave": "note"}, "checks.timeout_s": 0.5}).checks)
+        taken_s = seconds_of(checks, make_trace(objective="loop")) + seconds_of(checks, make_trace())
+        checks.close()
+    return taken_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""How well a pinned set of plain texts finds the tasks that it holds, asked in other words, on the real traces.
+
+The set holds the objectives of half of the tasks, drawn by chance; runs of the other half must not be found. A run is found
+beyond a similarity which is such that one in a thousand of those is, over all draws. Objectives that differ in numbers alone,
+or share a user, a reservation or a quoted name, count as one task.
+
+- ``compares``: each text with the vector that a run has anyway (``trace``), or with that of its objective alone.
+- ``same``, ``polite``, ``synonyms``, ``reordered``: the share of the tasks in the set of which a run is found that asks as the
+  set does; politely; with synonyms; with both, its last part in front. Numbers stay.
+- ``beyond``: that similarity.
+- ``ratio``: how many times as long it takes to embed the objectives of the traces, too, in turns batch by batch.
+
+Then what comparing with ``--entries`` of 384 dimensions costs, on one thread, as in a worker: ``compare_ms`` is the processor
+time for each of a ``group`` of traces, the median of the repeats; ``write_s`` and ``read_s`` are a set's way to Redis and back,
+``redis_bytes`` what it takes there.
+"""
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from kp_scorer.embedding import Embedder, TokenizedText, Vectors, select_embedder
+from kp_scorer.ledger import Store
+from kp_scorer.novelty.pins import PinnedSet
+from kp_scorer.settings import load_settings
+from kp_scorer.trace import ReasoningTrace
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from tests.benchmarks.common import Row, arguments, batches, emit, own_redis, real, report, say, show_table
+from tests.support.paths import REFERENCE_TRACES
+
+_CHANGED: Final = MappingProxyType(
+    {
+        "trace": {"novelty.recipe": "trace"},
+        "asked_and_did": {"novelty.recipe": "asked_and_did"},
+        "words": {"embedding.embedder": "words"},
+    }
+)
+"""The settings that are compared."""
+
+_SYNONYMS: Final = """
+find:locate write:create function:routine list:enumerate show:display return:deliver check:verify buy:purchase
+want:wish need:require change:alter modify:adjust cancel:revoke upcoming:planned order:purchase help:assistance
+refund:reimbursement issue:problem issues:problems unable:incapable exchange:swap looking:searching price:cost
+lower:smaller city:town question:query claim:statement decide:determine whether:if supported:backed print:output
+refuted:disproved given:supplied string:text number:count numbers:values sum:total convert:translate remove:delete
+update:refresh search:look get:fetch answer:reply user:person customer:client phone:telephone flight:trip
+flights:trips name:title names:titles different:distinct most:largest many:numerous large:big small:little
+first:initial last:final agent:representative insist:demand upset:angry currently:now also:additionally
+reservation:booking booked:reserved package:parcel item:article items:articles analyze:examine contents:material
+movie:film film:movie people:persons created:made produced:directed born:delivered pack:bundle size:dimension
+color:colour women:ladies long:lengthy easy:simple quick:fast calculate:compute elements:entries element:entry
+array:sequence contains:includes contain:include positive:nonnegative only:just each:every file:document
+files:documents directory:folder usage:use ascending:rising descending:falling level:amount please:kindly
+resolved:solved experiencing:having send:transmit make:place receive:get considered:regarded the:that
+"""
+_SYNONYM_OF: Final = MappingProxyType(dict(pair.split(":") for pair in _SYNONYMS.split()))
+
+
+def _polite(text: str) -> str:
+    return f"Hello! I hope you are well. Could you please help me with the following? {text} Thank you very much in advance."
+
+
+def _with_synonyms(text: str) -> str:
+    return re.sub(r"[A-Za-z]+", lambda word: _SYNONYM_OF.get(word[0].lower(), word[0]), text)
+
+
+def _reordered(text: str) -> str:
+    *parts, last = re.split(r"(?<=[.!?\n])\s+", text.strip())
+    if not parts:
+        *parts, last = re.split(r",\s+", text)
+    return _polite(" ".join([last, _with_synonyms(" ".join(parts))]))
+
+
+_REWORDED: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
+    {"same": str, "polite": _polite, "synonyms": _with_synonyms, "reordered": _reordered}
+)
+
+_IDENTIFIER: Final = re.compile(r"\b[a-z]+_[a-z]+_\d{4}\b|\b(?=[A-Z]*\d)[A-Z\d]{6}\b|'[A-Z][a-z]+'")
+"""A user, a reservation, or a name in quotes: tasks that share one are often one, in the words of another benchmark."""
+_FALSE_ALARMS: Final = 0.001
+
+Floats = NDArray[np.float32]
+
+
+def main() -> None:
+    parser = arguments(__doc__, draws=500, entries=100_000, repeats=21)
+    options = parser.parse_args()
+    # A run of each objective.
+    traces = list({trace.task.objective: trace for trace in real()}.values())
+    if not traces:
+        parser.error(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
+    tasks = _tasks_of(traces)
+    rows: list[Row] = []
+    for name, changed in _CHANGED.items():
+        say(name)
+        settings = load_settings({"embedding.required": True, **changed})
+        embedder = select_embedder(settings.embedding, settings.novelty.recipe)
+        assert embedder
+        for compares, similarities in _similarities(embedder, traces):
+            rows.append({"benchmark": "pins", "by": name, "compares": compares, **_shares(similarities, tasks, options.draws)})
+            emit(rows[-1])
+        rows.append({"benchmark": "pins", "by": name, "ratio": _ratio(embedder, traces)})
+        emit(rows[-1])
+    show_table(rows)
+    report(list(_costs(options.entries, options.repeats)))
+
+
+def _ratio(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> float:
+    seconds = [0.0, 0.0]
+    for batch in batches(traces, 32):
+        for index, embed in enumerate((_of_traces, _of_plain)):
+            started = time.perf_counter()
+            embed(embedder, batch)
+            seconds[index] += time.perf_counter() - started
+    return sum(seconds) / seconds[0]
+
+
+def _costs(entries: int, repeats: int) -> Iterator[Row]:
+    chance = np.random.default_rng(0)
+    vectors = chance.standard_normal((entries, 384), np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    pinned = PinnedSet("texts", list(map(str, range(entries))), vectors)
+    with threadpool_limits(1, "blas"):
+        for group in (1, 8, 32):
+            times = []
+            for _ in range(repeats):
+                started = time.thread_time()
+                pinned.nearest(vectors[:group])
+                times.append((time.thread_time() - started) * 1_000 / group)
+            yield {"benchmark": "pins", "entries": entries, "group": group, "compare_ms": median(times)}
+    with own_redis() as url, Store.open(load_settings({"redis.url": url})) as store:
+        sets = store.pinned_sets("space")
+        started = time.perf_counter()
+        sets.replace("tasks", pinned, check_room=lambda: None)
+        written = time.perf_counter()
+        assert sets.read("tasks")
+        read_s = time.perf_counter() - written
+        (info,) = store.all_pinned_sets()
+        yield {
+            "benchmark": "pins",
+            "entries": entries,
+            "write_s": written - started,
+            "read_s": read_s,
+            "redis_bytes": info["bytes"],
+        }
+
+
+def _similarities(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Iterator[tuple[str, Mapping[str, Floats]]]:
+    """By what is compared, and by rewording, the similarities of all runs (rows) to the objectives as they are (columns)."""
+    texts = _of_plain(embedder, traces)
+    runs = {name: [_asking(trace, reword(trace.task.objective)) for trace in traces] for name, reword in _REWORDED.items()}
+    yield "trace", {name: _of_traces(embedder, some) @ texts.T for name, some in runs.items()}
+    yield "objective", {name: _of_plain(embedder, some) @ texts.T for name, some in runs.items()}
+
+
+def _shares(similarities: Mapping[str, Floats], tasks: Sequence[int], draws: int) -> Row:
+    chance, names = random.Random(0), sorted(set(tasks))
+    others: list[Floats] = []
+    runs: dict[str, list[Floats]] = {name: [] for name in similarities}
+    for _ in range(draws):
+        drawn = set(chance.sample(names, len(names) // 2))
+        is_in = np.array([task in drawn for task in tasks])
+        others.append(similarities["same"][~is_in][:, is_in].max(axis=1))
+        for name, some in similarities.items():
+            runs[name].append(some[is_in][:, is_in].max(axis=1))
+    beyond = float(np.quantile(np.concatenate(others), 1 - _FALSE_ALARMS, method="higher"))
+    return {"beyond": beyond, **{name: float((np.concatenate(some) > beyond).mean()) for name, some in runs.items()}}
+
+
+def _tasks_of(traces: Sequence[ReasoningTrace]) -> list[int]:
+    """A number for each: the same for those that share one of their marks, and so on."""
+    groups = json.loads((REFERENCE_TRACES / "groups.json").read_text("utf-8"))
+    group_of = {trace_id: task for task, trace_ids in groups.items() for trace_id in trace_ids}
+    tasks: dict[str, int] = {}
+    for number, trace in enumerate(traces):
+        objective = trace.task.objective
+        marks = {re.sub(r"[\W\d]+", "", objective), group_of.get(trace.id, trace.id), *_IDENTIFIER.findall(objective)}
+        joined = {tasks[mark] for mark in marks & tasks.keys()}
+        tasks |= dict.fromkeys([*marks, *(mark for mark, task in tasks.items() if task in joined)], number)
+    return [tasks[group_of.get(trace.id, trace.id)] for trace in traces]
+
+
+def _of_traces(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
+    return _embedded(embedder, [embedder.tokenize(embedder.recipe.text(trace)) for trace in traces])
+
+
+def _of_plain(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
+    return _embedded(embedder, [embedder.tokenize_plain(trace.task.objective) for trace in traces])
+
+
+def _embedded(embedder: Embedder, texts: Sequence[TokenizedText]) -> Vectors:
+    return np.concatenate([embedder.embed_tokenized(batch) for batch in batches(texts, 32)])
+
+
+def _asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
+    return trace.model_copy(update={"task": trace.task.model_copy(update={"objective": objective})})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A worker with checks, whatever they do: every trace gets its decision, and what they must not reveal is nowhere."""
+
+import random
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+from kp_scorer.client import Client
+from kp_scorer.decision import Decision
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
+
+from tests.support.builders import minimal_payload
+from tests.support.changed_settings import SettingsWith, with_changed
+from tests.support.outcomes import audited
+from tests.support.own_checks import MARKER, install
+from tests.support.planted import SECRETS
+from tests.support.processes import FAST_WORKER, Worker, free_port, start_worker, wait_until
+from tests.support.prometheus import scraped
+
+TOKENS: Final = [SECRETS["GitHub token"](random.Random(seed)) for seed in range(5)]
+
+
+def submitted(client: Client, *objectives: str, **content: Any) -> dict[str, Decision]:
+    """Decisions by the first word of their objectives, in the order in which they were submitted."""
+    ids = {f"kp:trace:{number}-{text.split()[0]}": text for number, text in enumerate(objectives)}
+    client.submit_many([minimal_payload(trace_id=trace_id, objective=text, **content) for trace_id, text in ids.items()])
+    return {trace_id.partition("-")[2]: client.wait(trace_id, timeout_s=60) for trace_id in ids}
+
+
+def process_of_checks(worker: Worker) -> psutil.Process:
+    children = psutil.Process(worker.process.pid).children()
+    (child,) = [child for child in children if "kp_scorer.checks.process" in child.cmdline()]
+    return child
+
+
+def test_secrets_are_counted_and_rejected_and_appear_nowhere(on_broker: SettingsWith, tmp_path: Path) -> None:
+    settings = on_broker(checks__secrets="reject", scoring__threshold=0.0, metrics__port=free_port())
+    log = tmp_path / "worker.log"
+    with Client(settings) as client, start_worker(settings, log, command=FAST_WORKER) as worker, Store.open(settings) as store:
+        leaking = submitted(client, *(f"leak{seed} of {token}" for seed, token in enumerate(TOKENS)))
+        clean = submitted(client, "clean and harmless", "also clean")
+        assert [decision.outcome for decision in leaking.values()] == ["rejected"] * len(TOKENS)
+        assert {tuple(decision.checks[0].kinds.items()) for decision in leaking.values()} == {(("github-pat", 1),)}
+        assert [(each.outcome, each.checks[0].kinds) for each in clean.values()] == [("accepted", {})] * 2
+        samples = wait_until(
+            lambda: samples if (samples := scraped(settings))["kp_scorer_checks_seconds_count"] == len(TOKENS) + 2 else {}
+        )
+        assert samples['kp_scorer_check_findings_total{check="secrets"}'] == len(TOKENS)
+        assert samples['kp_scorer_check_failures_total{check="secrets",failure="timeout"}'] == 0
+        revealed = f"{worker.text()} {samples} {leaking}"
+        assert [token for token in TOKENS if token in revealed] == []
+        assert audited(settings, store).differences == []
+        child = process_of_checks(worker)
+    assert worker.process.returncode == 0
+    assert not child.is_running()
+
+
+def test_whatever_a_check_does_no_trace_and_no_worker_is_lost(settings: Settings, tmp_path: Path) -> None:
+    own = {"misbehave": "reject", "count_steps": "note"}
+    checked = with_changed(settings, checks__own=own, checks__timeout_s=0.5, scoring__threshold=0.0)
+    variables = {"PYTHONPATH": install(tmp_path)}
+    started = start_worker(checked, tmp_path / "worker.log", command=FAST_WORKER, variables=variables)
+    with Client(checked) as client, started as worker:
+        failing = submitted(
+            client, *(f"{misdeed} {TOKENS[0]}" for misdeed in ("exit", "loop", "eat", "raise", "quote")), "well done"
+        )
+        failures = {misdeed: decision.checks[0].failure for misdeed, decision in failing.items()}
+        assert failures == {
+            "exit": "error",
+            "loop": "timeout",
+            "eat": "error",
+            "raise": "error",
+            "quote": "error",
+            "well": None,
+        }
+        assert [decision.outcome for decision in failing.values()] == ["review"] * 5 + ["rejected"]
+        assert {(decision.checks[1].failure, decision.checks[1].kinds["step"]) for decision in failing.values()} == {(None, 2)}
+        assert len(worker.events("check_failed")) == 5
+        assert {event["check"] for event in worker.events("check_failed")} == {"misbehave"}
+        assert [text for text in (MARKER, TOKENS[0]) if text in worker.text()] == []
+        # A redelivered trace keeps its decision, and is not checked again.
+        counted = len(worker.events("check_failed"))
+        (again,) = submitted(client, f"exit {TOKENS[0]}").values()
+        assert (again, len(worker.events("check_failed"))) == (failing["exit"], counted)
+    assert worker.process.returncode == 0
+
+
+def test_the_process_of_checks_ends_with_a_worker_that_is_killed_in_the_middle_of_one(
+    settings: Settings, tmp_path: Path
+) -> None:
+    checked = with_changed(settings, checks__own={"misbehave": "note"}, checks__timeout_s=2.0, broker__visibility_timeout_s=3)
+    variables = {"PYTHONPATH": install(tmp_path)}
+    started = start_worker(checked, tmp_path / "worker.log", command=FAST_WORKER, variables=variables)
+    with Client(checked) as client, started as worker:
+        child = process_of_checks(worker)
+        client.submit(minimal_payload(objective="loop"))
+        wait_until(lambda: child.status() == psutil.STATUS_RUNNING)
+        psutil.Process(worker.process.pid).send_signal(signal.SIGKILL)
+        wait_until(lambda: not child.is_running(), 20)
+    with start_worker(checked, tmp_path / "second.log", command=FAST_WORKER, variables=variables), Client(checked) as client:
+        assert client.wait("kp:trace:minimal", timeout_s=60).checks[0].failure == "timeout"
+
+
+@pytest.mark.parametrize("name", ["nobody", "broken"])
+def test_a_worker_does_not_start_without_its_checks(settings: Settings, tmp_path: Path, name: str) -> None:
+    checked = with_changed(settings, checks__own={name: "note"})
+    variables = {"PYTHONPATH": install(tmp_path)}
+    with start_worker(checked, tmp_path / "worker.log", ready=False, command=FAST_WORKER, variables=variables) as worker:
+        assert worker.process.wait(60) == 2
+        (event,) = worker.events("worker_cannot_start")
+        assert event["detail"].startswith("checks: ")
+        assert name in event["detail"]
+
+
+def test_without_checks_a_worker_has_no_process_for_them(settings: Settings, tmp_path: Path) -> None:
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
+        assert psutil.Process(worker.process.pid).children(recursive=True) == []

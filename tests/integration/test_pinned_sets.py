@@ -1,0 +1,173 @@
+"""Pinned sets in Redis: the commands that make and remove them, and what workers and offline scoring do with them."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import redis
+from kp_scorer import SettingsError, score_traces
+from kp_scorer.client import Client
+from kp_scorer.decision import Decision
+from kp_scorer.ledger import Store
+from kp_scorer.ledger import pins as pins_module
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.novelty.pins import PinnedSet
+from kp_scorer.settings import Settings
+
+from tests.support.builders import minimal_payload
+from tests.support.changed_settings import with_changed
+from tests.support.commands import run
+from tests.support.fast_worker import WordHashEmbedder
+from tests.support.processes import FAST_WORKER, launch_worker, start_worker, wait_until
+from tests.support.traces import new_id
+
+WORDS: Final = {"KP_EMBEDDING_EMBEDDER": "words"}
+REJECT: Final = {"tasks": {"similarity": 0.9, "beyond": "reject"}}
+
+
+def pinned(*vectors: int, dimensions: int = 8) -> PinnedSet:
+    """A set of so many unit vectors of these axes."""
+    return PinnedSet("traces", [f"kp:trace:{axis}" for axis in vectors], np.eye(dimensions, dtype=np.float32)[list(vectors)])
+
+
+def same(first: PinnedSet | None, second: PinnedSet) -> bool:
+    return first is not None and (first.kind, list(first.ids), first.version) == (second.kind, list(second.ids), second.version)
+
+
+def keep(store: Store, name: str, pinned_set: PinnedSet, space: str = "space") -> None:
+    store.pinned_sets(space).replace(name, pinned_set, check_room=lambda: None)
+
+
+def test_a_set_is_replaced_as_a_whole_and_belongs_to_its_space(
+    store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pins_module, "_CHUNK", 2)
+    sets = store.pinned_sets("space")
+    assert (sets.versions(["tasks"]), sets.read("tasks")) == ([None], None)
+    for each in (pinned(1, 2, 3, 4, 5), pinned(6)):
+        keep(store, "tasks", each)
+        assert same(sets.read("tasks"), each)
+        assert sets.versions(["other", "tasks"]) == [None, each.version]
+    assert store.pinned_sets("other").versions(["tasks"]) == [None]
+    assert redis_client.pttl(keys.pinned_set("space", "tasks")) == -1, "it never expires"
+    (described,) = store.all_pinned_sets()
+    assert described.pop("bytes") > 32
+    assert list(described.values()) == ["space", "tasks", "traces", pinned(6).version, 1]
+    sets.remove("tasks")
+    assert store.all_pinned_sets() == []
+
+
+def test_what_was_begun_and_not_finished_expires_and_leaves_the_set(
+    store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(store, "tasks", pinned(1))
+    monkeypatch.setattr(pins_module, "_CHUNK", 1)
+    outages = iter([None])
+    with pytest.raises(StopIteration):
+        store.pinned_sets("space").replace("tasks", pinned(2, 3), check_room=lambda: next(outages))
+    assert same(store.pinned_sets("space").read("tasks"), pinned(1))
+    (key,) = redis_client.scan_iter(keys.pinning("*"))
+    assert 0 < redis_client.pttl(key) <= 60_000
+
+
+@pytest.mark.parametrize("field", ["kind", "ids:0", "vectors:0", "entries"])
+def test_a_set_that_somebody_has_changed_is_none(store: Store, redis_client: redis.Redis, keys: Keys, field: str) -> None:
+    keep(store, "tasks", pinned(1, 2))
+    redis_client.hset(keys.pinned_set("space", "tasks"), field, "0")
+    assert store.pinned_sets("space").read("tasks") is None
+
+
+@pytest.fixture
+def variables(settings: Settings) -> dict[str, str]:
+    return {"KP_BROKER_URL": settings.broker.url, **WORDS}
+
+
+def rows(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_files_of_texts_and_of_traces_are_pinned_listed_and_removed(variables: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "tasks.txt"
+    file.write_text("count the open invoices\n\nbook a flight to Rome\n")
+    of_texts = run("cache", "pin", "tasks", str(file), **variables)
+    assert of_texts.returncode == 0, of_texts.stderr
+    of_traces = run("cache", "pin", "runs", "-", stdin=json.dumps(minimal_payload()) + "\n", **variables)
+    assert of_traces.returncode == 0, of_traces.stderr
+    (texts,), (traces,) = rows(of_texts.stdout), rows(of_traces.stdout)
+    assert (texts["kind"], texts["entries"], traces["kind"], traces["entries"]) == ("texts", 2, "traces", 1)
+    listed = rows(run("cache", "info", **variables).stdout)
+    assert [(each["name"], each["version"]) for each in listed] == [("runs", traces["version"]), ("tasks", texts["version"])]
+    assert run("cache", "unpin", "tasks", **variables).returncode == 0
+    assert [each["name"] for each in rows(run("cache", "info", **variables).stdout)] == ["runs"]
+    assert run("cache", "unpin", "tasks", **variables).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "code", "message"),
+    [
+        ("a b", "text", 2, "NAME"),
+        ("tasks", "\n", 2, "expected 1 to 100000 traces or texts, got 0"),
+        ("tasks", "text\n" * 100_001, 2, "expected 1 to 100000 traces or texts, got 100001"),
+        ("tasks", "x" * 100_001, 2, "line 1: expected at most 100000 characters"),
+        ("tasks", json.dumps(minimal_payload()) + '\n{"no": "trace"}\n', 2, "line 2: "),
+    ],
+)
+def test_what_cannot_be_pinned_is_refused(
+    variables: dict[str, str], store: Store, name: str, lines: str, code: int, message: str
+) -> None:
+    refused = run("cache", "pin", name, "-", stdin=lines, **variables)
+    assert refused.returncode == code
+    assert message in refused.stderr
+    assert store.all_pinned_sets() == []
+
+
+def test_offline_scoring_reads_the_sets_in_redis(settings: Settings, variables: dict[str, str]) -> None:
+    changed = with_changed(settings, novelty__pinned=REJECT, embedding__embedder="words", scoring__threshold=0.0)
+    trace = minimal_payload(objective="count the open invoices")
+    with pytest.raises(SettingsError, match=r"novelty\.pinned: tasks: not pinned in this space"):
+        next(score_traces([trace], changed))
+    run("cache", "pin", "tasks", "-", stdin="count the open invoices", **variables)
+    (decision,) = score_traces([trace], changed)
+    assert (decision.outcome, decision.pinned[0].nearest) == ("rejected", "1")
+    offline = with_changed(changed, broker__url="", redis__url="")
+    with pytest.raises(SettingsError, match=r"novelty\.pinned: the sets are in Redis"):
+        next(score_traces([trace], offline))
+    without = with_changed(changed, embedding__embedder="none")
+    with pytest.raises(SettingsError, match=r"novelty\.pinned: no embedder"):
+        next(score_traces([trace], without))
+
+
+def word_hash_set(*texts: str) -> PinnedSet:
+    embedder = WordHashEmbedder(Settings().embedding, "trace")
+    return PinnedSet("texts", [str(number) for number, _ in enumerate(texts, 1)], embedder.embed(texts))
+
+
+def decide(client: Client, objective: str) -> Decision:
+    return client.wait(client.submit(minimal_payload(trace_id=new_id(), objective=objective)), timeout_s=60)
+
+
+def test_a_worker_follows_its_sets_and_decides_nothing_without_one(settings: Settings, store: Store, tmp_path: Path) -> None:
+    changed = with_changed(settings, novelty__pinned=REJECT, scoring__threshold=0.0)
+    worker = launch_worker(changed, tmp_path / "refused.log", command=FAST_WORKER)
+    assert worker.process.wait(60) == 2
+    (refused,) = worker.events("worker_cannot_start")
+    assert "novelty.pinned: tasks: not pinned in this space" in refused["detail"]
+
+    keep(store, "tasks", word_hash_set("wash the car"), "word-hash-1")
+    with start_worker(changed, tmp_path / "worker.log", command=FAST_WORKER) as started, Client(changed) as client:
+        first = decide(client, "count the open invoices")
+        assert (first.outcome, first.pinned[0].name, first.pinned[0].nearest) == ("accepted", "tasks", "1")
+        keep(store, "tasks", of_tasks := word_hash_set("wash the car", "count the open invoices"), "word-hash-1")
+        second = decide(client, "count the open invoices")
+        assert (second.outcome, second.pinned[0].nearest, second.pinned[0].version) == ("rejected", "2", of_tasks.version)
+        store.pinned_sets("word-hash-1").remove("tasks")
+        waiting = client.submit(minimal_payload(trace_id=new_id(), objective="count the open invoices"))
+        wait_until(lambda: started.events("trace_waits"))
+        assert "novelty.pinned: tasks: the set is gone" in started.text()
+        keep(store, "tasks", of_tasks, "word-hash-1")
+        assert client.wait(waiting, timeout_s=60).outcome == "rejected"
+    audited = run("audit", KP_BROKER_URL=settings.broker.url)
+    assert audited.returncode == 0, audited.stderr
+    assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in audited.stderr

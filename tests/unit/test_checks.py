@@ -1,0 +1,323 @@
+"""Checks of traces: in a real process of their own, whatever they do; and what their results do to decisions."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+from kp_scorer import Findings, Scorer
+from kp_scorer.analysis.explanation import terms_of
+from kp_scorer.checks.checks import Checks
+from kp_scorer.decider import Decider
+from kp_scorer.decision import CheckResult, Decision
+from kp_scorer.decoding import decode_trace
+from kp_scorer.errors import SettingsError
+from kp_scorer.ledger import MemoryLedger
+from kp_scorer.report.explained import decided_words
+from kp_scorer.report.words import why
+from kp_scorer.scoring import Policy, decide_again
+from kp_scorer.settings import load_settings
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+
+from tests.support.builders import LIMITS, changed, decided, make_trace, maximal_payload
+from tests.support.own_checks import MARKER, install
+from tests.support.planted import HOSTILE, PLACES, SECRETS
+from tests.support.processes import wait_until
+from tests.support.traces import sample_traces
+
+WITHOUT_EMBEDDER: Final = {"embedding.embedder": "none", "scoring.threshold": 0.0}
+START_S: Final = 60
+RESULT: Final = CheckResult(name="clinic", version="3.1", kinds={"name": 2}, outcome="review")
+
+Open = Callable[..., Checks]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", install(tmp_path_factory.mktemp("installed")))
+        yield
+
+
+@pytest.fixture
+def open_checks() -> Iterator[Open]:
+    """Load checks of one's own, each with the strictest that it may do."""
+    opened: list[Checks] = []
+
+    def load(timeout_s: float = 30.0, **own: str) -> Checks:
+        opened.append(Checks(load_settings({"checks.own": own, "checks.timeout_s": timeout_s}).checks))
+        return opened[-1]
+
+    yield load
+    for checks in opened:
+        checks.close()
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Checks]:
+    checks = Checks(load_settings({"checks.own": {"misbehave": "reject", "count_steps": "note"}}).checks)
+    yield checks
+    checks.close()
+
+
+@pytest.fixture(scope="module")
+def secrets() -> Iterator[Checks]:
+    # However busy the machine is.
+    checks = Checks(load_settings({"checks.secrets": "reject", "checks.timeout_s": 60.0}).checks)
+    yield checks
+    checks.close()
+
+
+def test_a_check_sees_the_trace_and_its_findings_come_back_with_its_version(strict: Checks) -> None:
+    for trace in (decode_trace(maximal_payload(), LIMITS), make_trace(steps=[{"step_id": 0, "type": "thought"}])):
+        _, counted = strict.run(trace)
+        assert counted == CheckResult(
+            name="count_steps", version="3.1", kinds={"step": len(trace.steps)}, numbers={"mean_chars": 12.5}
+        )
+
+
+@pytest.mark.parametrize(("allowed", "outcome"), [("note", None), ("review", "review"), ("reject", "rejected")])
+def test_settings_bound_what_a_check_may_demand(open_checks: Open, allowed: str, outcome: str | None) -> None:
+    (result,) = open_checks(misbehave=allowed).run(make_trace())
+    assert (result.outcome, result.failure) == (outcome, None)
+
+
+@pytest.mark.parametrize("objective", ["raise", "exit", "leave", "eat", "quote", "infinite", "many", "nothing"])
+def test_a_check_that_fails_is_noted_and_demands_review_and_the_next_trace_is_checked(
+    strict: Checks, objective: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with capture_logs() as logs:
+        failed, counted = strict.run(make_trace(objective=f"{objective} this secret text"))
+    assert failed == CheckResult(name="misbehave", version="3.1", failure="error", outcome="review")
+    assert (counted.failure, counted.kinds) == (None, {"step": 2})
+    (harmless, _) = strict.run(make_trace())
+    assert (harmless.failure, harmless.outcome) == (None, "rejected")
+    assert [(event["event"], event["check"]) for event in logs] == [("check_failed", "misbehave")]
+    assert [text for text in (MARKER, "secret text") if text in f"{logs} {capfd.readouterr()}"] == []
+
+
+def test_a_check_that_may_only_note_demands_nothing_where_it_fails(open_checks: Open) -> None:
+    (result,) = open_checks(misbehave="note").run(make_trace(objective="raise this"))
+    assert (result.failure, result.outcome) == ("error", None)
+
+
+def test_an_endless_check_ends_in_time_with_its_process(open_checks: Open) -> None:
+    checks = open_checks(0.3, misbehave="reject", look_around="note")
+    before = checks.run(make_trace())[1].numbers["pid"]
+    started = time.monotonic()
+    endless, after = checks.run(make_trace(objective="loop"))
+    assert time.monotonic() - started < START_S
+    assert endless == CheckResult(name="misbehave", version="3.1", failure="timeout", outcome="review")
+    assert after.numbers["pid"] != before
+    assert not psutil.pid_exists(int(before))
+
+
+def test_a_check_knows_no_settings(open_checks: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_REDIS_URL", "redis://:password@127.0.0.1/0")
+    (result,) = open_checks(look_around="note").run(make_trace())
+    assert result.kinds == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nobody", "checks: expected nobody to be an entry point of one package, got 0"),
+        ("broken", "checks: broken cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_an_error_at_the_start(name: str, expected: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Scorer(load_settings({**WITHOUT_EMBEDDER, "checks.own": {name: "note"}}))
+    assert str(caught.value) == expected
+
+
+def test_without_its_extra_the_check_for_secrets_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kingfisher_sdk.py").write_text("raise ImportError\n", "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"secrets needs its extra: pip install 'kp-scorer\[secrets\]'"):
+        Checks(load_settings({"checks.secrets": "note"}).checks)
+
+
+ORPHANING: Final = """
+import sys, time
+from kp_scorer.checks.checks import Checks
+from kp_scorer.settings import load_settings
+from tests.support.builders import make_trace
+
+checks = Checks(load_settings({"checks.own": {"misbehave": "note", "look_around": "note"}, "checks.timeout_s": 1.0}).checks)
+print(int(checks.run(make_trace())[1].numbers["pid"]), flush=True)
+if sys.argv[1] == "busy":
+    checks.run(make_trace(objective="loop"))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("doing", ["idle", "busy"])
+def test_the_process_ends_with_a_parent_that_is_killed(doing: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHANING, doing], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        child = psutil.Process(int(parent.stdout.readline()))
+        os.kill(parent.pid, signal.SIGKILL)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 20)
+
+
+@pytest.mark.parametrize("fields", [{"kinds": {"A": 1}}, {"kinds": {"a b": 1}}, {"kinds": {"x" * 65: 1}}, {"kinds": {"a": -1}}])
+def test_findings_hold_counts_by_plain_names_alone(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Findings(**fields)
+
+
+def test_nothing_is_different_without_checks() -> None:
+    plain = Scorer(load_settings(WITHOUT_EMBEDDER)).score(make_trace())
+    assert plain.checks == ()
+    assert "checks" not in json.loads(plain.model_dump_json())
+    assert load_settings().outcomes == ("accepted", "rejected")
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_reviewed"),
+    [
+        ({"checks.secrets": "note"}, False),
+        ({"checks.own": {"clinic": "note"}}, False),
+        ({"checks.secrets": "review"}, True),
+        ({"checks.own": {"clinic": "reject"}}, True),
+        ({"checks.secrets_by_privacy": {"private": "reject"}}, True),
+    ],
+)
+def test_review_has_its_queue_where_a_check_may_demand_anything(settings: dict[str, Any], is_reviewed: bool) -> None:
+    assert ("review" in load_settings(settings).outcomes) == is_reviewed
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"checks.own": {"secrets": "note"}}, "checks.own: secrets is set by checks.secrets"),
+        ({"checks.own": {"A": "note"}}, "checks.own.A: "),
+        ({"checks.secrets": "loud"}, "checks.secrets: "),
+        (
+            {"checks.secrets": "note", "worker.decision_timeout_s": 20},
+            "worker.decision_timeout_s: expected 30 s and checks.time",
+        ),
+    ],
+)
+def test_settings_of_checks_that_do_not_fit_are_refused(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(settings)
+    assert str(caught.value).startswith(expected)
+
+
+def test_the_privacy_level_chooses_what_is_done_about_secrets() -> None:
+    checks = load_settings(
+        {"checks.secrets_by_privacy": {"aggregated": "reject", "private": "note"}, "checks.own": {"a": "note"}}
+    )
+    assert [checks.checks.allowed(level) for level in ("aggregated", "federated", "private")] == [
+        {"a": None, "secrets": "rejected"},
+        {"a": None},
+        {"a": None, "secrets": None},
+    ]
+    assert checks.checks.names == ("a", "secrets")
+
+
+def token() -> str:
+    return SECRETS["GitHub token"](random.Random(1))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_secret_is_seen_in_every_field(secrets: Checks, place: str) -> None:
+    payload = maximal_payload()
+    payload["task"]["input_schema"] = {"properties": {"note": {}}}
+    (clean,) = secrets.run(decode_trace(changed(payload, place, "nothing in it"), LIMITS))
+    assert (clean.kinds, clean.outcome) == ({}, None)
+    (result,) = secrets.run(decode_trace(changed(payload, place, f"in it: {token()} and more"), LIMITS))
+    assert (result.kinds["github-pat"], result.outcome, result.failure) == (1, "rejected", None)
+
+
+def test_a_secret_is_seen_as_a_name_and_in_lists_of_lists(secrets: Checks) -> None:
+    values: list[Any] = [[[{token(): [None, True]}]], {token(): {}}, [[[[f"x {token()}"]]]]]
+    for value in values:
+        payload = maximal_payload()
+        payload["steps"][0]["input"] = {"rows": value}
+        (result,) = secrets.run(decode_trace(payload, LIMITS))
+        assert result.kinds["github-pat"] >= 1
+
+
+def test_a_name_gives_a_password_away(secrets: Checks) -> None:
+    payload = maximal_payload()
+    payload["steps"][0]["input"] = {"user": "admin", "password": "x7Kq2mPz9w"}
+    (result,) = secrets.run(decode_trace(payload, LIMITS))
+    assert result.kinds == {"assigned": 1}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_kinds_of_secrets_are_found_in_the_middle_of_a_text(secrets: Checks, kind: str) -> None:
+    chance = random.Random(kind)
+    results = [
+        secrets.run(make_trace(objective=f"Then I saw {SECRETS[kind](chance)} and went on.", trace_id=f"kp:trace:{number}"))
+        for number in range(10)
+    ]
+    assert sum(bool(result.kinds) for (result,) in results) >= 7
+
+
+def test_shipped_traces_hold_no_secrets(secrets: Checks) -> None:
+    kinds = [secrets.run(decode_trace(trace, LIMITS))[0].kinds for trace in sample_traces()]
+    assert kinds == [{}] * len(kinds)
+
+
+@pytest.mark.parametrize("filler", HOSTILE)
+def test_a_hostile_text_costs_no_more_than_its_length(secrets: Checks, filler: str) -> None:
+    text = filler * (90_000 // (len(json.dumps(filler)) - 2))
+    trace = make_trace(steps=[{"step_id": number, "type": "thought", "content": text} for number in range(11)])
+    (result,) = secrets.run(trace)
+    assert result.failure is None
+
+
+def test_a_long_name_of_many_values_costs_no_more_than_they_do(secrets: Checks) -> None:
+    payload = maximal_payload()
+    payload["steps"][0]["input"] = {"n" * 90_000: [0] * 9_000}
+    (result,) = secrets.run(decode_trace(payload, LIMITS))
+    assert (result.failure, result.kinds) == (None, {})
+
+
+def test_a_decision_holds_kinds_and_counts_and_no_secret(secrets: Checks) -> None:
+    decider = Decider(MemoryLedger(), Policy(threshold=0.0), None, max_attempts=5, checks=secrets)
+    (decision,) = decider.decide([make_trace(objective=f"use {token()}")])
+    assert isinstance(decision, Decision)
+    assert (decision.outcome, decision.is_guarded, decision.checks[0].kinds) == ("rejected", True, {"github-pat": 1})
+    message = decision.model_dump_json()
+    assert token() not in message
+    assert Decision.model_validate_json(message) == decision
+    assert decide_again(decision, Policy(threshold=0.0)).outcome == "rejected"
+
+
+def test_a_decided_trace_is_not_checked_again(secrets: Checks) -> None:
+    decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5, checks=secrets)
+    (first,) = decider.decide([make_trace()])
+    decider.checks = None
+    assert decider.decide([make_trace()]) == [first]
+
+
+def test_scoring_offline_checks_by_the_settings() -> None:
+    scorer = Scorer(load_settings({**WITHOUT_EMBEDDER, "checks.own": {"misbehave": "review"}}))
+    decision = scorer.score(make_trace())
+    assert (decision.outcome, decision.checks) == ("review", (CheckResult(name="misbehave", version="3.1", outcome="review"),))
+
+
+def test_an_explanation_names_the_check_and_nothing_makes_the_trace_pass() -> None:
+    decision = decided(make_trace(), Policy(threshold=0.0)).model_copy(update={"checks": (RESULT,), "outcome": "review"})
+    lines = list(decided_words(decision, {}))
+    assert lines[1] == "The check clinic found 2 name, and demands review."
+    assert {term.least for term in terms_of(decision)} == {None}
+    assert why(decision).startswith("check clinic, ")
+    failed = RESULT.model_copy(update={"kinds": {}, "failure": "timeout"})
+    assert list(decided_words(decision.model_copy(update={"checks": (failed,)}), {}))[1] == (
+        "The check clinic failed (timeout), and demands review."
+    )

@@ -1,0 +1,184 @@
+"""Pinned sets: what each has nearest to a trace, and what that demands."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decision import Decision, Outcome
+from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.ledger import MemoryLedger
+from kp_scorer.novelty import MemoryLog, Window
+from kp_scorer.novelty import pins as pins_module
+from kp_scorer.novelty.pins import PinnedSet, Pins, audit_pinned
+from kp_scorer.scoring import Policy, decide_again
+from kp_scorer.settings import load_settings
+
+from tests.support.builders import make_trace, step
+from tests.support.word_embedder import WordEmbedder
+
+WINDOW = Window(max_elements=10, ttl_ms=60_000, slack_elements=10, slack_ms=60_000)
+
+
+class Shelf(dict[str, PinnedSet]):
+    """Sets in memory."""
+
+    def versions(self, names: Sequence[str]) -> list[str | None]:
+        return [self[name].version if name in self else None for name in names]
+
+    def read(self, name: str) -> PinnedSet | None:
+        return self.get(name)
+
+
+def texts(*texts: str, kind: Literal["traces", "texts"] = "texts") -> PinnedSet:
+    return PinnedSet(kind, [str(number) for number, _ in enumerate(texts, 1)], WordEmbedder().embed(texts))
+
+
+def decider_with(
+    shelf: Shelf, *, names_nearest: bool = True, threshold: float = 0.0, **limits: tuple[float, Outcome | None]
+) -> Decider:
+    embedder = WordEmbedder()
+    pins = Pins(shelf, limits, embedder.dimensions)
+    pins.load()
+    novelty = NoveltyMeter(embedder, MemoryLog(WINDOW), WINDOW, pins)
+    return Decider(MemoryLedger(), Policy(threshold=threshold), novelty, max_attempts=5, names_nearest=names_nearest)
+
+
+def decide(decider: Decider, objective: str, content: str = "seven other words that nobody has ever pinned") -> Decision:
+    trace = make_trace(
+        trace_id=f"kp:trace:{abs(hash((objective, content)))}", objective=objective, steps=[step("thought", content=content)]
+    )
+    (decision,) = decider.decide([trace])
+    assert isinstance(decision, Decision)
+    return decision
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_nearest_is_what_comparing_one_by_one_gives(entries: int, traces: int, rows_at_once: int, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    # Few values, so that there are ties.
+    vectors = chance.choice([-0.5, 0.5], (entries, 4)).astype(np.float32)
+    asked = chance.choice([-0.5, 0.5], (traces, 4)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pins_module, "_SCAN_ROWS", rows_at_once)
+        nearest = PinnedSet("texts", [str(row) for row in range(entries)], vectors).nearest(asked)
+    for vector, (entry, similarity) in zip(asked, nearest, strict=True):
+        similarities = [float(vector @ row) for row in vectors]
+        assert (int(entry), similarity) == (similarities.index(max(similarities)), max(similarities))
+
+
+def test_texts_are_compared_with_the_objective_and_traces_with_all_of_a_trace() -> None:
+    runs = texts("book a flight then paid by card", kind="traces")._replace(ids=["kp:trace:pinned"])
+    decider = decider_with(Shelf(tasks=texts("wash the car", "book a flight"), runs=runs), tasks=(0.9, None), runs=(0.9, None))
+    decision = decide(decider, "book a flight", "then paid by card")
+    assert [(each.name, each.nearest, each.similarity) for each in decision.pinned] == [
+        ("tasks", "2", 1.0),
+        ("runs", "kp:trace:pinned", 1.0),
+    ]
+    assert decision.outcome == "accepted", "they are only noted"
+    assert decision.dimensions.novelty == 0.5, "they have no place in the window"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "limit", "threshold", "expected"),
+    [
+        ("rejected", 0.9, 0.0, "rejected"),
+        ("review", 0.9, 0.0, "review"),
+        ("review", 0.9, 1.0, "rejected"),
+        ("rejected", 1.0, 0.0, "accepted"),
+        (None, 0.9, 0.0, "accepted"),
+    ],
+)
+def test_a_set_demands_an_outcome_beyond_its_similarity(
+    outcome: Outcome | None, limit: float, threshold: float, expected: Outcome
+) -> None:
+    decider = decider_with(Shelf(tasks=texts("book a flight")), threshold=threshold, tasks=(limit, outcome))
+    decision = decide(decider, "book a flight")
+    assert decision.outcome == expected
+    assert decision.pinned[0].outcome == (outcome if limit < 1 else None)
+    assert decide_again(decision, Policy(threshold=0.0)).outcome == (outcome if limit < 1 and outcome else "accepted")
+
+
+def test_a_decision_hides_entries_as_it_hides_the_nearest() -> None:
+    decider = decider_with(Shelf(tasks=texts("book a flight")), names_nearest=False, tasks=(0.9, "rejected"))
+    decision = decide(decider, "book a flight")
+    assert (decision.pinned[0].nearest, decision.pinned[0].similarity, decision.outcome) == (None, 1.0, "rejected")
+
+
+def test_without_sets_decisions_do_not_mention_them() -> None:
+    embedder = WordEmbedder()
+    decider = Decider(MemoryLedger(), Policy(), NoveltyMeter(embedder, MemoryLog(WINDOW), WINDOW), max_attempts=5)
+    assert "pinned" not in decide(decider, "book a flight").model_dump_json()
+    assert len(embedder.texts) == 1, "no objective is embedded by itself"
+
+
+def test_a_replaced_set_counts_at_once_and_one_that_is_gone_stops_deciding() -> None:
+    shelf = Shelf(tasks=texts("wash the car"))
+    decider = decider_with(shelf, tasks=(0.9, "rejected"))
+    assert decide(decider, "book a flight", "first").outcome == "accepted"
+    shelf["tasks"] = texts("book a flight")
+    decision = decide(decider, "book a flight", "second")
+    assert (decision.outcome, decision.pinned[0].version) == ("rejected", shelf["tasks"].version)
+    replaced = shelf.pop("tasks")
+    with pytest.raises(ServiceUnavailable, match=r"novelty\.pinned: tasks: the set is gone"):
+        decide(decider, "book a flight", "third")
+    shelf["tasks"] = replaced
+    assert decide(decider, "book a flight", "third").outcome == "rejected"
+
+
+def test_texts_in_place_of_traces_have_what_was_embedded_before_embedded_again() -> None:
+    shelf = Shelf(tasks=texts("wash the car", kind="traces"))
+    decider = decider_with(shelf, tasks=(0.9, "rejected"))
+    trace = make_trace(objective="book a flight")
+    embedded = decider.acquire([trace])
+    decider.embed(embedded)
+    shelf["tasks"] = texts("book a flight")
+    with pytest.raises(ServiceUnavailable, match="replaced"):
+        decider.finish(embedded)
+    (decision,) = decider.decide([trace])
+    assert isinstance(decision, Decision)
+    assert decision.outcome == "rejected"
+
+
+@pytest.mark.parametrize("vectors", [None, np.ones((1, 3), np.float32)])
+def test_a_set_that_is_missing_or_of_other_vectors_is_refused(
+    vectors: "np.ndarray[tuple[int, int], np.dtype[np.float32]] | None",
+) -> None:
+    shelf = Shelf() if vectors is None else Shelf(tasks=PinnedSet("texts", ["1"], vectors))
+    with pytest.raises(SettingsError if vectors is None else ServiceUnavailable, match=r"novelty\.pinned: tasks"):
+        decider_with(shelf, tasks=(0.9, "rejected"))
+
+
+def test_a_version_stands_for_all_of_a_set() -> None:
+    first = texts("wash the car", "book a flight")
+    others = [first._replace(kind="traces"), first._replace(ids=["1", "3"]), first._replace(vectors=first.vectors[::-1])]
+    assert len({each.version for each in (first, *others)}) == 4
+    assert texts("wash the car", "book a flight").version == first.version
+
+
+def test_only_a_set_that_sends_to_review_needs_its_queue() -> None:
+    for beyond, expected in (("reject", False), ("note", False), ("review", True)):
+        settings = load_settings({"novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": beyond}}})
+        assert ("review" in settings.outcomes) == expected
+
+
+def test_an_audit_recomputes_pinned_traces_and_says_what_it_cannot() -> None:
+    shelf = Shelf(tasks=texts("book a flight"), runs=texts("wash the car", kind="traces"))
+    log = MemoryLog(WINDOW)
+    embedder = WordEmbedder()
+    pins = Pins(shelf, {"tasks": (0.9, None), "runs": (0.9, None)}, embedder.dimensions)
+    pins.load()
+    decider = Decider(MemoryLedger(), Policy(), NoveltyMeter(embedder, log, WINDOW, pins), max_attempts=5)
+    decision = decide(decider, "book a flight")
+    entries = log.append((), None)[1].entries
+    assert audit_pinned([decision], entries, shelf) == (1, [], 1)
+    runs = decision.pinned[1]
+    forged = decision.model_copy(update={"pinned": (runs.model_copy(update={"similarity": runs.similarity - 0.1}),)})
+    agreeing, (difference,), unchecked = audit_pinned([forged], entries, shelf)
+    assert (agreeing, unchecked, difference["pinned"]) == (0, 0, "runs")
+    assert difference["recomputed"] == pytest.approx(runs.similarity)
+    shelf["runs"] = texts("another", kind="traces")
+    assert audit_pinned([decision], entries, shelf) == (0, [], 2)

@@ -1,0 +1,53 @@
+"""The check for secrets: keys, tokens and passwords, by the rules of Kingfisher and some of ours."""
+
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from kp_scorer.decision import MOST_FINDINGS, Findings
+from kp_scorer.errors import SettingsError
+from kp_scorer.trace import ReasoningTrace
+
+try:
+    from kingfisher_sdk import Rules, Scanner
+except ImportError as error:
+    raise SettingsError("secrets needs its extra: pip install 'kp-scorer[secrets]'") from error
+
+
+_NAME_CHARS: Final = 64
+
+
+class Secrets:
+    """Counts secrets by kind, and demands that a trace with any is rejected."""
+
+    version = f"{version('kp-scorer')}+kingfisher.{version('kingfisher-secret-scanner')}"
+
+    def __init__(self) -> None:
+        # Its own rules do without passwords and keys that only their names give away.
+        self._scanner = Scanner(Rules([Path(__file__).with_name("secrets.yml")]), redact=True)
+
+    def __call__(self, trace: ReasoningTrace) -> Findings:
+        """Look at all texts of the trace, those within free-form objects included."""
+        secrets = self._scanner.scan("\n".join(_lines(trace.model_dump(exclude_none=True))))
+        # A rule is named "collection.name" or "collection.group/name".
+        kinds = Counter(secret.rule_id.partition(".")[2].rpartition("/")[2] for secret in secrets if secret.visible)
+        return Findings(kinds=dict(kinds.most_common(MOST_FINDINGS)), outcome="rejected" if kinds else None)
+
+
+def _lines(value: object, name: str = "") -> Iterator[str]:
+    """The texts and numbers within a value, each with its name: names such as ``password`` give a secret away."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            # A long one would be there again for each of thousands of items.
+            yield from _lines(item, key[-_NAME_CHARS:])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _lines(item, name)
+    else:
+        yield f"{name}: {value}"
+
+
+secrets: Final = Secrets()

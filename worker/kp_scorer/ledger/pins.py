@@ -1,0 +1,87 @@
+"""Pinned sets in Redis, each a hash that is replaced as a whole."""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import redis
+
+from kp_scorer.ledger.connection import reports_outages
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import number_in, text_in
+from kp_scorer.novelty.pins import PinnedSet
+
+MOST_ENTRIES: Final = 100_000
+"""Of a set: 154 MB of 384 float32 each, in Redis and in each worker."""
+_CHUNK: Final = 1_000
+"""Entries written or read in one round trip."""
+_WRITING_MS: Final = 60_000
+"""How long what has been written of a set waits for the next chunk."""
+_VECTOR: Final = np.dtype("<f4")
+_DESCRIBED: Final = ("space", "name", "kind", "version", "entries")
+
+
+@reports_outages("pinned sets")
+class RedisPinnedSets:
+    """The sets of one space; see :class:`~kp_scorer.novelty.pins.PinnedSets`. ServiceUnavailable if Redis cannot be reached."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, space: str) -> None:
+        self._client = client
+        self._keys = keys
+        self._space = space
+
+    def replace(self, name: str, pinned: PinnedSet, check_room: Callable[[], object]) -> None:
+        """Write a set, and put it in the place of the one of this name in one step; call ``check_room`` before each chunk."""
+        key = self._keys.pinning(uuid.uuid4().hex)
+        described = (self._space, name, pinned.kind, pinned.version, len(pinned.ids))
+        fields: dict[Any, Any] = dict(zip(_DESCRIBED, described, strict=True))
+        for number, start in enumerate(range(0, len(pinned.ids), _CHUNK)):
+            check_room()
+            fields[f"ids:{number}"] = json.dumps(pinned.ids[start : start + _CHUNK])
+            fields[f"vectors:{number}"] = pinned.vectors[start : start + _CHUNK].astype(_VECTOR).tobytes()
+            self._client.hset(key, mapping=fields)
+            self._client.pexpire(key, _WRITING_MS)
+            fields.clear()
+        with self._client.pipeline(transaction=True) as step:
+            step.persist(key)
+            step.rename(key, self._keys.pinned_set(self._space, name))
+            step.execute()
+
+    def versions(self, names: Sequence[str]) -> list[str | None]:
+        """The version of each of these sets, in one round trip; None for one that does not exist."""
+        with self._client.pipeline(transaction=False) as reads:
+            for name in names:
+                reads.hget(self._keys.pinned_set(self._space, name), "version")
+            return [None if version is None else text_in(version) for version in reads.execute()]
+
+    def read(self, name: str) -> PinnedSet | None:
+        """A set as it is now; None if it does not exist, or is damaged."""
+        key = self._keys.pinned_set(self._space, name)
+        fields: Any = self._client.hmget(key, ("kind", "version", "entries"))
+        kind, version, numbers = *map(text_in, fields[:2]), range(-(-min(number_in(fields[2]), MOST_ENTRIES) // _CHUNK))
+        chunks: Any = [self._client.hmget(key, f"ids:{n}", f"vectors:{n}") for n in numbers]
+        if self.versions([name]) != [version or None]:
+            # It was replaced meanwhile.
+            return self.read(name)
+        try:
+            ids = [entry for names, _ in chunks for entry in json.loads(names)]
+            rows = np.frombuffer(b"".join(vectors for _, vectors in chunks), _VECTOR).reshape(len(ids), -1)
+            pinned = PinnedSet(kind, ids, rows.astype(np.float32, copy=False))  # type: ignore[arg-type]  # by its version
+            return pinned if pinned.version == version and np.isfinite(rows).all() else None
+        except (ValueError, TypeError):
+            return None
+
+    def remove(self, name: str) -> None:
+        """Remove a set; workers whose settings name it decide nothing until it is there again."""
+        self._client.delete(self._keys.pinned_set(self._space, name))
+
+
+def describe_pinned_sets(client: redis.Redis, keys: Keys) -> Iterator[dict[str, Any]]:
+    """Describe the sets of all spaces: space, name, kind, version, entries, and the bytes that each takes."""
+    for key in sorted(client.scan_iter(keys.any_pinned_set, _type="hash")):
+        fields: Any = client.hmget(key, _DESCRIBED)
+        used: Any = client.memory_usage(key, samples=0)
+        texts = map(text_in, fields[:-1])
+        yield {**dict(zip(_DESCRIBED, texts, strict=False)), "entries": number_in(fields[-1]), "bytes": int(used or 0)}
