@@ -25,8 +25,12 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
     """Read the file of an option: labels by trace id, of lines such as ``{"trace_id": …, "good": true}``."""
     if name is None:
         return None
-    with open_input(name) as stream:
-        content = read_bytes(stream.read, _MOST_BYTES + 1)
+    try:
+        with open_input(name) as stream:
+            content = read_bytes(stream.read, _MOST_BYTES + 1)
+    except click.BadParameter as error:
+        # It names FILE; click names the option.
+        raise click.BadParameter(error.message) from None
     if len(content) > _MOST_BYTES:
         raise click.BadParameter(f"expected at most {_MOST_BYTES} bytes")
     labels: dict[str, bool] = {}
