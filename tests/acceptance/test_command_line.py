@@ -215,7 +215,7 @@ def test_cache_is_shown_and_cleared_and_fills_again(at_worker: dict[str, str]) -
     assert space["model"] == "all-MiniLM-L6-v2"
     assert space["entries"] >= 1
     assert space["bytes"] > 1_536
-    assert space["window"] == {"max_elements": 1_000, "ttl_s": 86_400, "slack_elements": 10_000}
+    assert space["window"] == {"max_elements": 1_000, "ttl_s": 86_400, "slack_elements": 10_000, "against": "all"}
     assert 0 <= space["oldest_age_s"] < 600
     assert run("cache", "clear", "--yes", **at_worker).returncode == 0
     assert rows(run("cache", "info", **at_worker).stdout) == []

@@ -63,6 +63,7 @@ def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:
     assert [process for process in psutil.process_iter(["environ"]) if mark in str(process.info["environ"])] == []
 
 
+@pytest.mark.timeout(900)
 def test_thresholds_are_chosen_as_readme_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (REFERENCE_TRACES / "traces.jsonl").is_file():
         pytest.skip(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")

@@ -24,8 +24,8 @@ from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
 
 PAGES: Final = ("deploy/OPERATIONS.md", "deploy/INCIDENTS.md", "deploy/SECURITY.md")
-COMMAND: Final = re.compile(r"(kp-scorer (?!worker|up|reference|cache warm)|redis-cli (?!-)|tr .*kp-scorer )")
-"""What is run here. The rest is run where users, copies and virtual hosts are made, or a model is loaded."""
+COMMAND: Final = re.compile(r"(kp-scorer (?!worker|up|reference|quality|cache (warm|unpin))|redis-cli (?!-)|tr .*kp-scorer )")
+"""What is run here. The rest is run where users, copies, virtual hosts, samples and sets are made, or a model is loaded."""
 AS_ADMINISTRATOR: Final = "# as an administrator"
 REFUSED: Final = re.compile(r"^(ERR|NO\w+|WRONG\w+|\(error\))", re.MULTILINE)
 

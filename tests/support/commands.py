@@ -52,6 +52,6 @@ def run_in_shell(command: str, **variables: str) -> "subprocess.CompletedProcess
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
