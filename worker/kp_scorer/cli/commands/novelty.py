@@ -43,7 +43,7 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print size, age, bytes, model and window of each space, and what is pinned."""
+    """Print size, age, model and window of each space, and its pins."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
@@ -134,7 +134,7 @@ def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size
 @file_argument
 @service_options
 def pin(name: str, file: str, settings: Settings) -> None:
-    """Pin traces or plain texts, so that novelty.pinned can keep out what is like them.
+    """Pin a set of traces or texts, for novelty.pinned to keep out.
 
     FILE (- for standard input) is as for `submit` or, if it does not begin as JSON, has a text on each line: a benchmark's
     tasks, say. Traces are compared with all of a trace, texts with its objective.
