@@ -324,11 +324,9 @@ def otel_calls_of_one_id(turns: int) -> object:
     ("name", "source"),
     [("otel", otel_chat), ("langfuse", langfuse_chat), ("otel", otel_chain), ("otel", otel_calls_of_one_id)],
 )
-def test_a_run_takes_steps_in_proportion_to_its_size(name: str, source: Callable[[int], object]) -> None:
-    half, twice = source(30), source(60)
-    growth = len(json.dumps(twice)) / len(json.dumps(half))
-    steps = [calls_during(partial(converted_and_refused, name, [each])) for each in (half, twice)]
-    assert steps[1] < 1.1 * growth * steps[0]
+def test_twice_as_long_a_run_takes_twice_the_steps(name: str, source: Callable[[int], object]) -> None:
+    half, twice = (calls_during(partial(converted_and_refused, name, [source(count)])) for count in (60, 120))
+    assert twice < 2.1 * half
 
 
 def test_chat_of_800_turns_is_a_trace_of_all_that_was_said() -> None:

@@ -180,6 +180,20 @@ class _Queues:
         return calls[0] if calls else None
 
 
+class _History:
+    """A list of messages that a model got, as far as it was looked at."""
+
+    def __init__(self) -> None:
+        self.pieces: Sequence[Piece] = []
+        self.texts: Counter[tuple[str, str]] = Counter()
+        self.ids: set[str] = set()
+        """Of its calls."""
+        self.calls: set[_Call] = set()
+        """Those of the conversation that its calls are."""
+        self.answered: set[_Call] = set()
+        self.open = _Queues(lambda call: call not in self.answered)
+
+
 class _Conversation:
     """The pieces of a run so far, and which of its calls have begun and ended."""
 
@@ -193,6 +207,9 @@ class _Conversation:
         self._waiting = _Queues(lambda call: not call.has_begun and call.result is None)
         self._of_tools = _Queues(lambda call: call.by_tool_alone)
         self._of_span: dict[int, _Call] = {}
+        self._history = _History()
+        self._has_several = False
+        """Whether an id stands for several calls, so that only an entire list says which of them it has."""
 
     def add(self, number: int, span: Span, *, is_end: bool) -> None:
         """Go on to the beginning or the end of a span."""
@@ -212,30 +229,40 @@ class _Conversation:
 
     def _add_history(self, pieces: Sequence[Piece]) -> None:
         """Add what is new in a conversation so far; all earlier pieces are in it again, as often as they came up."""
-        matches = self._matches([piece for piece in pieces if piece.kind == "call"])
-        earlier, matched = set(filter(None, matches)), iter(matches)
-        texts: Counter[tuple[str, str]] = Counter()
-        ids: set[str] = set()
-        answered: set[_Call] = set()
-        unanswered = _Queues(lambda call: call not in answered)
-        for piece in pieces:
+        new, matches = self._new_in(pieces)
+        history, matched = self._history, iter(matches)
+        history.pieces = pieces
+        history.calls.update(filter(None, matches))
+        for piece in new:
             if piece.kind == "call":
                 call = next(matched) or self._new(piece)
-                ids.add(_id(piece))
-                unanswered.add(call, ("id", piece.call_id), ("name", piece.name), ("any",))
-            elif piece.kind == "result" and (call_before := unanswered.first(*_key(piece))):
-                answered.add(call_before)
+                history.ids.add(_id(piece))
+                history.open.add(call, ("id", piece.call_id), ("name", piece.name), ("any",))
+            elif piece.kind == "result" and (call_before := history.open.first(*_key(piece))):
+                history.answered.add(call_before)
                 self._add_result(call_before, piece)
             elif piece.kind == "result" and self._calls.get((piece.call_id,)):
                 # A list may lack its beginning, and with it the call. Otherwise the call has a result already.
                 cut_off = self._unanswered.first("id", piece.call_id)
-                if cut_off and piece.call_id not in ids and cut_off not in earlier:
+                if cut_off and piece.call_id not in history.ids and cut_off not in history.calls:
                     self._add_result(cut_off, piece)
             else:
                 text = piece.kind, piece.text.strip()
-                texts[text] += 1
-                if texts[text] > self._texts[text]:
+                history.texts[text] += 1
+                if history.texts[text] > self._texts[text]:
                     self._add_text(piece)
+
+    def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[_Call | None]]:
+        """The pieces that the list before lacks, and for each call among them the one that it is; else all pieces and calls."""
+        before = len(self._history.pieces)
+        if not self._has_several and pieces[:before] == self._history.pieces:
+            new = pieces[before:]
+            calls = [piece for piece in new if piece.kind == "call"]
+            ids = list(map(_id, calls))
+            if len(set(ids)) == len(ids) and self._history.ids.isdisjoint(ids):
+                return new, self._matches(calls)
+        self._history = _History()
+        return pieces, self._matches([piece for piece in pieces if piece.kind == "call"])
 
     def _matches(self, calls: Sequence[Piece]) -> list[_Call | None]:
         """For each call in a list of messages the one that it is, if that came up already.
@@ -327,6 +354,7 @@ class _Conversation:
         self._add_words(call, piece)
         if piece.call_id:
             self._calls[own,].append(call)
+        self._has_several = self._has_several or len(self._calls[own,]) > 1
         self._calls[own, words].append(call)
         by_id = ("id", piece.call_id), ("id", piece.call_id, piece.name)
         self._unanswered.add(call, *by_id)

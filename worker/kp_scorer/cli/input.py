@@ -143,23 +143,25 @@ def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None
     if line.startswith(b"[") or _may_be_large(line):
         line = _entire(stream, line)
     most_bytes, read = limits.message_bytes, _lines
-    if _is_document(stream, line):
+    if _is_document(stream, line, _MOST_VALUES):
         most_bytes, read = _SPREAD * limits.message_bytes, _documents
     for number, raw, size_bytes in read(stream, first, line, most_bytes):
         if size_bytes > len(raw):
             problem = Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")
             yield Line(number, InvalidTrace([problem]), len(raw))
             continue
-        try:
-            value = parse_json(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
-        except InvalidTrace as error:
-            yield Line(number, error, len(raw))
+        own = _decoded(number, raw.strip(), limits, most_bytes) if _OF_TRACES.search(raw) else None
+        if own and not isinstance(own.trace, InvalidTrace):
+            yield own
             continue
-        items, start = [value], number
-        if number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
-            items, start = value, 1
-        for item, each in enumerate(items, start):
-            yield from _read(item, each, limits, conversion, len(raw) // len(items))
+        value = _parsed(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
+        if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
+            yield own or Line(number, cast("InvalidTrace", value), len(raw))
+        elif number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
+            for item, each in enumerate(value, start=1):
+                yield from _read(item, each, limits, conversion)
+        else:
+            yield from _read(number, value, limits, conversion)
 
 
 class _AvailableBytes:
@@ -206,10 +208,10 @@ def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:
     return number, line.lstrip()
 
 
-def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
+def _is_document(stream: io.BufferedReader, line: bytes, most_values: int) -> bool:
     """Whether JSON begins on this line and ends on a later one; if not, this may be the first of several lines, and cut off."""
     try:
-        check_values(line, _MOST_VALUES)
+        check_values(line, most_values)
         json.loads(line)
     except json.JSONDecodeError as error:
         text = line.rstrip()
@@ -280,13 +282,14 @@ def _is_trace(value: object) -> bool:
     return isinstance(value, dict) and ("@type" in value or "@context" in value)
 
 
-def _read(number: int, value: Any, limits: Limits, conversion: Conversion | None, size_bytes: int) -> Iterator[Line]:
+def _read(number: int, value: object, limits: Limits, conversion: Conversion | None) -> Iterator[Line]:
     """The trace that a value is, or what it is converted to."""
     if _is_trace(value):
+        document = cast("dict[str, Any]", value)
         try:
-            yield Line(number, decode_trace(value, limits), size_bytes, value)
+            yield Line(number, decode_trace(document, limits), document=document)
         except InvalidTrace as error:
-            yield Line(number, error, size_bytes)
+            yield Line(number, error)
     elif conversion and conversion.fits(value):
         yield from _lines_of(conversion.feed(number, value), limits)
     else:
@@ -300,6 +303,23 @@ def _lines_of(results: Iterable[Converted], limits: Limits) -> Iterator[Line]:
         else:
             size_bytes = sum(len(step["content"]) for step in result.trace["steps"])
             yield Line(0, check_trace(result.trace, limits), size_bytes, result.trace)
+
+
+def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
+    """Decode a trace that has so many bytes at most, as it stands there; without its indentation ``limits`` apply."""
+    try:
+        document = cast("dict[str, Any]", parse_json(raw, limits.model_copy(update={"message_bytes": most_bytes})))
+        check = check_trace if most_bytes == limits.message_bytes else decode_trace
+        return Line(number, check(document, limits), len(raw), document)
+    except InvalidTrace as error:
+        return Line(number, error, len(raw))
+
+
+def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
+    try:
+        return parse_json(raw, limits)
+    except InvalidTrace as error:
+        return error
 
 
 class ReadAhead:
