@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 import structlog
 from celery.worker.consumer import Consumer
+from celery.worker.state import maybe_shutdown
 
 from kp_scorer.broker.dead_letters import DeadLettering, poison
 from kp_scorer.broker.publishing import acknowledge_all, described
@@ -63,8 +64,17 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         super().on_close()
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
+    def ensure_connected(self, conn: Any) -> Any:
+        """Connect to the broker, however long that takes."""
+
+        def log_failure(error: Exception, _interval_s: float) -> None:
+            log.error("consumer: Cannot connect to", server=conn.host, detail=described(error))
+
+        return conn.ensure_connection(log_failure, self.app.conf.broker_connection_max_retries, callback=maybe_shutdown)
+
         """Close a connection that failed, or on which the broker refused something that consuming needs."""
         super().on_connection_error_after_connected(exc)
+        log.warning("connection_lost", server=self.connection.host, detail=described(exc))
         if isinstance(exc, self.channel_errors):
             # Backoff: Celery 5.7.0 connects again at once, and is refused again at once.
             log.warning("service_unavailable", service="broker", detail=described(exc))
@@ -92,7 +102,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
                 next(loop)
         except self.connection_errors + self.channel_errors as error:
             # The broker redelivers what was in flight.
-            log.warning("connection_lost", detail=type(error).__name__)
+            log.warning("connection_lost", server=self.connection.host, detail=described(error))
         self._runtime.heartbeat.stop()
 
     def create_task_handler(self, *_: Any, **__: Any) -> Callable[[Any], None]:

@@ -60,7 +60,8 @@ class Runtime:
         self._app = app
         self._settings = settings
         self._load_embedder = load_embedder
-        self._node = ""
+        self.node = ""
+        """What monitors know this worker by."""
         self._supervisor = Supervisor(os.environ)
         self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
@@ -81,10 +82,12 @@ class Runtime:
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
-        self._node = instance.hostname
-        # Celery prints its banner, and that it stops, on stdout, which is for programs.
+        self.node = instance.hostname
+        # Celery prints its banner, and that it stops, on stdout, which is for programs; nor is that one of the log's lines.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
+        if not sys.stderr.isatty():
+            sys.__stdout__ = None  # type: ignore[misc]
     def _set_up_logging(self, **_: Any) -> None:
         configure_logs(self._settings.log)
 
@@ -114,7 +117,7 @@ class Runtime:
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         self._recorder = None
         if settings.otel.enabled:
-            self._recorder = open_recorder(destination_of(app, settings.queues.traces), self._node)
+            self._recorder = open_recorder(destination_of(app, settings.queues.traces), self.node)
             opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
@@ -209,7 +212,7 @@ class Runtime:
         self.store.ledger.load_scripts()
         embedder = self._novelty.embedder if self._novelty else None
         description = f"{embedder.name} {embedder.engine}".strip() if embedder else ""
-        self.store.workers.report(self.store.ledger.worker, self.metrics.report(self._node, description, self._not_ready()))
+        self.store.workers.report(self.store.ledger.worker, self.metrics.report(self.node, description, self._not_ready()))
 
     def _look_at_backlog(self) -> None:
         backlog = look_at_backlog(self._app, self._settings, self.store)
