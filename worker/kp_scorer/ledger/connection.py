@@ -30,7 +30,7 @@ _NAMED: Final = re.compile(
 )
 _QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
 _LONGEST_REFUSAL: Final = 300
-REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError)
+REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError, redis.exceptions.BusyLoadingError)
 """What redis-py raises where Redis has answered, and says no."""
 
 

@@ -33,7 +33,7 @@ from kp_scorer.process.periodic import PeriodicTasks
 from kp_scorer.process.pipeline import Acknowledger, Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.process.startup import LoadEmbedder, open_novelty, wait_for_services
+from kp_scorer.process.startup import LoadEmbedder, Patience, open_novelty, wait_for_services
 from kp_scorer.process.supervisor import Supervisor
 from kp_scorer.process.watchdog import StallTimer, Watchdog
 from kp_scorer.settings import Settings
@@ -63,6 +63,7 @@ class Runtime:
         self.node = ""
         """What monitors know this worker by."""
         self._supervisor = Supervisor(os.environ)
+        self._patience = Patience(settings.worker.patience_s, self._supervisor.extend_start)
         self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
         self._is_ready = self._is_stopping = False
@@ -121,9 +122,9 @@ class Runtime:
             opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
-        wait_for_services(settings, app, self.store, self._queues)
+        wait_for_services(settings, app, self.store, self._queues, self._patience)
         self._publisher = Publisher(app, settings, self.store)
-        self._novelty = open_novelty(settings, self.store, self._load_embedder)
+        self._novelty = open_novelty(settings, self.store, self._load_embedder, self._patience)
         self._decider = Decider(
             self.store.ledger,
             settings.scoring.policy(),
@@ -224,8 +225,9 @@ class Runtime:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
         if self._is_stopping:
             return ["it was told to stop"]
-        starting = "it is starting: it loads its model, or waits for Redis and the broker"
-        return list(self._lacking()) if self._is_ready else [starting]
+        if not self._is_ready:
+            return [f"it is starting: {self._patience.waits_for or 'it loads its model, or connects to the broker'}"]
+        return list(self._lacking())
 
     def _lacking(self) -> Iterator[str]:
         if self._renewing.failure or self._renewing.since_success_s() > _SILENT_S:
