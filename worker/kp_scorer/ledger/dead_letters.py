@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import redis
 import structlog
 
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Received
 from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
@@ -49,6 +49,10 @@ class DeadLetter(NamedTuple):
     """When it was last dead-lettered: redelivered, or submitted and failed again."""
     occurrences: int
     size_bytes: int
+    worker: str = ""
+    """Which worker dead-lettered it last; empty where no worker received it."""
+    queued_ms: int | None = None
+    """How long it was queued before; None where nothing says when it was sent."""
 
 
 class _Reply(NamedTuple):
@@ -79,6 +83,8 @@ def _dead_letter(
     trace_id: str,
     digest: bytes,
     deliveries: int,
+    worker: str,
+    queued_ms: str,
     payload: bytes,
     unreadable: bytes,
     record_prefix: str,
@@ -119,19 +125,29 @@ class DeadLetters:
         self._bounds = _Bounds(ttl_ms, settings.max_dead_letters, settings.max_dead_letter_bytes)
 
     def dead_letter(
-        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", deliveries: int = 1
+        self,
+        payload: bytes,
+        reason: Reason,
+        detail: str,
+        trace_id: str = "",
+        digest: bytes = b"",
+        deliveries: int = 1,
+        received: Received | None = None,
     ) -> Decision | None:
         """Keep a submission's bytes and why it is dead, log it, and end its trace's record if that is of the same submission.
 
         If there are too many dead letters by then, or too large ones, some go, each with the record that died by it.
 
         ``payload`` is the submission as UTF-8 JSON, or the body of a message that is malformed; ``detail`` names fields and
-        figures, never content. The record of another submission of the same ``trace_id`` comes to no harm.
+        figures, never content; ``received`` is its last delivery. The record of another submission of the same ``trace_id``
+        comes to no harm.
 
         Returns:
             The decision on this very submission, if there is one: then it is not dead-lettered.
         """
         dead_letter_id, keys = dead_letter_id_of(payload), self._keys
+        worker = received.worker if received else ""
+        queued_ms = "" if received is None or received.queued_ms is None else str(received.queued_ms)
         stored = b""
         while True:
             stored, has_too_many = _dead_letter(
@@ -145,6 +161,8 @@ class DeadLetters:
                 trace_id=trace_id,
                 digest=digest,
                 deliveries=deliveries,
+                worker=worker,
+                queued_ms=queued_ms,
                 payload=payload,
                 unreadable=stored,
                 record_prefix=keys.record(""),
@@ -156,7 +174,8 @@ class DeadLetters:
             if decision := parsed_in(Decision, stored):
                 return decision
             reason, detail = "damaged", DAMAGED_DECISION
-        log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
+        described = received.model_dump() if received else {}
+        log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail, **described)
         if self._counter:
             self._counter.count_dead_letter(reason)
         if has_too_many:
@@ -202,15 +221,17 @@ class DeadLetters:
             pipeline = self._client.pipeline(transaction=False)
             for letter_id in chunk:
                 key = self._keys.dead_letter(letter_id)
-                pipeline.hmget(key, "reason", "detail", "trace_id", "deliveries", "first_ms", "last_ms", "burials")
+                names = ("reason", "detail", "trace_id", "worker", "queued_ms", "deliveries", "first_ms", "last_ms", "burials")
+                pipeline.hmget(key, *names)
                 pipeline.hstrlen(key, "payload")
             replies = iter(pipeline.execute())
             for letter_id, fields, size_bytes in zip(chunk, replies, replies, strict=True):
                 # Else dropped or expired since the index was read.
                 if fields[0] is not None:
-                    reason, detail, trace_id = map(text_in, fields[:3])
-                    deliveries, first_ms, last_ms, times = map(number_in, fields[3:])
-                    yield DeadLetter(letter_id, reason, detail, trace_id, deliveries, first_ms, last_ms, times, size_bytes)
+                    reason, detail, trace_id, worker = map(text_in, fields[:4])
+                    queued_ms, deliveries, first_ms, last_ms, times = map(number_in, fields[4:])
+                    figures = (deliveries, first_ms, last_ms, times, size_bytes)
+                    yield DeadLetter(letter_id, reason, detail, trace_id, *figures, worker, queued_ms if fields[4] else None)
 
     def payload(self, letter_id: str) -> bytes:
         """Read a dead letter's payload; empty if there is no such dead letter any more."""

@@ -86,9 +86,9 @@ class Runtime:
         self.node = instance.hostname
         # Celery prints its banner, and that it stops, on stdout, which is for programs; nor is that one of the log's lines.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
         if not sys.stderr.isatty():
             sys.__stdout__ = None  # type: ignore[misc]
+
     def _set_up_logging(self, **_: Any) -> None:
         configure_logs(self._settings.log)
 
