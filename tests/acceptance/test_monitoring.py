@@ -108,6 +108,7 @@ def test_workers_are_shown_with_their_work(settings: Settings, redis_client: red
         redis_client.set(Keys("kp").worker("other"), b"\xff{", px=5_000)
         (line,) = [line for line in output_of_top(settings, "--once").splitlines() if report.node in line]
         assert re.search(r"\b10\b.*\byes\b", line)
+        assert re.search(r"decisions\.accepted \d+ of 100,000", output_of_top(settings, "--once"))
     # One that has ended is not shown for longer than its lease.
     wait_until(lambda: not reports(settings), timeout_s=10)
 
@@ -165,6 +166,7 @@ def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Pat
         client.config_set("appendonly", "no")
         client.config_set("maxmemory", 10**9)
         client.lpush("decisions.accepted", *["{}"] * 9)
+        client.lpush("decisions.rejected", *["{}"] * 10)
         elsewhere = with_changed(settings, redis__url=server.url, broker__url=server.url)
         code, findings = diagnosed(
             elsewhere, "--set", "queues.results_limit=10", "--set", "ledger.resend_after_s=30", CELERY_BROKER_URL="redis://x"
@@ -173,6 +175,8 @@ def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Pat
         wrong = {check: [row["detail"] for row in rows if row["state"] == "wrong"] for check, rows in findings.items()}
         assert [detail.partition(": set ")[2] for detail in wrong["redis"]] == ["maxmemory-policy noeviction", "appendonly yes"]
         assert "9 unread decisions of 10" in wrong["queues"][0]
+        (advice,) = [row["detail"] for row in findings["queues"] if row["state"] == "advice"]
+        assert advice.startswith("decisions.rejected has 10 unread decisions of 10")
         assert "ledger.resend_after_s" in wrong["settings"][0]
         assert "CELERY_BROKER_URL" in findings["variables"][0]["detail"]
         assert findings["clocks"] == [{"check": "clocks", "state": "ok", "detail": "in order"}]
@@ -291,11 +295,12 @@ def test_the_rules_name_only_existing_metrics(metric_names: set[str]) -> None:
 
 
 def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
-    runbooks = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules() if "alert" in rule}
-    assert {runbook.partition("#")[0] for runbook in runbooks.values()} == {INCIDENTS}
+    runbooks = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules() if "alert" in rule}
+    page = "https://runbooks.example/INCIDENTS.md"
+    assert {runbook.partition("#")[0] for runbook in runbooks.values()} == {page}
     assert {runbook.partition("#")[2] for runbook in runbooks.values()} - anchors_of(INCIDENTS) == set()
     rows = [line.text for line in lines_of(INCIDENTS) if line.text.startswith("| `KpScorer")]
-    named = {row.split("`")[1]: f"{INCIDENTS}{re.findall(r'[(](#.*?)[)]', row)[0]}" for row in rows}
+    named = {row.split("`")[1]: f"{page}{re.findall(r'[(](#.*?)[)]', row)[0]}" for row in rows}
     assert named == runbooks
 
 
