@@ -99,7 +99,7 @@ def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_on
 
 @script(bool)
 def _drop(
-    *, keys: Keys, dead_letter: str, dead_letter_id: str, record_prefix: str, chosen_burials: int, chosen_last_ms: int
+    *, keys: Keys, dead_letter: str, record: str, dead_letter_id: str, chosen_burials: int, chosen_last_ms: int
 ) -> None: ...
 
 
@@ -244,8 +244,8 @@ class DeadLetters:
             self._client,
             keys=self._keys,
             dead_letter=self._keys.dead_letter(letter.letter_id),
+            record=self._keys.record(letter.trace_id),
             dead_letter_id=letter.letter_id,
-            record_prefix=self._keys.record(""),
             chosen_burials=letter.occurrences,
             chosen_last_ms=letter.last_ms,
         )

@@ -15,7 +15,7 @@ local now = now_ms()
 expect('zset', dead_letters, dead_letter_classes, pending)
 expect('hash', dead_letter_sizes, dead_letter, counts)
 
-use_reserve(pending)
+use_reserve('zset', pending)
 
 local state, known_digest, decision, as_letter
 if record then state, known_digest, decision, as_letter = read(record, 'state', 'digest', 'decision', 'as_letter') end
