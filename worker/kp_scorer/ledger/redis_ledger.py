@@ -148,8 +148,8 @@ def _counts(*, keys: Keys) -> None: ...
 def _label(*, records: Sequence[str], labels: Sequence[str]) -> None: ...
 
 
-@script(int)
-def _erase_record(*, keys: Keys, record: str, trace_id: str) -> None: ...
+@script(list[int])
+def _erase_records(*, keys: Keys, records: Sequence[str], trace_ids: Sequence[str]) -> None: ...
 
 
 @reports_outages("ledger")
@@ -316,9 +316,10 @@ class RedisLedger:
             states.update(zip(trace_ids, replies, strict=True))
         return {trace_id: state or "unknown" for trace_id, state in states.items() if state != "decided"}
 
-    def erase(self, trace_id: str) -> int:
-        """Remove a trace's record, its decision with it; return how many there were (0 or 1)."""
-        return _erase_record(self._client, keys=self._keys, record=self._keys.record(trace_id), trace_id=trace_id)
+    def erase(self, *trace_ids: str) -> list[int]:
+        """Remove the records of traces, their decisions with them; return how many each had (0 or 1)."""
+        records = [self._keys.record(trace_id) for trace_id in trace_ids]
+        return _erase_records(self._client, keys=self._keys, records=records, trace_ids=trace_ids)
 
     def _records(self, traces: Sequence[Submission | Identity | Verdict]) -> list[str]:
         return [self._keys.record(trace.trace_id) for trace in traces]

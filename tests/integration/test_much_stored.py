@@ -1,0 +1,111 @@
+"""What commands ask of Redis, and hold in memory, does not grow with all that is stored."""
+
+import json
+from typing import Any, Final
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+from kp_scorer.cli.main import commands
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.settings import Settings, as_environment
+
+from tests.support.builders import candidate, decision
+
+KEYS: Final = Keys("kp")
+RECORDS: Final = 3_000
+LETTERS: Final = 2_000
+SPACE: Final = "space-1"
+TTL_MS: Final = 600_000
+
+
+class Filled:
+    """A Redis with records, dead letters and a log, and what commands do there."""
+
+    def __init__(self, settings: Settings, client: redis.Redis) -> None:
+        self.settings = settings
+        self.client = client
+        with Store.open(settings) as store:
+            store.novelty_log(SPACE).append([candidate(trace_id(number), number, dimensions=4) for number in range(50)], None)
+        pipeline = client.pipeline(transaction=False)
+        for number in range(RECORDS):
+            stored = decision(trace_id(number), score=number / RECORDS).model_dump_json()
+            key = KEYS.record(trace_id(number))
+            pipeline.hset(key, mapping={"state": "decided", "digest": b"d" * 16, "decision": stored})
+            pipeline.pexpire(key, TTL_MS)
+        for number in range(LETTERS):
+            fields: dict[Any, Any] = {"reason": "invalid", "detail": "$", "trace_id": trace_id(number), "payload": "{}"}
+            fields |= dict.fromkeys(("first_ms", "last_ms", "burials", "deliveries"), 1)
+            pipeline.hset(KEYS.dead_letter(letter_id(number)), mapping=fields)
+            pipeline.pexpire(KEYS.dead_letter(letter_id(number)), TTL_MS)
+            # More at a time than are listed at once.
+            pipeline.zadd(KEYS.dead_letters, {letter_id(number): 1 + number // 1_500})
+        pipeline.pexpire(KEYS.dead_letters, TTL_MS)
+        pipeline.execute()
+
+    def run(self, *arguments: str, stdin: str = "") -> Result:
+        return CliRunner(env=as_environment(self.settings)).invoke(commands, arguments, stdin)
+
+    def calls(self, *arguments: str, stdin: str = "") -> dict[str, int]:
+        """How often a command called each command of Redis, those within scripts too."""
+        self.client.config_resetstat()
+        done = self.run(*arguments, stdin=stdin)
+        assert done.exit_code == 0, done.output
+        stats: Any = self.client.info("commandstats")
+        return {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
+
+
+def trace_id(number: int) -> str:
+    return f"kp:trace:{number:06}"
+
+
+def letter_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+@pytest.fixture
+def filled(alone: tuple[Settings, redis.Redis]) -> Filled:
+    return Filled(*alone)
+
+
+def test_logs_and_pinned_sets_are_listed_without_looking_through_all_keys(filled: Filled) -> None:
+    filled.calls("cache", "info")
+    assert "scan" not in filled.calls("cache", "info")
+    assert json.loads(filled.run("cache", "info").stdout)["entries"] == 50
+    # As in a copy of an earlier version, or after a day without a new entry.
+    filled.client.delete(KEYS.directory)
+    assert "scan" in filled.calls("cache", "info")
+    assert json.loads(filled.run("cache", "info").stdout)["space"] == SPACE
+    assert 0 < filled.client.ttl(KEYS.directory) <= 86_400
+
+
+def test_many_traces_are_erased_in_one_pass(filled: Filled) -> None:
+    filled.calls("cache", "info")
+    ids = [trace_id(number) for number in range(40)]
+    calls = filled.calls(
+        "forget", "-", stdin="\n".join([*ids[:20], "", *(each.removeprefix("kp:trace:") for each in ids[20:])])
+    )
+    assert "scan" not in calls
+    assert (calls["xrange"], calls["xdel"], calls["evalsha"] + calls.get("eval", 0)) <= (1, 40, 60)
+    # The dead letters are read once.
+    assert calls["hmget"] < LETTERS + 200
+    with Store.open(filled.settings) as store:
+        assert store.ledger.look_up(ids) == [None] * 40
+        assert store.dead_letters.count() == LETTERS - 40
+        assert [len(list(log.entries())) for log in store.novelty_logs()] == [10]
+    printed = filled.run("forget", "-", stdin=f"{ids[0]}\n{trace_id(50)}\n")
+    rows = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert [(row["vectors"], row["records"], row["dead_letters"]) for row in rows] == [(0, 0, 0), (0, 1, 1)]
+    assert printed.exit_code == 1
+
+
+def test_dead_letters_are_read_in_pages_and_one_by_itself(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kp_scorer.ledger.dead_letters._LISTED_AT_ONCE", 1_000)
+    assert filled.calls("dead-letter", "show", letter_id(1_234)[:32])["hmget"] == 1
+    listed = [json.loads(line)["letter_id"] for line in filled.run("dead-letter", "list").stdout.splitlines()]
+    assert sorted(listed) == [letter_id(number) for number in range(LETTERS)]
+    assert listed[-1] == letter_id(LETTERS - 1)
+    (row,) = filled.run("dead-letter", "list", "--trace-id", trace_id(7)).stdout.splitlines()
+    assert json.loads(row)["letter_id"] == letter_id(7)
+    assert filled.run("dead-letter", "drop", "--yes").stdout.count("dropped") == LETTERS
