@@ -1,6 +1,7 @@
 """What commands ask of Redis, and hold in memory, does not grow with all that is stored."""
 
 import json
+import tracemalloc
 from typing import Any, Final
 
 import pytest
@@ -109,3 +110,27 @@ def test_dead_letters_are_read_in_pages_and_one_by_itself(filled: Filled, monkey
     (row,) = filled.run("dead-letter", "list", "--trace-id", trace_id(7)).stdout.splitlines()
     assert json.loads(row)["letter_id"] == letter_id(7)
     assert filled.run("dead-letter", "drop", "--yes").stdout.count("dropped") == LETTERS
+
+
+@pytest.mark.parametrize("command", ["calibrate --stored --accept 20%", "report --stored --text --sample 100"])
+def test_memory_does_not_grow_with_the_decisions_that_are_stored(filled: Filled, command: str) -> None:
+    filled.run(*command.split())
+    tracemalloc.start()
+    try:
+        done = filled.run(*command.split())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert done.exit_code == 0, done.output
+    # All of them take 15 MB.
+    assert peak < 5_000_000
+
+
+def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:
+    report = filled.run("report", "--stored", "--text", "--sample", "100")
+    assert "of 100 traces accepted" in report.stdout
+    assert "a sample of 100 of 3,000 records in the ledger" in " ".join(report.stdout.split())
+    assert "a sample of" not in filled.run("report", "--stored", "--text").stdout
+    drawn = filled.run("calibrate", "--stored", "--accept", "20%", "--sample", "500")
+    assert "a sample of 500 of 3,000 records in the ledger" in drawn.stderr
+    assert "# All domains together, 500 traces: threshold" in drawn.stdout

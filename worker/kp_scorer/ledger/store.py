@@ -105,9 +105,13 @@ def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
         SettingsError: a setting is wrong, or nothing says where Redis is.
         ServiceUnavailable: Redis cannot be reached.
     """
+    # Redis gives some twice while the table of its keys shrinks.
+    read = set[str]()
     with Store.open(with_endpoints(settings or load_settings())) as store:
         for decided in store.ledger.all_decided():
-            yield decided.decision
+            if decided.decision.trace_id not in read:
+                read.add(decided.decision.trace_id)
+                yield decided.decision
 
 
 def stored_labels(settings: Settings | None = None) -> dict[str, bool]:

@@ -75,7 +75,7 @@ def _is_file(name: str) -> bool:
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
     scored: dict[str, ReasoningTrace] = {}
     gathered = gather_file(name, settings, scored)
-    decisions = {decision.trace_id: decision for decision in gathered.decisions}
+    decisions = {each.decision.trace_id: each.decision for each in gathered.traces}
     if chosen is not None:
         trace_id = resolve_among(chosen, decisions)
         decisions = {trace_id: decisions[trace_id]} if trace_id in decisions else {}
