@@ -4,12 +4,14 @@ import json
 import tracemalloc
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings, as_environment
 
 from tests.support.builders import candidate, decision
@@ -134,3 +136,39 @@ def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:
     drawn = filled.run("calibrate", "--stored", "--accept", "20%", "--sample", "500")
     assert "a sample of 500 of 3,000 records in the ledger" in drawn.stderr
     assert "# All domains together, 500 traces: threshold" in drawn.stdout
+
+
+def test_an_audit_says_by_its_exit_code_that_it_could_check_nothing(filled: Filled) -> None:
+    unchecked = filled.run("audit")
+    assert (unchecked.exit_code, "nothing was checked" in unchecked.stderr) == (5, True), unchecked.output
+    decide_as_the_log_says(filled)
+    checked = filled.run("audit")
+    assert (checked.exit_code, f"{SPACE}: 50 entries, 50 agree, 0 differ" in checked.stderr) == (0, True), checked.output
+    some = filled.run("audit", "--sample", "10")
+    assert (some.exit_code, f"{SPACE}: 10 of 50 entries, 10 agree" in some.stderr) == (0, True), some.output
+
+
+def test_an_erased_entry_leaves_all_checked_that_were_not_nearest_to_it(filled: Filled) -> None:
+    nearest = decide_as_the_log_says(filled)
+    assert filled.run("forget", trace_id(0)).exit_code == 0
+    audited = filled.run("audit")
+    lost = nearest.count(0)
+    assert 0 < lost < 40
+    assert audited.exit_code == 0
+    assert f"{49 - lost} agree, 0 differ, 0 undecided, {lost} beyond" in audited.stderr
+
+
+def decide_as_the_log_says(filled: Filled) -> list[int]:
+    """Have each record say the novelty that its entry has; return to which entry each after the first is nearest."""
+    with Store.open(filled.settings) as store:
+        (log,) = store.novelty_logs()
+        entries = list(log.entries())
+    vectors = np.stack([entry.vector for entry in entries])
+    similarities = vectors @ vectors.T
+    for index, entry in enumerate(entries):
+        novelty = novelty_of(float(similarities[index, :index].max()) if index else None)
+        decided = decision(entry.trace_id, novelty=novelty)
+        placed = decided.novelty.model_copy(update={"space": SPACE, "entry": str(entry.place)})
+        stored = decided.model_copy(update={"novelty": placed}).model_dump_json()
+        filled.client.hset(KEYS.record(entry.trace_id), mapping={"decision": stored, "digest": entry.digest})
+    return [int(similarities[index, :index].argmax()) for index in range(1, len(entries))]
