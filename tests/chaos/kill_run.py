@@ -32,7 +32,8 @@ _IN_QUEUE = 200
 """Few enough to last until the end of the run, so that every kill meets a worker with messages in flight."""
 _GATED = {
     "novelty.against": "succeeded",
-    "novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": "review"}},
+    # Of a set of texts an audit checks nothing: no log has the vectors that were compared.
+    "novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": "review"}, "runs": {"similarity": 0.95, "beyond": "reject"}},
     "checks.secrets": "note",
 }
 
@@ -63,8 +64,9 @@ def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
     settings = arena.settings(**changed)
     load, submitted, violation = list(_traces(chosen.traces, chance)), list[str](), None
     if chosen.gated:
-        tasks = "\n".join(" ".join(trace["task"]["objective"].split()) for trace in load[::20])
-        _run("cache", "pin", "tasks", "-", settings=settings, stdin=tasks)
+        tasks = (" ".join(trace["task"]["objective"].split()) for trace in load[::20])
+        _run("cache", "pin", "tasks", "-", settings=settings, stdin="\n".join(tasks))
+        _run("cache", "pin", "runs", "-", settings=settings, stdin="\n".join(map(json.dumps, load[::20])))
     with Fleet(settings, arena.directory / "logs", chosen.workers, KP_SCORER_WORKER, supervised=True) as fleet:
         with Client(settings) as client:
             fleet.wait_until_ready()
