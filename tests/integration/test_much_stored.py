@@ -168,7 +168,7 @@ def decide_as_the_log_says(filled: Filled) -> list[int]:
     for index, entry in enumerate(entries):
         novelty = novelty_of(float(similarities[index, :index].max()) if index else None)
         decided = decision(entry.trace_id, novelty=novelty)
-        placed = decided.novelty.model_copy(update={"space": SPACE, "entry": str(entry.place)})
-        stored = decided.model_copy(update={"novelty": placed}).model_dump_json()
-        filled.client.hset(KEYS.record(entry.trace_id), mapping={"decision": stored, "digest": entry.digest})
+        with_place = decided.novelty.model_copy(update={"space": SPACE, "entry": str(entry.place)})
+        as_json = decided.model_copy(update={"novelty": with_place}).model_dump_json()
+        filled.client.hset(KEYS.record(entry.trace_id), mapping={"decision": as_json, "digest": entry.digest})
     return [int(similarities[index, :index].argmax()) for index in range(1, len(entries))]
