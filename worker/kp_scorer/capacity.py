@@ -81,8 +81,8 @@ class Fleet:
 
     def redis_bytes(self, rate: float, waiting: int = 0) -> float:
         """Redis' memory at so many traces a second, while so many wait. Those it also holds where RabbitMQ has the queues."""
-        kept = self.log_entries * self.costs.vector_bytes + rate * self.kept_s * self.costs.record_bytes
-        return kept + waiting * self.costs.message_bytes * (1 + self.queues_in_redis)
+        decided = self.log_entries * self.costs.vector_bytes + rate * self.kept_s * self.costs.record_bytes
+        return decided + waiting * self.costs.message_bytes * (1 + self.queues_in_redis)
 
     def latency_ms(self, rate: float, share: float) -> float:
         """Milliseconds from submitting to publishing that ``share`` of the traces do not exceed, at random arrivals.
