@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from kp_scorer.embedding import Vectors
 from kp_scorer.scoring import Policy, novelty_of, score
-from kp_scorer.settings import NoveltySettings
+from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray
 

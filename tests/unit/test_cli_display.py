@@ -155,7 +155,7 @@ MARK: Final = "what a trace says"
 LOGGING: Final = f"""
 import logging, sys, structlog
 from kp_scorer.logs import configure_logs
-from kp_scorer.settings import LogSettings
+from kp_scorer.settings.sections import LogSettings
 
 configure_logs(LogSettings(format=sys.argv[1]))
 hostile = {HOSTILE.replace(chr(0xD800), "")!a}

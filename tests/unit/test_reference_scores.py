@@ -4,11 +4,11 @@ import json
 from typing import Any, Final
 
 import pytest
-from kp_scorer.decoding import decode_json, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.scoring import Policy, novelty_of, score
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import LIMITS
+from tests.support.builders import LIMITS, decode_json
 from tests.support.paths import REFERENCE_TRACES
 
 POLICY: Final = Policy()

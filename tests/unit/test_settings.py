@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import SettingsError
 from kp_scorer.scoring import PROFILES
-from kp_scorer.settings import NoveltySettings, Settings, as_environment, load_scoring, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment, load_scoring
+from kp_scorer.settings.sections import NoveltySettings
 from pydantic import ValidationError
 
 from tests.support.paths import REPOSITORY

@@ -11,7 +11,8 @@ from typing import Final, NoReturn
 
 from kp_scorer.embedding import usable_cores
 from kp_scorer.local.embedded import dying_with_parent, stop
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 _STOP_TIMEOUT_S: Final = 60.0
 

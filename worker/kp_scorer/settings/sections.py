@@ -1,6 +1,6 @@
 """Every setting: its name, type and default, and what must hold within a section and between sections."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
@@ -35,50 +35,48 @@ OptionalQueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")]
 _DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "reject": "rejected"}
 
 
-def _server(*schemes: str) -> Callable[[str], str]:
-    def check(url: str) -> str:
-        if url:
-            parse_url(url, schemes)
-        return url
-
-    return check
-
-
 class Section(BaseModel):
     """Frozen, without unknown names. Errors do not quote the value, which may be a secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
-class BrokerSettings(Section):
+class _ServerSection(Section):
+    schemes: ClassVar[Sequence[str]]
+    url: Annotated[str, Field(repr=False)] = ""
+    timeout_s: Timeout = 5.0
+
+    @field_validator("url")
+    @classmethod
+    def _can_be_parsed(cls, url: str) -> str:
+        if url:
+            parse_url(url, cls.schemes)
+        return url
+
+    def server(self) -> ServerUrl:
+        """The parsed URL, which must not be empty."""
+        return parse_url(self.url, self.schemes)
+
+
+class BrokerSettings(_ServerSection):
     """The broker that traces come from and decisions go to."""
 
-    url: Annotated[str, AfterValidator(_server(*BROKER_SCHEMES)), Field(repr=False)] = ""
+    schemes = BROKER_SCHEMES
     visibility_timeout_s: Annotated[int, Field(ge=3, le=1_000_000_000)] = 60
     delivery_limit: Count = 20
     hold_s: Seconds = 600.0
-    timeout_s: Timeout = 5.0
 
     @property
     def is_redis(self) -> bool:
         """Whether the queues are in Redis; otherwise the broker speaks AMQP."""
         return self.url.startswith("redis")
 
-    def server(self) -> ServerUrl:
-        """The parsed URL, which must not be empty."""
-        return parse_url(self.url, BROKER_SCHEMES)
 
-
-class RedisSettings(Section):
+class RedisSettings(_ServerSection):
     """Where the novelty log and the ledger live."""
 
-    url: Annotated[str, AfterValidator(_server(*REDIS_SCHEMES)), Field(repr=False)] = ""
+    schemes = REDIS_SCHEMES
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] = "kp"
-    timeout_s: Timeout = 5.0
-
-    def server(self) -> ServerUrl:
-        """The parsed URL, which must not be empty."""
-        return parse_url(self.url, REDIS_SCHEMES)
 
 
 class QueueSettings(Section):
@@ -155,7 +153,7 @@ class ScoringSettings(Section):
     thresholds: dict[Domain, Fraction] = Field(default_factory=dict)
     review: Fraction | None = None
     reviews: dict[Domain, Fraction] = Field(default_factory=dict)
-    profiles: dict[Domain, Dimensions] = Field(default_factory=dict)
+    profiles: dict[Domain, Annotated[Dimensions, AfterValidator(check_weights)]] = Field(default_factory=dict)
     aliases: dict[Domain, str] = Field(default_factory=dict)
     submitted_thresholds: bool = False
     cap_step_term: bool = False
@@ -163,16 +161,6 @@ class ScoringSettings(Section):
     min_novelty: Fraction = 0.0
     min_novelties: dict[Domain, Fraction] = Field(default_factory=dict)
     copies: Literal["score", "reject"] = "score"
-
-    @field_validator("profiles")
-    @classmethod
-    def _weights_sum_to_one(cls, profiles: dict[str, Dimensions]) -> dict[str, Dimensions]:
-        for name, weights in profiles.items():
-            try:
-                check_weights(weights)
-            except ValueError as error:
-                raise ValueError(f"profile {name!r}: {error}") from None
-        return profiles
 
     @model_validator(mode="after")
     def _every_entry_has_an_effect(self) -> Self:
@@ -230,8 +218,7 @@ class NoveltySettings(Section):
     @property
     def limits(self) -> dict[str, tuple[float, Outcome | None]]:
         """By pinned set the largest similarity, and the outcome that a trace beyond it gets at least."""
-        outcomes: dict[str, Outcome | None] = {"reject": "rejected", "review": "review", "note": None}
-        return {name: (each.similarity, outcomes[each.beyond]) for name, each in self.pinned.items()}
+        return {name: (each.similarity, _DEMANDS[each.beyond]) for name, each in self.pinned.items()}
 
     def window(self) -> Window:
         """The window that these settings describe."""

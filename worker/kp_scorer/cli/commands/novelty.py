@@ -26,7 +26,8 @@ from kp_scorer.ledger.pins import MOST_ENTRIES
 from kp_scorer.novelty.audit import DecidedTrace
 from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.novelty.pins import PinnedSet, audit_pinned
-from kp_scorer.settings import PIN_NAME, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import PIN_NAME
 from kp_scorer.trace import ReasoningTrace
 
 _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")

@@ -9,7 +9,8 @@ from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.decision import Decision
 from kp_scorer.scoring import decide_again
-from kp_scorer.settings import Settings, load_scoring
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import load_scoring
 
 
 @click.command("re-decide", epilog="Example: kp-scorer re-decide decisions.jsonl --thresholds thresholds.toml > flips.jsonl")
