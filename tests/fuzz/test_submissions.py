@@ -94,7 +94,7 @@ def _decode(chance: random.Random, base: str) -> ReasoningTrace:
 def _check_that_it_can_be_scored(trace: ReasoningTrace, novelty: float) -> None:
     scored = score(trace, novelty, POLICY)
     parts = scored.dimensions
-    for figure in (scored.value, scored.composite, *parts.model_dump().values()):
+    for figure in (scored.score, scored.composite, *parts.model_dump().values()):
         assert math.isfinite(figure)
         assert 0 <= figure <= 1
     # What else a decision needs of a trace.

@@ -302,5 +302,5 @@ def test_samples_cover_all_domains_outcomes_and_overrides(samples: list[Reasonin
     assert domains - {*BUILT_IN_DOMAINS, "default"}
     assert {trace.metadata.success for trace in samples} == {True, False}
     scores = [score(trace, 0.9, Policy()) for trace in samples]
-    assert {each.value >= Policy().threshold for each in scores} == {True, False}
+    assert {each.score >= Policy().threshold for each in scores} == {True, False}
     assert {override.name for each in scores for override in each.overrides} == set(get_args(Override))

@@ -38,10 +38,10 @@ PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
 
 
 class Bounds(NamedTuple):
-    """The scores from which a trace is accepted, and from which it is reviewed otherwise."""
+    """The scores from which a trace is accepted, and from which it is reviewed otherwise; named as in a decision."""
 
     threshold: float
-    source: ThresholdSource
+    threshold_source: ThresholdSource
     review: float | None
 
     def outcome(self, score: float, guards: Iterable[Guard] = (), demanded: Iterable[Outcome | None] = ()) -> Outcome:
@@ -86,12 +86,10 @@ class Policy:
     def bounds(self, domain: str, asked: float | None = None) -> Bounds:
         """The bounds for a trace of ``domain``; its submission may have ``asked`` for a threshold."""
         domain = self.aliases.get(domain, domain)
-        threshold: float = self.threshold
-        source: ThresholdSource = "default"
+        source: ThresholdSource = "domain" if domain in self.thresholds else "default"
+        threshold = self.thresholds.get(domain, self.threshold)
         if self.submitted_thresholds and asked is not None:
             threshold, source = asked, "submission"
-        elif domain in self.thresholds:
-            threshold, source = self.thresholds[domain], "domain"
         review = self.reviews.get(domain, self.review)
         return Bounds(threshold, source, review if review is not None and review < threshold else None)
 
@@ -132,18 +130,12 @@ class ComplexityTerms(NamedTuple):
     steps: float
     """0.2 for every 20 steps."""
 
-    @property
-    def complexity(self) -> float:
-        """The dimension, 0..1."""
-        return min(1.0, self.types + self.recovery + self.steps)
 
+class Score(NamedTuple):
+    """A score and the parts it is computed from, named as in a decision."""
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A score and the parts it is computed from."""
-
-    value: float
-    """The score, 0..1, after the overrides."""
+    score: float
+    """0..1, after the overrides."""
     dimensions: Dimensions
     profile: str
     weights: Dimensions
@@ -173,20 +165,9 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
         *(guard for guard in decision.guards if guard.name == "max_confidence"),
         *policy.guard_novelty(decision.domain, decision.dimensions.novelty, novelty.source, is_copy=is_copy),
     )
-    changed = {
-        "outcome": bounds.outcome(scored.value, guards, decision.demanded),
-        "score": scored.value,
-        "threshold": bounds.threshold,
-        "threshold_source": bounds.source,
-        "review": bounds.review,
-        "taken_for": policy.aliases.get(decision.domain),
-        "profile": scored.profile,
-        "weights": scored.weights,
-        "composite": scored.composite,
-        "overrides": scored.overrides,
-        "guards": guards,
-    }
-    return decision.model_copy(update=changed)
+    outcome, taken_for = bounds.outcome(scored.score, guards, decision.demanded), policy.aliases.get(decision.domain)
+    changed = {"outcome": outcome, "taken_for": taken_for, "guards": guards}
+    return decision.model_copy(update=changed | scored._asdict() | bounds._asdict())
 
 
 def novelty_of(similarity: float | None) -> float:
@@ -202,8 +183,9 @@ def dimensions(
     ``cap_step_term`` limits the step term of complexity to what 20 steps give, ``max_confidence`` the confidence that the trace
     states of itself; the reference has no such limits.
     """
+    terms = complexity_terms(trace, cap_step_term=cap_step_term)
     return Dimensions(
-        complexity=complexity_terms(trace, cap_step_term=cap_step_term).complexity,
+        complexity=min(1.0, terms.types + terms.recovery + terms.steps),
         novelty=novelty,
         tool_diversity=min(1.0, len(tool_names(trace)) / max(1, len(trace.steps)) * 3),
         outcome_confidence=min(trace.outcome.confidence, max_confidence) * success_factor(trace),
@@ -248,14 +230,7 @@ def _score(domain: str, parts: Dimensions, overrides: Iterable[Override], policy
     # Four dimensions of 1 can sum to 1 + 2e-16, which is not a valid score.
     composite = min(1.0, total)
     fired = tuple(_fired(overrides, composite))
-    return Score(
-        value=fired[-1].score if fired else composite,
-        dimensions=parts,
-        profile=profile,
-        weights=weights,
-        composite=composite,
-        overrides=fired,
-    )
+    return Score(fired[-1].score if fired else composite, parts, profile, weights, composite, fired)
 
 
 def _overrides(trace: ReasoningTrace) -> Iterator[Override]:
