@@ -68,6 +68,14 @@ def parse_json(raw: bytes, limits: Limits) -> object:
         raise _invalid(_HUGE_NUMBER) from None
 
 
+def parsed_or_refused(raw: bytes, limits: Limits) -> object:
+    """As :func:`parse_json`, but returns an InvalidTrace."""
+    try:
+        return parse_json(raw, limits)
+    except InvalidTrace as error:
+        return error
+
+
 def parse_strict_json(raw: bytes, limits: Limits) -> object:
     """Parse UTF-8 JSON of any length that every other program can read too: finite numbers, whole characters, limited depth."""
     of_any_length = limits.model_copy(update={"message_bytes": len(raw), "field_chars": len(raw)})

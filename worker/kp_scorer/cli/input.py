@@ -12,21 +12,19 @@ import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, Any, Final, NamedTuple, cast
+from typing import IO, Any, Final, cast
 
 import click
 
 from kp_scorer.adapters import FORMATS, format_of
 from kp_scorer.characters import escaped
-from kp_scorer.cli.converting import Conversion, Converted
+from kp_scorer.cli.converting import Conversion, Line
 from kp_scorer.cli.output import print_note
-from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json
+from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
-from kp_scorer.trace import ReasoningTrace
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+', re.DOTALL)
 """What JSON does not begin with: bytes of no text, as in compressed files or UTF-16; or the names of columns."""
@@ -56,18 +54,6 @@ _AHEAD_BYTES: Final = 4_194_304
 """How much is read ahead: a batch of traces of a few kilobytes, or a few large ones."""
 
 
-class Line(NamedTuple):
-    """One trace of the input, or the error in it. ``number`` counts lines, or a list's items, from 1; 0 if it was converted."""
-
-    number: int
-    trace: ReasoningTrace | InvalidTrace
-    size_bytes: int = 0
-    document: Mapping[str, Any] = MappingProxyType({})
-    """The trace as it was read, also its fields that are ignored; empty in place of an error."""
-    file: str = ""
-    """Where it is, if there are several files."""
-
-
 def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
     """The lines of several files, one file after the other, of a folder those of JSON, however deep; ``-`` is standard input.
 
@@ -87,9 +73,9 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
                     raise
                 yield Line(0, InvalidTrace([Problem("$", error.message)]), file=place)
         if conversion:
-            yield from _lines_of(conversion.end_file(), limits)
+            yield from conversion.end_file()
     if conversion:
-        yield from _lines_of(conversion.end(), limits)
+        yield from conversion.end()
 
 
 def _files_in(name: str) -> list[str]:
@@ -154,7 +140,7 @@ def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None
         if own and not isinstance(own.trace, InvalidTrace):
             yield own
             continue
-        value = _parsed(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
+        value = parsed_or_refused(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
         if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
             yield own or Line(number, cast("InvalidTrace", value), len(raw))
         elif number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
@@ -291,18 +277,9 @@ def _read(number: int, value: object, limits: Limits, conversion: Conversion | N
         except InvalidTrace as error:
             yield Line(number, error)
     elif conversion and conversion.fits(value):
-        yield from _lines_of(conversion.feed(number, value), limits)
+        yield from conversion.feed(number, value)
     else:
         yield Line(number, UnknownFormat(_CONVERT if format_of(value) else _UNKNOWN))
-
-
-def _lines_of(results: Iterable[Converted], limits: Limits) -> Iterator[Line]:
-    for result in results:
-        if isinstance(result.trace, InvalidTrace):
-            yield Line(result.line, result.trace, file=result.file)
-        else:
-            size_bytes = sum(len(step["content"]) for step in result.trace["steps"])
-            yield Line(0, check_trace(result.trace, limits), size_bytes, result.trace)
 
 
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
@@ -313,13 +290,6 @@ def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
         return Line(number, check(document, limits), len(raw), document)
     except InvalidTrace as error:
         return Line(number, error, len(raw))
-
-
-def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
-    try:
-        return parse_json(raw, limits)
-    except InvalidTrace as error:
-        return error
 
 
 class ReadAhead:

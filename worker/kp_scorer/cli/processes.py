@@ -6,8 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
 from kp_scorer.embedding import usable_cores
 from kp_scorer.local.embedded import dying_with_parent, stop
@@ -25,7 +24,7 @@ def worker_processes(settings: Settings, url: str, ports: Sequence[int]) -> Iter
 
     From then on SIGTERM raises KeyboardInterrupt in this process, so that SIGTERM leaves no worker behind.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     processes = [start_worker(settings, url, len(ports), port) for port in ports]
     try:
         yield processes
@@ -46,7 +45,3 @@ def start_worker(settings: Settings, url: str, count: int, port: int) -> Process
     # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in flight.
     # Killed with us, as its Redis ends with us too. Redis keeps the messages in flight for the next start.
     return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=dying_with_parent(signal.SIGKILL))
-
-
-def _interrupt(_: int, __: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt

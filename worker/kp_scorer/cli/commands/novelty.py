@@ -12,8 +12,9 @@ from typing import Final
 import click
 import numpy as np
 
+from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import Line, ReadAhead, open_input, read_bytes, read_traces, unpacked
+from kp_scorer.cli.input import ReadAhead, open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from kp_scorer.cli.converting import Conversion, converting_options
+from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import DecisionTable
 from kp_scorer.cli.gathering import score_lines
-from kp_scorer.cli.input import Line, ReadAhead
+from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, ledger_options, settings_options
 from kp_scorer.cli.output import json_line, open_output, print_note, print_row, refusal
 from kp_scorer.decision import Decision
