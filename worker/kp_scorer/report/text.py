@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from rich.cells import set_cell_size
@@ -42,16 +42,13 @@ def _section(section: Section) -> Iterator[str]:
     yield from textwrap.wrap(section.lead, COLUMNS, initial_indent="  ", subsequent_indent="  ")
     for chart in section.charts:
         if chart.counts:
-            yield f"  {set_cell_size(chart.title, _NAME - 2)}{set_cell_size(chart.detail, _DETAIL)}{_spread(chart.counts)}"
+            # Where there is any trace, a bar.
+            bars = "".join(_HEIGHTS[-(-count * (len(_HEIGHTS) - 1) // max(chart.counts))] for count in chart.counts)
+            yield f"  {set_cell_size(chart.title, _NAME - 2)}{set_cell_size(chart.detail, _DETAIL)}{bars}"
     for content in section.tables:
         if content.is_in_text:
             yield set_cell_size(f"  {content.caption}", COLUMNS)
             yield from _table(content)
-
-
-def _spread(counts: Sequence[int]) -> str:
-    """A histogram on one line; where there is any trace, a bar."""
-    return "".join(_HEIGHTS[-(-count * (len(_HEIGHTS) - 1) // max(counts))] for count in counts)
 
 
 def _table(content: Table) -> Iterator[str]:

@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -104,9 +104,11 @@ def down(remove: bool, yes: bool) -> None:
     Workers finish what they have in flight. The package and its environment stay.
     """
     print_note("stopped the embedded Redis and its workers" if _stop() else "no embedded Redis is running for this user")
-    kept = list(_kept_files())
-    for path, words, size_bytes in kept:
-        print_note(f"{path}: {words}, {size_bytes / 1e6:,.1f} MB")
+    folders = {state_dir(): "records, decisions, the novelty log", cache_dir(): "converted models"}
+    kept = [path for path in folders if path.exists()]
+    for path in kept:
+        size_bytes = sum(file.lstat().st_size for file in path.rglob("*"))
+        print_note(f"{path}: {folders[path]}, {size_bytes / 1e6:,.1f} MB")
     if not kept:
         print_note("nothing is kept on this machine")
     elif not remove:
@@ -115,7 +117,7 @@ def down(remove: bool, yes: bool) -> None:
         sys.exit(1)
     else:
         remove_data(state_dir() / "data")
-        for path, _, _ in kept:
+        for path in kept:
             try:
                 shutil.rmtree(path)
             except OSError as error:
@@ -136,10 +138,3 @@ def _stop() -> bool:
             raise ServiceUnavailable(f"down: process {embedded.pid} has not ended within {_STOP_TIMEOUT_S:g} s")
         time.sleep(_LOOK_EVERY_S)
     return True
-
-
-def _kept_files() -> Iterator[tuple[Path, str, int]]:
-    """The folders of this user that there are, what they hold, and their sizes in bytes."""
-    for path, words in ((state_dir(), "records, decisions, the novelty log"), (cache_dir(), "converted models")):
-        if path.exists():
-            yield path, words, sum(file.lstat().st_size for file in path.rglob("*"))
