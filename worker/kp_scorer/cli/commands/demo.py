@@ -15,12 +15,12 @@ import click
 
 from kp_scorer.analysis.calibration import Target
 from kp_scorer.characters import escaped
+from kp_scorer.cli.commands.up import worker_processes
 from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.display import DecisionTable, progress
 from kp_scorer.cli.input import read_files
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_text, refusal
-from kp_scorer.cli.processes import worker_processes
 from kp_scorer.client import Client, Status
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, TraceConflict
 from kp_scorer.local.embedded import embedded_redis
