@@ -318,7 +318,7 @@ def test_alias_gets_the_profile_and_bounds_of_its_domain() -> None:
 
 def test_a_domain_is_known_if_any_setting_names_it() -> None:
     policy = Policy(thresholds={"qa": 0.5}, reviews={"web": 0.5}, aliases={"Finance": "finance"})
-    assert [name for name in ("default", "code", "qa", "web", "Finance", "finanse", "QA") if not policy.mentions(name)] == [
+    assert [name for name in ("default", "code", "qa", "web", "Finance", "finanse", "QA") if name not in policy.domains] == [
         "finanse",
         "QA",
     ]

@@ -294,7 +294,7 @@ class Decider:
                 decision.novelty.entry or "",
                 Tally(
                     decision.domain,
-                    self._policy.mentions(decision.domain),
+                    decision.domain in self._policy.domains,
                     " ".join(guard.name for guard in decision.guards if guard.fired),
                 ),
             )

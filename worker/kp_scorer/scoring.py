@@ -5,12 +5,13 @@ A pure function of a trace and its novelty, by the formulas of the KnowledgePuls
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
+from pydantic import BaseModel, ConfigDict
+
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, NoveltySource, Outcome, Override, ThresholdSource
-from kp_scorer.trace import STEP_TYPES, ReasoningTrace
+from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
 
 UNKNOWN_NOVELTY: Final = 0.5
 """Novelty when there is nothing to compare with: an empty cache, or no embedder."""
@@ -55,26 +56,27 @@ class Bounds(NamedTuple):
         return max((outcome, *(each for each in demanded if each)), key=get_args(Outcome).index)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(BaseModel):
     """Profiles and bounds by domain, matched exactly after aliases are resolved; other domains get the defaults."""
 
-    profiles: Mapping[str, Dimensions] = field(default_factory=lambda: PROFILES)
-    threshold: float = DEFAULT_THRESHOLD
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    review: float | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    threshold: Fraction = DEFAULT_THRESHOLD
+    thresholds: dict[Domain, Fraction] = {}
+    review: Fraction | None = None
     """The score from which a trace that is not accepted goes to review; None has none reviewed."""
-    reviews: Mapping[str, float] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    reviews: dict[Domain, Fraction] = {}
+    profiles: dict[Domain, Dimensions] = dict(PROFILES)
+    aliases: dict[Domain, str] = {}
     """Domains by their aliases; no alias has a profile or bounds of its own."""
     submitted_thresholds: bool = False
     """Whether the threshold that a submission asks for replaces the operator's."""
     cap_step_term: bool = False
-    max_confidence: float = 1.0
+    max_confidence: Fraction = 1.0
     """What a producer says of its own confidence counts up to this."""
-    min_novelty: float = 0.0
+    min_novelty: Fraction = 0.0
     """A trace that is less novel is rejected. Unknown novelty passes."""
-    min_novelties: Mapping[str, float] = field(default_factory=dict)
+    min_novelties: dict[Domain, Fraction] = {}
     copies: Literal["score", "reject"] = "score"
     """What happens to a trace whose content another one in the window has."""
 
@@ -106,10 +108,10 @@ class Policy:
         if self.copies == "reject":
             yield Guard(name="copies", fired=is_copy)
 
-    def mentions(self, domain: str) -> bool:
-        """Whether the policy names ``domain``. If not, its name may be misspelt."""
-        names = (self.aliases, self.profiles, self.thresholds, self.reviews, self.min_novelties)
-        return any(domain in each for each in names)
+    @property
+    def domains(self) -> frozenset[str]:
+        """The domains that it names, also as aliases; the names of others may be misspelt."""
+        return frozenset().union(self.aliases, self.profiles, self.thresholds, self.reviews, self.min_novelties)
 
 
 def check_weights(weights: Dimensions) -> Dimensions:

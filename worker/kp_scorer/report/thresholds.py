@@ -49,7 +49,7 @@ def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -
 
     What depends on the traces stays as it was decided: ``scoring.cap_step_term`` and ``scoring.max_confidence`` change nothing.
     """
-    policy = (settings or load_settings()).scoring.policy()
+    policy = (settings or load_settings()).scoring
     return [decide_again(decision, policy) for decision in decisions]
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
 from kp_scorer.decoding import Count, Limits
 from kp_scorer.novelty import Window
-from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
+from kp_scorer.scoring import PROFILES, Policy, check_weights
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, is_loopback, parse_url
 from kp_scorer.trace import Domain, Fraction, PrivacyLevel, Visibility
 
@@ -146,26 +146,20 @@ class ReviewSettings(Section):
     sample: Fraction = 0.0
 
 
-class ScoringSettings(Section):
+class ScoringSettings(Policy):
     """How traces are scored: thresholds, weights and aliases."""
 
-    threshold: Fraction = DEFAULT_THRESHOLD
-    thresholds: dict[Domain, Fraction] = Field(default_factory=dict)
-    review: Fraction | None = None
-    reviews: dict[Domain, Fraction] = Field(default_factory=dict)
-    profiles: dict[Domain, Annotated[Dimensions, AfterValidator(check_weights)]] = Field(default_factory=dict)
-    aliases: dict[Domain, str] = Field(default_factory=dict)
-    submitted_thresholds: bool = False
-    cap_step_term: bool = False
-    max_confidence: Fraction = 1.0
-    min_novelty: Fraction = 0.0
-    min_novelties: dict[Domain, Fraction] = Field(default_factory=dict)
-    copies: Literal["score", "reject"] = "score"
+    profiles: dict[Domain, Annotated[Dimensions, AfterValidator(check_weights)]] = Field(default_factory=lambda: dict(PROFILES))
+
+    @field_validator("profiles")
+    @classmethod
+    def _added_to_the_built_in_ones(cls, profiles: dict[str, Dimensions]) -> dict[str, Dimensions]:
+        return {**PROFILES, **profiles}
 
     @model_validator(mode="after")
     def _every_entry_has_an_effect(self) -> Self:
         clashes = list(self.reviews_above(self.threshold, self.thresholds))
-        own = self._own_domains
+        own = {*self.profiles, *self.thresholds, *self.reviews, *self.min_novelties}
         for alias, domain in self.aliases.items():
             if alias in own:
                 clashes.append(f"aliases.{alias}: expected a name without a profile or bounds of its own")
@@ -183,19 +177,6 @@ class ScoringSettings(Section):
             if review is not None and review > threshold:
                 where = f"reviews.{domain}" if domain else "review"
                 yield f"{where}: expected at most the threshold of {threshold:g}, got {review:g}"
-
-    @property
-    def _own_domains(self) -> set[str]:
-        return {*PROFILES, *self.profiles, *self.thresholds, *self.reviews, *self.min_novelties}
-
-    @property
-    def domains(self) -> frozenset[str]:
-        """The domains that settings name: with a profile or bounds of their own, or as an alias."""
-        return frozenset({*self._own_domains, *self.aliases})
-
-    def policy(self) -> Policy:
-        """The policy that traces are decided by; profiles given here are added to, or replace, the built-in ones."""
-        return Policy(**dict(self) | {"profiles": {**PROFILES, **self.profiles}})
 
 
 class PinSettings(Section):

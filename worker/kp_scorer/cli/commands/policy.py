@@ -21,7 +21,7 @@ def profiles(settings: Settings) -> None:
 
     The default profile is that of all domains without one of their own; their thresholds may differ.
     """
-    policy = settings.scoring.policy()
+    policy = settings.scoring
     for name, weights in policy.profiles.items():
         bounds = policy.bounds(name)
         row = {"profile": name, **weights.model_dump(), "threshold": bounds.threshold, "review": bounds.review}
@@ -48,7 +48,7 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     workers. What depends on the traces themselves stays as it was decided: scoring.cap_step_term and
     scoring.max_confidence change nothing here, and a threshold that a submission asked for counts only if it was obeyed.
     """
-    policy = load_scoring(thresholds, settings).policy()
+    policy = load_scoring(thresholds, settings)
     pairs = [(decision, decide_again(decision, policy)) for decision in gathered.decisions]
     flips = [(before, after) for before, after in pairs if before.outcome != after.outcome]
     for before, after in flips:
