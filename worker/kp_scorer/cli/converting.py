@@ -21,10 +21,8 @@ _FIELDS: Final = dict(id="id", success="success", confidence="confidence", domai
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_LINES: Final = 1 << 40
 """More than a file has: lines are counted through all files."""
-_MOST_NAMES: Final = 12
-"""Of fields that were not read: a line or two."""
-_MOST_CHARS: Final = 80
-"""Of such a name."""
+_MOST_FIELDS_NAMED: Final = 12
+_FIELD_NAME_CHARS: Final = 80
 
 
 class Line(NamedTuple):
@@ -88,8 +86,8 @@ class Conversion:
         runs = f"{counts['traces']} of {self._runs} runs"
         print_note(f"converted {runs}: {parts}, {counts['recoveries']} error recoveries{without}{continued}")
         if unread := self._converter.unread.most_common():
-            names = [f"{name[:_MOST_CHARS]} ({runs})" for name, runs in unread[:_MOST_NAMES]]
-            more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
+            names = [f"{name[:_FIELD_NAME_CHARS]} ({runs})" for name, runs in unread[:_MOST_FIELDS_NAMED]]
+            more = f" and {len(unread) - _MOST_FIELDS_NAMED} more" if len(unread) > _MOST_FIELDS_NAMED else ""
             print_note(f"fields not read, and in how many runs: {', '.join(names)}{more}")
 
     def _counted(self, results: Iterable[dict[str, Any] | NotConverted]) -> Iterator[Line]:

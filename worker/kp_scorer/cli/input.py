@@ -37,12 +37,10 @@ _MOST_BYTES: Final = 2**28
 _MOST_VALUES: Final = 2**22
 """Of the same: a value may take a hundred bytes of memory."""
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".traj")
-_OF_OTHERS: Final = re.compile(
+_FIELD_OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
 )
-"""A field by which what others record begins, more or less."""
-_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
-"""A field by which a trace of ours begins."""
+_FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _CONVERT: Final = "what others recorded: `kp-scorer convert` makes traces of it"
 _UNKNOWN: Final = (
@@ -136,7 +134,7 @@ def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None
             problem = Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")
             yield Line(number, InvalidTrace([problem]), len(raw))
             continue
-        own = _decoded(number, raw.strip(), limits, most_bytes) if _OF_TRACES.search(raw) else None
+        own = _decoded(number, raw.strip(), limits, most_bytes) if _FIELD_OF_TRACES.search(raw) else None
         if own and not isinstance(own.trace, InvalidTrace):
             yield own
             continue
@@ -256,7 +254,7 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
 
 def _may_be_large(beginning: bytes) -> bool:
     """Whether what begins so is something that others record, which may be larger than a trace."""
-    return _OF_TRACES.search(beginning) is None and _OF_OTHERS.search(beginning) is not None
+    return _FIELD_OF_TRACES.search(beginning) is None and _FIELD_OF_OTHERS.search(beginning) is not None
 
 
 def _entire(stream: IO[bytes], line: bytes) -> bytes:

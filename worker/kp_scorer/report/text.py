@@ -17,10 +17,8 @@ from kp_scorer.report.sections import DETAILS, WORDS, Objectives, Section, Table
 COLUMNS: Final = 80
 _NAME: Final = 22
 _DETAIL: Final = 36
-_NEVER_CUT: Final = frozenset({"trace", "agent", "framework", "reason"})
-"""Columns of ids and the like."""
-_LONGEST: Final = 400
-"""Longer than any line with an id."""
+_COLUMNS_OF_IDS: Final = frozenset({"trace", "agent", "framework", "reason"})
+_LONGER_THAN_ANY_ID: Final = 400
 _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 
@@ -57,11 +55,11 @@ def _table(content: Table) -> Iterator[str]:
     grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         is_figure = number > 0 and heading not in WORDS
-        width = _NAME if number == 0 and heading not in _NEVER_CUT else None
+        width = _NAME if number == 0 and heading not in _COLUMNS_OF_IDS else None
         grid.add_column(Text(heading), justify="right" if is_figure else "left", no_wrap=True, max_width=width)
     for row in content.rows:
         grid.add_row(*map(Text, row[: len(headings)]))
-    width = COLUMNS - 2 if _NEVER_CUT.isdisjoint(headings) else _LONGEST
+    width = COLUMNS - 2 if _COLUMNS_OF_IDS.isdisjoint(headings) else _LONGER_THAN_ANY_ID
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
         console.print(grid)
