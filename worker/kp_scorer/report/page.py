@@ -98,16 +98,12 @@ def _figure(chart: Chart) -> Html:
 def _table(content: Table) -> Html:
     headings, caption = content.headings, content.caption
     classes = {"trace": "id", "label": "", **dict.fromkeys(DETAILS, "sentence"), headings[0]: ""}
-    kinds = [{"class_": name} if (name := classes.get(heading, "figure")) else {} for heading in headings]
-    columns = (element("th", heading, scope="col", **kind) for heading, kind in zip(headings, kinds, strict=True))
-    lines = (
-        element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(element("td", cell, **kind) for cell, kind in zip(row[1:], kinds[1:], strict=True)),
-        )
-        for row in content.rows
-    )
+    kinds = [classes.get(heading, "figure") for heading in headings]
+    columns = (element("th", heading, scope="col", class_=kind) for heading, kind in zip(headings, kinds, strict=True))
+    lines = []
+    for first, *others in content.rows:
+        cells = (element("td", cell, class_=kind) for cell, kind in zip(others, kinds[1:], strict=True))
+        lines.append(element("tr", element("th", first, scope="row"), *cells))
     parts = (element("caption", caption), element("thead", element("tr", *columns)), element("tbody", *lines))
     html = element("div", element("table", *parts), class_="scroll", tabindex="0", role="region", aria_label=caption)
     return html if content.is_open else element("details", element("summary", caption), html)
