@@ -83,7 +83,7 @@ def test_nothing_in_the_table_acts_on_a_terminal(capsys: pytest.CaptureFixture[s
 
 
 def test_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kp_scorer.cli.display._COLUMNS", 80)
+    monkeypatch.setattr("kp_scorer.cli.display._COLUMNS_WITHOUT_TERMINAL", 80)
     rows = [
         decision("accepted", {"novelty": 0.9, "complexity": 0.9}, overrides=("single_tool",), domain="customer_service"),
         decision("rejected", domain="d" * 200),

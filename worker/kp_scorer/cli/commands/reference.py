@@ -6,8 +6,6 @@ from importlib import resources
 import click
 
 from kp_scorer.cli.output import print_text
-from kp_scorer.decision import Decision
-from kp_scorer.trace import ReasoningTrace
 
 _FILES = ("kp-scorer.toml", "redis.conf", "users.acl")
 
@@ -23,6 +21,10 @@ def reference(file: str) -> None:
 @click.argument("message", type=click.Choice(["trace", "decision"]))
 def schema(message: str) -> None:
     """Print the JSON Schema of what is submitted (trace) or published (decision)."""
+    # Here, as they bring pydantic, which `reference` does without.
+    from kp_scorer.decision import Decision
+    from kp_scorer.trace import ReasoningTrace
+
     if message == "trace":
         json_schema = ReasoningTrace.model_json_schema(mode="validation")
     else:
