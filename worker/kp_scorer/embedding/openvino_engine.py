@@ -118,7 +118,7 @@ class OpenVinoEngine:
 def _with_gates_apart(model: openvino.Model) -> openvino.Model:
     """The model, its gated layers (as ModernBERT has them) such that OpenVINO does not fuse them.
 
-    On a processor with AMX the fused layer divides by half of a stream's threads, rounded down: with one thread the process dies
+    On a processor with AMX the fused layer divides by half of a stream's threads, rounded down: with one it ends the process
     (OpenVINO 2026.4.1; its issue 28550).
     """
     gates = (op for op in model.get_ops() if op.get_type_name() in ("Gelu", "Swish"))
