@@ -143,7 +143,7 @@ def _attributes(spans: Sequence[Fields]) -> dict[str, Any]:
 def _supplied(values: dict[str, Any]) -> SuppliedFields:
     try:
         # Attributes may be texts: OTEL_RESOURCE_ATTRIBUTES knows nothing else.
-        return _FIELDS.validate_python({"task_domain": values.pop("domain"), **values})
+        return _FIELDS.validate_python({"task_domain": values.pop("domain"), "paths": {}, **values})
     except ValidationError as error:
         names = {str(item["loc"][0]).removeprefix("task_"): item["msg"] for item in error.errors(include_input=False)}
         raise InvalidTrace([Problem(f"kp.{name}", message) for name, message in names.items()]) from None
