@@ -227,7 +227,7 @@ def test_wrong_label_is_named_with_its_line(tmp_path: Path, text: str, message: 
 
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs"]))
 THRESHOLDS: Final = st.integers(0, 10_000).map(lambda step: step / 10_000)
-CALIBRATION: Final = calibrate(samples_of(DECISIONS, {}, {}), Target("accept", 0.2))
+CALIBRATION: Final = calibrate(samples_of(((each, None) for each in DECISIONS), {}), Target("accept", 0.2))
 
 
 @given(st.dictionaries(NAMES, THRESHOLDS))

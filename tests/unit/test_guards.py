@@ -129,7 +129,7 @@ def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
     decisions = decisions_with_copies(Policy(copies="reject"))
     assert {decision.is_guarded for decision in decisions} == {True, False}
     unguarded = 1 - sum(decision.is_guarded for decision in decisions) / len(decisions)
-    samples = samples_of(decisions, {}, {})
+    samples = samples_of(((decision, None) for decision in decisions), {})
     # However low the threshold: what the guard rejects stays rejected.
     cohort = calibrate(samples, Target("accept", 0.9)).domains["code"]
     assert (cohort.suggestion, cohort.lack) == (None, "out_of_reach")

@@ -118,8 +118,8 @@ class OpenVinoEngine:
 def _with_gates_apart(model: openvino.Model) -> openvino.Model:
     """The model, its gated layers (as ModernBERT has them) such that OpenVINO does not fuse them.
 
-    On a processor with AMX the fused layer divides by half of a stream's threads, rounded down: with one it ends the process
-    (OpenVINO 2026.4.1; its issue 28550).
+    On a processor with AMX the fused layer divides by half of a stream's threads, rounded down, so with one thread the process
+    dies (OpenVINO 2026.4.1; its issue 28550).
     """
     gates = (op for op in model.get_ops() if op.get_type_name() in ("Gelu", "Swish"))
     for product in (user.get_node() for gate in gates for user in gate.output(0).get_target_inputs()):

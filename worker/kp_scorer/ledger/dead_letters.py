@@ -1,7 +1,8 @@
 """The dead letters in Redis: one hash each, and an index by the time each was last dead-lettered."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import redis
@@ -12,10 +13,11 @@ from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
-from kp_scorer.ledger.scripts import row, script
+from kp_scorer.ledger.scripts import row, rows, script
 from kp_scorer.settings.sections import LedgerSettings
 
-_READ_CHUNK: Final = 500
+_READ_AT_ONCE: Final = 500
+_LISTED_AT_ONCE: Final = 5_000
 _DROPPED_AT_ONCE: Final = 100
 """So many take Redis some 10 ms."""
 
@@ -49,6 +51,11 @@ class DeadLetter(NamedTuple):
     """When it was last dead-lettered: redelivered, or submitted and failed again."""
     occurrences: int
     size_bytes: int
+
+
+def _described(key: bytes, reason: bytes, detail: bytes, trace_id: bytes, *numbers: bytes | int) -> DeadLetter:
+    letter_id, reason_, detail_, owner = map(text_in, (key.rpartition(b":")[2], reason, detail, trace_id))
+    return DeadLetter(letter_id, reason_, detail_, owner, *map(number_in, numbers))
 
 
 class _Reply(NamedTuple):
@@ -95,6 +102,10 @@ def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_on
 def _drop(
     *, keys: Keys, dead_letter: str, dead_letter_id: str, record_prefix: str, chosen_burials: int, chosen_last_ms: int
 ) -> None: ...
+
+
+@script(rows(_described))
+def _read_dead_letters(*, dead_letters: Sequence[str], reason: str, part: str, trace_ids: Sequence[str]) -> None: ...
 
 
 @reports_outages("dead letters")
@@ -194,23 +205,35 @@ class DeadLetters:
         counts: Any = self._client.hgetall(self._keys.dropped)
         return {text_in(reason): number_in(count) for reason, count in sorted(counts.items())}
 
-    def read(self) -> Iterator[DeadLetter]:
-        """Yield all dead letters, the one that was dead-lettered longest ago first."""
-        ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
-        for start in range(0, len(ids), _READ_CHUNK):
-            chunk = [text_in(letter_id) for letter_id in ids[start : start + _READ_CHUNK]]
-            pipeline = self._client.pipeline(transaction=False)
-            for letter_id in chunk:
-                key = self._keys.dead_letter(letter_id)
-                pipeline.hmget(key, "reason", "detail", "trace_id", "deliveries", "first_ms", "last_ms", "burials")
-                pipeline.hstrlen(key, "payload")
-            replies = iter(pipeline.execute())
-            for letter_id, fields, size_bytes in zip(chunk, replies, replies, strict=True):
-                # Else dropped or expired since the index was read.
-                if fields[0] is not None:
-                    reason, detail, trace_id = map(text_in, fields[:3])
-                    deliveries, first_ms, last_ms, times = map(number_in, fields[3:])
-                    yield DeadLetter(letter_id, reason, detail, trace_id, deliveries, first_ms, last_ms, times, size_bytes)
+    def count(self) -> int:
+        """How many there are."""
+        return int(self._client.zcard(self._keys.dead_letters))
+
+    def ids(self) -> Iterator[str]:
+        """Yield the ids of all dead letters, the one that was dead-lettered longest ago first."""
+        seen: set[bytes] = set()
+        since_ms, most = 0.0, _LISTED_AT_ONCE
+        while True:
+            page: Any = self._client.zrangebyscore(self._keys.dead_letters, since_ms, "+inf", 0, most, withscores=True)
+            unseen = [letter_id for letter_id, _ in page if letter_id not in seen]
+            yield from map(text_in, unseen)
+            if len(page) < most:
+                return
+            seen.update(unseen)
+            since_ms = page[-1][1]
+            # So many were dead-lettered in the same millisecond.
+            most *= 1 if unseen else 2
+
+    def read(
+        self, letter_ids: Iterable[str] | None = None, *, reason: str = "", part: str = "", trace_ids: Sequence[str] = ()
+    ) -> Iterator[DeadLetter]:
+        """Yield these dead letters, or all, the one that was dead-lettered longest ago first.
+
+        Only those that died of this reason, with this part in their trace's id, and of these traces, where any are named.
+        """
+        wanted = iter(self.ids() if letter_ids is None else letter_ids)
+        while chunk := [self._keys.dead_letter(letter_id) for letter_id in islice(wanted, _READ_AT_ONCE)]:
+            yield from _read_dead_letters(self._client, dead_letters=chunk, reason=reason, part=part, trace_ids=trace_ids)
 
     def payload(self, letter_id: str) -> bytes:
         """Read a dead letter's payload; empty if there is no such dead letter any more."""

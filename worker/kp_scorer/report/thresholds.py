@@ -36,7 +36,7 @@ def calibrate(
     target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
     if None not in (accept, precision) or not 0 < target.share < 1:
         raise ValueError("expected either accept or precision, a share between 0 and 1")
-    samples = samples_of(decisions, good, settings.scoring.aliases)
+    samples = samples_of(((decision, good.get(decision.trace_id)) for decision in decisions), settings.scoring.aliases)
     thresholds = thresholds_of(calibrated(samples, target, settings.scoring.thresholds), settings.scoring)
     if clashes := list(settings.scoring.reviews_above(thresholds.default, thresholds.domains)):
         raise SettingsError("; ".join(f"scoring.{clash}" for clash in clashes))

@@ -1,7 +1,7 @@
 """``kp-scorer dead-letter``: look at what could not be decided, and replay or drop it."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, cast
@@ -44,22 +44,20 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
         letter_ids: tuple[str, ...], reason: str | None, trace_id: str | None, settings: Settings, **options: Any
     ) -> None:
         with Store.open(settings) as store:
-            dead_letters = list(store.dead_letters.read())
-            existing = {each.letter_id for each in dead_letters}
+            existing = list(store.dead_letters.ids()) if letter_ids else []
             wanted = {resolve_among(letter_id, existing) for letter_id in letter_ids}
-            selected = [
-                each
-                for each in dead_letters
-                if (not wanted or each.letter_id in wanted)
-                and reason in (None, each.reason)
-                and (trace_id is None or each.trace_id == exact_trace_id(trace_id))
-            ]
+            missing = sorted(wanted.difference(existing))
+            selected = store.dead_letters.read(
+                [letter_id for letter_id in existing if letter_id in wanted] if wanted else None,
+                reason=reason or "",
+                trace_ids=[exact_trace_id(trace_id)] if trace_id is not None else [],
+            )
             try:
                 command(store=store, dead_letters=selected, settings=settings, **options)
             finally:
-                for letter_id in sorted(wanted - existing):
+                for letter_id in missing:
                     print_note(f"{letter_id}: there is no such dead letter")
-        if wanted - existing:
+        if missing:
             sys.exit(1)
 
     return with_selection
@@ -67,7 +65,7 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
 
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
 @_selection
-def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
+def list_dead_letters(dead_letters: Iterable[DeadLetter], **_: Any) -> None:
     """Print a line for each dead letter, without its content. The least recently dead-lettered comes first."""
     for each in dead_letters:
         print_row(_described(each))
@@ -75,7 +73,7 @@ def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
 @_selection
-def show(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -> None:
+def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
     """Print dead letters with their content, as it was received. Of one too large for a worker that is its beginning."""
     for each in dead_letters:
         payload = _readable(store.dead_letters.payload(each.letter_id), settings.limits)
@@ -84,7 +82,7 @@ def show(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason scoring_failed")
 @_selection
-def replay(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -> None:
+def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
     """Submit dead letters again, as their producers would. Those accepted by the queue are dropped, the others stay."""
     stayed = 0
     with Client(settings) as client:
@@ -105,9 +103,9 @@ def replay(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings)
 @dead_letter.command(epilog="Example: kp-scorer dead-letter drop 5d41402a")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_selection
-def drop(store: Store, dead_letters: Sequence[DeadLetter], yes: bool, **_: Any) -> None:
+def drop(store: Store, dead_letters: Iterable[DeadLetter], yes: bool, **_: Any) -> None:
     """Remove dead letters for good: all, unless some are selected."""
-    if dead_letters and not yes:
+    if not yes and (dead_letters := list(dead_letters)):
         click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
     for each in dead_letters:
         # Else it was dead-lettered again meanwhile.

@@ -1,5 +1,6 @@
 """``kp-scorer profiles`` and ``re-decide``: the policy in force, and what another one would have decided."""
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -48,17 +49,22 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     workers. What depends on the traces themselves stays as it was decided: scoring.cap_step_term and
     scoring.max_confidence change nothing here, and a threshold that a submission asked for counts only if it was obeyed.
     """
-    policy = load_scoring(thresholds, settings)
-    pairs = [(decision, decide_again(decision, policy)) for decision in gathered.decisions]
-    flips = [(before, after) for before, after in pairs if before.outcome != after.outcome]
-    for before, after in flips:
-        print_row(_row(before, after))
-    print_note(f"{len(flips)} of {len(pairs)} decisions flip")
-    accepted = (sum(decision.outcome == "accepted" for decision in side) for side in zip(*pairs, strict=True))
-    print_note("accepted before and after: {:.1%}, {:.1%}".format(*(count / len(pairs) for count in accepted)))
-    if weighed := sum(before.weights != after.weights for before, after in pairs):
+    policy, counts = load_scoring(thresholds, settings), Counter[str]()
+    for before, after in ((each.decision, decide_again(each.decision, policy)) for each in gathered.traces):
+        if before.outcome != after.outcome:
+            print_row(_row(before, after))
+        counts["decisions"] += 1
+        counts["flips"] += before.outcome != after.outcome
+        counts["before"] += before.outcome == "accepted"
+        counts["after"] += after.outcome == "accepted"
+        counts["weighed"] += before.weights != after.weights
+        counts["capped"] += bound_of(before, "max_confidence") != policy.max_confidence
+    total = counts["decisions"]
+    print_note(f"{counts['flips']} of {total} decisions flip")
+    print_note(f"accepted before and after: {counts['before'] / total:.1%}, {counts['after'] / total:.1%}")
+    if weighed := counts["weighed"]:
         print_note(f"{weighed} have other weights than they were decided with, and so another score")
-    if capped := sum(bound_of(before, "max_confidence") != policy.max_confidence for before, _ in pairs):
+    if capped := counts["capped"]:
         print_note(f"{capped} were decided by another scoring.max_confidence, which only scoring their traces anew applies")
 
 
