@@ -13,7 +13,8 @@ from kp_scorer.ledger import DeadLetters, Store, Submission
 from kp_scorer.ledger.connection import connect
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.settings import LedgerSettings, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.processes import wait_until
 from tests.support.shipped import Shipped

@@ -21,7 +21,8 @@ from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.novelty.log import Entry, Place
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.settings import LedgerSettings, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.builders import decision_on
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until

@@ -14,7 +14,7 @@ from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
 from kp_scorer.ledger.scripts import row, rows, script
-from kp_scorer.settings import LedgerSettings
+from kp_scorer.settings.sections import LedgerSettings
 
 _READ_AT_ONCE: Final = 500
 _LISTED_AT_ONCE: Final = 5_000
