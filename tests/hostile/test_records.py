@@ -143,7 +143,7 @@ def test_a_record_that_was_mended_meanwhile_keeps_its_decision(store: Store, key
     # Before that worker dead-letters it, its client submits it again, and another worker decides it.
     store.ledger.submit([Submission(trace_id, DIGEST, payload)])
     decide(store, trace_id)
-    stored = store.dead_letters.dead_letter(payload, refused.reason, record.detail, trace_id, DIGEST)
+    stored = store.dead_letters.dead_letter(payload, refused.reason, refused.detail, trace_id, DIGEST)
     (record,) = store.ledger.look_up([trace_id])
     assert stored
     assert record
