@@ -33,8 +33,8 @@ def alike(expected: str, line: str) -> bool:
     by one in fifty.
     """
     return FIGURE.sub("", expected) == FIGURE.sub("", line) and all(
-        float(other) == pytest.approx(float(figure), abs=0.002 if "." in figure else int(figure) / 50)
-        for figure, other in zip(FIGURE.findall(expected), FIGURE.findall(line), strict=True)
+        float(actual) == pytest.approx(float(figure), abs=0.002 if "." in figure else int(figure) / 50)
+        for figure, actual in zip(FIGURE.findall(expected), FIGURE.findall(line), strict=True)
     )
 
 

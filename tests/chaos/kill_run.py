@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from kp_scorer.client import Client
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.arena import Arena, submit
 from tests.support.commands import run

@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.local.embedded import redis_executable
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.commands import COMMAND
 from tests.support.documents import blocks, code_with

@@ -15,7 +15,8 @@ from kp_scorer.ledger import DeadLetters, Identity, RedisLedger, Store, Submissi
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.ledger.scripts import Script, nothing
-from kp_scorer.settings import LedgerSettings, Settings, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.builders import decision_on
 

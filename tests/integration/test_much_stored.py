@@ -12,7 +12,8 @@ from kp_scorer.cli.main import commands
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import novelty_of
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import candidate, decision
 

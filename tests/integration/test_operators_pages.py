@@ -16,7 +16,8 @@ from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
 from kp_scorer.local.embedded import redis_executable
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.documents import Line, lines_of
 from tests.support.processes import FAST_WORKER, free_port, start_worker

@@ -39,7 +39,8 @@ from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.audit import audit
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support import commands
 from tests.support.builders import decision_on

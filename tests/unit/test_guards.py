@@ -161,4 +161,3 @@ def test_an_explanation_advises_no_confidence_above_the_ceiling() -> None:
 def test_a_domain_with_a_floor_is_one_that_settings_name() -> None:
     scoring = load_settings({"scoring.min_novelties": {"legal": 0.2}, "scoring.aliases": {"law": "legal"}}).scoring
     assert {"legal", "law"} <= scoring.domains
-    assert scoring.policy().mentions("legal")

@@ -13,8 +13,9 @@ from typing import IO, Any, Final, NamedTuple
 import click
 
 from kp_scorer.characters import escaped
+from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import Line, open_input, read_bytes, read_traces, unpacked
+from kp_scorer.cli.input import open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import Command, ledger_options
 from kp_scorer.cli.output import note_damaged, note_if_unmeasured, print_note, refusal
 from kp_scorer.decider import Decider

@@ -13,7 +13,7 @@ from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
 from kp_scorer.ledger.scripts import row, script
-from kp_scorer.settings import LedgerSettings
+from kp_scorer.settings.sections import LedgerSettings
 
 _READ_AT_ONCE: Final = 1_000
 """So many take Redis some milliseconds."""

@@ -9,7 +9,8 @@ from kp_scorer.analysis.calibration import calibrate as calibrated
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.scoring import decide_again
-from kp_scorer.settings import ScoringSettings, Settings, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.sections import ScoringSettings
 
 _NO_LABELS: Final[Mapping[str, bool]] = MappingProxyType({})
 
@@ -48,7 +49,7 @@ def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -
 
     What depends on the traces stays as it was decided: ``scoring.cap_step_term`` and ``scoring.max_confidence`` change nothing.
     """
-    policy = (settings or load_settings()).scoring.policy()
+    policy = (settings or load_settings()).scoring
     return [decide_again(decision, policy) for decision in decisions]
 
 

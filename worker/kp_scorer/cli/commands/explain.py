@@ -88,7 +88,7 @@ def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settin
     for number, decision in enumerate(decisions.values()):
         if number:
             yield ""
-        yield from decided_words(decision, available, settings.scoring.policy())
+        yield from decided_words(decision, available, settings.scoring)
 
 
 def _of_ledger(store: Store, id_or_beginning: str, traces: str | None, settings: Settings) -> tuple[Iterator[str], bool]:
@@ -101,7 +101,7 @@ def _of_ledger(store: Store, id_or_beginning: str, traces: str | None, settings:
         decision = _with_nearest(record.decision, store)
         available = traces_named(traces, [decision], settings.limits)
         label = [] if record.good is None else ["", f"It is labelled {'good' if record.good else 'bad'}."]
-        return chain(decided_words(decision, available, settings.scoring.policy()), label), True
+        return chain(decided_words(decision, available, settings.scoring), label), True
     if record and record.state == "pending":
         return pending_words(trace_id, record), False
     dead_letters = list(store.dead_letters.read(trace_ids=[trace_id]))

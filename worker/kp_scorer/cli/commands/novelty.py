@@ -12,8 +12,9 @@ from typing import Final
 import click
 import numpy as np
 
+from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import Line, ReadAhead, open_input, read_bytes, read_traces, unpacked
+from kp_scorer.cli.input import ReadAhead, open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
@@ -26,7 +27,8 @@ from kp_scorer.ledger.pins import MOST_ENTRIES
 from kp_scorer.novelty.audit import DecidedTrace
 from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.novelty.pins import PinnedSet, audit_pinned
-from kp_scorer.settings import PIN_NAME, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import PIN_NAME
 from kp_scorer.trace import ReasoningTrace
 
 _NOTHING_CHECKED: Final = 5

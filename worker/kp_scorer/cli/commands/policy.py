@@ -1,4 +1,4 @@
-"""``kp-scorer re-decide``: what other thresholds, weights or profiles would have decided."""
+"""``kp-scorer profiles`` and ``re-decide``: the policy in force, and what another one would have decided."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,10 +7,28 @@ import click
 
 from kp_scorer.analysis.explanation import bound_of
 from kp_scorer.cli.gathering import Gathered, gathering_options
+from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.decision import Decision
 from kp_scorer.scoring import decide_again
-from kp_scorer.settings import Settings, load_scoring
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import load_scoring
+
+
+@click.command(epilog="Example: kp-scorer profiles --config kp-scorer.toml")
+@settings_options
+def profiles(settings: Settings) -> None:
+    """Print the weights of each profile, and the threshold and review of the domain by its name.
+
+    The default profile is that of all domains without one of their own; their thresholds may differ.
+    """
+    policy = settings.scoring
+    for name, weights in policy.profiles.items():
+        bounds = policy.bounds(name)
+        row = {"profile": name, **weights.model_dump(), "threshold": bounds.threshold, "review": bounds.review}
+        in_words = ", ".join(f"{dimension.replace('_', ' ')} {weight:.2f}" for dimension, weight in weights)
+        review = "" if bounds.review is None else f", review {bounds.review:g}"
+        print_row(row, f"{name}: {in_words}; threshold {bounds.threshold:g}{review}")
 
 
 @click.command("re-decide", epilog="Example: kp-scorer re-decide decisions.jsonl --thresholds thresholds.toml > flips.jsonl")
@@ -31,7 +49,7 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     workers. What depends on the traces themselves stays as it was decided: scoring.cap_step_term and
     scoring.max_confidence change nothing here, and a threshold that a submission asked for counts only if it was obeyed.
     """
-    policy, counts = load_scoring(thresholds, settings).policy(), Counter[str]()
+    policy, counts = load_scoring(thresholds, settings), Counter[str]()
     for before, after in ((each.decision, decide_again(each.decision, policy)) for each in gathered.traces):
         if before.outcome != after.outcome:
             print_row(_row(before, after))
