@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding import Embedder, select_embedder
-from kp_scorer.settings import EmbeddingSettings
+from kp_scorer.settings.sections import EmbeddingSettings
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer

@@ -13,7 +13,8 @@ from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until

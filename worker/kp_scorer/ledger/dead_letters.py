@@ -13,9 +13,10 @@ from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
 from kp_scorer.ledger.scripts import row, script
-from kp_scorer.settings import LedgerSettings
+from kp_scorer.settings.sections import LedgerSettings
 
-_READ_CHUNK: Final = 500
+_READ_AT_ONCE: Final = 1_000
+"""So many take Redis some milliseconds."""
 _DROPPED_AT_ONCE: Final = 100
 """So many take Redis some 10 ms."""
 
@@ -55,6 +56,13 @@ class DeadLetter(NamedTuple):
     """How long it was queued before; None where nothing says when it was sent."""
 
 
+def _letter(fields: Sequence[Any]) -> DeadLetter:
+    letter_id, reason, detail, trace_id, worker = map(text_in, fields[:5])
+    deliveries, first_ms, last_ms, occurrences, queued_ms, size_bytes = map(number_in, fields[5:])
+    figures = (deliveries, first_ms, last_ms, occurrences, size_bytes)
+    return DeadLetter(letter_id, reason, detail, trace_id, *figures, worker, None if fields[9] is None else queued_ms)
+
+
 class _Reply(NamedTuple):
     decision: bytes
     has_too_many: int
@@ -63,6 +71,12 @@ class _Reply(NamedTuple):
 class _Dropped(NamedTuple):
     reasons: list[bytes]
     has_too_many: int
+
+
+class _Page(NamedTuple):
+    last_ms: int
+    last_id: bytes
+    rows: list[list[Any]]
 
 
 class _Bounds(NamedTuple):
@@ -100,6 +114,21 @@ def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_on
 @script(bool)
 def _drop(
     *, keys: Keys, dead_letter: str, record: str, dead_letter_id: str, chosen_burials: int, chosen_last_ms: int
+) -> None: ...
+
+
+@script(row(_Page))
+def _read_dead_letters(
+    *,
+    keys: Keys,
+    dead_letter_prefix: str,
+    last_ms: int,
+    last_id: str,
+    most: int,
+    beginning: str,
+    reason: str,
+    part: str,
+    trace_ids: Sequence[str],
 ) -> None: ...
 
 
@@ -213,25 +242,37 @@ class DeadLetters:
         counts: Any = self._client.hgetall(self._keys.dropped)
         return {text_in(reason): number_in(count) for reason, count in sorted(counts.items())}
 
-    def read(self) -> Iterator[DeadLetter]:
-        """Yield all dead letters, the one that was dead-lettered longest ago first."""
-        ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
-        for start in range(0, len(ids), _READ_CHUNK):
-            chunk = [text_in(letter_id) for letter_id in ids[start : start + _READ_CHUNK]]
-            pipeline = self._client.pipeline(transaction=False)
-            for letter_id in chunk:
-                key = self._keys.dead_letter(letter_id)
-                names = ("reason", "detail", "trace_id", "worker", "queued_ms", "deliveries", "first_ms", "last_ms", "burials")
-                pipeline.hmget(key, *names)
-                pipeline.hstrlen(key, "payload")
-            replies = iter(pipeline.execute())
-            for letter_id, fields, size_bytes in zip(chunk, replies, replies, strict=True):
-                # Else dropped or expired since the index was read.
-                if fields[0] is not None:
-                    reason, detail, trace_id, worker = map(text_in, fields[:4])
-                    queued_ms, deliveries, first_ms, last_ms, times = map(number_in, fields[4:])
-                    figures = (deliveries, first_ms, last_ms, times, size_bytes)
-                    yield DeadLetter(letter_id, reason, detail, trace_id, *figures, worker, queued_ms if fields[4] else None)
+    def count(self) -> int:
+        """How many there are."""
+        return int(self._client.zcard(self._keys.dead_letters))
+
+    def read(
+        self, *, beginning: str = "", reason: str = "", part: str = "", trace_ids: Sequence[str] = ()
+    ) -> Iterator[DeadLetter]:
+        """Yield dead letters, the one that was dead-lettered longest ago first, each once.
+
+        All, or only those whose id begins so, of a reason, with this part in their trace's id, of some traces.
+        """
+        last_ms, last_id, read = 0, "", set[str]()
+        while True:
+            last_ms, last, page = _read_dead_letters(
+                self._client,
+                keys=self._keys,
+                dead_letter_prefix=self._keys.dead_letter(""),
+                last_ms=last_ms,
+                last_id=last_id,
+                most=_READ_AT_ONCE,
+                beginning=beginning,
+                reason=reason,
+                part=part,
+                trace_ids=trace_ids,
+            )
+            letters = list(map(_letter, page))
+            # One that was dead-lettered again meanwhile is at the end, too.
+            yield from (each for each in letters if each.letter_id not in read)
+            read.update(each.letter_id for each in letters)
+            if not (last_id := text_in(last)):
+                return
 
     def payload(self, letter_id: str) -> bytes:
         """Read a dead letter's payload; empty if there is no such dead letter any more."""
