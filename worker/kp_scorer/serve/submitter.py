@@ -68,23 +68,19 @@ class Submitter:
             pause_s = _BACKOFF_S
             self._moved_at = time.monotonic()
             try:
-                pause_s = 0.0 if self._submit_next() else _EVERY_S
+                if run := self._store.runs.claim():
+                    self._submit(run)
+                    self._store.runs.finish(run.run_id)
+                pause_s = 0.0 if run else _EVERY_S
                 self._succeeded_at = time.monotonic()
             except ServiceUnavailable as error:
+                # The run is claimed again.
                 log.warning("runs_wait", detail=str(error))
                 if isinstance(error, QueueFull):
                     # Nobody else has room either: requests are to get their 429.
                     self._succeeded_at = time.monotonic()
             except Exception as error:
                 log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
-
-    def _submit_next(self) -> bool:
-        """Submit a run that is complete; whether there was one. After ServiceUnavailable it is claimed again."""
-        run = self._store.runs.claim()
-        if run is not None:
-            self._submit(run)
-            self._store.runs.finish(run.run_id)
-        return run is not None
 
     def _submit(self, run: ClosedRun) -> None:
         # Without its id, all runs of which no span was stored would be the same dead letter.
