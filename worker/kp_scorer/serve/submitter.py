@@ -31,10 +31,7 @@ _MOST_VALUES: Final = 300_000
 """Of a run: converted, they take up to a kilobyte each."""
 _FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
-_LACKING: Final = {
-    "outcome.confidence": Problem("kp.confidence", _MISSING),
-    "metadata.success": Problem("kp.success", _MISSING),
-}
+_LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
 """By the fields of a trace that nothing supplies, what to do about it."""
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
@@ -146,4 +143,4 @@ def _supplied(values: dict[str, Any]) -> SuppliedFields:
 
 
 def _detail(error: InvalidTrace | NotConverted) -> str:
-    return str(InvalidTrace([_LACKING.get(each.field, each) for each in error.problems]))
+    return str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))

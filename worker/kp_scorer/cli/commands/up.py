@@ -54,12 +54,8 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
     if fresh:
         remove_data(data_dir)
     ports = free_ports(settings.metrics.host, settings.metrics.port, workers)
-    noted = {
-        "pid": os.getpid(),
-        "ports": ports,
-        "settings": settings.model_dump(mode="json", exclude_unset=True, exclude={"log"}),
-    }
-    with embedded_redis(data_dir, advertise=noted) as url:
+    own = settings.model_dump(mode="json", exclude_unset=True, exclude={"log"})
+    with embedded_redis(data_dir, advertise={"pid": os.getpid(), "ports": ports, "settings": own}) as url:
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         print_note(_kept(settings, data_dir))
         if not is_embedder_installed(settings.embedding):
