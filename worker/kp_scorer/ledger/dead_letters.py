@@ -1,8 +1,7 @@
 """The dead letters in Redis: one hash each, and an index by the time each was last dead-lettered."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import redis
@@ -13,11 +12,11 @@ from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
-from kp_scorer.ledger.scripts import row, rows, script
+from kp_scorer.ledger.scripts import row, script
 from kp_scorer.settings.sections import LedgerSettings
 
-_READ_AT_ONCE: Final = 500
-_LISTED_AT_ONCE: Final = 5_000
+_READ_AT_ONCE: Final = 1_000
+"""So many take Redis some milliseconds."""
 _DROPPED_AT_ONCE: Final = 100
 """So many take Redis some 10 ms."""
 
@@ -53,9 +52,9 @@ class DeadLetter(NamedTuple):
     size_bytes: int
 
 
-def _described(key: bytes, reason: bytes, detail: bytes, trace_id: bytes, *numbers: bytes | int) -> DeadLetter:
-    letter_id, reason_, detail_, owner = map(text_in, (key.rpartition(b":")[2], reason, detail, trace_id))
-    return DeadLetter(letter_id, reason_, detail_, owner, *map(number_in, numbers))
+def _letter(fields: Sequence[Any]) -> DeadLetter:
+    letter_id, reason, detail, trace_id = map(text_in, fields[:4])
+    return DeadLetter(letter_id, reason, detail, trace_id, *map(number_in, fields[4:]))
 
 
 class _Reply(NamedTuple):
@@ -66,6 +65,12 @@ class _Reply(NamedTuple):
 class _Dropped(NamedTuple):
     reasons: list[bytes]
     has_too_many: int
+
+
+class _Page(NamedTuple):
+    last_ms: int
+    last_id: bytes
+    rows: list[list[Any]]
 
 
 class _Bounds(NamedTuple):
@@ -104,8 +109,19 @@ def _drop(
 ) -> None: ...
 
 
-@script(rows(_described))
-def _read_dead_letters(*, dead_letters: Sequence[str], reason: str, part: str, trace_ids: Sequence[str]) -> None: ...
+@script(row(_Page))
+def _read_dead_letters(
+    *,
+    keys: Keys,
+    dead_letter_prefix: str,
+    last_ms: int,
+    last_id: str,
+    most: int,
+    beginning: str,
+    reason: str,
+    part: str,
+    trace_ids: Sequence[str],
+) -> None: ...
 
 
 @reports_outages("dead letters")
@@ -209,31 +225,33 @@ class DeadLetters:
         """How many there are."""
         return int(self._client.zcard(self._keys.dead_letters))
 
-    def ids(self) -> Iterator[str]:
-        """Yield the ids of all dead letters, the one that was dead-lettered longest ago first."""
-        seen: set[bytes] = set()
-        since_ms, most = 0.0, _LISTED_AT_ONCE
-        while True:
-            page: Any = self._client.zrangebyscore(self._keys.dead_letters, since_ms, "+inf", 0, most, withscores=True)
-            unseen = [letter_id for letter_id, _ in page if letter_id not in seen]
-            yield from map(text_in, unseen)
-            if len(page) < most:
-                return
-            seen.update(unseen)
-            since_ms = page[-1][1]
-            # So many were dead-lettered in the same millisecond.
-            most *= 1 if unseen else 2
-
     def read(
-        self, letter_ids: Iterable[str] | None = None, *, reason: str = "", part: str = "", trace_ids: Sequence[str] = ()
+        self, *, beginning: str = "", reason: str = "", part: str = "", trace_ids: Sequence[str] = ()
     ) -> Iterator[DeadLetter]:
-        """Yield these dead letters, or all, the one that was dead-lettered longest ago first.
+        """Yield dead letters, the one that was dead-lettered longest ago first, each once.
 
-        Only those that died of this reason, with this part in their trace's id, and of these traces, where any are named.
+        All, or only those whose id begins so, of a reason, with this part in their trace's id, of some traces.
         """
-        wanted = iter(self.ids() if letter_ids is None else letter_ids)
-        while chunk := [self._keys.dead_letter(letter_id) for letter_id in islice(wanted, _READ_AT_ONCE)]:
-            yield from _read_dead_letters(self._client, dead_letters=chunk, reason=reason, part=part, trace_ids=trace_ids)
+        last_ms, last_id, read = 0, "", set[str]()
+        while True:
+            last_ms, last, page = _read_dead_letters(
+                self._client,
+                keys=self._keys,
+                dead_letter_prefix=self._keys.dead_letter(""),
+                last_ms=last_ms,
+                last_id=last_id,
+                most=_READ_AT_ONCE,
+                beginning=beginning,
+                reason=reason,
+                part=part,
+                trace_ids=trace_ids,
+            )
+            letters = list(map(_letter, page))
+            # One that was dead-lettered again meanwhile is at the end, too.
+            yield from (each for each in letters if each.letter_id not in read)
+            read.update(each.letter_id for each in letters)
+            if not (last_id := text_in(last)):
+                return
 
     def payload(self, letter_id: str) -> bytes:
         """Read a dead letter's payload; empty if there is no such dead letter any more."""

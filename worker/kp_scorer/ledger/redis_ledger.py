@@ -108,6 +108,8 @@ def _looked_up(reply: Any) -> Record | None:
         # At most it has a place.
         return None
     record, good = _record(state, digest, *fields), {b"good": True, b"bad": False}.get(label)
+    if since_ms is None and resends is None and good is None:
+        return record
     return record._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 

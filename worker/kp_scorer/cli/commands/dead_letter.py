@@ -15,7 +15,7 @@ from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
-from kp_scorer.ledger import DeadLetter, Store
+from kp_scorer.ledger import DeadLetter, DeadLetters, Store
 from kp_scorer.settings import Settings
 
 
@@ -43,17 +43,11 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
     def with_selection(
         letter_ids: tuple[str, ...], reason: str | None, trace_id: str | None, settings: Settings, **options: Any
     ) -> None:
+        exact = "" if trace_id is None else exact_trace_id(trace_id)
         with Store.open(settings) as store:
-            existing = list(store.dead_letters.ids()) if letter_ids else []
-            wanted = {resolve_among(letter_id, existing) for letter_id in letter_ids}
-            missing = sorted(wanted.difference(existing))
-            selected = store.dead_letters.read(
-                [letter_id for letter_id in existing if letter_id in wanted] if wanted else None,
-                reason=reason or "",
-                trace_ids=[exact_trace_id(trace_id)] if trace_id is not None else [],
-            )
+            dead_letters, missing = _selected(store.dead_letters, letter_ids, reason or "", exact)
             try:
-                command(store=store, dead_letters=selected, settings=settings, **options)
+                command(store=store, dead_letters=dead_letters, settings=settings, **options)
             finally:
                 for letter_id in missing:
                     print_note(f"{letter_id}: there is no such dead letter")
@@ -61,6 +55,20 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(1)
 
     return with_selection
+
+
+def _selected(
+    dead_letters: DeadLetters, letter_ids: tuple[str, ...], reason: str, trace_id: str
+) -> tuple[Iterable[DeadLetter], list[str]]:
+    """Those that are chosen, and the ids that none has; without ids they are read as they are used."""
+    if not letter_ids:
+        return dead_letters.read(reason=reason, trace_ids=[trace_id] if trace_id else ()), []
+    similar = dead_letters.read(beginning=letter_ids[0] if len(letter_ids) == 1 else "")
+    existing = {each.letter_id: each for each in similar if each.letter_id.startswith(letter_ids)}
+    wanted = {resolve_among(letter_id, existing) for letter_id in letter_ids}
+    chosen = (each for letter_id, each in existing.items() if letter_id in wanted)
+    filtered = [each for each in chosen if reason in ("", each.reason) and trace_id in ("", each.trace_id)]
+    return filtered, sorted(wanted.difference(existing))
 
 
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
