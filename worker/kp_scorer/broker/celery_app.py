@@ -113,8 +113,9 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         # What Celery has in flight. RabbitMQ counts messages alone, however large each is.
         "worker_concurrency": settings.worker.concurrency if broker.is_redis else _most_messages(settings),
         "worker_enable_remote_control": settings.worker.remote_control,
-        # What is in flight when a connection is lost is decided all the same, and redelivered.
-        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        # Without it, Celery warns whenever a connection is lost. It knows of no task that it could cancel: what is in flight is
+        # decided all the same, and redelivered.
+        "worker_cancel_long_running_tasks_on_connection_loss": True,
         "enable_utc": True,
     }
 
