@@ -32,11 +32,8 @@ def poison(message: Any, deliveries: int) -> DeadLettering:
 def dead_letter(dead_letters: DeadLetters, message: Any, why: DeadLettering, limits: Limits) -> Decision | None:
     """Dead-letter a kombu message; ``limits`` are those that it was received within.
 
-    Returns:
-        The decision on this very submission, if there is one: then nothing is kept.
-
-    Raises:
-        ServiceUnavailable: Redis cannot be reached; the message must be requeued, not acknowledged.
+    It returns the decision on this very submission, if there is one: then nothing is kept. After ServiceUnavailable, as Redis
+    cannot be reached, the message must be requeued, not acknowledged.
     """
     reason, detail, deliveries, trace_id, digest = why
     # A malformed message is no submission. Of a submission, every worker keeps the same bytes.

@@ -12,7 +12,7 @@ from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
-from kp_scorer.ledger.scripts import row, script
+from kp_scorer.ledger.scripts import script
 from kp_scorer.settings import LedgerSettings
 
 _READ_CHUNK: Final = 500
@@ -51,23 +51,13 @@ class DeadLetter(NamedTuple):
     size_bytes: int
 
 
-class _Reply(NamedTuple):
-    decision: bytes
-    has_too_many: int
-
-
-class _Dropped(NamedTuple):
-    reasons: list[bytes]
-    has_too_many: int
-
-
 class _Bounds(NamedTuple):
     ttl_ms: int
     most: int
     most_bytes: int
 
 
-@script(row(_Reply))
+@script(tuple[bytes, int])
 def _dead_letter(
     *,
     keys: Keys,
@@ -87,7 +77,7 @@ def _dead_letter(
 ) -> None: ...
 
 
-@script(row(_Dropped))
+@script(tuple[list[bytes], int])
 def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_once: int, bounds: _Bounds) -> None: ...
 
 
@@ -128,8 +118,7 @@ class DeadLetters:
         ``payload`` is the submission as UTF-8 JSON, or the body of a message that is malformed; ``detail`` names fields and
         figures, never content. The record of another submission of the same ``trace_id`` comes to no harm.
 
-        Returns:
-            The decision on this very submission, if there is one: then it is not dead-lettered.
+        It returns the decision on this very submission, if there is one: then it is not dead-lettered.
         """
         dead_letter_id, keys = dead_letter_id_of(payload), self._keys
         stored = b""
