@@ -16,8 +16,9 @@ from statistics import mean, quantiles
 from typing import Final
 
 from kp_scorer.capacity import Costs, Fleet
-from kp_scorer.embedding import Embedder, usable_cores
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.model import find_model
+from kp_scorer.embedding.select import usable_cores
 from kp_scorer.embedding.tokens import Tokens
 from kp_scorer.settings import WorkerSettings
 from kp_scorer.trace import ReasoningTrace

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
-from kp_scorer.embedding import TRACE, TokenizedText, Vectors
+from kp_scorer.embedding.embedder import TRACE, TokenizedText, Vectors
 from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable, TraceConflict
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window

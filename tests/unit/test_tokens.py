@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kp_scorer.embedding import MAX_TOKENS, units
+from kp_scorer.embedding import units
+from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.tokens import Tokens
 from kp_scorer.errors import SettingsError

@@ -11,7 +11,7 @@ from typing import Final
 
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Timings
-from kp_scorer.embedding import CheckedEmbedder, Embedder, TokenizedText, Vector
+from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.ledger import Identity, Ledger, Record, Store, Tally, Verdict
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window

@@ -11,7 +11,7 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_pins
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.embedding import select_embedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import NotConverted, ServiceUnavailable, SettingsError
 from kp_scorer.ledger import MemoryLedger, Store
 from kp_scorer.local.endpoints import with_endpoints

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
 
-from kp_scorer.embedding import usable_cores
+from kp_scorer.embedding.select import usable_cores
 from kp_scorer.local.embedded import dying_with_parent, stop
 from kp_scorer.settings import Settings, as_environment
 

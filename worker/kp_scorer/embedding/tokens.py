@@ -32,10 +32,9 @@ class Tokens:
     """
 
     def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
-        """Read a ``tokenizer.json``; unless it is BERT's, only the first 16 characters for each token are tokenised.
+        """Read a ``tokenizer.json``, or raise SettingsError if it holds none.
 
-        Raises:
-            SettingsError: the file holds no tokenizer.
+        Unless it is BERT's, only the first 16 characters for each token are tokenised.
         """
         try:
             text = path.read_text("utf-8")

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from kp_scorer.decider import Decider, NoveltyMeter, ms_since
-from kp_scorer.embedding import TokenizedText, Vector
-from kp_scorer.embedding.embedder import rounded_up
+from kp_scorer.embedding.embedder import TokenizedText, Vector, rounded_up
 from kp_scorer.process.admission import Admission
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics

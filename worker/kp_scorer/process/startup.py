@@ -12,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
 from kp_scorer.decider import NoveltyMeter, open_pins
-from kp_scorer.embedding import Embedder
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.settings import EmbeddingSettings, RecipeName, Settings

@@ -17,7 +17,7 @@ from kp_scorer.cli.display import threshold_words
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note
 from kp_scorer.cli.processes import Process, start_worker, worker_processes
-from kp_scorer.embedding import is_embedder_installed
+from kp_scorer.embedding.select import is_embedder_installed
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.local.embedded import embedded_redis, free_ports, remove_data, running
