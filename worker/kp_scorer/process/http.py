@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any, Final
@@ -123,24 +123,20 @@ def http_server(
 ) -> Iterator[None]:
     """Serve probes and metrics while the context lasts, unless the port is 0, or in use, which is logged.
 
-    Raises:
-        SettingsError: it cannot listen there for another reason, such as a host that is not this machine's.
+    SettingsError if it cannot listen there for another reason, such as a host that is not this machine's.
     """
-    if not settings.port:
+    with ExitStack() as serving:
+        if settings.port:
+            try:
+                server = serving.enter_context(_Server(settings, registry, why_not_live, why_not_ready))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
+                # Another worker has the default port. Scoring does not need it.
+                log.warning(
+                    "port_in_use", port=settings.port, detail="no probes and no metrics: give each worker a metrics.port"
+                )
+            else:
+                threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+                serving.callback(server.shutdown)
         yield
-        return
-    try:
-        server = _Server(settings, registry, why_not_live, why_not_ready)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
-        # Another worker has the default port. Scoring does not need it.
-        log.warning("port_in_use", port=settings.port, detail="no probes and no metrics: give each worker a metrics.port")
-        yield
-        return
-    with server:
-        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-        try:
-            yield
-        finally:
-            server.shutdown()

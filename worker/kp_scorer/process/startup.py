@@ -26,9 +26,7 @@ LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
 def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues) -> None:
     """Load the scripts, declare all queues, and look at the streams: who cannot publish decisions must not begin to decide.
 
-    Raises:
-        SettingsError: a setting cannot be used.
-        ServiceUnavailable: Redis or the broker could not be reached within ``worker.patience_s``.
+    SettingsError if a setting cannot be used; ServiceUnavailable if what it needs is not reached within ``worker.patience_s``.
     """
     patience_s = settings.worker.patience_s
     _wait_for("redis", store.ping, patience_s)
@@ -42,12 +40,7 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
 
 
 def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) -> NoveltyMeter | None:
-    """Load the embedder and read the log of its space; None without an embedder.
-
-    Raises:
-        SettingsError: the embedder is required and missing, or a pinned set is.
-        ServiceUnavailable: Redis could not be reached within ``worker.patience_s``.
-    """
+    """Load the embedder and read the log of its space; None without an embedder. Raises as :func:`wait_for_services` does."""
     started = time.perf_counter()
     embedder = load_embedder(settings.embedding, settings.novelty.recipe)
     pins = open_pins(settings, store, embedder)
