@@ -22,6 +22,7 @@ from kp_scorer.settings import RedisSettings, load_settings
 from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES
+from tests.support.token_ids import ids_of
 from tests.support.traces import sample_traces
 
 Item = TypeVar("Item")
@@ -70,7 +71,7 @@ def texts_of_every_length(limit: int) -> list[Texts]:
         "medium": [trace.embedding_text[:1_000] for trace in traces],
         "long": [trace.embedding_text for trace in traces],
     }
-    return [Texts(name, texts, [len(ids) for ids in tokens.of(texts)]) for name, texts in cuts.items()]
+    return [Texts(name, texts, [len(ids) for ids in ids_of(tokens, texts)]) for name, texts in cuts.items()]
 
 
 def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:

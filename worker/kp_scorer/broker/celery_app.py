@@ -3,7 +3,7 @@
 import os
 import socket
 import ssl
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -59,17 +59,11 @@ def celery_variables() -> list[str]:
     return sorted(name for name, value in os.environ.items() if name.startswith("CELERY_") and value)
 
 
-@cache
-def warn_of_celery_variables() -> None:
-    """Log the names of these variables, once a process."""
-    if variables := celery_variables():
-        log.warning("celery_variables_ignored", variables=variables, instead="our own settings count")
-
-
 def remove_celery_variables() -> None:
     """Log their names, and hide them from Celery's command, which takes them for its options: one has it purge the queue."""
-    warn_of_celery_variables()
-    for name in celery_variables():
+    if variables := celery_variables():
+        log.warning("celery_variables_ignored", variables=variables, instead="our own settings count")
+    for name in variables:
         del os.environ[name]
 
 

@@ -79,9 +79,9 @@ def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
     transformers.utils.logging.disable_progress_bar()
     try:
         model = SentenceTransformer(str(path), device=device, local_files_only=True).eval()
-        expected = model.preprocess([_SAMPLE], prompt="")["input_ids"].tolist()
+        expected = model.preprocess([_SAMPLE], prompt="")["input_ids"][0].tolist()
     except Exception as error:
         raise SettingsError(f"embedding.model: {path} cannot be loaded ({type(error).__name__})") from error
-    if Tokens(tokenizer).of([_SAMPLE]) != expected:
+    if Tokens(tokenizer).row(_SAMPLE).ids != expected:
         raise SettingsError(f"embedding.model: {tokenizer} makes other tokens than sentence-transformers does")
     return model

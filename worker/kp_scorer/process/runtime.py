@@ -17,7 +17,7 @@ from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
 from kp_scorer.broker.backlog import look_at_backlog
-from kp_scorer.broker.celery_app import warn_of_celery_variables
+from kp_scorer.broker.celery_app import remove_celery_variables
 from kp_scorer.broker.publishing import destination_of, send_again
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import Publisher
@@ -87,7 +87,7 @@ class Runtime:
     def _open(self, sender: Any, **_: Any) -> None:
         # Celery sets up logging only after worker_init, and what happens here is worth a line.
         configure_logs(self._settings.log)
-        warn_of_celery_variables()
+        remove_celery_variables()
         try:
             # Celery gives the pool as its alias, or as the class that the command line made of it.
             pool = str(getattr(sender.pool_cls, "__module__", sender.pool_cls)).removeprefix("celery.concurrency.")
