@@ -93,7 +93,7 @@ def test_no_worker_compares_with_an_erased_trace_after_a_second(
     others = short_traces(30, seed=10)
     with start_fleet(small, tmp_path, WORKERS, FAST_WORKER), Client(small) as client:
         decide_all(client, [trace, *others])
-        assert only_log(store).erase(trace["id"]) == 1
+        assert only_log(store).erase(str(trace["id"])).total() == 1
         redis_client.delete(f"kp:trace:{trace['id']}")
         copies = [trace | {"id": new_id(), "source_skill": str(index)} for index in range(40)]
         decisions = list(decide_all(client, copies).values())

@@ -29,7 +29,8 @@ from kp_scorer.ledger import Store, WorkerReport
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 from prometheus_client import generate_latest
 
 from tests.support.builders import decision

@@ -21,15 +21,21 @@ from tests.support.traces import new_id
 
 pytestmark = pytest.mark.slow
 
-FIGURE: Final = re.compile(r"\d+\.\d+")
+FIGURE: Final = re.compile(r"\d+(?:\.\d+)?")
 IN_ORDER: Final = {"KP_WORKER_CONCURRENCY": "1"}
 """What a trace is compared with is then the same each time; README's figures are of this order."""
 
 
 def alike(expected: str, line: str) -> bool:
-    """Whether two lines have the same words, and the same figures but for what the processor makes of them."""
-    figures, others = (list(map(float, FIGURE.findall(text))) for text in (expected, line))
-    return FIGURE.sub("", expected) == FIGURE.sub("", line) and figures == pytest.approx(others, abs=0.002)
+    """Whether two lines have the same words, and the same figures but for what the processor makes of them.
+
+    Scores differ in the third digit between processors, so a trace next to its threshold may change sides: a count may differ
+    by one in fifty.
+    """
+    return FIGURE.sub("", expected) == FIGURE.sub("", line) and all(
+        float(actual) == pytest.approx(float(figure), abs=0.002 if "." in figure else int(figure) / 50)
+        for figure, actual in zip(FIGURE.findall(expected), FIGURE.findall(line), strict=True)
+    )
 
 
 def assert_shown(expected: str, output: str) -> None:

@@ -21,13 +21,13 @@ WITHOUT_EMBEDDER = {"KP_EMBEDDING_EMBEDDER": "none"}
 @contextmanager
 def up(folder: Path, *options: str) -> Iterator[Path]:
     """Run `kp-scorer up` until `down` has ended it; the file with what it shows."""
-    shown = folder / "up.log"
+    log = folder / "up.log"
     ports = f"metrics.port={free_port()}"
     command = [*COMMAND, "up", "--set", "embedding.embedder=none", "--set", ports, *options]
-    with shown.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
+    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
         try:
             wait_until(lambda: running() or process.poll() is not None)
-            yield shown
+            yield log
             assert run("down").returncode == 0
             assert process.wait(30) == 0
         finally:
@@ -49,14 +49,14 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
     thresholds = tmp_path / "thresholds.toml"
     thresholds.write_text("[scoring]\nthreshold = 0.99\n")
     state = Path(os.environ["XDG_STATE_HOME"]) / "kp-scorer"
-    with up(tmp_path) as shown:
-        wait_until(lambda: "there is no decision yet" in shown.read_text())
-        assert str(state / "data") in shown.read_text()
+    with up(tmp_path) as log:
+        wait_until(lambda: "there is no decision yet" in log.read_text())
+        assert str(state / "data") in log.read_text()
         first = run("submit", str(file), "--wait")
         assert {row["decision"]["threshold"] for row in lines_of(first.stdout)} == {0.75}
         assert "decided before" not in first.stderr
-    with up(tmp_path, "--config", str(thresholds)) as shown:
-        wait_until(lambda: "keeps 3 decisions from earlier, by a threshold of 0.75; 3 of them by another" in shown.read_text())
+    with up(tmp_path, "--config", str(thresholds)) as log:
+        wait_until(lambda: "keeps 3 decisions from earlier, by a threshold of 0.75; 3 of them by another" in log.read_text())
         again = run("submit", str(file))
         assert "3 of them were decided before, by a threshold of 0.75" in again.stderr
         assert [row["state"] for row in lines_of(again.stdout)] == ["decided"] * 3
@@ -67,8 +67,8 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
         assert {row["threshold_after"] for row in lines_of(flips.stdout)} <= {0.99}
         assert "3 of 3 decisions flip" in flips.stderr
         assert run("re-decide", "--stored", "--thresholds", str(weights), KP_SCORING_THRESHOLD="0.75").stdout == ""
-    with up(tmp_path, "--fresh", "--config", str(thresholds)) as shown:
-        wait_until(lambda: "there is no decision yet" in shown.read_text())
+    with up(tmp_path, "--fresh", "--config", str(thresholds)) as log:
+        wait_until(lambda: "there is no decision yet" in log.read_text())
         fresh = run("submit", str(file), "--wait")
         assert {row["decision"]["threshold"] for row in lines_of(fresh.stdout)} == {0.99}
     assert "kp-scorer down --remove" in run("down").stderr
@@ -93,18 +93,18 @@ def test_doctor_is_content_on_the_first_day_and_health_asks_all_workers_of_up(tm
 
 def test_a_terminal_gets_text_and_a_pipe_json_lines(tmp_path: Path, file: Path) -> None:
     with up(tmp_path):
-        code, shown = run_at_terminal("submit", str(file), "--wait")
-        assert code == 0, shown
-        assert shown.count("needs") == 1
-        assert sum(" accepted " in line or " rejected " in line for line in shown.splitlines()) == 3
+        code, output = run_at_terminal("submit", str(file), "--wait")
+        assert code == 0, output
+        assert output.count("needs") == 1
+        assert sum(" accepted " in line or " rejected " in line for line in output.splitlines()) == 3
         for command in (["status", "0"], ["decisions"], ["doctor"], ["stats"], ["top", "--once"], ["explain", "0"]):
-            _, shown = run_at_terminal(*command)
-            assert "{" not in shown, command
+            _, output = run_at_terminal(*command)
+            assert "{" not in output, command
         for command in (["stats"], ["doctor"], ["capacity"]):
             assert lines_of(run(*command).stdout)
-        _, shown = run_at_terminal("capacity")
-        assert "p95 ms" in shown
-        assert max(map(len, shown.splitlines())) <= 80
+        _, output = run_at_terminal("capacity")
+        assert "p95 ms" in output
+        assert max(map(len, output.splitlines())) <= 80
 
 
 def test_a_demo_of_a_file_ends_with_the_next_step(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import usable_cores
 from kp_scorer.embedding.tokens import Tokens
-from kp_scorer.settings import WorkerSettings
+from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, batches, emit, real_embedder, say, show_table

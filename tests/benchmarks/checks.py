@@ -21,12 +21,12 @@ from typing import Any, Final
 
 import psutil
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decoding import Limits, decode_json
+from kp_scorer.decoding import Limits
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, real, real_embedder, report, samples, say
-from tests.support.builders import make_trace
+from tests.support.builders import decode_json, make_trace
 from tests.support.own_checks import install
 from tests.support.planted import HOSTILE, SECRETS
 

@@ -26,7 +26,8 @@ import torch
 from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.settings import WorkerSettings, load_settings
+from kp_scorer.settings import load_settings
+from kp_scorer.settings.sections import WorkerSettings
 
 from tests.benchmarks.common import Row, Texts, arguments, batches, emit, real_embedder, say, show_table, texts_of_every_length
 from tests.benchmarks.reference_engine import Embedded, is_available, reference_engine

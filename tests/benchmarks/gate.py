@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.scoring import Policy, novelty_of, score
-from kp_scorer.settings import NoveltySettings
+from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray
 
@@ -62,7 +62,7 @@ class Gate:
             compared = np.tri(len(order), k=-1, dtype=np.bool) & (counts[order] | ~counts[order][:, None])
             largest = np.where(compared, similarities[np.ix_(order, order)], -np.inf).max(axis=1)
             novelty = [novelty_of(None if each == -np.inf else float(each)) for each in largest]
-            scores = [score(self._traces[place], new, Policy()).value for place, new in zip(order, novelty, strict=True)]
+            scores = [score(self._traces[place], new, Policy()).score for place, new in zip(order, novelty, strict=True)]
             return np.array(novelty), np.array(scores)
 
         return rank

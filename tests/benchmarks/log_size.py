@@ -23,7 +23,7 @@ import redis
 from kp_scorer.ledger import RedisLog
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.novelty import Candidate, NoveltyCache
-from kp_scorer.settings import LedgerSettings, NoveltySettings
+from kp_scorer.settings.sections import LedgerSettings, NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 from tests.benchmarks.common import Row, arguments, emit, own_redis, redis_of, say, show_table

@@ -23,7 +23,7 @@ import torch
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.settings import EmbeddingSettings
+from kp_scorer.settings.sections import EmbeddingSettings
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer

@@ -43,7 +43,8 @@ from typing import Final
 import numpy as np
 from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.settings import WorkerSettings, load_settings
+from kp_scorer.settings import load_settings
+from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace, Step
 
 from tests.benchmarks.common import Row, arguments, batches, emit, real, report, say, show_table

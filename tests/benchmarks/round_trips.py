@@ -21,7 +21,7 @@ from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
 from kp_scorer.ledger import RedisLedger, RedisLog
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import LedgerSettings, NoveltySettings, WorkerSettings
+from kp_scorer.settings.sections import LedgerSettings, NoveltySettings, WorkerSettings
 
 from tests.benchmarks.common import Row, arguments, as_new, batches, emit, own_redis, redis_of, samples, say, show_table
 

@@ -28,7 +28,8 @@ from typing import Final, NamedTuple
 import psutil
 import redis
 from celery import Celery
-from kp_scorer.settings import WorkerSettings, load_settings
+from kp_scorer.settings import load_settings
+from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, batches, own_redis, redis_of, report, say

@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from kp_scorer.client import Client
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.arena import Arena, submit
+from tests.support.commands import run
 from tests.support.fleet import Fleet
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.processes import KP_SCORER_WORKER
@@ -28,6 +31,12 @@ from tests.support.traces import new_id, sample_traces
 _CHUNK = 50
 _IN_QUEUE = 200
 """Few enough to last until the end of the run, so that every kill meets a worker with messages in flight."""
+_GATED = {
+    "novelty.against": "succeeded",
+    # Of a set of texts an audit checks nothing: no log has the vectors that were compared.
+    "novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": "review"}, "runs": {"similarity": 0.95, "beyond": "reject"}},
+    "checks.secrets": "note",
+}
 
 
 def main() -> int:
@@ -37,7 +46,7 @@ def main() -> int:
     parser.add_argument("--traces", type=int, default=2_000)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--kill-every", type=float, default=6.0, metavar="SECONDS")
-    parser.add_argument("--against", choices=["all", "succeeded"], default="all", help="what traces are compared with")
+    parser.add_argument("--gated", action="store_true", help="with novelty.against, a pinned set and checks.secrets on")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     with (
@@ -52,9 +61,13 @@ def main() -> int:
 
 def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
     chance, started = random.Random(chosen.seed), time.monotonic()
-    changed = {"embedding.threads": 1, "broker.timeout_s": 10.0, "redis.timeout_s": 10.0, "novelty.against": chosen.against}
+    changed = {"embedding.threads": 1, "broker.timeout_s": 10.0, "redis.timeout_s": 10.0} | (_GATED if chosen.gated else {})
     settings = arena.settings(**changed)
     load, submitted, violation = list(_traces(chosen.traces, chance)), list[str](), None
+    if chosen.gated:
+        tasks = (" ".join(trace["task"]["objective"].split()) for trace in load[::20])
+        _run("cache", "pin", "tasks", "-", settings=settings, stdin="\n".join(tasks))
+        _run("cache", "pin", "runs", "-", settings=settings, stdin="\n".join(map(json.dumps, load[::20])))
     with Fleet(settings, arena.directory / "logs", chosen.workers, KP_SCORER_WORKER, supervised=True) as fleet:
         with Client(settings) as client:
             fleet.wait_until_ready()
@@ -69,10 +82,17 @@ def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
                     print(f"{len(submitted)} submitted, {len(fleet.ends)} killed", file=sys.stderr)  # noqa: T201
         try:
             arena.finish(fleet, submitted)
+            _run("audit", settings=settings)
         except AssertionError as error:
             violation = str(error)
         kills = fleet.ends.count(-9)
     return {"submitted": len(submitted), "kills": kills, "seconds": round(time.monotonic() - started), "violation": violation}
+
+
+def _run(*arguments: str, settings: Settings, stdin: str = "") -> None:
+    done = run(*arguments, stdin=stdin, **as_environment(settings))
+    print(done.stderr, file=sys.stderr)  # noqa: T201
+    assert done.returncode == 0, done.stderr
 
 
 def _traces(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 from kp_scorer.client import Client
-from kp_scorer.settings import as_environment
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.arena import Arena, submit, traces
 from tests.support.fleet import Fleet

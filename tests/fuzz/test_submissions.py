@@ -10,13 +10,13 @@ from decimal import Decimal
 from typing import Final
 
 import pytest
-from kp_scorer.decoding import Limits, decode_json, decode_trace
+from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.scoring import Policy, score
 from kp_scorer.trace import ReasoningTrace
 
 from tests.fuzz.mutations import NUMBER_MARK, TEXT_MARK, base_texts, damaged, mutated_payload
-from tests.support.builders import maximal_payload
+from tests.support.builders import decode_json, maximal_payload
 
 SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
 LIMITS: Final = Limits()
@@ -94,7 +94,7 @@ def _decode(chance: random.Random, base: str) -> ReasoningTrace:
 def _check_that_it_can_be_scored(trace: ReasoningTrace, novelty: float) -> None:
     scored = score(trace, novelty, POLICY)
     parts = scored.dimensions
-    for figure in (scored.value, scored.composite, *parts.model_dump().values()):
+    for figure in (scored.score, scored.composite, *parts.model_dump().values()):
         assert math.isfinite(figure)
         assert 0 <= figure <= 1
     # What else a decision needs of a trace.

@@ -13,7 +13,8 @@ from kp_scorer.ledger import DeadLetters, Store, Submission
 from kp_scorer.ledger.connection import connect
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.settings import LedgerSettings, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.processes import wait_until
 from tests.support.shipped import Shipped
@@ -67,13 +68,13 @@ def test_junk_pushes_out_junk(
 ) -> None:
     honest = keep_honest(bounded)
     flood(bounded, count, size_bytes, reason, name)
-    kept = list(bounded.read())
-    assert {letter.trace_id for letter in kept} >= honest
+    stored = list(bounded.read())
+    assert {letter.trace_id for letter in stored} >= honest
     assert all(record and record.state == "dead" for record in store.ledger.look_up(sorted(honest)))
-    assert len(kept) <= 200
+    assert len(stored) <= 200
     # The newest is beside them.
-    assert sum(letter.size_bytes for letter in kept) <= 2 * MB + size_bytes
-    dropped = len(honest) + count - len(kept)
+    assert sum(letter.size_bytes for letter in stored) <= 2 * MB + size_bytes
+    dropped = len(honest) + count - len(stored)
     assert dropped > 0
     assert store.dead_letters.dropped() == {reason: dropped}
     name_of_sample = "kp_scorer_dead_letters_dropped_total"
@@ -84,9 +85,9 @@ def test_many_small_letters_push_out_no_large_ones(of_worker: redis.Redis, keys:
     letters = DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=10))
     honest = keep_honest(letters)
     flood(letters, 40, 10, "invalid", "kp:trace:evil:{}")
-    kept = [letter.trace_id for letter in letters.read()]
-    assert len(kept) == 10
-    assert honest < set(kept)
+    stored = [letter.trace_id for letter in letters.read()]
+    assert len(stored) == 10
+    assert honest < set(stored)
 
 
 def test_letters_that_no_class_has_go_first_and_room_is_made_whatever_is_damaged(
@@ -109,17 +110,17 @@ def test_a_letter_that_dies_of_another_reason_or_by_another_name_counts_there(bo
     for reason, trace_id in (("invalid", ""), ("invalid", "kp:trace:acme:1"), ("poison", "kp:trace:acme:1")):
         bounded.dead_letter(payload, reason, "$", trace_id, DIGEST)  # type: ignore[arg-type]
     flood(bounded, 20, MB // 8, "invalid")
-    kept = Counter(letter.reason for letter in bounded.read())
+    stored = Counter(letter.reason for letter in bounded.read())
     # There is room for a megabyte of each, less what a letter takes itself.
-    assert kept == {"poison": 1, "invalid": 8}
+    assert stored == {"poison": 1, "invalid": 8}
 
 
 def test_the_newest_letter_stays_and_pushes_out_no_others(bounded: DeadLetters) -> None:
     honest = keep_honest(bounded)
     for number in range(3):
         bounded.dead_letter(b"x" * (4 * MB + number), "malformed", "$")
-        kept = [letter.size_bytes for letter in bounded.read() if letter.trace_id not in honest]
-        assert kept == [4 * MB + number]
+        stored = [letter.size_bytes for letter in bounded.read() if letter.trace_id not in honest]
+        assert stored == [4 * MB + number]
     assert {letter.trace_id for letter in bounded.read()} > honest
 
 

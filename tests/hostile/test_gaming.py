@@ -13,7 +13,7 @@ from kp_scorer.embedding.select import select_embedder
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import EmbeddingSettings, NoveltySettings
+from kp_scorer.settings.sections import EmbeddingSettings, NoveltySettings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import make_trace, step

@@ -13,7 +13,8 @@ from typing import Any, Final
 import pytest
 from kp_scorer.client import Client
 from kp_scorer.process.http import http_server
-from kp_scorer.settings import MetricsSettings, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import MetricsSettings
 from prometheus_client import CollectorRegistry
 
 from tests.support.changed_settings import with_changed

@@ -21,7 +21,8 @@ from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.novelty.log import Entry, Place
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.settings import LedgerSettings, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.builders import decision_on
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until
@@ -137,12 +138,12 @@ def test_a_record_that_was_mended_meanwhile_keeps_its_decision(store: Store, key
     trace_id, payload = "kp:trace:mended", b"{}"
     store.ledger.acquire([Identity(trace_id, DIGEST)])
     damage(redis_client, keys.record(trace_id), {"state": SECRET})
-    (seen,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
-    assert seen.reason == "damaged"
+    (refused,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
+    assert refused.reason == "damaged"
     # Before that worker dead-letters it, its client submits it again, and another worker decides it.
     store.ledger.submit([Submission(trace_id, DIGEST, payload)])
     decide(store, trace_id)
-    stored = store.dead_letters.dead_letter(payload, seen.reason, seen.detail, trace_id, DIGEST)
+    stored = store.dead_letters.dead_letter(payload, refused.reason, refused.detail, trace_id, DIGEST)
     (record,) = store.ledger.look_up([trace_id])
     assert stored
     assert record
@@ -155,10 +156,10 @@ def test_a_decision_of_a_later_version_is_not_deleted(store: Store, keys: Keys, 
     decide(store, trace_id)
     fields = json.loads(decision_on(trace_id)) | {"outcome": "deferred"}
     redis_client.hset(keys.record(trace_id), "decision", json.dumps(fields))
-    (seen,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
-    assert seen.reason == "damaged"
+    (refused,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
+    assert refused.reason == "damaged"
     for reason in ("damaged", "poison"):
-        assert store.dead_letters.dead_letter(b"{}", reason, seen.detail, trace_id, DIGEST) is None
+        assert store.dead_letters.dead_letter(b"{}", reason, refused.detail, trace_id, DIGEST) is None
         assert redis_client.hget(keys.record(trace_id), "decision") == json.dumps(fields).encode()
         # The message is kept, and says why.
         (letter,) = store.dead_letters.read()
@@ -209,9 +210,9 @@ def test_what_is_claimed_no_more_is_counted_again_when_its_message_comes(
     redis_client.zadd(keys.pending, {trace_id: 1})
     assert [claim.payload for claim in store.ledger.claim_lost(1, queue_is_empty=True)] == [b""]
     assert store.ledger.counts() == SubmissionCounts(submitted=0, pending=0, decided=0, dead=0)
-    (seen,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
-    assert seen.reason == "damaged"
-    store.dead_letters.dead_letter(b"{}", "damaged", seen.detail, trace_id, DIGEST)
+    (refused,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
+    assert refused.reason == "damaged"
+    store.dead_letters.dead_letter(b"{}", "damaged", refused.detail, trace_id, DIGEST)
     assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
 
 

@@ -18,7 +18,8 @@ import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues, with_producer
 from kp_scorer.broker.queues import results_queue
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.hostile.conftest import ShippedArena
 from tests.support.attacks import GZIP, bombs

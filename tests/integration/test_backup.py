@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.local.embedded import redis_executable
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.commands import COMMAND
 from tests.support.documents import blocks, code_with
@@ -116,9 +117,9 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
         with Client(settings) as client:
             states = [status and status.state for status in client.look_up([erased, decided, pending, twice, unknown])]
             assert states == ["decided", "decided", "pending", "pending", None]
-            # Not in the copy, and the beginning of another's id; the second is another's too once xargs has unquoted it.
+            # Not in the copy, and the beginning of another's id; the second is another's too for who unquotes it.
             noted = [erased, decided[:-1], f"{decided[:-1]}\\{decided[-1]}", f"'{twice}'", erased]
-            assert erased_again(settings, noted, tmp_path) == 123
+            assert erased_again(settings, noted, tmp_path) == 1
             states = [status and status.state for status in client.look_up([erased, decided, pending, twice])]
             assert states == [None, "decided", "pending", "pending"]
             with start_worker(settings, tmp_path / "two.log", command=FAST_WORKER):

@@ -14,7 +14,7 @@ import pytest
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, SettingsError
-from kp_scorer.settings import EmbeddingSettings
+from kp_scorer.settings.sections import EmbeddingSettings
 
 TEXTS = ["refund a double charge", "tree " * 600]
 ANOTHER_USER = 12_345
@@ -23,7 +23,7 @@ LOAD_AND_TELL = f"""
 import json, sys
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings import EmbeddingSettings
+from kp_scorer.settings.sections import EmbeddingSettings
 embedder = select_embedder(EmbeddingSettings())
 vectors = embedder and embedder.embed({TEXTS!r}).tolist()
 print(json.dumps({{"engine": embedder and embedder.engine, "vectors": vectors, "imported": list(sys.modules)}}))

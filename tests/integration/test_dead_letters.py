@@ -16,12 +16,12 @@ from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_json
+from kp_scorer.decoding import Limits
 from kp_scorer.ledger import Identity, Store, Submission, SubmissionCounts, Tally, Verdict
 from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP, bombs
-from tests.support.builders import decision_on, minimal_payload
+from tests.support.builders import decision_on, decode_json, minimal_payload
 from tests.support.changed_settings import SettingsWith
 from tests.support.outcomes import published
 

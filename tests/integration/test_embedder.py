@@ -18,7 +18,8 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import EmbeddingSettings, NoveltySettings, load_settings
+from kp_scorer.settings import load_settings
+from kp_scorer.settings.sections import EmbeddingSettings, NoveltySettings
 
 from tests.support.traces import fresh_samples, sample_traces
 

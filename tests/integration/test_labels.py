@@ -13,7 +13,8 @@ from kp_scorer import stored_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import decision
 

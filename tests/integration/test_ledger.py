@@ -15,7 +15,8 @@ from kp_scorer.ledger import DeadLetters, Identity, RedisLedger, Store, Submissi
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.ledger.scripts import Script, nothing
-from kp_scorer.settings import LedgerSettings, Settings, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.builders import decision_on
 
@@ -162,10 +163,10 @@ def _count_resend(*, keys: Keys, record: str, trace: str) -> None: ...
 def _release(*, worker: str, records: Sequence[str], until_ms: int) -> None: ...
 
 
-def _erase_record(*, keys: Verdict, record: str, trace_id: str) -> None: ...
+def _erase_records(*, keys: Verdict, records: Sequence[str], trace_ids: Sequence[str]) -> None: ...
 
 
-@pytest.mark.parametrize("function", [_count_resend, _release, _erase_record])
+@pytest.mark.parametrize("function", [_count_resend, _release, _erase_records])
 def test_declaration_with_other_names_than_its_file_fails(function: Callable[..., None]) -> None:
     function.__module__ = redis_ledger.__name__
     with pytest.raises(TypeError, match=rf"^{function.__name__[1:]}\.lua has .*, its function has "):

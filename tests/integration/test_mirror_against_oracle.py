@@ -92,7 +92,7 @@ class Scene:
     def erase(self) -> None:
         if entries := self.entries():
             trace_id = self.random.choice(entries[-WINDOW.max_elements :]).trace_id
-            assert self.log.erase(trace_id) > 0
+            assert self.log.erase(trace_id)[trace_id] > 0
             self.redis_client.delete(KEYS.record(trace_id))
             assert all(entry.trace_id != trace_id for entry in self.log.entries())
 

@@ -16,7 +16,7 @@ from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.text_embedder import TextEmbedder
 from kp_scorer.embedding.tokens import Tokens
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings import EmbeddingSettings
+from kp_scorer.settings.sections import EmbeddingSettings
 from sentence_transformers import SentenceTransformer
 
 from tests.support.tiny_models import TINY, change_json, save_tiny

@@ -148,7 +148,9 @@ def decide(client: Client, objective: str) -> Decision:
     return client.wait(client.submit(minimal_payload(trace_id=new_id(), objective=objective)), timeout_s=60)
 
 
-def test_a_worker_follows_its_sets_and_decides_nothing_without_one(settings: Settings, store: Store, tmp_path: Path) -> None:
+def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
+    settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
     changed = with_changed(settings, novelty__pinned=REJECT, scoring__threshold=0.0)
     worker = launch_worker(changed, tmp_path / "refused.log", command=FAST_WORKER)
     assert worker.process.wait(60) == 2
@@ -171,3 +173,9 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(settings: Set
     audited = run("audit", KP_BROKER_URL=settings.broker.url)
     assert audited.returncode == 0, audited.stderr
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in audited.stderr
+    # As if a redelivery after the slack had appended the first again.
+    (log,) = store.novelty_logs()
+    entry = next(log.entries())
+    redis_client.xadd(keys.of_log(log.space).log, {"i": entry.trace_id, "d": entry.digest, "v": entry.vector.tobytes()})
+    again = run("audit", KP_BROKER_URL=settings.broker.url)
+    assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in again.stderr

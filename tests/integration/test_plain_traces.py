@@ -17,7 +17,8 @@ from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import TraceDead
 from kp_scorer.ledger import Store, Submission
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.outcomes import published

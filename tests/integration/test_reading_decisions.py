@@ -24,7 +24,8 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import PACKED_BY
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.arena import BrokerName
 from tests.support.builders import Payload, decided, make_trace, minimal_payload, steps

@@ -14,7 +14,8 @@ from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.process import reconciler
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.settings import LedgerSettings, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.builders import decision_on
 from tests.support.processes import wait_until

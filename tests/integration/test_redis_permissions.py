@@ -39,7 +39,8 @@ from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.audit import audit
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.scoring import Policy
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support import commands
 from tests.support.builders import decision_on
@@ -420,7 +421,7 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     assert [each["name"] for each in operators.all_pinned_sets()] == ["tasks"]
     operators.pinned_sets(log.space).remove("tasks")
     assert audit(list(log.entries()), operators.ledger.decided, window, lambda done, total: None).agreeing == 2
-    assert (log.erase(first.id), operators.ledger.erase(first.id)) == (1, 1)
+    assert (log.erase(first.id), operators.ledger.erase(first.id)) == ({first.id: 1}, [1])
     (dead_letter,) = operators.dead_letters.read()
     assert operators.dead_letters.payload(dead_letter.letter_id) == b'{"id": "kp:trace:bad"}'
     assert ledger.counts() == (3, 0, 2, 1)

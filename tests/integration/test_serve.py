@@ -154,7 +154,7 @@ def test_what_neither_spans_nor_settings_say_is_asked_for(settings: Settings, tm
         server.export(chat_span(run_id))
         server.export(chat_span(certain, kp__confidence=1))
         asked = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
-        assert server.status(run_id)["detail"] == f"kp.confidence: {asked}"
+        assert server.status(run_id)["detail"] == f"kp.confidence: {asked}; kp.success: {asked}"
         assert server.status(certain)["detail"] == f"kp.success: {asked}"
 
 

@@ -24,7 +24,8 @@ from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Publication, Store
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.changed_settings import with_changed
 from tests.support.documents import code_with

@@ -9,7 +9,8 @@ import pytest
 from kp_scorer import score_traces
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.changed_settings import with_changed
 from tests.support.commands import run

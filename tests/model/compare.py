@@ -8,7 +8,7 @@ from tests.model.contents import vector_of
 from tests.model.patched_scripts import DEADLINES_KEY
 from tests.model.records import KEYS, Letter, TraceRecord, class_key, class_of
 from tests.model.reference import Reference
-from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW, LogModel
+from tests.model.reference_log import DIRECTORY, ERASED, HEAD, LOG, WINDOW, LogModel
 
 _NUMBERS: Final = ("since_ms", "resends", "attempts", "lease_ms")
 
@@ -75,7 +75,9 @@ def _log(log: LogModel) -> dict[str, object]:
         (entry.place, entry.trace_id, entry.digest, vector_of(entry.digest).tobytes(), [] if entry.counts else [b"c", b"0"])
         for entry in log.present()
     ]
-    return {LOG: entries, ERASED: log.erasures, HEAD: head and {name: text.encode() for name, text in head.items()}}
+    directory = {LOG: b"1"} if log.is_listed else None
+    head_fields: object = head and {name: text.encode() for name, text in head.items()}
+    return {LOG: entries, ERASED: log.erasures, HEAD: head_fields, DIRECTORY: directory}
 
 
 def _readable(key: str, content: Any) -> object:

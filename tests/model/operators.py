@@ -89,7 +89,7 @@ def dropping(books: Books, chosen: Callable[[int], int]) -> Operator:
 
 def forgetting(books: Books, trace_id: str) -> Operator:
     def forget() -> None:
-        stop_before("read the places")
+        stop_before("erase_entries")
         WatchedLog(books).erase(trace_id)
         letters = WatchedLetters(books)
         stop_before("read the letters")
@@ -97,7 +97,7 @@ def forgetting(books: Books, trace_id: str) -> Operator:
             if letter.trace_id == trace_id:
                 stop_before("drop")
                 letters.drop(letter, serial)
-        stop_before("erase_record")
+        stop_before("erase_records")
         WatchedLedger(books).erase(trace_id)
 
     return Operator(f"forget {trace_id}", forget)

@@ -345,9 +345,9 @@ class Reference:
             self.pending[trace_id] = self.now
             self.records[trace_id].resends += 1
 
-    def erase_entries(self, trace_id: str, places: Sequence[str]) -> int:
-        record = self.records.get(trace_id)
-        if record:
+    def erase_entries(self, trace_id: str) -> int:
+        record, places = self.records.get(trace_id), [each.place for each in self.log.present() if each.trace_id == trace_id]
+        if record and places:
             record.epoch = record.entry = ""
         return self.log.erase(places, self)
 

@@ -18,6 +18,7 @@ _KEYS: Final = Keys("m")
 LOG: Final = _KEYS.of_log(WordEmbedder.space).log
 HEAD: Final = _KEYS.of_log(WordEmbedder.space).head
 ERASED: Final = _KEYS.of_log(WordEmbedder.space).erasures
+DIRECTORY: Final = _KEYS.directory
 _LIFE_MS: Final = WINDOW.ttl_ms + WINDOW.slack_ms
 
 
@@ -46,6 +47,7 @@ class LogModel:
         self.time_ms = self.number = 0
         self.entries: list[LogEntry] = []
         self.erasures: list[str] = []
+        self.is_listed = False
 
     def lose(self, key: str) -> None:
         """A key of the log is gone."""
@@ -55,6 +57,8 @@ class LogModel:
             self.epoch, self.time_ms, self.number = "", 0, 0
         elif key == ERASED:
             self.erasures.clear()
+        elif key == DIRECTORY:
+            self.is_listed = False
 
     def append(self, books: "Reference", epoch: str, candidates: Sequence[Candidate], replied: Sequence[str]) -> list[str]:
         """Say which places candidates get; ``replied`` are those they got, for what the specification leaves open."""
@@ -92,6 +96,8 @@ class LogModel:
         self.entries.append(LogEntry(self.time_ms, self.number, trace_id, digest, counts))
         books.expires_in(LOG, _LIFE_MS)
         books.expires_in(HEAD, _LIFE_MS + 60_000)
+        self.is_listed = True
+        books.expires_in(DIRECTORY, 86_400_000)
         return self.entries[-1].place
 
     def _trim(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import PROFILES, Bounds, Policy
@@ -102,6 +102,11 @@ def maximal_payload() -> Payload:
         "relationships": [{"fact": "ACME is paid monthly", "valid_from": "2026-01-01"}],
     }
     return payload
+
+
+def decode_json(raw: bytes, limits: Limits) -> ReasoningTrace:
+    """The trace in a message of a queue, as a worker checks it."""
+    return check_trace(parse_json(raw, limits), limits)
 
 
 def make_trace(**overrides: Any) -> ReasoningTrace:

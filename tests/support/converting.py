@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import IO, Any, Final
 
 from kp_scorer.adapters import SuppliedFields, convert
-from kp_scorer.cli.converting import Conversion, Converted
+from kp_scorer.cli.converting import Conversion, Line
 from kp_scorer.cli.input import read_traces
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace, NotConverted
@@ -53,8 +53,8 @@ class Reading(Conversion):
     def fits(self, value: object) -> bool:
         return True
 
-    def feed(self, line: int, value: object) -> Iterator[Converted]:
-        yield Converted("", line, InvalidTrace([]))
+    def feed(self, line: int, value: object) -> Iterator[Line]:
+        yield Line(line, InvalidTrace([]))
         self.values.append(value)
 
 

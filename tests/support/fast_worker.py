@@ -25,7 +25,8 @@ from celery.platforms import SecurityWarning
 from kp_scorer.app import create_app
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Vectors
 from kp_scorer.process.startup import LoadEmbedder
-from kp_scorer.settings import EmbeddingSettings, RecipeName, load_settings
+from kp_scorer.settings import load_settings
+from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 _DIMENSIONS: Final = 128
 _SHORT_CHARS: Final = 2_000

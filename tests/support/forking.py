@@ -34,7 +34,7 @@ _IMPORTED: Final = (
     "kp_scorer.cli.main",
     *(
         f"kp_scorer.cli.commands.{name}"
-        for name in ("dead_letter", "demo", "doctor", "explain", "novelty", "serve", "stats", "submit", "worker")
+        for name in ("dead_letter", "demo", "doctor", "explain", "novelty", "submit", "top", "worker")
     ),
 )
 _MOST: Final = 1 << 20

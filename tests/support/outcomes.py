@@ -60,8 +60,9 @@ def check(
     with Client(settings) as client, Store.open(settings) as store:
         statuses = dict(zip(submitted, client.look_up(list(submitted)), strict=True))
         dead_letters = list(store.dead_letters.read())
+        reasons = {dead_letter.trace_id: dead_letter.reason for dead_letter in dead_letters}
         counts_by_trace = Counter(dead_letter.trace_id for dead_letter in dead_letters if dead_letter.reason != "conflict")
-        decided = _ended_once(statuses, counts_by_trace, dead)
+        decided = _ended_once(statuses, counts_by_trace, dead, reasons)
         _published_as_stored([*consumed, *published(settings)], decided, decided_twice)
         _placed_once(settings, store, decided, complete=not store_lost_writes)
         counts = store.ledger.counts()
@@ -72,13 +73,16 @@ def check(
         assert counts == ends, f"the counts do not add up: {counts}"
 
 
-def _ended_once(statuses: Mapping[str, Status | None], dead_letters: Counter[str], dead: Collection[str]) -> dict[str, Status]:
+def _ended_once(
+    statuses: Mapping[str, Status | None], dead_letters: Counter[str], dead: Collection[str], reasons: Mapping[str, str]
+) -> dict[str, Status]:
     states = {trace_id: status.state if status else "unknown" for trace_id, status in statuses.items()}
     unfinished = {trace_id: state for trace_id, state in states.items() if state not in ("decided", "dead")}
     assert not unfinished, f"neither decided nor dead: {_some(unfinished.items())}"
     decided = {trace_id: status for trace_id, status in statuses.items() if status and status.state == "decided"}
-    assert statuses.keys() - decided.keys() == set(dead), (
-        f"dead against expectation: {_some(statuses.keys() - decided.keys() - set(dead))}; "
+    undecided = statuses.keys() - decided.keys()
+    assert undecided == set(dead), (
+        f"dead against expectation: {_some(f'{each}: {reasons.get(each)}' for each in undecided - set(dead))}; "
         f"decided against expectation: {_some(decided.keys() & set(dead))}"
     )
     both = decided.keys() & dead_letters.keys()

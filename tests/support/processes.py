@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kp_scorer.settings import MetricsSettings, Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
+from kp_scorer.settings.sections import MetricsSettings
 
 from tests.support.forking import Process, start
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
 

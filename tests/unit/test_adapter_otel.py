@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer import adapters
 from kp_scorer.adapters import Converter
-from kp_scorer.cli.converting import Conversion
-from kp_scorer.cli.input import Line, read_files
+from kp_scorer.cli.converting import Conversion, Line
+from kp_scorer.cli.input import read_files
 from kp_scorer.errors import NotConverted
 
 from tests.support.builders import LIMITS

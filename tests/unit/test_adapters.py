@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kp_scorer import adapters
 from kp_scorer.adapters import FORMATS, MOST_DEPTH
 from kp_scorer.decoding import Limits
-from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import is_trace_id
 
 from tests.support.calls import calls_during
@@ -131,7 +130,7 @@ def test_id_without_one_in_the_record_is_that_of_its_content() -> None:
 
 @of_each_format
 def test_a_refused_source_is_reported_and_the_others_are_converted(name: str) -> None:
-    traces, refused = converted_and_refused(name, ["x", EXAMPLES[name], InvalidTrace([Problem("$", "expected JSON")])])
+    traces, refused = converted_and_refused(name, ["x", EXAMPLES[name], 7])
     assert len(traces) == 1
     assert [str(error).partition(":")[0] for error in refused] == ["line 1", "line 3"] or name in GROUPED
     assert {error.line for error in refused} == {1, 3}

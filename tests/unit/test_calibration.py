@@ -16,6 +16,7 @@ from kp_scorer.analysis.calibration import (
     GOOD,
     UNLABELLED,
     Floats,
+    Integers,
     Sample,
     Target,
     Z,
@@ -28,7 +29,7 @@ from kp_scorer.analysis.calibration import (
 from kp_scorer.offline import score_traces
 from kp_scorer.settings import load_settings
 
-from tests.support.builders import minimal_payload
+from tests.support.builders import decision, minimal_payload
 
 A_FIFTH: Final = Target("accept", 0.2)
 HALF_GOOD: Final = Target("precision", 0.5)
@@ -55,7 +56,12 @@ DRAWS: Final[dict[str, Draw]] = {
 
 def unlabelled(scores: Any) -> Sample:
     array = np.asarray(scores, dtype=np.float64)
-    return Sample(array, np.full(array.size, UNLABELLED))
+    return labelled(array, np.full(array.size, UNLABELLED))
+
+
+def labelled(scores: Floats, labels: Integers) -> Sample:
+    """A sample of single traces."""
+    return Sample(scores, labels, np.ones_like(labels))
 
 
 def threshold_for(sample: Sample, target: Target) -> float | None:
@@ -123,7 +129,7 @@ def test_no_lower_threshold_reaches_the_precision(pairs: list[tuple[int, int]], 
         labelled = labels[(scores >= at) & (labels != UNLABELLED)]
         return labelled.size >= target.least_accepted and bool(labelled.mean() >= share - 1e-12)
 
-    threshold = threshold_for(Sample(scores, labels), target)
+    threshold = threshold_for(Sample(scores, labels, np.ones_like(labels)), target)
     lowest = next((place / 40 for place in range(41) if has_it(place / 40)), None)
     assert (threshold is None) == (lowest is None)
     if threshold is not None and lowest is not None:
@@ -175,7 +181,7 @@ def test_a_precision_and_its_interval_hold_on_unseen_traces() -> None:
 
     def draw(count: int) -> Sample:
         scores = rng.beta(4, 4, count)
-        return Sample(scores, (rng.random(count) < 1 / (1 + np.exp(-20 * (scores - 0.45)))).astype(np.int64))
+        return labelled(scores, (rng.random(count) < 1 / (1 + np.exp(-20 * (scores - 0.45)))).astype(np.int64))
 
     unseen, is_within, precisions = draw(100_000), [], []
     for _ in range(25):
@@ -189,7 +195,7 @@ def test_a_precision_and_its_interval_hold_on_unseen_traces() -> None:
 
 
 def test_precision_of_good_traces_alone_is_not_certain() -> None:
-    suggestion = suggest(Sample(np.linspace(0.2, 0.8, 100), np.ones(100, np.int64)), A_FIFTH)
+    suggestion = suggest(labelled(np.linspace(0.2, 0.8, 100), np.ones(100, np.int64)), A_FIFTH)
     assert suggestion
     assert suggestion.precision
     assert (suggestion.precision.value, suggestion.precision.high) == (1.0, 1.0)
@@ -210,17 +216,28 @@ def test_interval_of_a_counted_share_is_wilsons_and_within_0_and_1(part: int, mo
 
 def sample(count: int, seed: int = 0, *, at: float = 0.5, label: int = UNLABELLED) -> Sample:
     """Scores about ``at``, all with the same label."""
-    return Sample(np.random.default_rng(seed).normal(at, 0.05, count).clip(0, 1), np.full(count, label))
+    return labelled(np.random.default_rng(seed).normal(at, 0.05, count).clip(0, 1), np.full(count, label))
 
 
 def test_decisions_become_samples_by_domain_with_labels_by_trace() -> None:
     submitted = [("kp:trace:1", "a", 1.0), ("kp:trace:2", "b", 0.5), ("kp:trace:3", "a", 0.0)]
     traces = [minimal_payload(trace_id=trace_id, domain=domain, confidence=sure) for trace_id, domain, sure in submitted]
     decisions = list(score_traces(traces, load_settings({"embedding.embedder": "none"})))
-    samples = samples_of(decisions, {"kp:trace:1": True, "kp:trace:2": False, "kp:trace:9": True}, {})
-    assert samples["a"].scores.tolist() == [decisions[0].score, decisions[2].score]
+    samples = samples_of(zip(decisions, [True, False, None], strict=True), {})
+    assert samples["a"].scores.tolist() == pytest.approx([decisions[0].score, decisions[2].score], abs=5e-5)
     assert samples["a"].labels.tolist() == [GOOD, UNLABELLED]
     assert samples["b"].labels.tolist() == [BAD]
+    again = samples_of(zip(decisions * 3, [True, False, None] * 3, strict=True), {})["a"]
+    assert (again.counts.tolist(), again.traces, again.labelled) == ([3, 3], 6, 3)
+
+
+@given(st.lists(st.floats(0, 1) | st.integers(0, 10_000).map(lambda step: step / 10_000), min_size=70, max_size=90))
+def test_counted_scores_lead_to_the_same_suggestion_as_each_by_itself(scores: list[float]) -> None:
+    decisions = [decision(score=score) for score in scores]
+    counted = samples_of(((each, None) for each in decisions), {})["code"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration_module, "_RESAMPLES", 1)
+        assert suggest(counted, A_FIFTH) == suggest(unlabelled(scores), A_FIFTH)
 
 
 def test_samples_resolve_aliases_of_now_before_those_of_the_decision() -> None:
@@ -229,10 +246,11 @@ def test_samples_resolve_aliases_of_now_before_those_of_the_decision() -> None:
     then = {"ledgers": "code", "own": "code"}
     settings = load_settings({"embedding.embedder": "none", "scoring.aliases": then})
     decisions = list(score_traces(traces, settings))
-    assert set(samples_of(decisions, {}, {})) == {"fin", "code", "plain"}
-    samples = samples_of(decisions, {}, {"fin": "finance", "ledgers": "finance"})
-    assert {domain: len(sample.scores) for domain, sample in samples.items()} == {"finance": 2, "code": 1, "plain": 1}
-    assert set(samples_of(decisions, {}, {"code": "finance"})) == {"fin", "finance", "plain"}
+    pairs = [(decision, None) for decision in decisions]
+    assert set(samples_of(pairs, {})) == {"fin", "code", "plain"}
+    samples = samples_of(pairs, {"fin": "finance", "ledgers": "finance"})
+    assert {domain: sample.traces for domain, sample in samples.items()} == {"finance": 2, "code": 1, "plain": 1}
+    assert set(samples_of(pairs, {"code": "finance"})) == {"fin", "finance", "plain"}
 
 
 @pytest.mark.parametrize("small", [0, 20])
@@ -251,7 +269,7 @@ def test_nothing_is_suggested_if_all_domains_together_are_too_few() -> None:
 
 def test_only_labelled_traces_count_for_a_precision() -> None:
     unknown, good = sample(500), sample(HALF_GOOD.least_traces, 1, label=GOOD)
-    both = Sample(np.concatenate([unknown.scores, good.scores]), np.concatenate([unknown.labels, good.labels]))
+    both = labelled(np.concatenate([unknown.scores, good.scores]), np.concatenate([unknown.labels, good.labels]))
     calibration = calibrate({"unknown": unknown, "some": both}, HALF_GOOD)
     assert calibration.domains["unknown"].lack == "too_few"
     # All are good, so all may be accepted.

@@ -56,6 +56,12 @@ def test_traces_wait_longer_the_more_arrive(workers: int) -> None:
     assert latencies[-1] > latencies[0]
 
 
+def test_redis_holds_what_waits_once_more_where_it_has_the_queues() -> None:
+    for queues_in_redis, copies in ((True, 2), (False, 1)):
+        sized = fleet(queues_in_redis=queues_in_redis)
+        assert sized.redis_bytes(0.0, 1_000) - sized.redis_bytes(0.0) == 1_000 * copies * Costs().message_bytes
+
+
 def test_the_command_names_the_bottleneck() -> None:
     result = CliRunner().invoke(capacity, ["--workers", "1", "--workers", "1000", "--rate", "20"])
     assert result.exit_code == 0

@@ -83,7 +83,7 @@ def test_nothing_in_the_table_acts_on_a_terminal(capsys: pytest.CaptureFixture[s
 
 
 def test_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kp_scorer.cli.display._COLUMNS", 80)
+    monkeypatch.setattr("kp_scorer.cli.display._COLUMNS_WITHOUT_TERMINAL", 80)
     rows = [
         decision("accepted", {"novelty": 0.9, "complexity": 0.9}, overrides=("single_tool",), domain="customer_service"),
         decision("rejected", domain="d" * 200),
@@ -155,7 +155,7 @@ MARK: Final = "what a trace says"
 LOGGING: Final = f"""
 import logging, sys, structlog
 from kp_scorer.logs import configure_logs
-from kp_scorer.settings import LogSettings
+from kp_scorer.settings.sections import LogSettings
 
 configure_logs(LogSettings(format=sys.argv[1]))
 hostile = {HOSTILE.replace(chr(0xD800), "")!a}

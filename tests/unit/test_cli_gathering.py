@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from kp_scorer.cli.gathering import Gathered, gathering_options
+from kp_scorer.decision import Decision
 from kp_scorer.offline import score_traces
 from kp_scorer.settings import Settings, load_settings
 
@@ -49,14 +50,18 @@ def decided() -> list[Payload]:
     return [decision.model_dump(mode="json") for decision in score_traces(PAYLOADS, load_settings())]
 
 
+def decisions_in(gathered: Gathered) -> list[Decision]:
+    return [each.decision for each in gathered.traces]
+
+
 def test_traces_are_scored(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_bytes(lines([*PAYLOADS[:3], {"not": "a trace"}, *PAYLOADS[3:], PAYLOADS[0]]))
     assert run(gather, str(file)).exit_code == 1
     (gathered,) = results
     ids = [payload["id"] for payload in PAYLOADS]
-    assert [decision.trace_id for decision in gathered.decisions] == ids
-    assert list(gathered.successes) == ids
+    assert [decision.trace_id for decision in decisions_in(gathered)] == ids
+    assert all(each.success for each in gathered.traces)
     assert gathered.refused == 1
 
 
@@ -70,8 +75,8 @@ def test_each_decision_is_read_once(gather: click.Command, results: list[Gathere
     result = run(gather, name, stdin=content) if name == "-" else run(gather, str(file))
     assert result.exit_code == 1
     (gathered,) = results
-    assert [decision.model_dump(mode="json") for decision in gathered.decisions] == rows
-    assert not gathered.successes
+    assert [decision.model_dump(mode="json") for decision in decisions_in(gathered)] == rows
+    assert {each.success for each in gathered.traces} == {None}
     assert gathered.refused == 1
     assert "line 6: expected a decision, as one JSON object" in result.stderr
 
@@ -98,7 +103,7 @@ def test_later_decision_on_a_trace_counts(gather: click.Command, results: list[G
     file = tmp_path / "decisions.jsonl"
     file.write_bytes(lines([again, first, again]))
     run(gather, str(file))
-    assert [decision.outcome for decision in results[0].decisions] == ["review"]
+    assert [decision.outcome for decision in decisions_in(results[0])] == ["review"]
 
 
 def test_a_namespace_chooses_among_decisions(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
@@ -109,12 +114,12 @@ def test_a_namespace_chooses_among_decisions(gather: click.Command, results: lis
         options = [part for name in chosen for part in ("--namespace", name)]
         assert run(gather, str(file), *options).exit_code == 0
         expected = [trace_id for trace_id in ids if any(f":{name}:" in trace_id for name in chosen)]
-        assert [decision.trace_id for decision in results[-1].decisions] == expected
+        assert [decision.trace_id for decision in decisions_in(results[-1])] == expected
     result = run(gather, str(file), "--namespace", "team-c")
     assert result.exit_code == 1
     assert "with --namespace 'team-c'" in str(result.exception)
     assert run(gather, str(file), "--namespace", "").exit_code == 0
-    assert [decision.trace_id for decision in results[-1].decisions] == ["kp:trace:1"]
+    assert [decision.trace_id for decision in decisions_in(results[-1])] == ["kp:trace:1"]
 
 
 def test_an_agent_chooses_among_decisions(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
@@ -122,8 +127,8 @@ def test_an_agent_chooses_among_decisions(gather: click.Command, results: list[G
     file = tmp_path / "traces.jsonl"
     file.write_bytes(lines(payloads))
     assert run(gather, str(file), "--agent", "agent 1").exit_code == 0
-    assert [decision.trace_id for decision in results[-1].decisions] == ["kp:trace:1", "kp:trace:3"]
+    assert [decision.trace_id for decision in decisions_in(results[-1])] == ["kp:trace:1", "kp:trace:3"]
     assert run(gather, str(file), "--agent", "").exit_code == 1
     file.write_bytes(lines([*payloads, minimal_payload(trace_id="kp:trace:nobody")]))
     assert run(gather, str(file), "--agent", "").exit_code == 0
-    assert [decision.trace_id for decision in results[-1].decisions] == ["kp:trace:nobody"]
+    assert [decision.trace_id for decision in decisions_in(results[-1])] == ["kp:trace:nobody"]

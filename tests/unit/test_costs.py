@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.message import Message
 from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
-from kp_scorer.decoding import Limits, check_values, decode_json, decode_trace, least_bytes
+from kp_scorer.decoding import Limits, check_values, decode_trace, least_bytes
 from kp_scorer.errors import InvalidTrace
 
-from tests.support.builders import LIMITS, changed, maximal_payload, minimal_payload, step
+from tests.support.builders import LIMITS, changed, decode_json, maximal_payload, minimal_payload, step
 from tests.support.costly import FILLERS, PLACES, filled, oversized_bodies
 from tests.support.traces import sample_traces
 

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 from kp_scorer.errors import SettingsError
 from kp_scorer.serve.tokens import admits, read_tokens
-from kp_scorer.settings import Settings, as_environment, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import DEPLOY, compose, compose_secrets, unknown_settings

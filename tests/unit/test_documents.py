@@ -9,7 +9,8 @@ import click
 import pytest
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
-from kp_scorer.settings import Settings, as_environment
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 from pydantic import BaseModel
 
 from tests.support.documents import DOCUMENTS, Line, anchors_of, blocks, lines_of

@@ -15,7 +15,7 @@ from kp_scorer.embedding.embedder import RECIPES, TRACE, CheckedEmbedder, Embedd
 from kp_scorer.embedding.select import select_embedder, usable_cores
 from kp_scorer.embedding.text_embedder import group_by_length
 from kp_scorer.errors import EmbedderUnhealthy
-from kp_scorer.settings import EmbeddingSettings, RecipeName
+from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 from tests.support.builders import make_trace, step
 

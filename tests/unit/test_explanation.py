@@ -188,8 +188,8 @@ def test_pending_trace_is_shown_with_its_history() -> None:
 def test_each_profile_decides_as_a_trace_of_its_domain_would_be_decided() -> None:
     trace = make_trace(domain="finance", confidence=0.9, steps=steps(*ALL_TYPES))
     settings = load_settings({"scoring.thresholds": {"medical": 0.3}, "scoring.profiles": {"law": OWN_WEIGHTS.model_dump()}})
-    words = explain(decided(trace, settings.scoring.policy()), trace, settings=settings)
+    words = explain(decided(trace, settings.scoring), trace, settings=settings)
     for profile in (*PROFILES, "law"):
-        own = decided(make_trace(domain=profile, confidence=0.9, steps=steps(*ALL_TYPES)), settings.scoring.policy())
+        own = decided(make_trace(domain=profile, confidence=0.9, steps=steps(*ALL_TYPES)), settings.scoring)
         assert f"\n  {profile:<20}{own.score:.4f} of {own.threshold:.4f}: {own.outcome}\n" in words
     assert "asked  count the open invoices" in words

@@ -129,7 +129,7 @@ def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
     decisions = decisions_with_copies(Policy(copies="reject"))
     assert {decision.is_guarded for decision in decisions} == {True, False}
     unguarded = 1 - sum(decision.is_guarded for decision in decisions) / len(decisions)
-    samples = samples_of(decisions, {}, {})
+    samples = samples_of(((decision, None) for decision in decisions), {})
     # However low the threshold: what the guard rejects stays rejected.
     cohort = calibrate(samples, Target("accept", 0.9)).domains["code"]
     assert (cohort.suggestion, cohort.lack) == (None, "out_of_reach")
@@ -161,4 +161,3 @@ def test_an_explanation_advises_no_confidence_above_the_ceiling() -> None:
 def test_a_domain_with_a_floor_is_one_that_settings_name() -> None:
     scoring = load_settings({"scoring.min_novelties": {"legal": 0.2}, "scoring.aliases": {"law": "legal"}}).scoring
     assert {"legal", "law"} <= scoring.domains
-    assert scoring.policy().mentions("legal")

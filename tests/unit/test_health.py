@@ -22,7 +22,7 @@ from kp_scorer.ledger import Timing
 from kp_scorer.process.http import http_server
 from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
 from kp_scorer.process.watchdog import VitalThread, Watchdog
-from kp_scorer.settings import MetricsSettings
+from kp_scorer.settings.sections import MetricsSettings
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 

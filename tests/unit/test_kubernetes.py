@@ -18,7 +18,7 @@ VERSIONS: Final = ("1.28", "1.37")
 """The oldest and the newest that the objects are held against."""
 
 FOREIGN: Final = {
-    "ScaledObject": "scaleTargetRef minReplicaCount maxReplicaCount pollingInterval advanced triggers",
+    "ScaledObject": "scaleTargetRef minReplicaCount maxReplicaCount advanced triggers",
     "TriggerAuthentication": "secretTargetRef",
     "ServiceMonitor": "selector endpoints",
 }
@@ -131,9 +131,9 @@ def test_there_is_always_a_worker_and_only_the_scaler_sets_the_replicas(overlay:
     assert "replicas" not in objects(overlay)["Deployment"]["spec"]
 
 
-def test_workers_scale_by_the_queue_of_traces_with_a_separate_secret(overlay: str) -> None:
-    (trigger,) = objects(overlay)["ScaledObject"]["spec"]["triggers"]
-    assert trigger["type"] == overlay
+def test_workers_scale_by_their_cores_and_by_the_queue_of_traces_with_a_separate_secret(overlay: str) -> None:
+    cpu, trigger = objects(overlay)["ScaledObject"]["spec"]["triggers"]
+    assert (cpu["type"], trigger["type"]) == ("cpu", overlay)
     assert Settings().queues.traces in trigger["metadata"].values()
     authentication = objects(overlay)["TriggerAuthentication"]
     assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}

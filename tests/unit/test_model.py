@@ -12,7 +12,7 @@ import pytest
 from kp_scorer.embedding.model import ModelFiles, find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings import EmbeddingSettings
+from kp_scorer.settings.sections import EmbeddingSettings
 
 from tests.support.tiny_models import change_json
 

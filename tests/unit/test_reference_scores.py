@@ -4,11 +4,11 @@ import json
 from typing import Any, Final
 
 import pytest
-from kp_scorer.decoding import decode_json, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.scoring import Policy, novelty_of, score
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import LIMITS
+from tests.support.builders import LIMITS, decode_json
 from tests.support.paths import REFERENCE_TRACES
 
 POLICY: Final = Policy()
@@ -41,7 +41,7 @@ def test_every_file_of_the_reference_is_there(name: str) -> None:
 @pytest.mark.parametrize(("trace", "expected"), cases())
 def test_conformance_case_scores_as_in_the_reference(trace: object, expected: float) -> None:
     scored = score(decode_trace(trace, LIMITS), UNKNOWN, POLICY)
-    assert scored.value == pytest.approx(expected, abs=1e-9)
+    assert scored.score == pytest.approx(expected, abs=1e-9)
 
 
 def test_every_real_trace_decodes_under_an_id_of_its_own(real_traces: list[ReasoningTrace]) -> None:
@@ -52,9 +52,9 @@ def test_every_real_trace_scores_as_in_the_reference_without_embedder(real_trace
     rows = [json.loads(line) for line in lines("expected.jsonl")]
     assert [trace.id for trace in real_traces] == [row["id"] for row in rows]
     differing = {
-        row["id"]: (scored.value, row["score_without_embedder"])
+        row["id"]: (scored.score, row["score_without_embedder"])
         for trace, row in zip(real_traces, rows, strict=True)
-        if (scored := score(trace, UNKNOWN, POLICY)).value != pytest.approx(row["score_without_embedder"], abs=1e-9)
+        if (scored := score(trace, UNKNOWN, POLICY)).score != pytest.approx(row["score_without_embedder"], abs=1e-9)
     }
     assert differing == {}
 

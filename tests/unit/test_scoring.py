@@ -118,7 +118,7 @@ def test_each_profile_weighs_the_dimensions_its_own_way(domain: str, profile: st
     used = ["sql", "mail", *[None] * 6]
     trace = make_trace(domain=domain, confidence=0.8, steps=[step(*pair) for pair in zip(types, used, strict=True)])
     scored = score(trace, 0.6, POLICY)
-    assert scored.value == near(expected)
+    assert scored.score == near(expected)
     assert scored.profile == profile
     assert scored.weights == PROFILES[profile]
     assert scored.overrides == ()
@@ -129,13 +129,13 @@ def test_each_profile_weighs_the_dimensions_its_own_way(domain: str, profile: st
 )
 def test_domain_that_is_no_profile_exactly_gets_the_default(domain: str) -> None:
     assert score(make_trace(domain=domain), 0.5, POLICY).profile == "default"
-    assert score(make_trace(domain=domain), 0.5, POLICY).value == score(make_trace(), 0.5, POLICY).value
+    assert score(make_trace(domain=domain), 0.5, POLICY).score == score(make_trace(), 0.5, POLICY).score
 
 
 def test_configured_profile_weighs_its_domain() -> None:
     scored = score(make_trace(domain="travel"), 0.5, Policy(profiles={**PROFILES, "travel": OWN_WEIGHTS}))
     # Complexity 0.27, novelty 0.5, no tools, confidence 1.
-    assert scored.value == near(0.027 + 0.1 + 0.4)
+    assert scored.score == near(0.027 + 0.1 + 0.4)
     assert (scored.profile, scored.weights) == ("travel", OWN_WEIGHTS)
 
 
@@ -168,7 +168,7 @@ def test_only_one_lone_thought_is_a_single_thought(types: list[str]) -> None:
 @pytest.mark.parametrize(("count", "fires"), [(1, False), (2, False), (3, True), (4, True)])
 def test_recovery_is_rewarded_from_the_third_one_on(count: int, fires: bool) -> None:
     scored = score(make_trace(steps=steps(*["error_recovery"] * count)), 0.5, POLICY)
-    assert scored.value == near(scored.composite + (0.1 if fires else 0.0))
+    assert scored.score == near(scored.composite + (0.1 if fires else 0.0))
     assert [override.name for override in scored.overrides] == (["recovered_from_errors"] if fires else [])
 
 
@@ -190,7 +190,7 @@ def test_reward_for_recovery_stops_at_one() -> None:
 )
 def test_exactly_one_tool_name_costs_a_tenth(tools: list[str | None], fires: bool) -> None:
     scored = score(make_trace(steps=[step("tool_call", tool) for tool in tools]), 0.5, POLICY)
-    assert scored.value == near(scored.composite - (0.1 if fires else 0.0))
+    assert scored.score == near(scored.composite - (0.1 if fires else 0.0))
     assert [override.name for override in scored.overrides] == (["single_tool"] if fires else [])
 
 
@@ -198,7 +198,7 @@ def test_penalty_for_a_single_tool_stops_at_zero() -> None:
     trace = make_trace(domain="medical", confidence=0.0, steps=[step("thought", "sql"), *steps(*["thought"] * 20)])
     scored = score(trace, 0.0, POLICY)
     assert 0.0 < scored.composite < 0.1
-    assert scored.value == 0.0
+    assert scored.score == 0.0
 
 
 def test_penalty_comes_after_the_single_thought() -> None:
@@ -209,7 +209,7 @@ def test_reward_and_penalty_apply_in_turn_so_that_the_cap_counts() -> None:
     used = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
     weights = Dimensions(complexity=0.0, novelty=1.0, tool_diversity=0.0, outcome_confidence=0.0)
     scored = score(make_trace(steps=used), 0.95, Policy(profiles={"default": weights}))
-    assert scored.value == near(0.9)
+    assert scored.score == near(0.9)
 
 
 def test_perfect_trace_scores_one_even_where_the_weights_round_up() -> None:
@@ -218,7 +218,7 @@ def test_perfect_trace_scores_one_even_where_the_weights_round_up() -> None:
     used = [step("tool_call", f"tool {number}") for number in range(20)]
     trace = make_trace(steps=[*used, *steps("thought", "observation", "error_recovery")])
     scored = score(trace, 1.0, Policy(profiles={"default": check_weights(weights)}))
-    assert (scored.composite, scored.value) == (1.0, 1.0)
+    assert (scored.composite, scored.score) == (1.0, 1.0)
 
 
 def test_threshold_is_the_domains_own_or_the_default_of_three_quarters() -> None:
@@ -258,7 +258,7 @@ def test_the_strictest_outcome_wins_where_several_are_demanded() -> None:
 @given(traces(), st.floats(0, 1), st.booleans())
 def test_score_and_its_dimensions_are_fractions(trace: ReasoningTrace, novelty: float, cap: bool) -> None:
     scored = score(trace, novelty, Policy(cap_step_term=cap))
-    assert all(0.0 <= value <= 1.0 for value in (scored.value, scored.composite))
+    assert all(0.0 <= value <= 1.0 for value in (scored.score, scored.composite))
     assert all(0.0 <= value <= 1.0 for value in scored.dimensions.model_dump().values())
 
 
@@ -278,7 +278,7 @@ def test_reported_parts_lead_to_the_score(trace: ReasoningTrace, novelty: float)
         effects = {"single_thought": 0.1, "recovered_from_errors": min(1.0, value + 0.1), "single_tool": max(0.0, value - 0.1)}
         value = effects[override.name]
         assert override.score == value
-    assert scored.value == value
+    assert scored.score == value
 
 
 POLICIES: Final = st.builds(
@@ -318,7 +318,7 @@ def test_alias_gets_the_profile_and_bounds_of_its_domain() -> None:
 
 def test_a_domain_is_known_if_any_setting_names_it() -> None:
     policy = Policy(thresholds={"qa": 0.5}, reviews={"web": 0.5}, aliases={"Finance": "finance"})
-    assert [name for name in ("default", "code", "qa", "web", "Finance", "finanse", "QA") if not policy.mentions(name)] == [
+    assert [name for name in ("default", "code", "qa", "web", "Finance", "finanse", "QA") if name not in policy.domains] == [
         "finanse",
         "QA",
     ]

@@ -62,7 +62,7 @@ def gain(name: str) -> float:
 
 
 def value_of(trace: ReasoningTrace, novelty: float = 0.0) -> float:
-    return score(trace, novelty, Policy()).value
+    return score(trace, novelty, Policy()).score
 
 
 def test_what_raises_a_score_is_worth_what_the_page_says() -> None:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import SettingsError
 from kp_scorer.scoring import PROFILES
-from kp_scorer.settings import NoveltySettings, Settings, as_environment, load_scoring, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.loading import as_environment, load_scoring
+from kp_scorer.settings.sections import NoveltySettings
 from pydantic import ValidationError
 
 from tests.support.paths import REPOSITORY
@@ -39,7 +41,7 @@ def test_defaults_are_those_of_the_specification() -> None:
     assert settings.scoring.cap_step_term is False
     assert settings.novelty.max_elements == 1_000
     assert settings.limits == Limits()
-    assert settings.scoring.policy().profiles == PROFILES
+    assert settings.scoring.profiles == PROFILES
 
 
 def test_flag_wins_over_variable_and_variable_over_file_and_file_over_default(
@@ -63,7 +65,7 @@ def test_named_file_wins_over_the_variables_file(config: Path, tmp_path: Path, m
 
 def test_domains_may_have_thresholds_and_profiles_of_their_own(tmp_path: Path) -> None:
     text = f"[scoring.thresholds]\ncode = 0.4\n[scoring.profiles]\n'data eng' = {OWN_PROFILE}\ncode = {OWN_PROFILE}\n"
-    policy = load_settings(config=written(tmp_path, text)).scoring.policy()
+    policy = load_settings(config=written(tmp_path, text)).scoring
     assert policy.bounds("code").threshold == 0.4
     assert policy.profile("data eng") == "data eng"
     assert policy.profiles["code"].outcome_confidence == 0.4
@@ -112,15 +114,15 @@ def test_domain_that_no_trace_can_have_is_refused(tmp_path: Path, table: str) ->
 
 def test_domains_may_have_aliases(tmp_path: Path) -> None:
     text = "[scoring]\nreviews = {qa = 0.5}\naliases = {financial_analysis = 'finance', 'Q & A' = 'qa', misc = 'default'}"
-    policy = load_settings(config=written(tmp_path, text)).scoring.policy()
+    policy = load_settings(config=written(tmp_path, text)).scoring
     assert (policy.profile("financial_analysis"), policy.bounds("Q & A").review) == ("finance", 0.5)
-    assert policy.mentions("misc")
-    assert not load_settings().scoring.policy().aliases
+    assert "misc" in policy.domains
+    assert not load_settings().scoring.aliases
 
 
 def test_domains_may_have_reviews_of_their_own_or_none(tmp_path: Path) -> None:
     text = "[scoring]\nthresholds = {code = 0.5}\nreview = 0.6\nreviews = {code = 0.5, finance = 0.7}"
-    policy = load_settings(config=written(tmp_path, text)).scoring.policy()
+    policy = load_settings(config=written(tmp_path, text)).scoring
     assert [policy.bounds(domain).review for domain in ("code", "finance", "else")] == [None, 0.7, 0.6]
 
 
@@ -287,7 +289,7 @@ def test_name_or_value_in_a_file_that_is_no_setting_is_refused(text: str, messag
 
 def test_profile_whose_weights_do_not_sum_to_one_is_refused_by_name(tmp_path: Path) -> None:
     text = f"[scoring.profiles]\ntravel = {OWN_PROFILE.replace('0.4', '0.5')}\n"
-    with pytest.raises(SettingsError, match=r"scoring\.profiles: .*'travel': weights must sum to 1, these sum to 1\.1"):
+    with pytest.raises(SettingsError, match=r"scoring\.profiles\.travel: weights must sum to 1, these sum to 1\.1"):
         load_settings(config=written(tmp_path, text))
 
 
@@ -374,5 +376,7 @@ REFERENCE = REPOSITORY / "config" / "kp-scorer.toml"
 
 
 def test_the_reference_file_holds_every_setting_with_its_default() -> None:
-    assert tomllib.loads(REFERENCE.read_text("utf-8")) == Settings().model_dump(exclude_none=True)
+    # Profiles in the file are added to those of the package.
+    own = Settings().scoring.model_dump(exclude_none=True) | {"profiles": {}}
+    assert tomllib.loads(REFERENCE.read_text("utf-8")) == Settings().model_dump(exclude_none=True) | {"scoring": own}
     assert load_settings(config=REFERENCE).model_dump() == Settings().model_dump()

@@ -10,11 +10,11 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kp_scorer.decoding import Limits, decode_for_sending, decode_json, decode_trace
+from kp_scorer.decoding import Limits, decode_for_sending, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import LIMITS, Payload, changed, maximal_payload, minimal_payload, step, steps, without
+from tests.support.builders import LIMITS, Payload, changed, decode_json, maximal_payload, minimal_payload, step, steps, without
 
 STRINGS: Final = [
     "@context",

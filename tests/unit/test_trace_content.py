@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kp_scorer.broker.wire import checked_id
 from kp_scorer.characters import check_name
 from kp_scorer.decision import Override
-from kp_scorer.decoding import decode_json, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.scoring import Policy, score
 from kp_scorer.trace import DOMAIN_BYTES, TRACE_ID_PREFIX, ReasoningTrace
@@ -25,6 +25,7 @@ from tests.support.builders import (
     LIMITS,
     Payload,
     changed,
+    decode_json,
     keys_of,
     make_trace,
     maximal_payload,
@@ -301,5 +302,5 @@ def test_samples_cover_all_domains_outcomes_and_overrides(samples: list[Reasonin
     assert domains - {*BUILT_IN_DOMAINS, "default"}
     assert {trace.metadata.success for trace in samples} == {True, False}
     scores = [score(trace, 0.9, Policy()) for trace in samples]
-    assert {each.value >= Policy().threshold for each in scores} == {True, False}
+    assert {each.score >= Policy().threshold for each in scores} == {True, False}
     assert {override.name for each in scores for override in each.overrides} == set(get_args(Override))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Vector
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.settings import EmbeddingSettings, RecipeName
+from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 from tests.support.builders import make_trace, step
 from tests.support.costly import COSTLY_TEXTS

@@ -79,9 +79,10 @@ class Fleet:
         others = max(0, self.workers - 1) * self.costs.read_bytes
         return self.costs.redis_out_bytes + others + self.costs.message_bytes * self.queues_in_redis
 
-    def redis_bytes(self, rate: float) -> float:
-        """Redis' memory at so many traces a second."""
-        return self.log_entries * self.costs.vector_bytes + rate * self.kept_s * self.costs.record_bytes
+    def redis_bytes(self, rate: float, waiting: int = 0) -> float:
+        """Redis' memory at so many traces a second, while so many wait. Those it also holds where RabbitMQ has the queues."""
+        decided = self.log_entries * self.costs.vector_bytes + rate * self.kept_s * self.costs.record_bytes
+        return decided + waiting * self.costs.message_bytes * (1 + self.queues_in_redis)
 
     def latency_ms(self, rate: float, share: float) -> float:
         """Milliseconds from submitting to publishing that ``share`` of the traces do not exceed, at random arrivals.

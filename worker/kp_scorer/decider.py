@@ -279,7 +279,7 @@ class Decider:
                 decision.novelty.entry or "",
                 Tally(
                     decision.domain,
-                    self.policy.mentions(decision.domain),
+                    decision.domain in self.policy.domains,
                     " ".join(guard.name for guard in decision.guards if guard.fired),
                 ),
             )
@@ -318,16 +318,9 @@ class Decider:
             visibility=trace.metadata.visibility,
             privacy_level=trace.metadata.privacy_level,
             taken_for=self.policy.aliases.get(domain),
-            outcome=bounds.outcome(scored.value, guards, [each.outcome for part in (case.checks, pinned) for each in part]),
-            score=scored.value,
-            threshold=bounds.threshold,
-            threshold_source=bounds.source,
-            review=bounds.review,
-            dimensions=scored.dimensions,
-            profile=scored.profile,
-            weights=scored.weights,
-            composite=scored.composite,
-            overrides=scored.overrides,
+            outcome=bounds.outcome(scored.score, guards, [each.outcome for part in (case.checks, pinned) for each in part]),
+            **bounds._asdict(),
+            **scored._asdict(),
             guards=guards,
             checks=case.checks,
             # A producer may choose the id so that the trace is not sampled; the place nobody chooses.

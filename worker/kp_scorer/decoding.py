@@ -53,11 +53,6 @@ _JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type
 _STRING: Final = re.compile(rb'"[^"]*"')
 
 
-def decode_json(raw: bytes, limits: Limits) -> ReasoningTrace:
-    """Decode one trace from UTF-8 JSON; raises InvalidTrace."""
-    return check_trace(parse_json(raw, limits), limits)
-
-
 def parse_json(raw: bytes, limits: Limits) -> object:
     """Parse UTF-8 JSON of at most ``limits.message_bytes`` and ``limits.values``; raises InvalidTrace that names the place."""
     _check_size(raw, limits)
@@ -71,6 +66,14 @@ def parse_json(raw: bytes, limits: Limits) -> object:
         raise _invalid(f"expected nesting of at most {limits.depth}") from None
     except ValueError:
         raise _invalid(_HUGE_NUMBER) from None
+
+
+def parsed_or_refused(raw: bytes, limits: Limits) -> object:
+    """As :func:`parse_json`, but returns an InvalidTrace."""
+    try:
+        return parse_json(raw, limits)
+    except InvalidTrace as error:
+        return error
 
 
 def parse_strict_json(raw: bytes, limits: Limits) -> object:

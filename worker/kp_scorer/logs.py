@@ -11,7 +11,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from kp_scorer.characters import escaped, escaped_lines
-from kp_scorer.settings import LogSettings
+from kp_scorer.settings.sections import LogSettings
 
 # These log every step of connections and models.
 _CHATTY: Final = ("kombu", "amqp", "sentence_transformers", "transformers")

@@ -130,7 +130,7 @@ def offline_decider(settings: Settings) -> Decider:
     if pins := open_pins(settings, store, embedder):
         pins.load()
     novelty = NoveltyMeter(embedder, MemoryLog(window), window, pins) if embedder else None
-    ledger, policy = MemoryLedger(window.kept_elements), settings.scoring.policy()
+    ledger, policy = MemoryLedger(window.kept_elements), settings.scoring
     checks = Checks(settings.checks) if settings.checks.names else None
     return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample, checks=checks)
 

@@ -5,12 +5,13 @@ A pure function of a trace and its novelty, by the formulas of the KnowledgePuls
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
+from pydantic import BaseModel, ConfigDict
+
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, NoveltySource, Outcome, Override, ThresholdSource
-from kp_scorer.trace import STEP_TYPES, ReasoningTrace
+from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
 
 UNKNOWN_NOVELTY: Final = 0.5
 """Novelty when there is nothing to compare with: an empty cache, or no embedder."""
@@ -38,10 +39,10 @@ PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
 
 
 class Bounds(NamedTuple):
-    """The scores from which a trace is accepted, and from which it is reviewed otherwise."""
+    """The scores from which a trace is accepted, and from which it is reviewed otherwise; named as in a decision."""
 
     threshold: float
-    source: ThresholdSource
+    threshold_source: ThresholdSource
     review: float | None
 
     def outcome(self, score: float, guards: Iterable[Guard] = (), demanded: Iterable[Outcome | None] = ()) -> Outcome:
@@ -55,26 +56,27 @@ class Bounds(NamedTuple):
         return max((outcome, *(each for each in demanded if each)), key=get_args(Outcome).index)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(BaseModel):
     """Profiles and bounds by domain, matched exactly after aliases are resolved; other domains get the defaults."""
 
-    profiles: Mapping[str, Dimensions] = field(default_factory=lambda: PROFILES)
-    threshold: float = DEFAULT_THRESHOLD
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    review: float | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    threshold: Fraction = DEFAULT_THRESHOLD
+    thresholds: dict[Domain, Fraction] = {}
+    review: Fraction | None = None
     """The score from which a trace that is not accepted goes to review; None has none reviewed."""
-    reviews: Mapping[str, float] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    reviews: dict[Domain, Fraction] = {}
+    profiles: dict[Domain, Dimensions] = dict(PROFILES)
+    aliases: dict[Domain, str] = {}
     """Domains by their aliases; no alias has a profile or bounds of its own."""
     submitted_thresholds: bool = False
     """Whether the threshold that a submission asks for replaces the operator's."""
     cap_step_term: bool = False
-    max_confidence: float = 1.0
+    max_confidence: Fraction = 1.0
     """What a producer says of its own confidence counts up to this."""
-    min_novelty: float = 0.0
+    min_novelty: Fraction = 0.0
     """A trace that is less novel is rejected. Unknown novelty passes."""
-    min_novelties: Mapping[str, float] = field(default_factory=dict)
+    min_novelties: dict[Domain, Fraction] = {}
     copies: Literal["score", "reject"] = "score"
     """What happens to a trace whose content another one in the window has."""
 
@@ -86,12 +88,10 @@ class Policy:
     def bounds(self, domain: str, asked: float | None = None) -> Bounds:
         """The bounds for a trace of ``domain``; its submission may have ``asked`` for a threshold."""
         domain = self.aliases.get(domain, domain)
-        threshold: float = self.threshold
-        source: ThresholdSource = "default"
+        source: ThresholdSource = "domain" if domain in self.thresholds else "default"
+        threshold = self.thresholds.get(domain, self.threshold)
         if self.submitted_thresholds and asked is not None:
             threshold, source = asked, "submission"
-        elif domain in self.thresholds:
-            threshold, source = self.thresholds[domain], "domain"
         review = self.reviews.get(domain, self.review)
         return Bounds(threshold, source, review if review is not None and review < threshold else None)
 
@@ -108,10 +108,10 @@ class Policy:
         if self.copies == "reject":
             yield Guard(name="copies", fired=is_copy)
 
-    def mentions(self, domain: str) -> bool:
-        """Whether the policy names ``domain``. If not, its name may be misspelt."""
-        names = (self.aliases, self.profiles, self.thresholds, self.reviews, self.min_novelties)
-        return any(domain in each for each in names)
+    @property
+    def domains(self) -> frozenset[str]:
+        """The domains that it names, also as aliases; the names of others may be misspelt."""
+        return frozenset().union(self.aliases, self.profiles, self.thresholds, self.reviews, self.min_novelties)
 
 
 def check_weights(weights: Dimensions) -> Dimensions:
@@ -132,18 +132,12 @@ class ComplexityTerms(NamedTuple):
     steps: float
     """0.2 for every 20 steps."""
 
-    @property
-    def complexity(self) -> float:
-        """The dimension, 0..1."""
-        return min(1.0, self.types + self.recovery + self.steps)
 
+class Score(NamedTuple):
+    """A score and the parts it is computed from, named as in a decision."""
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A score and the parts it is computed from."""
-
-    value: float
-    """The score, 0..1, after the overrides."""
+    score: float
+    """0..1, after the overrides."""
     dimensions: Dimensions
     profile: str
     weights: Dimensions
@@ -173,20 +167,9 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
         *(guard for guard in decision.guards if guard.name == "max_confidence"),
         *policy.guard_novelty(decision.domain, decision.dimensions.novelty, novelty.source, is_copy=is_copy),
     )
-    changed = {
-        "outcome": bounds.outcome(scored.value, guards, decision.demanded),
-        "score": scored.value,
-        "threshold": bounds.threshold,
-        "threshold_source": bounds.source,
-        "review": bounds.review,
-        "taken_for": policy.aliases.get(decision.domain),
-        "profile": scored.profile,
-        "weights": scored.weights,
-        "composite": scored.composite,
-        "overrides": scored.overrides,
-        "guards": guards,
-    }
-    return decision.model_copy(update=changed)
+    outcome, taken_for = bounds.outcome(scored.score, guards, decision.demanded), policy.aliases.get(decision.domain)
+    changed = {"outcome": outcome, "taken_for": taken_for, "guards": guards}
+    return decision.model_copy(update=changed | scored._asdict() | bounds._asdict())
 
 
 def novelty_of(similarity: float | None) -> float:
@@ -202,8 +185,9 @@ def dimensions(
     ``cap_step_term`` limits the step term of complexity to what 20 steps give, ``max_confidence`` the confidence that the trace
     states of itself; the reference has no such limits.
     """
+    terms = complexity_terms(trace, cap_step_term=cap_step_term)
     return Dimensions(
-        complexity=complexity_terms(trace, cap_step_term=cap_step_term).complexity,
+        complexity=min(1.0, terms.types + terms.recovery + terms.steps),
         novelty=novelty,
         tool_diversity=min(1.0, len(tool_names(trace)) / max(1, len(trace.steps)) * 3),
         outcome_confidence=min(trace.outcome.confidence, max_confidence) * success_factor(trace),
@@ -248,14 +232,7 @@ def _score(domain: str, parts: Dimensions, overrides: Iterable[Override], policy
     # Four dimensions of 1 can sum to 1 + 2e-16, which is not a valid score.
     composite = min(1.0, total)
     fired = tuple(_fired(overrides, composite))
-    return Score(
-        value=fired[-1].score if fired else composite,
-        dimensions=parts,
-        profile=profile,
-        weights=weights,
-        composite=composite,
-        overrides=fired,
-    )
+    return Score(fired[-1].score if fired else composite, parts, profile, weights, composite, fired)
 
 
 def _overrides(trace: ReasoningTrace) -> Iterator[Override]:

@@ -13,7 +13,7 @@ from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_o
 from kp_scorer.adapters.messages import is_error
 from kp_scorer.adapters.node import MOST_DEPTH, Node, source, unread_in
 from kp_scorer.decoding import Limits
-from kp_scorer.errors import InvalidTrace, NotConverted
+from kp_scorer.errors import NotConverted
 
 __all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "convert", "format_of"]
 
@@ -207,19 +207,13 @@ class Converter:
         return trace
 
 
-def convert(
-    name: str, sources: Iterable[tuple[int, object | InvalidTrace]], supplied: SuppliedFields, limits: Limits
-) -> Iterator[Converted]:
+def convert(name: str, sources: Iterable[tuple[int, object]], supplied: SuppliedFields, limits: Limits) -> Iterator[Converted]:
     """Convert sources of a format, or of any if its name is empty, to traces that may be submitted, or to why one cannot be.
 
-    Each source comes with the line on which it begins, counted from 1; one whose JSON is broken is its error. It may hold
-    several traces, and a trace several sources; each comes when it is complete, a chat when no later one is likely to go on
-    with it.
+    Each source comes with the line on which it begins, counted from 1. It may hold several traces, and a trace several sources;
+    each comes when it is complete, a chat when no later one is likely to go on with it.
     """
     converter = Converter(supplied, limits, name)
     for line, value in sources:
-        if isinstance(value, InvalidTrace):
-            yield NotConverted(line, value.problems)
-        else:
-            yield from converter.feed(line, value)
+        yield from converter.feed(line, value)
     yield from converter.end()

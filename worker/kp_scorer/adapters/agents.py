@@ -1,17 +1,12 @@
 """Sessions of Claude Code and of Codex, and trajectories of SWE-agent, mini-swe-agent and Harbor: what agents write themselves.
 
-A session is JSON Lines, of which each holds a message, an item or an event. No specification of it is published: Claude Code
-writes the Messages API's messages beside what it knows of them; Codex writes the Responses API's items, as
-https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs has them.
-
-A trajectory is one JSON document. SWE-agent's steps are those of ``trajectory``; what the agent was asked, and which tools it
-called where the model calls functions, stand in ``history``. Those of mini-swe-agent are ``messages``; before its second
-version the model wrote each command among its text, and the user returned what that put out. Harbor's are in ATIF, the Agent
-Trajectory Interchange Format.
-
-Specifications: https://swe-agent.com/latest/usage/trajectories/, and the types in
-https://github.com/SWE-agent/SWE-agent/blob/main/sweagent/types.py; https://mini-swe-agent.com/latest/usage/output_files/;
-https://www.harborframework.com/docs/agents/trajectory-format.
+- A session is JSON Lines. Claude Code writes the Messages API's messages, by no published specification; Codex the Responses
+  API's items: https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs
+- SWE-agent's ``trajectory`` has steps, ``history`` what it was asked and which functions the model called:
+  https://swe-agent.com/latest/usage/trajectories/
+- mini-swe-agent has ``messages``; before its second version the model wrote each command among its text, and the user returned
+  what that put out: https://mini-swe-agent.com/latest/usage/output_files/
+- Harbor has ATIF: https://www.harborframework.com/docs/agents/trajectory-format
 """
 
 import re

@@ -27,8 +27,7 @@ _OPTIONS: Final = {
 """What supplies a field that a source lacks."""
 _SUCCESSES: Final = ("true", "yes", "success", "passed", "resolved")
 _FAILURES: Final = ("false", "no", "failure", "failed", "error")
-_LEAST_SUCCESS: Final = 0.5
-"""Of a reward or another number."""
+_LEAST_SUCCESSFUL_NUMBER: Final = 0.5
 _EXPECTED: Final = {
     "id": "a text or an integer that is the id",
     "success": "true or false, a number that is a success from 0.5, or a word such as passed or failed",
@@ -176,7 +175,7 @@ def _field(name: str, value: object, run: Run, place: Node) -> Any:
         case "success", bool():
             return value
         case "success", int() | float() if is_number:
-            return value >= _LEAST_SUCCESS
+            return value >= _LEAST_SUCCESSFUL_NUMBER
         case "success", str() if value.lower() in _SUCCESSES + _FAILURES:
             return value.lower() in _SUCCESSES
         case "created_at", int() | float() if is_number and value > 0:

@@ -4,10 +4,8 @@ A source is a trace with ``observations``, as the API has it; an object with ``t
 a trace has it; one observation, as the rows of the tables' and of the blob storage's exports are; a page of any (``data``); or
 a list of any. All observations of one trace id, wherever they stand in the input, are one run.
 
-Specifications: https://langfuse.com/docs/observability/data-model and
-https://langfuse.com/docs/observability/features/observation-types for what they mean,
-https://cloud.langfuse.com/generated/api/openapi.yml for the API, and
-https://langfuse.com/docs/api-and-data-platform/features/blob-storage-export-fields for the rows, which are in snake case.
+Specifications: https://langfuse.com/docs/observability/data-model, https://cloud.langfuse.com/generated/api/openapi.yml for the
+API, https://langfuse.com/docs/api-and-data-platform/features/blob-storage-export-fields for rows, which are in snake case.
 """
 
 import json

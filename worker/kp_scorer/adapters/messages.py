@@ -18,22 +18,13 @@ _ERROR: Final = re.compile(
     r"\s*(?:Traceback \(most recent call last\)|(?:[\w.]*(?:Error|Exception)|(?i:error|exception))\b[^\n:]{0,60}:)"
 )
 _ERROR_KEYS: Final = ("error", "isError", "is_error")
-_NO_TEXT: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
-"""Types of blocks that are an image or a sound, which may be a result alone."""
+_MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
 _SPEAKERS: Final[dict[str, Speaker | None]] = {
     # Instructions are no part of a run.
-    "system": None,
-    "developer": None,
-    "user": "user",
-    "human": "user",
-    "assistant": "agent",
-    "ai": "agent",
-    "model": "agent",
-    "tool-call": "agent",
-    "tool": "result",
-    "function": "result",
-    "tool-response": "result",
-    "functionexecutionresult": "result",
+    **dict.fromkeys(("system", "developer"), None),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "ai", "model", "tool-call"), "agent"),
+    **dict.fromkeys(("tool", "function", "tool-response", "functionexecutionresult"), "result"),
 }
 """Who speaks in a message, by its role, or by its type where it has that instead."""
 _CONTENTS: Final = ("parts", "content", "blocks", "text", "message")
@@ -44,8 +35,7 @@ _IDS: Final = ("call_id", "tool_use_id", "toolUseId", "toolCallId", "tool_call_i
 _RETURNED: Final = ("output", "response", "result", "server_tool_call_response", "content")
 _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_call", "server_tool_call")
 """Types of blocks that are a call with a name, as those are that end in ``tool_use``; other calls are built in."""
-_RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_result")
-"""How types of blocks end that are a result."""
+_ENDS_OF_RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_result")
 _CALL_KEYS: Final = ("functionCall", "function_call", "toolUse", "tool_call")
 _RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult", "tool_call_result")
 """Keys of blocks without a type that hold a call, or its result."""
@@ -320,7 +310,7 @@ def _sort_of(block: object) -> str:
         return "result"
     if kind in _THOUGHTS or block.get("thought") is True:
         return "thought"
-    if kind.endswith(_RESULT_TYPES) or (not kind and "call_id" in block and "content" in block):
+    if kind.endswith(_ENDS_OF_RESULT_TYPES) or (not kind and "call_id" in block and "content" in block):
         return "result"
     if is_of_function or has_all or kind in _CALL_TYPES or kind.endswith("tool_use"):
         return "call"
@@ -328,7 +318,7 @@ def _sort_of(block: object) -> str:
         return "built-in call"
     if (kind or set(block) == {"text"}) and _text_of_block(block) is not None:
         return "text"
-    return "left out" if kind in (*_NO_TEXT, "item_reference", "redacted_thinking") else ""
+    return "left out" if kind in (*_MEDIA_TYPES, "item_reference", "redacted_thinking") else ""
 
 
 def _is_item(value: object) -> bool:
@@ -416,9 +406,9 @@ def text_in(value: object) -> str:
         return value
     if isinstance(value, list) and value and all(isinstance(block, dict) for block in value):
         texts = [_text_of_block(block) for block in value if {"type", "block_type"} & set(block) or set(block) == {"text"}]
-        if len(texts) == len(value) and (any(texts) or all(block.get("type") in _NO_TEXT for block in value)):
+        if len(texts) == len(value) and (any(texts) or all(block.get("type") in _MEDIA_TYPES for block in value)):
             return "\n".join(filter(None, texts))
-    is_without_text = value is None or (isinstance(value, dict) and value.get("type") in _NO_TEXT)
+    is_without_text = value is None or (isinstance(value, dict) and value.get("type") in _MEDIA_TYPES)
     return "" if is_without_text else as_json(value)
 
 

@@ -5,9 +5,8 @@ A source is an object with ``messages``, and with ``choices`` where the answer w
 ``response``; a line of a batch, whose other half has the same ``custom_id``; or a list of messages or items alone. What is sent
 to models of Anthropic and Gemini, and what comes back, is read in the same places.
 
-Specifications: https://platform.openai.com/docs/api-reference/chat/create, where ``messages`` are described, and
-https://platform.openai.com/docs/api-reference/responses/object; both are generated from
-https://github.com/openai/openai-openapi.
+Specifications: https://platform.openai.com/docs/api-reference/chat/create and
+https://platform.openai.com/docs/api-reference/responses/object.
 """
 
 from collections.abc import Sequence

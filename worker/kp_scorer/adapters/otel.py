@@ -3,12 +3,10 @@
 A source is an export (``resourceSpans``), a line of what the Collector's file exporter writes, or a span as Python's SDK prints
 it on a console. All spans of one trace id are one run.
 
-Specifications: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding for the form;
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ and
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-input-messages.json for ``gen_ai.*``;
-https://arize-ai.github.io/openinference/spec/semantic_conventions.html for OpenInference. A span that failed has the status
-that https://opentelemetry.io/docs/specs/otel/trace/api/#set-status describes: if it is the only root, the run did not
-succeed. A status of Ok says less, as many set it wherever nothing was raised.
+Specifications: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding for the form,
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ for ``gen_ai.*``,
+https://arize-ai.github.io/openinference/spec/semantic_conventions.html for OpenInference. If the status of the only root is an
+error, the run did not succeed. A status of Ok says less, as many set it wherever nothing was raised.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Thresholds by domain for a target, with intervals."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -32,6 +32,8 @@ _COARSE: Final = 10
 """So many steps are one of three decimals."""
 _SAME: Final = 1e-9
 """Scores that differ by less are equal: they were summed in another order."""
+_GUARDED: Final = -1
+"""In place of the score of what a guard rejects."""
 _ROUNDING: Final = 1e-12
 _RESAMPLE_SEED: Final = 1
 _RESAMPLES: Final = 1_000
@@ -66,22 +68,29 @@ class Target(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Scores, 0..1, or -inf of what a guard rejects, and the labels of their traces, both of shape (traces,)."""
+    """Scores, 0..1, or -inf of what a guard rejects, labels, and how many traces have both; all of shape (values,)."""
 
     scores: Floats
     labels: Integers
+    counts: Integers
 
-    def part(self, chosen: Any) -> "Sample":
-        """The traces at these positions, or where this is true."""
-        return Sample(self.scores[chosen], self.labels[chosen])
+    @property
+    def traces(self) -> int:
+        """How many traces these are."""
+        return int(self.counts.sum())
 
-    def relevant(self, target: Target) -> "Sample":
-        """The traces that a target is about."""
-        return self if target.of == "accept" else self.part(self.labels != UNLABELLED)
+    @property
+    def labelled(self) -> int:
+        """How many of them have a label."""
+        return int(self.counts[self.labels != UNLABELLED].sum())
+
+    def relevant(self, target: Target) -> Floats:
+        """The scores of the traces that a target is about."""
+        return self.scores if target.of == "accept" else self.scores[self.labels != UNLABELLED]
 
     def is_too_small(self, target: Target) -> bool:
         """Whether so few traces allow no suggestion."""
-        return len(self.relevant(target).scores) < target.least_traces
+        return (self.traces if target.of == "accept" else self.labelled) < target.least_traces
 
 
 class Share(NamedTuple):
@@ -132,14 +141,28 @@ def domain_of(decision: Decision, aliases: Mapping[str, str]) -> str:
     return aliases.get(decision.domain) or aliases.get(decided_as, decided_as)
 
 
-def samples_of(decisions: Iterable[Decision], labels: Mapping[str, bool], aliases: Mapping[str, str]) -> dict[str, Sample]:
-    """The scores of decisions by the domain whose threshold applies to them, with labels by trace id."""
-    pairs: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
-    for decision in decisions:
-        is_good = labels.get(decision.trace_id)
-        score = -math.inf if decision.is_guarded else decision.score
-        pairs[domain_of(decision, aliases)].append((score, UNLABELLED if is_good is None else GOOD if is_good else BAD))
-    return {domain: Sample(*map(np.array, zip(*of_domain, strict=True))) for domain, of_domain in pairs.items()}
+def samples_of(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mapping[str, str]) -> dict[str, Sample]:
+    """The scores of decisions, each with its label, by the domain whose threshold applies to them.
+
+    Scores are as fine as thresholds can be, so that those of any number of decisions take bounded memory.
+    """
+    counts: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for decision, is_good in decisions:
+        place = _GUARDED if decision.is_guarded else _half_steps(decision.score)
+        label = UNLABELLED if is_good is None else GOOD if is_good else BAD
+        counts[domain_of(decision, aliases)][place, label] += 1
+    return {domain: _sample(of_domain) for domain, of_domain in counts.items()}
+
+
+def _half_steps(score: float) -> int:
+    """A score in half steps: even on a step, odd between two, where no threshold separates it from others."""
+    steps = round(score * _STEPS)
+    return 2 * steps if abs(score - steps / _STEPS) < _SAME else 2 * math.floor(score * _STEPS) + 1
+
+
+def _sample(counts: Counter[tuple[int, int]]) -> Sample:
+    places, labels = np.array(list(counts)).T
+    return Sample(np.where(places == _GUARDED, -np.inf, places / (2 * _STEPS)), labels, np.array(list(counts.values())))
 
 
 def calibrate(samples: Mapping[str, Sample], target: Target, with_own_threshold: Collection[str] = ()) -> Calibration:
@@ -163,7 +186,7 @@ def _joined(samples: Iterable[Sample]) -> Sample:
 
 
 def _cohort(sample: Sample, target: Target) -> Cohort:
-    cohort = Cohort(len(sample.scores))
+    cohort = Cohort(sample.traces)
     if sample.is_too_small(target):
         return cohort._replace(lack="too_few")
     if suggestion := suggest(sample, target):
@@ -253,10 +276,11 @@ def _tally(sample: Sample, target: Target) -> tuple[Floats, Integers]:
         The thresholds, ascending, -inf first, which is below all that may be chosen, then from 0, of shape (cuts,); and the
         traces from each to the next, by label, of shape (cuts, 3).
     """
-    scores = sample.relevant(target).scores
+    scores = sample.relevant(target)
     thresholds = np.concatenate([[-np.inf], cuts(scores[scores >= 0])])
     places = (np.searchsorted(thresholds, sample.scores, "right") - 1) * _LABELS + sample.labels
-    return thresholds, np.bincount(places, minlength=thresholds.size * _LABELS).reshape(-1, _LABELS)
+    traces = np.bincount(places, sample.counts, minlength=thresholds.size * _LABELS)
+    return thresholds, traces.astype(np.int64).reshape(-1, _LABELS)
 
 
 def _above(traces: Integers) -> Integers:

@@ -14,7 +14,7 @@ import structlog
 
 from kp_scorer.decision import CheckFailure, CheckResult, Demand, Findings
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings import ChecksSettings
+from kp_scorer.settings.sections import ChecksSettings
 from kp_scorer.trace import ReasoningTrace
 
 _ANSWER_BYTES: Final = 65_536

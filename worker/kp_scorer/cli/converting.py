@@ -1,7 +1,8 @@
 """Converting what others record on its way into a command: the options for it, and what it did, for a person."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, get_args
 
 import click
@@ -10,28 +11,30 @@ from pydantic import TypeAdapter, ValidationError
 from kp_scorer.adapters import FORMATS, Converter, SuppliedFields, format_of
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note
-from kp_scorer.decoding import Limits
+from kp_scorer.decoding import Limits, check_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.settings import Settings
-from kp_scorer.trace import PrivacyLevel, Visibility
+from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 
 _FIELDS: Final = dict(id="id", success="success", confidence="confidence", domain="task_domain", time="created_at")  # noqa: C408
 """By the names of their options, the fields that records may have under other names."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_LINES: Final = 1 << 40
 """More than a file has: lines are counted through all files."""
-_MOST_NAMES: Final = 12
-"""Of fields that were not read: a line or two."""
-_MOST_CHARS: Final = 80
-"""Of such a name."""
+_MOST_FIELDS_NAMED: Final = 12
+_FIELD_NAME_CHARS: Final = 80
 
 
-class Converted(NamedTuple):
-    """A trace that was converted, or why there is none, and where its source begins."""
+class Line(NamedTuple):
+    """One trace of the input, or the error in it. ``number`` counts lines, or a list's items, from 1; 0 if it was converted."""
 
-    file: str
-    line: int
-    trace: dict[str, Any] | InvalidTrace
+    number: int
+    trace: ReasoningTrace | InvalidTrace
+    size_bytes: int = 0
+    document: Mapping[str, Any] = MappingProxyType({})
+    """The trace as it was read, also its fields that are ignored; empty in place of an error."""
+    file: str = ""
+    """Where it is, if there are several files."""
 
 
 class Conversion:
@@ -40,7 +43,7 @@ class Conversion:
     def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
         """Without the ``name`` of a format, it is told by the shape of each source."""
         self._converter = Converter(supplied, limits, name)
-        self._name = name
+        self._limits, self._name = limits, name
         self._files = [""]
         self._runs = 0
         self._missing: dict[str, None] = {}
@@ -59,15 +62,15 @@ class Conversion:
         """Whether a source is in a format that is read, or is to be read as one."""
         return bool(self._name or format_of(value))
 
-    def feed(self, line: int, value: object) -> Iterator[Converted]:
+    def feed(self, line: int, value: object) -> Iterator[Line]:
         """Convert what is complete with a source; raises UsageError if those before it need more than is supplied."""
         return self._counted(self._converter.feed((len(self._files) - 1) * _MOST_LINES + line, value))
 
-    def end_file(self) -> Iterator[Converted]:
+    def end_file(self) -> Iterator[Line]:
         """Convert what has no more in other files."""
         return self._counted(self._converter.end_file())
 
-    def end(self) -> Iterator[Converted]:
+    def end(self) -> Iterator[Line]:
         """Convert what is left; raises UsageError if no run could be converted for want of options."""
         yield from self._counted(self._converter.end())
         self._require_options()
@@ -83,24 +86,25 @@ class Conversion:
         runs = f"{counts['traces']} of {self._runs} runs"
         print_note(f"converted {runs}: {parts}, {counts['recoveries']} error recoveries{without}{continued}")
         if unread := self._converter.unread.most_common():
-            names = [f"{name[:_MOST_CHARS]} ({runs})" for name, runs in unread[:_MOST_NAMES]]
-            more = f" and {len(unread) - _MOST_NAMES} more" if len(unread) > _MOST_NAMES else ""
+            names = [f"{name[:_FIELD_NAME_CHARS]} ({runs})" for name, runs in unread[:_MOST_FIELDS_NAMED]]
+            more = f" and {len(unread) - _MOST_FIELDS_NAMED} more" if len(unread) > _MOST_FIELDS_NAMED else ""
             print_note(f"fields not read, and in how many runs: {', '.join(names)}{more}")
 
-    def _counted(self, results: Iterable[dict[str, Any] | NotConverted]) -> Iterator[Converted]:
+    def _counted(self, results: Iterable[dict[str, Any] | NotConverted]) -> Iterator[Line]:
         for result in results:
             if isinstance(result, NotConverted):
                 if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
                     # Later ones may lack others: they are asked for at once.
                     self._missing |= dict.fromkeys(result.options)
                     continue
-                file, line = divmod(result.line, _MOST_LINES)
-                converted = Converted(self._files[file], line, InvalidTrace(result.problems))
+                file, number = divmod(result.line, _MOST_LINES)
+                line = Line(number, InvalidTrace(result.problems), file=self._files[file])
             else:
                 self._require_options()
-                converted = Converted("", 0, result)
+                size_bytes = sum(len(step["content"]) for step in result["steps"])
+                line = Line(0, check_trace(result, self._limits), size_bytes, result)
             self._runs += 1
-            yield converted
+            yield line
 
     def _require_options(self) -> None:
         if self._missing:

@@ -18,8 +18,7 @@ from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.words import short_id, why
 
 _NOTE_EVERY_S: Final = 2.0
-_COLUMNS: Final = 160
-"""Where there is no terminal to ask."""
+_COLUMNS_WITHOUT_TERMINAL: Final = 160
 _LEAST_WHY: Final = 28
 _LONGEST_BUILT_IN: Final = 16
 _COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", "rejected": "red"}
@@ -28,7 +27,7 @@ _COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", 
 def console() -> Console:
     """A console on stderr, wide enough for a table where there is no terminal."""
     terminal = Console(stderr=True)
-    return terminal if terminal.is_terminal else Console(stderr=True, width=_COLUMNS)
+    return terminal if terminal.is_terminal else Console(stderr=True, width=_COLUMNS_WITHOUT_TERMINAL)
 
 
 def cell(text: str) -> str:
@@ -109,7 +108,7 @@ class DecisionTable:
         table.add_row(*cells)
         self._is_begun = True
         # As text, which the bar of a progress may be drawn below.
-        out = Console(width=None if sys.stdout.isatty() else _COLUMNS)
+        out = Console(width=None if sys.stdout.isatty() else _COLUMNS_WITHOUT_TERMINAL)
         with out.capture() as capture:
             out.print(table)
         print_text("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

@@ -3,17 +3,19 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from itertools import islice
-from typing import IO, Any, Final, NamedTuple, Self
+from typing import IO, Any, Final, NamedTuple
 
 import click
 
 from kp_scorer.characters import escaped
+from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import Line, open_input, read_bytes, read_traces, unpacked
+from kp_scorer.cli.input import open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import Command, ledger_options
 from kp_scorer.cli.output import note_damaged, note_if_unmeasured, print_note, refusal
 from kp_scorer.decider import Decider
@@ -30,36 +32,51 @@ _MOST_BYTES: Final = 2**20
 """Of a line with a decision, which takes some two kilobytes."""
 
 
-class Gathered(NamedTuple):
+class GatheredTrace(NamedTuple):
+    """A decision, and whether its trace is good."""
+
+    decision: Decision
+    label: bool | None = None
+    """As the ledger holds it, or as `status` printed it; None if it has none."""
+    success: bool | None = None
+    """Whether it succeeded; None unless a file of traces was read."""
+
+
+@dataclass(slots=True)
+class Gathered:
     """Decisions with what goes with them."""
 
-    decisions: list[Decision]
-    """Of a file in its order; of the ledger by their places in the novelty log, or the times of their decisions."""
-    successes: Mapping[str, bool]
-    """Whether each trace succeeded, by id; empty unless a file of traces was read."""
-    dead_letters: int
-    """How many there are, of all producers; 0 unless the ledger was read."""
-    refused: int
-    """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged."""
+    traces: Iterable[GatheredTrace]
+    """To be read once. Of a file in its order, and of a sample of the ledger in that of the log; else in none."""
     source: str
-    labels: Mapping[str, bool]
-    """Whether a trace is good, by id: those that the ledger holds, or that `status` printed."""
+    refused: int = 0
+    """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged; once all are read."""
+    dead_letters: int = 0
+    """How many there are, of all producers; 0 unless the ledger was read."""
 
-    def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> Self:
-        """What is left of them by an option that chooses names."""
-        if chosen := [decision for decision in self.decisions if name_of(decision) in names]:
-            return self._replace(decisions=chosen, dead_letters=0)
-        raise ScorerError(escaped(f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, names))}"))
+    def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> None:
+        """Leave out what an option that chooses names does not name."""
+        chosen = (each for each in self.traces if name_of(each.decision) in names)
+        problem = f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, names))}"
+        self.traces, self.dead_letters = _some(chosen, escaped(problem)), 0
 
 
-def gathering_options(command: Command) -> Command:
+def gathering_options(command: Command, sample: int | None = None) -> Command:
     """Add the options that choose the decisions, and pass a command the ``settings`` and what is ``gathered``.
 
-    Raises ScorerError if there is no decision; exits 1 after the command if a line holds neither a trace nor a decision.
+    ``sample`` is the default of --sample. Whoever reads the decisions gets a ScorerError if there is none; exits 1 after the
+    command if a line holds neither a trace nor a decision.
     """
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
     @click.option("--stored", is_flag=True, help="Use the decisions that the ledger holds, in place of a file.")
+    @click.option(
+        "--sample",
+        type=click.IntRange(min=1),
+        default=sample,
+        show_default=True,
+        help="With --stored, read so many records, chosen at random.",
+    )
     @click.option("--namespace", metavar="NAME", multiple=True, help="Only traces with this namespace in their id; none: ''.")
     @click.option("--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; none: ''.")
     @ledger_options
@@ -68,6 +85,7 @@ def gathering_options(command: Command) -> Command:
         *args: Any,
         file: str | None,
         stored: bool,
+        sample: int | None,
         namespace: tuple[str, ...],
         agent: tuple[str, ...],
         settings: Settings,
@@ -76,18 +94,28 @@ def gathering_options(command: Command) -> Command:
         if stored == (file is not None):
             raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
         settings = with_endpoints(settings) if file is None else settings
-        gathered = _gather_stored(settings) if file is None else gather_file(file, settings)
-        if not gathered.decisions:
-            raise ScorerError(f"there are no decisions in {gathered.source}")
+        gathered = _gather_stored(settings, sample) if file is None else gather_file(file, settings)
+        gathered.traces = _some(gathered.traces, f"there are no decisions in {gathered.source}")
         if namespace:
-            gathered = gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id))
+            gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id))
         if agent:
-            gathered = gathered.only("--agent", agent, lambda decision: decision.agent_id or "")
+            gathered.only("--agent", agent, lambda decision: decision.agent_id or "")
+        if file is not None:
+            gathered.traces = list(gathered.traces)
         command(*args, gathered=gathered, settings=settings, **kwargs)
         if gathered.refused:
             sys.exit(1)
 
     return with_decisions
+
+
+def _some(traces: Iterable[GatheredTrace], problem: str) -> Iterator[GatheredTrace]:
+    """Yield what there is; raise ScorerError if that is nothing."""
+    trace = None
+    for trace in traces:
+        yield trace
+    if trace is None:
+        raise ScorerError(problem)
 
 
 def gather_file(name: str, settings: Settings, traces: dict[str, ReasoningTrace] | None = None) -> Gathered:
@@ -136,36 +164,43 @@ def score_lines(
 
 
 def _score(stream: IO[bytes], name: str, settings: Settings, traces: dict[str, ReasoningTrace] | None) -> Gathered:
-    decisions: dict[str, Decision] = {}
-    successes: dict[str, bool] = {}
+    gathered: dict[str, GatheredTrace] = {}
     refused = 0
     lines = read_traces(stream, settings.limits)
     batches = iter(lambda: list(islice(lines, settings.worker.batch_size)), [])
     for line, result in score_lines(batches, settings):
         if isinstance(result, Decision) and not isinstance(line.trace, InvalidTrace):
-            decisions.setdefault(result.trace_id, result)
-            successes[result.trace_id] = line.trace.metadata.success
+            gathered.setdefault(result.trace_id, GatheredTrace(result, success=line.trace.metadata.success))
             if traces is not None:
                 traces[result.trace_id] = line.trace
         elif not isinstance(result, Decision):
             refused += 1
             refusal(line.number, result)
-    return Gathered(list(decisions.values()), successes, 0, refused, name, {})
+    return Gathered(gathered.values(), name, refused)
 
 
-def _gather_stored(settings: Settings) -> Gathered:
-    decisions: list[Decision] = []
-    labels: dict[str, bool] = {}
+def _gather_stored(settings: Settings, most: int | None) -> Gathered:
+    """Gather what the ledger holds: as it is read, or of ``most`` records at once and in their order."""
+    gathered = Gathered((), "the ledger")
+    with Store.open(settings) as store:
+        gathered.dead_letters = store.dead_letters.count()
+        sample, records = store.ledger.sample(most) if most else (None, 0)
+    gathered.traces = _stored(settings, sample, gathered)
+    if sample is not None:
+        gathered.traces = sorted(gathered.traces, key=lambda each: _place(each.decision))
+        if len(sample) < records:
+            gathered.source = f"a sample of {len(sample):,} of {records:,} records in the ledger"
+            print_note(f"{gathered.source}, chosen at random; --sample takes more")
+    return gathered
+
+
+def _stored(settings: Settings, sample: Sequence[str] | None, gathered: Gathered) -> Iterator[GatheredTrace]:
     with Store.open(settings) as store, progress("read") as advance:
-        total = store.ledger.counts().decided
-        for stored in store.ledger.all_decided():
-            decisions.append(stored.decision)
-            if stored.good is not None:
-                labels[stored.decision.trace_id] = stored.good
-            advance(len(decisions), max(total, len(decisions)))
-        dead_letters = sum(1 for _ in store.dead_letters.read())
-        damaged = note_damaged(store.ledger.damaged)
-    return Gathered(sorted(decisions, key=_place), {}, dead_letters, damaged, "the ledger", labels)
+        total = store.ledger.counts().decided if sample is None else len(sample)
+        for count, stored in enumerate(store.ledger.all_decided(sample), 1):
+            advance(count, max(total, count))
+            yield GatheredTrace(stored.decision, stored.good)
+        gathered.refused = note_damaged(store.ledger.damaged)
 
 
 def _place(decision: Decision) -> tuple[float, int]:
@@ -201,4 +236,5 @@ def _read_decisions(stream: IO[bytes], name: str) -> Gathered:
             decisions[decision.trace_id] = max(earlier, decision, key=lambda each: each.decided_at)
             if isinstance(good := row.get("good"), bool):
                 labels[decision.trace_id] = good
-    return Gathered(list(decisions.values()), {}, 0, refused, name, labels)
+    traces = [GatheredTrace(decision, labels.get(trace_id)) for trace_id, decision in decisions.items()]
+    return Gathered(traces, name, refused)

@@ -12,21 +12,19 @@ import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, Any, Final, NamedTuple, cast
+from typing import IO, Any, Final, cast
 
 import click
 
 from kp_scorer.adapters import FORMATS, format_of
 from kp_scorer.characters import escaped
-from kp_scorer.cli.converting import Conversion, Converted
+from kp_scorer.cli.converting import Conversion, Line
 from kp_scorer.cli.output import print_note
-from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json
+from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
-from kp_scorer.trace import ReasoningTrace
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+', re.DOTALL)
 """What JSON does not begin with: bytes of no text, as in compressed files or UTF-16; or the names of columns."""
@@ -39,12 +37,10 @@ _MOST_BYTES: Final = 2**28
 _MOST_VALUES: Final = 2**22
 """Of the same: a value may take a hundred bytes of memory."""
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".traj")
-_OF_OTHERS: Final = re.compile(
+_FIELD_OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
 )
-"""A field by which what others record begins, more or less."""
-_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
-"""A field by which a trace of ours begins."""
+_FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _CONVERT: Final = "what others recorded: `kp-scorer convert` makes traces of it"
 _UNKNOWN: Final = (
@@ -54,18 +50,6 @@ _UNKNOWN: Final = (
 _OF_DOCUMENTS: Final = {"message_bytes": _MOST_BYTES, "values": _MOST_VALUES}
 _AHEAD_BYTES: Final = 4_194_304
 """How much is read ahead: a batch of traces of a few kilobytes, or a few large ones."""
-
-
-class Line(NamedTuple):
-    """One trace of the input, or the error in it. ``number`` counts lines, or a list's items, from 1; 0 if it was converted."""
-
-    number: int
-    trace: ReasoningTrace | InvalidTrace
-    size_bytes: int = 0
-    document: Mapping[str, Any] = MappingProxyType({})
-    """The trace as it was read, also its fields that are ignored; empty in place of an error."""
-    file: str = ""
-    """Where it is, if there are several files."""
 
 
 def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
@@ -87,9 +71,9 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
                     raise
                 yield Line(0, InvalidTrace([Problem("$", error.message)]), file=place)
         if conversion:
-            yield from _lines_of(conversion.end_file(), limits)
+            yield from conversion.end_file()
     if conversion:
-        yield from _lines_of(conversion.end(), limits)
+        yield from conversion.end()
 
 
 def _files_in(name: str) -> list[str]:
@@ -150,11 +134,11 @@ def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None
             problem = Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")
             yield Line(number, InvalidTrace([problem]), len(raw))
             continue
-        own = _decoded(number, raw.strip(), limits, most_bytes) if _OF_TRACES.search(raw) else None
+        own = _decoded(number, raw.strip(), limits, most_bytes) if _FIELD_OF_TRACES.search(raw) else None
         if own and not isinstance(own.trace, InvalidTrace):
             yield own
             continue
-        value = _parsed(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
+        value = parsed_or_refused(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
         if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
             yield own or Line(number, cast("InvalidTrace", value), len(raw))
         elif number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
@@ -270,7 +254,7 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
 
 def _may_be_large(beginning: bytes) -> bool:
     """Whether what begins so is something that others record, which may be larger than a trace."""
-    return _OF_TRACES.search(beginning) is None and _OF_OTHERS.search(beginning) is not None
+    return _FIELD_OF_TRACES.search(beginning) is None and _FIELD_OF_OTHERS.search(beginning) is not None
 
 
 def _entire(stream: IO[bytes], line: bytes) -> bytes:
@@ -291,18 +275,9 @@ def _read(number: int, value: object, limits: Limits, conversion: Conversion | N
         except InvalidTrace as error:
             yield Line(number, error)
     elif conversion and conversion.fits(value):
-        yield from _lines_of(conversion.feed(number, value), limits)
+        yield from conversion.feed(number, value)
     else:
         yield Line(number, UnknownFormat(_CONVERT if format_of(value) else _UNKNOWN))
-
-
-def _lines_of(results: Iterable[Converted], limits: Limits) -> Iterator[Line]:
-    for result in results:
-        if isinstance(result.trace, InvalidTrace):
-            yield Line(result.line, result.trace, file=result.file)
-        else:
-            size_bytes = sum(len(step["content"]) for step in result.trace["steps"])
-            yield Line(0, check_trace(result.trace, limits), size_bytes, result.trace)
 
 
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
@@ -313,13 +288,6 @@ def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
         return Line(number, check(document, limits), len(raw), document)
     except InvalidTrace as error:
         return Line(number, error, len(raw))
-
-
-def _parsed(raw: bytes, limits: Limits) -> object | InvalidTrace:
-    try:
-        return parse_json(raw, limits)
-    except InvalidTrace as error:
-        return error
 
 
 class ReadAhead:

@@ -45,18 +45,14 @@ class _Deadline:
     """How long a call still waits: until its timeout or, without one, so long for each answer."""
 
     def __init__(self, timeout_s: float | None, answer_s: float, too_late: str) -> None:
-        """Begin to wait, for ``timeout_s`` in all or for ``answer_s`` each time."""
+        """Begin to wait, for ``timeout_s`` in all or for ``answer_s`` each time; ``too_late`` has a place for that."""
         self._limit_s = answer_s if timeout_s is None else timeout_s
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-        self._too_late = too_late
+        self.error = ServiceUnavailable(too_late.format(self._limit_s))
 
     def left_s(self) -> float:
         """How long to wait for the next answer."""
         return self._limit_s if self._ends_at is None else max(self._ends_at - time.monotonic(), 0.0)
-
-    def error(self) -> ServiceUnavailable:
-        """What to raise when the time is up."""
-        return ServiceUnavailable(self._too_late.format(self._limit_s))
 
 
 class _Client:
@@ -325,7 +321,7 @@ def _wait_for(future: "Future[Result]", deadline: _Deadline) -> Result:
     try:
         return future.result(deadline.left_s())
     except FutureTimeoutError:
-        raise deadline.error() from None
+        raise deadline.error from None
     finally:
         future.cancel()
 
@@ -337,7 +333,7 @@ async def _await(future: "Future[Result]", deadline: _Deadline) -> Result:
             # Cancelled with what waits for it, a call that has not started never does.
             return await asyncio.wrap_future(future)
     except TimeoutError:
-        raise deadline.error() from None
+        raise deadline.error from None
 
 
 def _batched(traces: Iterable[Trace]) -> Iterator[list[Trace]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp_scorer.errors import EmbedderUnhealthy
-from kp_scorer.settings import RecipeName
+from kp_scorer.settings.sections import RecipeName
 from kp_scorer.trace import ReasoningTrace
 
 Vector = NDArray[np.float32]

@@ -32,6 +32,7 @@ finally:
 _SAME: Final = 0.99
 """Similarity above which two vectors are of one text; in half precision they differ by less than 0.001."""
 _TRIES: Final = 3
+_LARGEST: Final = float(np.finfo(np.float32).max)
 _DISAGREE: Final = "openvino gives different vectors for one text"
 
 log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
@@ -68,7 +69,7 @@ class OpenVinoEngine(Engine):
             "ENABLE_CPU_PINNING": False,
         }
         core.set_property("CPU", options)
-        model = core.read_model(file)
+        model = _with_gates_apart(core.read_model(file))
         self.name = f"openvino {precision} on {threads} threads"
         self.dimensions = int(model.output(0).get_partial_shape()[1].get_length())
         for _ in range(_TRIES):
@@ -111,6 +112,23 @@ class OpenVinoEngine(Engine):
         if self._is_full(group):
             return (np.array(group, np.int64),)
         return padded(group, min(rounded_up(max(map(len, group)), self.step), self._longest))
+
+
+def _with_gates_apart(model: openvino.Model) -> openvino.Model:
+    """The model, its gated layers (as ModernBERT has them) such that OpenVINO does not fuse them.
+
+    On a processor with AMX the fused layer divides by half of a stream's threads, rounded down, so with one thread the process
+    dies (OpenVINO 2026.4.1; its issue 28550).
+    """
+    gates = (op for op in model.get_ops() if op.get_type_name() in ("Gelu", "Swish"))
+    for product in (user.get_node() for gate in gates for user in gate.output(0).get_target_inputs()):
+        if product.get_type_name() == "Multiply":
+            users = product.output(0).get_target_inputs()
+            # It changes no number, but is not what the fusion looks for.
+            clamp = openvino.opset8.clamp(product, -_LARGEST, _LARGEST)
+            for user in users:
+                user.replace_source_output(clamp.output(0))
+    return model
 
 
 def _for_one_full_text(model: openvino.Model, length: int) -> openvino.Model:

@@ -13,7 +13,7 @@ from kp_scorer.embedding.embedder import RECIPES, Embedder, Engine, Recipe
 from kp_scorer.embedding.model import ModelFiles, converted_model, find_model, has_torch, is_installed, is_model_named
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
-from kp_scorer.settings import EmbeddingSettings, RecipeName
+from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8
 """With more, a pass gains little by each; more workers use further cores better."""

@@ -13,9 +13,10 @@ from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
 from kp_scorer.ledger.scripts import script
-from kp_scorer.settings import LedgerSettings
+from kp_scorer.settings.sections import LedgerSettings
 
-_READ_CHUNK: Final = 500
+_READ_AT_ONCE: Final = 1_000
+"""So many take Redis some milliseconds."""
 _DROPPED_AT_ONCE: Final = 100
 """So many take Redis some 10 ms."""
 
@@ -51,6 +52,11 @@ class DeadLetter(NamedTuple):
     size_bytes: int
 
 
+def _letter(fields: Sequence[Any]) -> DeadLetter:
+    letter_id, reason, detail, trace_id = map(text_in, fields[:4])
+    return DeadLetter(letter_id, reason, detail, trace_id, *map(number_in, fields[4:]))
+
+
 class _Bounds(NamedTuple):
     ttl_ms: int
     most: int
@@ -84,6 +90,21 @@ def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_on
 @script(bool)
 def _drop(
     *, keys: Keys, dead_letter: str, dead_letter_id: str, record_prefix: str, chosen_burials: int, chosen_last_ms: int
+) -> None: ...
+
+
+@script(tuple[int, bytes, list[list[Any]]])
+def _read_dead_letters(
+    *,
+    keys: Keys,
+    dead_letter_prefix: str,
+    last_ms: int,
+    last_id: str,
+    most: int,
+    beginning: str,
+    reason: str,
+    part: str,
+    trace_ids: Sequence[str],
 ) -> None: ...
 
 
@@ -183,23 +204,37 @@ class DeadLetters:
         counts: Any = self._client.hgetall(self._keys.dropped)
         return {text_in(reason): number_in(count) for reason, count in sorted(counts.items())}
 
-    def read(self) -> Iterator[DeadLetter]:
-        """Yield all dead letters, the one that was dead-lettered longest ago first."""
-        ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
-        for start in range(0, len(ids), _READ_CHUNK):
-            chunk = [text_in(letter_id) for letter_id in ids[start : start + _READ_CHUNK]]
-            pipeline = self._client.pipeline(transaction=False)
-            for letter_id in chunk:
-                key = self._keys.dead_letter(letter_id)
-                pipeline.hmget(key, "reason", "detail", "trace_id", "deliveries", "first_ms", "last_ms", "burials")
-                pipeline.hstrlen(key, "payload")
-            replies = iter(pipeline.execute())
-            for letter_id, fields, size_bytes in zip(chunk, replies, replies, strict=True):
-                # Else dropped or expired since the index was read.
-                if fields[0] is not None:
-                    reason, detail, trace_id = map(text_in, fields[:3])
-                    deliveries, first_ms, last_ms, times = map(number_in, fields[3:])
-                    yield DeadLetter(letter_id, reason, detail, trace_id, deliveries, first_ms, last_ms, times, size_bytes)
+    def count(self) -> int:
+        """How many there are."""
+        return int(self._client.zcard(self._keys.dead_letters))
+
+    def read(
+        self, *, beginning: str = "", reason: str = "", part: str = "", trace_ids: Sequence[str] = ()
+    ) -> Iterator[DeadLetter]:
+        """Yield dead letters, the one that was dead-lettered longest ago first, each once.
+
+        All, or only those whose id begins so, of a reason, with this part in their trace's id, of some traces.
+        """
+        last_ms, last_id, read = 0, "", set[str]()
+        while True:
+            last_ms, last, page = _read_dead_letters(
+                self._client,
+                keys=self._keys,
+                dead_letter_prefix=self._keys.dead_letter(""),
+                last_ms=last_ms,
+                last_id=last_id,
+                most=_READ_AT_ONCE,
+                beginning=beginning,
+                reason=reason,
+                part=part,
+                trace_ids=trace_ids,
+            )
+            letters = list(map(_letter, page))
+            # One that was dead-lettered again meanwhile is at the end, too.
+            yield from (each for each in letters if each.letter_id not in read)
+            read.update(each.letter_id for each in letters)
+            if not (last_id := text_in(last)):
+                return
 
     def payload(self, letter_id: str) -> bytes:
         """Read a dead letter's payload; empty if there is no such dead letter any more."""

@@ -9,6 +9,8 @@
     {prefix}:pin:{space}:{name} hash     a pinned set: fields space, name, kind, version, entries, and for every 1,000 entries
                                          ``ids:N`` (JSON) and ``vectors:N``; at most 100,000 entries, until it is removed
     {prefix}:pinning:{random}   hash     a set that is being written; expires after a minute
+    {prefix}:directory          hash     keys of logs and pinned sets, and `all` if these are all; expires a day after one was
+                                         added, and is then made anew from the names of all keys
     {prefix}:workers            zset     ids of workers by the time until which each counts as alive, in ms; an hour
     {prefix}:worker:{id}        string   a worker's report, as JSON; expires after 5 s
     {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
@@ -80,6 +82,7 @@ class Keys:
 
     prefix: str
 
+    directory = _Key("directory")
     workers = _Key("workers")
     pending = _Key("pending")
     counts = _Key("counts")
@@ -108,8 +111,9 @@ class Keys:
         return LogKeys(log, f"{log}:head", f"{log}:erased")
 
     def space_of(self, key: str) -> str:
-        """The space whose log is at ``key``; empty if it is no log, but belongs to one."""
-        return "" if key.endswith((":head", ":erased")) else key.removeprefix(self.of_log("").log)
+        """The space whose log is at ``key``; empty if there is none, but perhaps something that belongs to one."""
+        prefix = self.of_log("").log
+        return key.removeprefix(prefix) if key.startswith(prefix) and not key.endswith((":head", ":erased")) else ""
 
     def pinned_set(self, space: str, name: str) -> str:
         """A pinned set of one embedding space."""

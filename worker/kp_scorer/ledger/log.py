@@ -1,6 +1,7 @@
 """The novelty log as a Redis stream, shared by all workers."""
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -53,6 +54,7 @@ class _Appended(NamedTuple):
 def _append(
     *,
     keys: LogKeys,
+    directory: str,
     records: Sequence[str],
     new_epoch: str,
     window: str,
@@ -64,8 +66,22 @@ def _append(
 ) -> None: ...
 
 
-@script(int)
-def _erase_entries(*, keys: LogKeys, record: str, erasures_ttl_ms: int, most: int, entries: Sequence[str]) -> None: ...
+class _Erased(NamedTuple):
+    last: bytes
+    trace_ids: list[bytes]
+
+
+@script(row(_Erased))
+def _erase_entries(
+    *,
+    keys: LogKeys,
+    start: str,
+    count: int,
+    erasures_ttl_ms: int,
+    most: int,
+    record_prefix: str,
+    trace_ids: Sequence[str],
+) -> None: ...
 
 
 @reports_outages("novelty log")
@@ -85,6 +101,7 @@ class RedisLog:
         reply = _append(
             self._client,
             keys=self._own,
+            directory=self._keys.directory,
             records=[self._keys.record(candidate.trace_id) for candidate in candidates],
             new_epoch=uuid.uuid4().hex,
             window=str(self._window),
@@ -117,20 +134,24 @@ class RedisLog:
         entries: Any = self._client.xrevrange(self._own.log, count=count)
         return [_entry(entry_id, list(chain(*fields.items()))).trace_id for entry_id, fields in entries]
 
-    def erase(self, trace_id: str) -> int:
-        """Remove a trace's vectors from the log and, as soon as they read on, from all mirrors; return how many there were."""
+    def erase(self, *trace_ids: str) -> Counter[str]:
+        """Remove traces' vectors from the log and, as soon as they read on, from all mirrors; return how many each had."""
+        erased, start = Counter[str](), "-"
         # The log itself knows: a record that has expired, and one after it, has forgotten the places of the first.
-        entries = [str(entry.place) for entry in self.entries() if entry.trace_id == trace_id]
-        if not entries:
-            return 0
-        return _erase_entries(
-            self._client,
-            keys=self._own,
-            record=self._keys.record(trace_id),
-            erasures_ttl_ms=self._window.ttl_ms + self._window.slack_ms,
-            most=self._window.kept_elements,
-            entries=entries,
-        )
+        while start:
+            last, owners = _erase_entries(
+                self._client,
+                keys=self._own,
+                start=start,
+                count=READ_CHUNK,
+                erasures_ttl_ms=self._window.ttl_ms + self._window.slack_ms,
+                most=self._window.kept_elements,
+                record_prefix=self._keys.record(""),
+                trace_ids=trace_ids,
+            )
+            erased.update(map(text_in, owners))
+            start = f"({text_in(last)}" if last else ""
+        return erased
 
     def clear(self) -> None:
         """Empty the log; mirrors notice when they next read."""

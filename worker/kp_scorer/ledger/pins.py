@@ -9,6 +9,7 @@ import numpy as np
 import redis
 
 from kp_scorer.ledger.connection import reports_outages
+from kp_scorer.ledger.directory import list_keys, listed_keys
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import number_in, text_in
 from kp_scorer.novelty.pins import PinnedSet
@@ -46,7 +47,8 @@ class RedisPinnedSets:
             fields.clear()
         with self._client.pipeline(transaction=True) as step:
             step.persist(key)
-            step.rename(key, self._keys.pinned_set(self._space, name))
+            step.rename(key, pinned_key := self._keys.pinned_set(self._space, name))
+            list_keys(step, self._keys, [pinned_key])
             step.execute()
 
     def versions(self, names: Sequence[str]) -> list[str | None]:
@@ -75,13 +77,17 @@ class RedisPinnedSets:
 
     def remove(self, name: str) -> None:
         """Remove a set; workers whose settings name it decide nothing until it is there again."""
-        self._client.delete(self._keys.pinned_set(self._space, name))
+        self._client.delete(key := self._keys.pinned_set(self._space, name))
+        self._client.hdel(self._keys.directory, key)
 
 
 def describe_pinned_sets(client: redis.Redis, keys: Keys) -> Iterator[dict[str, Any]]:
     """Describe the sets of all spaces: space, name, kind, version, entries, and the bytes that each takes."""
-    for key in sorted(client.scan_iter(keys.any_pinned_set, _type="hash")):
+    prefix = keys.any_pinned_set.removesuffix("*")
+    for key in (each for each in listed_keys(client, keys) if each.startswith(prefix)):
         fields: Any = client.hmget(key, _DESCRIBED)
+        if None in fields:
+            continue
         used: Any = client.memory_usage(key, samples=0)
         texts = map(text_in, fields[:-1])
         yield {**dict(zip(_DESCRIBED, texts, strict=False)), "entries": number_in(fields[-1]), "bytes": int(used or 0)}

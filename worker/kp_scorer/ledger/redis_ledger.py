@@ -3,7 +3,8 @@
 import re
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nsmallest
 from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
@@ -98,6 +99,8 @@ def _looked_up(reply: Any) -> Record | None:
         # At most it has a place.
         return None
     record, good = _record(state, digest, *fields), {b"good": True, b"bad": False}.get(label)
+    if since_ms is None and resends is None and good is None:
+        return record
     return record._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 
@@ -139,8 +142,8 @@ def _counts(*, keys: Keys) -> None: ...
 def _label(*, records: Sequence[str], labels: Sequence[str]) -> None: ...
 
 
-@script(int)
-def _erase_record(*, keys: Keys, record: str, trace_id: str) -> None: ...
+@script(list[int])
+def _erase_records(*, keys: Keys, records: Sequence[str], trace_ids: Sequence[str]) -> None: ...
 
 
 @reports_outages("ledger")
@@ -201,11 +204,27 @@ class RedisLedger:
             for record in records
         ]
 
-    def all_decided(self) -> Iterator[DecidedTrace]:
-        """Yield every decision that is kept, in no order. One made meanwhile may be missing; none comes twice."""
-        trace_ids = self._scan("", at_once=_READ_AT_ONCE)
+    def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:
+        """Yield every decision that is kept, or of the traces with these ids.
+
+        All come in no order. One made meanwhile may be missing; one may come twice if Redis loses most of its keys meanwhile.
+        """
+        trace_ids = iter(self._scan("", at_once=_READ_AT_ONCE) if among is None else among)
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             yield from filter(None, self.decided(chunk))
+
+    def sample(self, most: int) -> tuple[list[str], int]:
+        """The ids of this many records, chosen at random, or of all if there are fewer; and how many records there are."""
+        count = 0
+
+        def counted() -> Iterator[str]:
+            nonlocal count
+            for trace_id in self._scan("", at_once=_SCANNED_AT_ONCE):
+                count += 1
+                yield trace_id
+
+        # The hash of a text is another in each process, and the same for one that comes twice.
+        return list(dict.fromkeys(nsmallest(most, counted(), key=hash))), count
 
     def ids_beginning(self, beginning: str, most: int) -> list[str] | None:
         """The ids of traces that begin so, ``most`` at most, in no order; None if this user may not look for them.
@@ -304,9 +323,10 @@ class RedisLedger:
             states.update(zip(trace_ids, replies, strict=True))
         return {trace_id: state or "unknown" for trace_id, state in states.items() if state != "decided"}
 
-    def erase(self, trace_id: str) -> int:
-        """Remove a trace's record, its decision with it; return how many there were (0 or 1)."""
-        return _erase_record(self._client, keys=self._keys, record=self._keys.record(trace_id), trace_id=trace_id)
+    def erase(self, *trace_ids: str) -> list[int]:
+        """Remove the records of traces, their decisions with them; return how many each had (0 or 1)."""
+        records = [self._keys.record(trace_id) for trace_id in trace_ids]
+        return _erase_records(self._client, keys=self._keys, records=records, trace_ids=trace_ids)
 
     def _records(self, traces: Sequence[Submission | Identity | Verdict]) -> list[str]:
         return [self._keys.record(trace.trace_id) for trace in traces]
@@ -314,12 +334,8 @@ class RedisLedger:
     def _scan(self, part: str, *, at_once: int) -> Iterator[str]:
         start = self._keys.record("")
         prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
-        # Redis gives some twice while its table grows or shrinks.
-        seen: set[bytes] = set()
         for key in self._client.scan_iter(f"{prefix}*{middle}*", count=at_once, _type="hash"):
-            if key not in seen:
-                seen.add(key)
-                yield text_in(key).removeprefix(start)
+            yield text_in(key).removeprefix(start)
 
 
 Ledger = RedisLedger | MemoryLedger

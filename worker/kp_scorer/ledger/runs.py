@@ -9,7 +9,7 @@ from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import text_in
 from kp_scorer.ledger.scripts import nothing, row, script
-from kp_scorer.settings import ServeSettings
+from kp_scorer.settings.sections import ServeSettings
 
 _LEASE_MS: Final = 15_000
 """A claim ends after so long: its process is dead, or could not submit the run."""

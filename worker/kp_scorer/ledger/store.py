@@ -10,6 +10,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.ledger.connection import connect, memory_used, reports_outages, shortcomings
 from kp_scorer.ledger.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.ledger.decision_stream import DecisionStream
+from kp_scorer.ledger.directory import listed_keys
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.log import RedisLog
 from kp_scorer.ledger.monitoring import Workers
@@ -69,9 +70,9 @@ class Store:
         return RedisLog(self._client, self._keys, space, self._settings.novelty.window(), self._settings.ledger.ttl_ms)
 
     def novelty_logs(self) -> list[RedisLog]:
-        """The logs that exist, by space."""
-        streams = [key.decode() for key in self._client.scan_iter(self._keys.any_log, _type="stream")]
-        return [self.novelty_log(space) for space in sorted(filter(None, map(self._keys.space_of, streams)))]
+        """The logs with entries, by space."""
+        spaces = filter(None, map(self._keys.space_of, listed_keys(self._client, self._keys)))
+        return [self.novelty_log(space) for space in spaces if self._client.xlen(self._keys.of_log(space).log)]
 
     def pinned_sets(self, space: str) -> RedisPinnedSets:
         """The pinned sets of a space."""
@@ -104,9 +105,13 @@ def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
         SettingsError: a setting is wrong, or nothing says where Redis is.
         ServiceUnavailable: Redis cannot be reached.
     """
+    # Redis gives some twice while the table of its keys shrinks.
+    read = set[str]()
     with Store.open(with_endpoints(settings or load_settings())) as store:
         for decided in store.ledger.all_decided():
-            yield decided.decision
+            if decided.decision.trace_id not in read:
+                read.add(decided.decision.trace_id)
+                yield decided.decision
 
 
 def stored_labels(settings: Settings | None = None) -> dict[str, bool]:

@@ -2,7 +2,8 @@
 
 from kp_scorer.errors import SettingsError
 from kp_scorer.local.embedded import running
-from kp_scorer.settings import Settings, filled_in
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import filled_in
 
 
 def with_endpoints(settings: Settings) -> Settings:

@@ -16,7 +16,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings import MetricsSettings
+from kp_scorer.settings.sections import MetricsSettings
 
 _OPEN_AT_ONCE: Final = 8
 _TIMEOUT_S: Final = 5.0

@@ -9,7 +9,7 @@ from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.wire import checked_id
 from kp_scorer.ledger import LostSubmission, Store
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.settings import LedgerSettings
+from kp_scorer.settings.sections import LedgerSettings
 
 log = structlog.get_logger("kp_scorer.process.reconciler")
 

@@ -121,7 +121,7 @@ class Runtime:
         self._novelty = open_novelty(settings, self.store, self._load_embedder)
         self._decider = Decider(
             self.store.ledger,
-            settings.scoring.policy(),
+            settings.scoring,
             self._novelty,
             settings.worker.max_attempts,
             names_nearest=settings.results.nearest,

@@ -15,7 +15,8 @@ from kp_scorer.decider import NoveltyMeter, open_pins
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
-from kp_scorer.settings import EmbeddingSettings, RecipeName, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 log = structlog.get_logger("kp_scorer.process.startup")
 

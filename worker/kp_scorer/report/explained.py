@@ -46,7 +46,7 @@ def explain(
         settings: those of the profiles and thresholds; by default those of the environment and the configuration file.
     """
     traces = {each.id: each for each in (trace, nearest) if each}
-    return "\n".join(decided_words(decision, traces, (settings or load_settings()).scoring.policy()))
+    return "\n".join(decided_words(decision, traces, (settings or load_settings()).scoring))
 
 
 def decided_words(decision: Decision, traces: Traces, policy: Policy | None = None) -> Iterator[str]:

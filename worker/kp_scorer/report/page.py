@@ -6,15 +6,14 @@ import json
 from html import escape
 from importlib import resources
 from importlib.util import find_spec
-from typing import Any, Final
+from string import Template
+from typing import Any
 
 from kp_scorer.analysis.summary import Analysis
 from kp_scorer.characters import escaped_lines
 from kp_scorer.errors import SettingsError
 from kp_scorer.report.sections import DETAILS, Chart, Objectives, Section, Table, facts_of, figures_of, sections_of, title_of
 from kp_scorer.report.words import OUTCOME_WORDS
-
-_VOID: Final = frozenset({"meta", "br"})
 
 
 class Html(str):
@@ -31,37 +30,29 @@ def check_installed() -> None:
 
 def page(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
     """The page for an analysis of decisions from ``source``, in which so many lines were ``refused``."""
-    content = "objectives of traces, but nothing else of their content" if objectives else "no trace's content"
     script, style = _drawing_script(), _asset("page.css")
     sections = sections_of(analysis, objectives)
+    figures = figures_of(analysis, refused).items()
+    names = {section.anchor: section.anchor.replace("-", " ").capitalize() for section in sections}
     # Nothing may be fetched, and nothing runs but this one script, whatever a trace brought onto the page.
-    policy = f"default-src 'none'; script-src {fingerprint(script)}; style-src {fingerprint(style)}; base-uri 'none'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{title_of(analysis)} - kp-scorer report"),
-        element("style", Html(style)),
+    return Template(_asset("page.html")).substitute(
+        script_hash=fingerprint(script),
+        style_hash=fingerprint(style),
+        title=_text(title_of(analysis)),
+        style=style,
+        facts=_text(facts_of(analysis, source)),
+        figures="".join(element("div", element("dt", name), element("dd", figure)) for name, figure in figures),
+        contents="".join(element("li", element("a", name, href=f"#{anchor}")) for anchor, name in names.items()),
+        sections="".join(map(_section, sections)),
+        content="objectives of traces, but nothing else of their content" if objectives else "no trace's content",
+        charts=_json({chart.chart_id: {"kind": chart.kind, **chart.figures} for each in sections for chart in each.charts}),
+        script=script,
     )
-    charts = {chart.chart_id: {"kind": chart.kind, **chart.figures} for section in sections for chart in section.charts}
-    body = element(
-        "body",
-        element("a", "Skip to the report", class_="skip", href="#main"),
-        _header(analysis, source, refused),
-        _contents(sections),
-        element("main", *map(_section, sections), id="main"),
-        element("footer", element("p", f"Made by kp-scorer report. It holds ids, domains and figures, and {content}.")),
-        element("script", _json(charts), type="application/json", id="charts"),
-        element("script", Html(script)),
-    )
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
 def fingerprint(content: str) -> str:
     """What a Content-Security-Policy calls a script or a style with this content."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
 def _drawing_script() -> str:
@@ -77,22 +68,6 @@ def _drawing_script() -> str:
 
 def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
-
-
-def _header(analysis: Analysis, source: str, refused: int) -> Html:
-    figures = figures_of(analysis, refused).items()
-    return element(
-        "header",
-        element("h1", title_of(analysis)),
-        element("p", facts_of(analysis, source), class_="source"),
-        element("dl", *(element("div", element("dt", name), element("dd", figure)) for name, figure in figures)),
-    )
-
-
-def _contents(sections: list[Section]) -> Html:
-    names = {section.anchor: section.anchor.replace("-", " ").capitalize() for section in sections}
-    links = (element("li", element("a", name, href=f"#{anchor}")) for anchor, name in names.items())
-    return element("nav", element("ul", *links), aria_label="Sections")
 
 
 def _section(section: Section) -> Html:
@@ -123,16 +98,12 @@ def _figure(chart: Chart) -> Html:
 def _table(content: Table) -> Html:
     headings, caption = content.headings, content.caption
     classes = {"trace": "id", "label": "", **dict.fromkeys(DETAILS, "sentence"), headings[0]: ""}
-    kinds = [{"class_": name} if (name := classes.get(heading, "figure")) else {} for heading in headings]
-    columns = (element("th", heading, scope="col", **kind) for heading, kind in zip(headings, kinds, strict=True))
-    lines = (
-        element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(element("td", cell, **kind) for cell, kind in zip(row[1:], kinds[1:], strict=True)),
-        )
-        for row in content.rows
-    )
+    kinds = [classes.get(heading, "figure") for heading in headings]
+    columns = (element("th", heading, scope="col", class_=kind) for heading, kind in zip(headings, kinds, strict=True))
+    lines = []
+    for first, *others in content.rows:
+        cells = (element("td", cell, class_=kind) for cell, kind in zip(others, kinds[1:], strict=True))
+        lines.append(element("tr", element("th", first, scope="row"), *cells))
     parts = (element("caption", caption), element("thead", element("tr", *columns)), element("tbody", *lines))
     html = element("div", element("table", *parts), class_="scroll", tabindex="0", role="region", aria_label=caption)
     return html if content.is_open else element("details", element("summary", caption), html)
@@ -141,7 +112,7 @@ def _table(content: Table) -> Html:
 def element(name: str, /, *children: str, **attributes: str) -> Html:
     """An element. An attribute that Python would not have is written with an underscore at its end or for its hyphen."""
     pairs = "".join(f' {key.rstrip("_").replace("_", "-")}="{_text(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{pairs}>" if name in _VOID else f"<{name}{pairs}>{''.join(map(_text, children))}</{name}>")
+    return Html(f"<{name}{pairs}>{''.join(map(_text, children))}</{name}>")
 
 
 def _text(content: str) -> Html:
@@ -149,7 +120,7 @@ def _text(content: str) -> Html:
     return content if isinstance(content, Html) else Html(escape(escaped_lines(content)))
 
 
-def _json(data: dict[str, Any]) -> Html:
+def _json(data: dict[str, Any]) -> str:
     """JSON for a script: no text in it can end the script, or begin a comment."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -5,33 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.analysis.drift import FEWEST, MUCH
-from kp_scorer.analysis.summary import (
-    NEAR,
-    Analysis,
-    DomainSummary,
-    Quartiles,
-    by_name,
-    gap,
-    is_near_duplicate,
-    lowest_threshold,
-)
+from kp_scorer.analysis.summary import NEAR, Analysis, DomainSummary, by_name, gap, is_near_duplicate, lowest_threshold
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.report.words import (
-    OUTCOME_WORDS,
-    OVERRIDE_WORDS,
-    accepted_words,
-    named,
-    plural,
-    reasons,
-    share,
-    share_in_brackets,
-    shown_id,
-    spaced,
-    threshold_words,
-    why,
-    with_total,
-)
+from kp_scorer.report.words import OUTCOME_WORDS, OVERRIDE_WORDS, plural, reasons, shown_id, spaced, why
 
 Objectives = Mapping[str, str]
 """Of traces by id, what each was to do; of those whose contents are at hand."""
@@ -45,6 +22,7 @@ _QUARTILES = ("25%", "median", "75%")
 _COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
+_FEWEST_SHARED = 10
 
 
 class Chart(NamedTuple):
@@ -87,7 +65,7 @@ def title_of(analysis: Analysis) -> str:
     """How many traces were accepted."""
     total = analysis.total
     accepted, count = total.outcomes["accepted"], len(total.decisions)
-    return f"{accepted:,} of {plural(count, 'trace')} accepted{share_in_brackets(accepted, count)}"
+    return f"{accepted:,} of {plural(count, 'trace')} accepted{_share_in_brackets(accepted, count)}"
 
 
 def facts_of(analysis: Analysis, source: str) -> str:
@@ -95,7 +73,7 @@ def facts_of(analysis: Analysis, source: str) -> str:
     # Of ISO 8601, the date.
     days = sorted(decision.decided_at[:10] for decision in analysis.total.decisions)
     decided = " to ".join(dict.fromkeys((days[0], days[-1])))
-    facts = [source, f"decided {decided}", f"threshold {threshold_words(analysis.total)}"]
+    facts = [source, f"decided {decided}", f"threshold {_threshold_words(analysis.total)}"]
     return " · ".join(facts)
 
 
@@ -104,7 +82,7 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
     total = analysis.total
     count = len(total.decisions)
     figures = {
-        OUTCOME_WORDS[each]: f"{total.outcomes[each]:,}{share_in_brackets(total.outcomes[each], count)}"
+        OUTCOME_WORDS[each]: f"{total.outcomes[each]:,}{_share_in_brackets(total.outcomes[each], count)}"
         for each in _outcomes(total)
     }
     repeats = sum(map(is_near_duplicate, total.decisions))
@@ -135,14 +113,14 @@ def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
 def _scores(analysis: Analysis) -> Section:
     outcomes, middle = _outcomes(analysis.total), analysis.total.scores.quartiles
     histograms, rows = list[Chart](), list[list[str]]()
-    for number, (name, summary) in enumerate(with_total(analysis)):
+    for number, (name, summary) in enumerate(_with_total(analysis)):
         if number:
             by_outcome = [(outcome, OUTCOME_WORDS[outcome], counts) for outcome, counts in summary.histograms.items()]
             figures = {"thresholds": _drawn(summary), "outcomes": by_outcome}
-            detail, counts = accepted_words(summary), summary.scores.counts
+            detail, counts = _accepted_words(summary), summary.scores.counts
             histograms.append(Chart(f"scores-{number}", name, detail, "scores", figures, counts))
         numbers = [f"{count:,}" for count in (len(summary.decisions), *(summary.outcomes[outcome] for outcome in outcomes))]
-        rows.append([name, *numbers, *_two_digits(summary.scores.quartiles), threshold_words(summary)])
+        rows.append([name, *numbers, *_two_digits(summary.scores.quartiles), _threshold_words(summary)])
     headings = ["domain", "traces", *(OUTCOME_WORDS[outcome] for outcome in outcomes), *_QUARTILES, "threshold"]
     return Section(
         "scores",
@@ -157,8 +135,8 @@ def _scores(analysis: Analysis) -> Section:
 
 def _thresholds(analysis: Analysis) -> Section:
     total, curves, rows = analysis.total, list[Chart](), list[list[str]]()
-    for number, (name, summary) in enumerate(with_total(analysis)):
-        now, count = threshold_words(summary), len(summary.decisions)
+    for number, (name, summary) in enumerate(_with_total(analysis)):
+        now, count = _threshold_words(summary), len(summary.decisions)
         figures = {"thresholds": _drawn(summary), "shares": [accepted / count for accepted in summary.accepted_at]}
         curves.append(Chart(f"thresholds-{number}", name, f"now {now}", "acceptance", figures))
         lowest = [lowest_threshold(summary.accepted_at, part * count) for part in _SHARES]
@@ -201,7 +179,7 @@ def _rejections(analysis: Analysis) -> Section | None:
     # It adds to a score.
     del kinds[OVERRIDE_WORDS["recovered_from_errors"]]
     counts = kinds.most_common()
-    rows = [[escaped(kind), f"{count:,}", share(count, len(rejected))] for kind, count in counts]
+    rows = [[escaped(kind), f"{count:,}", _share(count, len(rejected))] for kind, count in counts]
     return Section(
         "rejections",
         f"Most often: {escaped(counts[0][0])}" if counts else "No single reason",
@@ -230,8 +208,8 @@ def _origins(analysis: Analysis) -> Section | None:
 
 def _origin(group: DomainSummary) -> list[str]:
     count, accepted = len(group.decisions), group.outcomes["accepted"]
-    name = f"{group.smaller:,} others" if group.smaller else named(group.name)
-    return [name, f"{count:,}", f"{accepted:,}", share(accepted, count), f"{group.scores.quartiles.p50:.2f}"]
+    name = f"{group.smaller:,} others" if group.smaller else _named(group.name)
+    return [name, f"{count:,}", f"{accepted:,}", _share(accepted, count), f"{group.scores.quartiles.p50:.2f}"]
 
 
 def _closest(analysis: Analysis, objectives: Objectives) -> Section:
@@ -249,7 +227,7 @@ def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, 
     """Decisions with how far each is from its threshold, why, and where it is at hand what the trace was to do."""
     rows = [
         [
-            named(each.domain),
+            _named(each.domain),
             *(f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"),
             shown_id(each.trace_id),
             *([_LABELS[labels.get(each.trace_id)]] if labels else []),
@@ -311,15 +289,13 @@ def _drift(analysis: Analysis) -> Section | None:
     if not analysis.drifts[0].traces[0]:
         # All decisions are of one week.
         return None
-    compared = [(name, each) for (name, _), each in zip(with_total(analysis), analysis.drifts, strict=True) if each.indices]
+    compared = [(name, each) for (name, _), each in zip(_with_total(analysis), analysis.drifts, strict=True) if each.indices]
     changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]
     heading, tables = "Too few traces to compare two weeks", list[Table]()
     if changes:
         index, part, name = max(changes)
         heading = f"{spaced(part).capitalize()} of {name} changed most in a week: {index:.2f}"
-        counts = [
-            [name, *(f"{count:,}" for count in each.traces), *map(share, each.accepted, each.traces)] for name, each in compared
-        ]
+        counts = [[name, *map("{:,}".format, each.traces), *map(_share, each.accepted, each.traces)] for name, each in compared]
         indices = [[name, *(f"{index:.2f}" for index in each.indices.values())] for name, each in compared]
         tables = [
             Table("Two weeks", ["domain", "traces before", "now", "accepted before", "now"], counts, is_open=True),
@@ -339,5 +315,43 @@ def _outcomes(summary: DomainSummary) -> list[Outcome]:
     return [outcome for outcome, count in summary.outcomes.items() if count or outcome != "review"]
 
 
-def _two_digits(quartiles: Quartiles) -> list[str]:
+def _two_digits(quartiles: Sequence[float]) -> list[str]:
     return [f"{value:.2f}" for value in quartiles]
+
+
+def _share(part: int, total: int) -> str:
+    """A part of a total, in percent."""
+    if not part or not total:
+        return "0%"
+    percent = 100 * part / total
+    if percent < 0.1:
+        return "<0.1%"
+    return f"{percent:.1f}%" if percent < 9.95 or 99 < percent < 100 else f"{percent:.0f}%"
+
+
+def _share_in_brackets(part: int, total: int) -> str:
+    """The same in brackets, after a space; nothing of a handful, where it means nothing."""
+    return f" ({_share(part, total)})" if total >= _FEWEST_SHARED else ""
+
+
+def _accepted_words(summary: DomainSummary) -> str:
+    """How many traces there are, how many of them were accepted, and what share that is."""
+    accepted, count = summary.outcomes["accepted"], len(summary.decisions)
+    return f"{plural(count, 'trace')}, {accepted:,} accepted{_share_in_brackets(accepted, count)}"
+
+
+def _with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
+    """All together, then each domain, or the smaller ones together, each with what to call it."""
+    domains = [(f"{each.smaller:,} other domains" if each.smaller else _named(each.name), each) for each in analysis.domains]
+    return [("all", analysis.total), *domains]
+
+
+def _threshold_words(summary: DomainSummary) -> str:
+    """The threshold that applied, or the lowest and the highest of them."""
+    lowest, highest = min(summary.thresholds), max(summary.thresholds)
+    return f"{lowest:g} to {highest:g}" if lowest < highest else f"{lowest:g}"
+
+
+def _named(domain: str) -> str:
+    """What to call a domain."""
+    return escaped(domain) or "(no name)"

@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from rich.cells import set_cell_size
@@ -17,10 +17,8 @@ from kp_scorer.report.sections import DETAILS, WORDS, Objectives, Section, Table
 COLUMNS: Final = 80
 _NAME: Final = 22
 _DETAIL: Final = 36
-_NEVER_CUT: Final = frozenset({"trace", "agent", "framework", "reason"})
-"""Columns of ids and the like."""
-_LONGEST: Final = 400
-"""Longer than any line with an id."""
+_COLUMNS_OF_IDS: Final = frozenset({"trace", "agent", "framework", "reason"})
+_LONGER_THAN_ANY_ID: Final = 400
 _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 
@@ -42,16 +40,13 @@ def _section(section: Section) -> Iterator[str]:
     yield from textwrap.wrap(section.lead, COLUMNS, initial_indent="  ", subsequent_indent="  ")
     for chart in section.charts:
         if chart.counts:
-            yield f"  {set_cell_size(chart.title, _NAME - 2)}{set_cell_size(chart.detail, _DETAIL)}{_spread(chart.counts)}"
+            # Where there is any trace, a bar.
+            bars = "".join(_HEIGHTS[-(-count * (len(_HEIGHTS) - 1) // max(chart.counts))] for count in chart.counts)
+            yield f"  {set_cell_size(chart.title, _NAME - 2)}{set_cell_size(chart.detail, _DETAIL)}{bars}"
     for content in section.tables:
         if content.is_in_text:
             yield set_cell_size(f"  {content.caption}", COLUMNS)
             yield from _table(content)
-
-
-def _spread(counts: Sequence[int]) -> str:
-    """A histogram on one line; where there is any trace, a bar."""
-    return "".join(_HEIGHTS[-(-count * (len(_HEIGHTS) - 1) // max(counts))] for count in counts)
 
 
 def _table(content: Table) -> Iterator[str]:
@@ -60,11 +55,11 @@ def _table(content: Table) -> Iterator[str]:
     grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         is_figure = number > 0 and heading not in WORDS
-        width = _NAME if number == 0 and heading not in _NEVER_CUT else None
+        width = _NAME if number == 0 and heading not in _COLUMNS_OF_IDS else None
         grid.add_column(Text(heading), justify="right" if is_figure else "left", no_wrap=True, max_width=width)
     for row in content.rows:
         grid.add_row(*map(Text, row[: len(headings)]))
-    width = COLUMNS - 2 if _NEVER_CUT.isdisjoint(headings) else _LONGEST
+    width = COLUMNS - 2 if _COLUMNS_OF_IDS.isdisjoint(headings) else _LONGER_THAN_ANY_ID
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
         console.print(grid)

@@ -9,7 +9,8 @@ from kp_scorer.analysis.calibration import calibrate as calibrated
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.scoring import decide_again
-from kp_scorer.settings import ScoringSettings, Settings, load_settings
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.sections import ScoringSettings
 
 _NO_LABELS: Final[Mapping[str, bool]] = MappingProxyType({})
 
@@ -35,7 +36,7 @@ def calibrate(
     target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
     if None not in (accept, precision) or not 0 < target.share < 1:
         raise ValueError("expected either accept or precision, a share between 0 and 1")
-    samples = samples_of(decisions, good, settings.scoring.aliases)
+    samples = samples_of(((decision, good.get(decision.trace_id)) for decision in decisions), settings.scoring.aliases)
     thresholds = thresholds_of(calibrated(samples, target, settings.scoring.thresholds), settings.scoring)
     if clashes := list(settings.scoring.reviews_above(thresholds.default, thresholds.domains)):
         raise SettingsError("; ".join(f"scoring.{clash}" for clash in clashes))
@@ -48,7 +49,7 @@ def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -
 
     What depends on the traces stays as it was decided: ``scoring.cap_step_term`` and ``scoring.max_confidence`` change nothing.
     """
-    policy = (settings or load_settings()).scoring.policy()
+    policy = (settings or load_settings()).scoring
     return [decide_again(decision, policy) for decision in decisions]
 
 

@@ -1,9 +1,8 @@
-"""The words and figures that sections and charts share."""
+"""A decision in a few words."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from kp_scorer.analysis.summary import Analysis, DomainSummary
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome, Override
 from kp_scorer.trace import TRACE_ID_PREFIX
@@ -14,31 +13,9 @@ OVERRIDE_WORDS: Final[dict[Override, str]] = {
     "recovered_from_errors": "recovered from errors (+0.1)",
     "single_tool": "only one tool (-0.1)",
 }
-_FEWEST_SHARED: Final = 10
 _LOW: Final = 0.5
 _HIGH: Final = 0.8
 _CLOSE: Final = 0.6
-
-
-def share(part: int, total: int) -> str:
-    """A part of a total, in percent."""
-    if not part or not total:
-        return "0%"
-    percent = 100 * part / total
-    if percent < 0.1:
-        return "<0.1%"
-    return f"{percent:.1f}%" if percent < 9.95 or 99 < percent < 100 else f"{percent:.0f}%"
-
-
-def share_in_brackets(part: int, total: int) -> str:
-    """The same in brackets, after a space; nothing of a handful, where it means nothing."""
-    return f" ({share(part, total)})" if total >= _FEWEST_SHARED else ""
-
-
-def accepted_words(summary: DomainSummary) -> str:
-    """How many traces there are, how many of them were accepted, and what share that is."""
-    accepted, count = summary.outcomes["accepted"], len(summary.decisions)
-    return f"{plural(count, 'trace')}, {accepted:,} accepted{share_in_brackets(accepted, count)}"
 
 
 def shortened(text: str, most_chars: int = 160) -> str:
@@ -65,23 +42,6 @@ def shown_id(trace_id: str) -> str:
 def short_id(trace_id: str) -> str:
     """The beginning of a trace id without its namespaces, enough to distinguish the traces of a table."""
     return trace_id.rpartition(":")[2][:8]
-
-
-def named(domain: str) -> str:
-    """What to call a domain."""
-    return escaped(domain) or "(no name)"
-
-
-def with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
-    """All together, then each domain, or the smaller ones together, each with what to call it."""
-    domains = [(f"{each.smaller:,} other domains" if each.smaller else named(each.name), each) for each in analysis.domains]
-    return [("all", analysis.total), *domains]
-
-
-def threshold_words(summary: DomainSummary) -> str:
-    """The threshold that applied, or the lowest and the highest of them."""
-    lowest, highest = min(summary.thresholds), max(summary.thresholds)
-    return f"{lowest:g} to {highest:g}" if lowest < highest else f"{lowest:g}"
 
 
 def why(decision: Decision) -> str:

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from kp_scorer.client import Client, Submitted
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, parse_json
+from kp_scorer.decoding import parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable
 from kp_scorer.ledger import Store, TraceState
 from kp_scorer.logs import raised_at
@@ -89,9 +89,8 @@ class _Handlers:
     async def export(self, request: Request) -> Response:
         """Store OpenTelemetry spans, in OTLP's Protobuf or JSON. All spans of a trace id are one run, and become one trace."""
         media_type = _media_type(request, JSON, PROTOBUF)
-        return Response(
-            await self._work_on(request, self._of_spans, partial(self._store_spans, media_type)), media_type=media_type
-        )
+        answer = await self._work_on(request, self._of_spans, partial(self._store_spans, media_type))
+        return Response(answer, media_type=media_type)
 
     def _store_spans(self, media_type: str, body: bytes) -> bytes:
         by_run, rejected = spans_in(body, media_type, self._of_bodies)
@@ -123,7 +122,7 @@ class _Handlers:
         if are_lines and body.count(b"\n") > _MOST_TRACES:
             raise HTTPException(413, f"expected at most {_MOST_TRACES} lines")
         document: Any = (
-            [_parsed(line, self._limits) for line in body.split(b"\n") if line.strip()]
+            [parsed_or_refused(line, self._limits) for line in body.split(b"\n") if line.strip()]
             if are_lines
             else parse_json(body, self._of_bodies)
         )
@@ -184,14 +183,13 @@ def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[
     app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(handlers.submit)
     app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(handlers.look_up)
 
-    @app.get("/livez")
-    async def livez() -> JSONResponse:
-        return _probed(submitter.why_not_live())
+    async def probe(request: Request) -> JSONResponse:
+        asks_ready = request.url.path == "/readyz"
+        reasons = submitter.why_not_live() or (submitter.why_not_ready() if asks_ready else [])
+        return JSONResponse({"pid": os.getpid(), "reasons": reasons}, 503 if reasons else 200)
 
-    @app.get("/readyz")
-    async def readyz() -> JSONResponse:
-        return _probed(submitter.why_not_live() or submitter.why_not_ready())
-
+    app.get("/livez")(probe)
+    app.get("/readyz")(probe)
     for kind in (HTTPException, InvalidTrace, NotConverted, ServiceUnavailable, Exception):
         app.add_exception_handler(kind, _refused)
     return app
@@ -209,23 +207,12 @@ def _media_type(request: Request, *accepted: str) -> str:
     return media_type
 
 
-def _parsed(line: bytes, limits: Limits) -> Any:
-    try:
-        return parse_json(line, limits)
-    except InvalidTrace as error:
-        return error
-
-
 def _row(number: int, result: Submitted) -> SubmittedTrace:
     if isinstance(result, str):
         return SubmittedTrace(number=number, state="pending", trace_id=result)
     if isinstance(result, InvalidTrace):
         return SubmittedTrace(number=number, state="invalid", problems=[problem._asdict() for problem in result.problems])
     return SubmittedTrace(number=number, state="conflict", trace_id=result.trace_id)
-
-
-def _probed(reasons: Sequence[str]) -> JSONResponse:
-    return JSONResponse({"pid": os.getpid(), "reasons": list(reasons)}, 503 if reasons else 200)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -21,7 +21,8 @@ from kp_scorer.ledger import Store
 from kp_scorer.serve.app import make_app
 from kp_scorer.serve.submitter import Submitter
 from kp_scorer.serve.tokens import read_tokens
-from kp_scorer.settings import ServeSettings, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import ServeSettings
 
 _REQUEST_WITHIN_S: Final = 15.0
 """A connection on which no request, with all its headers, has begun by then is closed."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Self
 
 import structlog
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from kp_scorer.adapters import SuppliedFields, convert
 from kp_scorer.client import Client
@@ -21,7 +21,7 @@ from kp_scorer.ledger.runs import ClosedRun
 from kp_scorer.logs import raised_at
 from kp_scorer.serve.otlp import SERVICE, SUPPLIED, Fields, export_of
 from kp_scorer.settings import Settings
-from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, PrivacyLevel, Visibility
+from kp_scorer.trace import TRACE_ID_PREFIX
 
 _EVERY_S: Final = 0.5
 _BACKOFF_S: Final = 2.0
@@ -29,19 +29,15 @@ _STALLED_S: Final = 120.0
 _SILENT_S: Final = 10.0
 _MOST_VALUES: Final = 300_000
 """Of a run: converted, they take up to a kilobyte each."""
+_FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
+_LACKING: Final = {
+    "outcome.confidence": Problem("kp.confidence", _MISSING),
+    "metadata.success": Problem("kp.success", _MISSING),
+}
+"""By the fields of a trace that nothing supplies, what to do about it."""
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
-
-
-class _Supplied(BaseModel):
-    """Attributes may be texts: ``OTEL_RESOURCE_ATTRIBUTES`` knows nothing else."""
-
-    confidence: Fraction
-    domain: Domain
-    privacy_level: PrivacyLevel
-    visibility: Visibility
-    success: bool | None
 
 
 class Submitter:
@@ -146,15 +142,12 @@ def _attributes(spans: Sequence[Fields]) -> dict[str, Any]:
 
 def _supplied(values: dict[str, Any]) -> SuppliedFields:
     try:
-        fields = _Supplied.model_validate(values)
+        # Attributes may be texts: OTEL_RESOURCE_ATTRIBUTES knows nothing else.
+        return _FIELDS.validate_python({"task_domain": values.pop("domain"), "paths": {}, **values})
     except ValidationError as error:
-        names = {str(item["loc"][0]): item["msg"] for item in error.errors(include_input=False)}
-        raise InvalidTrace(
-            [Problem(f"kp.{name}", _MISSING if values[name] is None else names[name]) for name in names]
-        ) from None
-    return SuppliedFields(fields.confidence, fields.domain, fields.visibility, fields.privacy_level, fields.success)
+        names = {str(item["loc"][0]).removeprefix("task_"): item["msg"] for item in error.errors(include_input=False)}
+        raise InvalidTrace([Problem(f"kp.{name}", message) for name, message in names.items()]) from None
 
 
 def _detail(error: InvalidTrace | NotConverted) -> str:
-    of_success = Problem("kp.success", _MISSING)
-    return str(InvalidTrace([of_success if each.field == "metadata.success" else each for each in error.problems]))
+    return str(InvalidTrace([_LACKING.get(each.field, each) for each in error.problems]))

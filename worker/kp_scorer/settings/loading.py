@@ -32,7 +32,8 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     Raises:
         SettingsError: a value that cannot be used, a name that is not a setting, or a file that cannot be read.
     """
-    config = config_file(config)
+    if config is None and (named := os.environ.get("KP_CONFIG")):
+        config = Path(named)
     try:
         merged = read_toml(config) if config else {}
     except OSError as error:
@@ -49,12 +50,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         name: _merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
         for name, value in above.items()
     }
-
-
-def config_file(path: Path | None) -> Path | None:
-    """The file that settings are read from: the one given, or else the one that ``KP_CONFIG`` names, if any."""
-    named = os.environ.get("KP_CONFIG")
-    return Path(named) if path is None and named else path
 
 
 def load_scoring(file: Path, settings: Settings) -> ScoringSettings:

@@ -1,6 +1,6 @@
 """Every setting: its name, type and default, and what must hold within a section and between sections."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
 from kp_scorer.decoding import Count, Limits
 from kp_scorer.novelty import Window
-from kp_scorer.scoring import DEFAULT_THRESHOLD, PROFILES, Policy, check_weights
+from kp_scorer.scoring import PROFILES, Policy, check_weights
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, is_loopback, parse_url
 from kp_scorer.trace import Domain, Fraction, PrivacyLevel, Visibility
 
@@ -35,50 +35,48 @@ OptionalQueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")]
 _DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "reject": "rejected"}
 
 
-def _server(*schemes: str) -> Callable[[str], str]:
-    def check(url: str) -> str:
-        if url:
-            parse_url(url, schemes)
-        return url
-
-    return check
-
-
 class Section(BaseModel):
     """Frozen, without unknown names. Errors do not quote the value, which may be a secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
-class BrokerSettings(Section):
+class _ServerSection(Section):
+    schemes: ClassVar[Sequence[str]]
+    url: Annotated[str, Field(repr=False)] = ""
+    timeout_s: Timeout = 5.0
+
+    @field_validator("url")
+    @classmethod
+    def _can_be_parsed(cls, url: str) -> str:
+        if url:
+            parse_url(url, cls.schemes)
+        return url
+
+    def server(self) -> ServerUrl:
+        """The parsed URL, which must not be empty."""
+        return parse_url(self.url, self.schemes)
+
+
+class BrokerSettings(_ServerSection):
     """The broker that traces come from and decisions go to."""
 
-    url: Annotated[str, AfterValidator(_server(*BROKER_SCHEMES)), Field(repr=False)] = ""
+    schemes = BROKER_SCHEMES
     visibility_timeout_s: Annotated[int, Field(ge=3, le=1_000_000_000)] = 60
     delivery_limit: Count = 20
     hold_s: Seconds = 600.0
-    timeout_s: Timeout = 5.0
 
     @property
     def is_redis(self) -> bool:
         """Whether the queues are in Redis; otherwise the broker speaks AMQP."""
         return self.url.startswith("redis")
 
-    def server(self) -> ServerUrl:
-        """The parsed URL, which must not be empty."""
-        return parse_url(self.url, BROKER_SCHEMES)
 
-
-class RedisSettings(Section):
+class RedisSettings(_ServerSection):
     """Where the novelty log and the ledger live."""
 
-    url: Annotated[str, AfterValidator(_server(*REDIS_SCHEMES)), Field(repr=False)] = ""
+    schemes = REDIS_SCHEMES
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] = "kp"
-    timeout_s: Timeout = 5.0
-
-    def server(self) -> ServerUrl:
-        """The parsed URL, which must not be empty."""
-        return parse_url(self.url, REDIS_SCHEMES)
 
 
 class QueueSettings(Section):
@@ -148,36 +146,20 @@ class ReviewSettings(Section):
     sample: Fraction = 0.0
 
 
-class ScoringSettings(Section):
+class ScoringSettings(Policy):
     """How traces are scored: thresholds, weights and aliases."""
 
-    threshold: Fraction = DEFAULT_THRESHOLD
-    thresholds: dict[Domain, Fraction] = Field(default_factory=dict)
-    review: Fraction | None = None
-    reviews: dict[Domain, Fraction] = Field(default_factory=dict)
-    profiles: dict[Domain, Dimensions] = Field(default_factory=dict)
-    aliases: dict[Domain, str] = Field(default_factory=dict)
-    submitted_thresholds: bool = False
-    cap_step_term: bool = False
-    max_confidence: Fraction = 1.0
-    min_novelty: Fraction = 0.0
-    min_novelties: dict[Domain, Fraction] = Field(default_factory=dict)
-    copies: Literal["score", "reject"] = "score"
+    profiles: dict[Domain, Annotated[Dimensions, AfterValidator(check_weights)]] = Field(default_factory=lambda: dict(PROFILES))
 
     @field_validator("profiles")
     @classmethod
-    def _weights_sum_to_one(cls, profiles: dict[str, Dimensions]) -> dict[str, Dimensions]:
-        for name, weights in profiles.items():
-            try:
-                check_weights(weights)
-            except ValueError as error:
-                raise ValueError(f"profile {name!r}: {error}") from None
-        return profiles
+    def _added_to_the_built_in_ones(cls, profiles: dict[str, Dimensions]) -> dict[str, Dimensions]:
+        return {**PROFILES, **profiles}
 
     @model_validator(mode="after")
     def _every_entry_has_an_effect(self) -> Self:
         clashes = list(self.reviews_above(self.threshold, self.thresholds))
-        own = self._own_domains
+        own = {*self.profiles, *self.thresholds, *self.reviews, *self.min_novelties}
         for alias, domain in self.aliases.items():
             if alias in own:
                 clashes.append(f"aliases.{alias}: expected a name without a profile or bounds of its own")
@@ -195,19 +177,6 @@ class ScoringSettings(Section):
             if review is not None and review > threshold:
                 where = f"reviews.{domain}" if domain else "review"
                 yield f"{where}: expected at most the threshold of {threshold:g}, got {review:g}"
-
-    @property
-    def _own_domains(self) -> set[str]:
-        return {*PROFILES, *self.profiles, *self.thresholds, *self.reviews, *self.min_novelties}
-
-    @property
-    def domains(self) -> frozenset[str]:
-        """The domains that settings name: with a profile or bounds of their own, or as an alias."""
-        return frozenset({*self._own_domains, *self.aliases})
-
-    def policy(self) -> Policy:
-        """The policy that traces are decided by; profiles given here are added to, or replace, the built-in ones."""
-        return Policy(**dict(self) | {"profiles": {**PROFILES, **self.profiles}})
 
 
 class PinSettings(Section):
@@ -230,8 +199,7 @@ class NoveltySettings(Section):
     @property
     def limits(self) -> dict[str, tuple[float, Outcome | None]]:
         """By pinned set the largest similarity, and the outcome that a trace beyond it gets at least."""
-        outcomes: dict[str, Outcome | None] = {"reject": "rejected", "review": "review", "note": None}
-        return {name: (each.similarity, outcomes[each.beyond]) for name, each in self.pinned.items()}
+        return {name: (each.similarity, _DEMANDS[each.beyond]) for name, each in self.pinned.items()}
 
     def window(self) -> Window:
         """The window that these settings describe."""

@@ -31,6 +31,6 @@ def current_context() -> Context:
     # Such an application has imported this; most others have not even installed it.
     if "opentelemetry.trace" not in sys.modules:
         return NO_CONTEXT
-    from kp_scorer.spans.recording import context_of_caller
+    from kp_scorer.spans.recording import context_of
 
-    return context_of_caller()
+    return context_of()

@@ -28,7 +28,7 @@ class SpanRecording:
         """Begin the span of publishing, unless it has begun; return the context of the innermost span."""
         if destination and not self._publishing:
             self._publishing = _start(self._tracer, "send", destination, SpanKind.PRODUCER, self._inside)
-        return _context_of(self._publishing or self._span)
+        return context_of(set_span_in_context(self._publishing or self._span, OtelContext()))
 
     def end(self, attributes: Mapping[str, str | int | float], error: str = "") -> None:
         """End the spans; ``error`` is its kind if the message failed."""
@@ -36,14 +36,15 @@ class SpanRecording:
             self._publishing.end()
         self._span.set_attributes(attributes)
         if error:
-            _fail(self._span, error)
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()
 
 
-def context_of_caller() -> Context:
-    """The context of the span that is current in this thread or coroutine; none if there is no such span."""
+def context_of(current: OtelContext | None = None) -> Context:
+    """The context of the span in OpenTelemetry's context, by default that of this thread or coroutine; none without a span."""
     carrier: dict[str, str] = {}
-    _W3C.inject(carrier)
+    _W3C.inject(carrier, current)
     return carrier
 
 
@@ -63,14 +64,3 @@ def _start(
     }
     begun_ns = None if begun_s is None else int(begun_s * 1e9)
     return tracer.start_span(f"{operation} {destination.name}", context, kind, attributes, start_time=begun_ns)
-
-
-def _context_of(span: Span) -> Context:
-    carrier: dict[str, str] = {}
-    _W3C.inject(carrier, set_span_in_context(span, OtelContext()))
-    return carrier
-
-
-def _fail(span: Span, kind: str) -> None:
-    span.set_attribute("error.type", kind)
-    span.set_status(Status(StatusCode.ERROR, kind))

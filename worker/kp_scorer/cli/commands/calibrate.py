@@ -18,6 +18,7 @@ from kp_scorer.cli.commands.label import labels_option
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import open_output, print_note
+from kp_scorer.decision import Decision
 from kp_scorer.report.thresholds import Thresholds, thresholds_of
 from kp_scorer.settings import Settings
 from kp_scorer.trace import namespace_of
@@ -91,15 +92,23 @@ def calibrate(
     An interval says what to expect of other traces of the same kind, in 19 of 20 cases. Domains with too few traces, fewer
     than 62 to accept 20%, get one threshold together, as do those to come; but those that have one in the settings keep it.
     """
-    good = gathered.labels or gathered.successes if labels is None else labels
-    labelled = sum(decision.trace_id in good for decision in gathered.decisions)
+    namespaces, agents = Counter[str](), Counter[str]()
+
+    def pairs() -> Iterator[tuple[Decision, bool | None]]:
+        for decision, label, success in gathered.traces:
+            namespaces[namespace_of(decision.trace_id)] += 1
+            agents[decision.agent_id or ""] += 1
+            own = label if success is None else success
+            yield decision, own if labels is None else labels.get(decision.trace_id)
+
+    samples = samples_of(pairs(), settings.scoring.aliases)
+    total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
     if not labelled and (labels is not None or target.of == "precision"):
         raise click.UsageError("no trace has a label: expected traces in FILE, --labels, or --stored after `kp-scorer label`")
-    _note_producers("--namespace", Counter(namespace_of(decision.trace_id) for decision in gathered.decisions))
-    _note_producers("--agent", Counter(decision.agent_id or "" for decision in gathered.decisions))
-    if 0 < labelled < len(gathered.decisions):
-        print_note(f"{labelled} of {len(gathered.decisions)} traces have a label")
-    samples = samples_of(gathered.decisions, good, settings.scoring.aliases)
+    _note_producers("--namespace", namespaces)
+    _note_producers("--agent", agents)
+    if 0 < labelled < total:
+        print_note(f"{labelled} of {total} traces have a label")
     calibration = calibrated(samples, target, settings.scoring.thresholds)
     thresholds = thresholds_of(calibration, settings.scoring)
     if not any(cohort.suggestion for cohort in (*calibration.domains.values(), calibration.other_domains)):

@@ -35,14 +35,22 @@ _HEADINGS: Final = {
 @click.option("--broker", type=click.Choice(["redis", "rabbitmq"]), default="redis", show_default=True)
 @click.option("--gbit", type=click.FloatRange(min=0.001), default=1.0, show_default=True, help="Of Redis' network.")
 @click.option("--rate", type=click.FloatRange(min=0.001), help="Traces a second. [default: 70% of the throughput]")
+@click.option("--waiting", type=click.IntRange(0), default=0, help="Traces that wait in an outage, for Redis' memory.")
 def capacity(
-    workers: tuple[int, ...], cores: float, tokens: int, core_ms: float | None, broker: str, gbit: float, rate: float | None
+    workers: tuple[int, ...],
+    cores: float,
+    tokens: int,
+    core_ms: float | None,
+    broker: str,
+    gbit: float,
+    rate: float | None,
+    waiting: int,
 ) -> None:
     """Print what fleets sustain: a JSON line each, or to a terminal a table.
 
-    The model adds up what the benchmarks measured on one machine; --core-ms makes it yours: `python -m tests.benchmarks.engine`
-    measures traces a second, and 1,000 times the number of its threads divided by that is the figure. Latencies are those of
-    random arrivals; they are null where the rate is above the throughput.
+    The model adds up what the benchmarks measured on one machine; --core-ms makes it yours: 1,000 times a busy worker's cores,
+    divided by its traces a second in `kp-scorer top`. Latencies are those of random arrivals; they are null where the rate is
+    above the throughput.
     """
     costs = Costs() if core_ms is None else replace(Costs(), embed_ms=0.0, embed_ms_a_token=core_ms / tokens)
     table = Table(*(Column(heading, justify="right") for heading in _HEADINGS.values()), box=SIMPLE_HEAD, pad_edge=False)
@@ -56,7 +64,7 @@ def capacity(
             network_bytes_a_s=gbit * 1e9 / 8,
             costs=costs,
         )
-        row = _row(fleet, rate or _PLANNED * fleet.throughput)
+        row = _row(fleet, rate or _PLANNED * fleet.throughput, waiting)
         print_row(row, "")
         cells = (row[name] for name in _HEADINGS)
         table.add_row(*("" if value is None else value if isinstance(value, str) else f"{value:,}" for value in cells))
@@ -65,7 +73,7 @@ def capacity(
     print_note(f"at {_PLANNED:.0%} of the throughput" if rate is None else f"at {rate:g} traces a second")
 
 
-def _row(fleet: Fleet, rate: float) -> dict[str, Any]:
+def _row(fleet: Fleet, rate: float, waiting: int) -> dict[str, Any]:
     p50_ms, p95_ms = (round(fleet.latency_ms(rate, share)) if rate < fleet.throughput else None for share in (0.5, 0.95))
     return {
         "workers": fleet.workers,
@@ -76,5 +84,5 @@ def _row(fleet: Fleet, rate: float) -> dict[str, Any]:
         "p95_ms": p95_ms,
         "redis_core": round(rate / fleet.limits()["Redis' core"] * FULL_REDIS, 3),
         "redis_out_mbit": round(rate * fleet.bytes_out * 8 / 1e6, 1),
-        "redis_gb": round(fleet.redis_bytes(rate) / 1e9, 2),
+        "redis_gb": round(fleet.redis_bytes(rate, waiting) / 1e9, 2),
     }

@@ -1,7 +1,7 @@
 """``kp-scorer dead-letter``: look at what could not be decided, and replay or drop it."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, cast
@@ -15,7 +15,7 @@ from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
-from kp_scorer.ledger import DeadLetter, Store
+from kp_scorer.ledger import DeadLetter, DeadLetters, Store
 from kp_scorer.settings import Settings
 
 
@@ -43,31 +43,37 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
     def with_selection(
         letter_ids: tuple[str, ...], reason: str | None, trace_id: str | None, settings: Settings, **options: Any
     ) -> None:
+        exact = "" if trace_id is None else exact_trace_id(trace_id)
         with Store.open(settings) as store:
-            dead_letters = list(store.dead_letters.read())
-            existing = {each.letter_id for each in dead_letters}
-            wanted = {resolve_among(letter_id, existing) for letter_id in letter_ids}
-            selected = [
-                each
-                for each in dead_letters
-                if (not wanted or each.letter_id in wanted)
-                and reason in (None, each.reason)
-                and (trace_id is None or each.trace_id == exact_trace_id(trace_id))
-            ]
+            dead_letters, missing = _selected(store.dead_letters, letter_ids, reason or "", exact)
             try:
-                command(store=store, dead_letters=selected, settings=settings, **options)
+                command(store=store, dead_letters=dead_letters, settings=settings, **options)
             finally:
-                for letter_id in sorted(wanted - existing):
+                for letter_id in missing:
                     print_note(f"{letter_id}: there is no such dead letter")
-        if wanted - existing:
+        if missing:
             sys.exit(1)
 
     return with_selection
 
 
+def _selected(
+    dead_letters: DeadLetters, letter_ids: tuple[str, ...], reason: str, trace_id: str
+) -> tuple[Iterable[DeadLetter], list[str]]:
+    """Those that are chosen, and the ids that none has; without ids they are read as they are used."""
+    if not letter_ids:
+        return dead_letters.read(reason=reason, trace_ids=[trace_id] if trace_id else ()), []
+    similar = dead_letters.read(beginning=letter_ids[0] if len(letter_ids) == 1 else "")
+    existing = {each.letter_id: each for each in similar if each.letter_id.startswith(letter_ids)}
+    wanted = {resolve_among(letter_id, existing) for letter_id in letter_ids}
+    chosen = (each for letter_id, each in existing.items() if letter_id in wanted)
+    filtered = [each for each in chosen if reason in ("", each.reason) and trace_id in ("", each.trace_id)]
+    return filtered, sorted(wanted.difference(existing))
+
+
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
 @_selection
-def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
+def list_dead_letters(dead_letters: Iterable[DeadLetter], **_: Any) -> None:
     """Print a line for each dead letter, without its content. The least recently dead-lettered comes first."""
     for each in dead_letters:
         print_row(_described(each))
@@ -75,7 +81,7 @@ def list_dead_letters(dead_letters: Sequence[DeadLetter], **_: Any) -> None:
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
 @_selection
-def show(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -> None:
+def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
     """Print dead letters with their content, as it was received. Of one too large for a worker that is its beginning."""
     for each in dead_letters:
         payload = _readable(store.dead_letters.payload(each.letter_id), settings.limits)
@@ -84,7 +90,7 @@ def show(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason scoring_failed")
 @_selection
-def replay(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings) -> None:
+def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
     """Submit dead letters again, as their producers would. Those accepted by the queue are dropped, the others stay."""
     stayed = 0
     with Client(settings) as client:
@@ -105,9 +111,9 @@ def replay(store: Store, dead_letters: Sequence[DeadLetter], settings: Settings)
 @dead_letter.command(epilog="Example: kp-scorer dead-letter drop 5d41402a")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_selection
-def drop(store: Store, dead_letters: Sequence[DeadLetter], yes: bool, **_: Any) -> None:
+def drop(store: Store, dead_letters: Iterable[DeadLetter], yes: bool, **_: Any) -> None:
     """Remove dead letters for good: all, unless some are selected."""
-    if dead_letters and not yes:
+    if not yes and (dead_letters := list(dead_letters)):
         click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
     for each in dead_letters:
         # Else it was dead-lettered again meanwhile.

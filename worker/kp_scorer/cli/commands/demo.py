@@ -15,20 +15,19 @@ import click
 
 from kp_scorer.analysis.calibration import Target
 from kp_scorer.characters import escaped
+from kp_scorer.cli.commands.up import worker_processes
 from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.display import DecisionTable, progress
 from kp_scorer.cli.input import read_files
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_text, refusal
-from kp_scorer.cli.processes import worker_processes
 from kp_scorer.client import Client, Status
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, TraceConflict
 from kp_scorer.local.embedded import embedded_redis
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.settings import Settings
 
-_SHARE: Final = Target("accept", 0.2)
-"""What the last line proposes to accept."""
+_PROPOSED: Final = Target("accept", 0.2)
 
 
 @click.command(epilog="Example: kp-scorer demo my-traces.jsonl")
@@ -116,11 +115,11 @@ def _next_step(decided: int, accepted: int, files: Sequence[str], conversion: Co
     if not files or "-" in files:
         return "next, with traces of your own: kp-scorer demo FILE"
     named = escaped(join(files))
-    if decided < _SHARE.least_traces:
+    if decided < _PROPOSED.least_traces:
         options = " …" if conversion.has_converted else ""
         return f"next, as a service: kp-scorer up, and in another terminal: kp-scorer submit {named}{options} --wait"
     # It converts nothing, and reads one file.
     converts = conversion.has_converted or len(files) > 1
     before, file = (f"kp-scorer convert {named} … > traces.jsonl, then ", "traces.jsonl") if converts else ("", named)
-    calibrate = f"kp-scorer calibrate {file} --accept {_SHARE.percents} --output thresholds.toml"
+    calibrate = f"kp-scorer calibrate {file} --accept {_PROPOSED.percents} --output thresholds.toml"
     return f"{accepted} of {decided} accepted; for a fifth: {before}{calibrate}"

@@ -75,7 +75,7 @@ def _is_file(name: str) -> bool:
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
     scored: dict[str, ReasoningTrace] = {}
     gathered = gather_file(name, settings, scored)
-    decisions = {decision.trace_id: decision for decision in gathered.decisions}
+    decisions = {each.decision.trace_id: each.decision for each in gathered.traces}
     if chosen is not None:
         trace_id = resolve_among(chosen, decisions)
         decisions = {trace_id: decisions[trace_id]} if trace_id in decisions else {}
@@ -88,23 +88,23 @@ def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settin
     for number, decision in enumerate(decisions.values()):
         if number:
             yield ""
-        yield from decided_words(decision, available, settings.scoring.policy())
+        yield from decided_words(decision, available, settings.scoring)
 
 
 def _of_ledger(store: Store, id_or_beginning: str, traces: str | None, settings: Settings) -> tuple[Iterator[str], bool]:
     """The explanation, and whether there is a decision."""
     trace_id = resolve_trace_id(
-        id_or_beginning, store.ledger, lambda: (dead_letter.trace_id for dead_letter in store.dead_letters.read())
+        id_or_beginning, store.ledger, lambda: (each.trace_id for each in store.dead_letters.read(part=id_or_beginning))
     )
     (record,) = store.ledger.look_up([trace_id])
     if record and record.decision:
         decision = _with_nearest(record.decision, store)
         available = traces_named(traces, [decision], settings.limits)
         label = [] if record.good is None else ["", f"It is labelled {'good' if record.good else 'bad'}."]
-        return chain(decided_words(decision, available, settings.scoring.policy()), label), True
+        return chain(decided_words(decision, available, settings.scoring), label), True
     if record and record.state == "pending":
         return pending_words(trace_id, record), False
-    dead_letters = [dead_letter for dead_letter in store.dead_letters.read() if dead_letter.trace_id == trace_id]
+    dead_letters = list(store.dead_letters.read(trace_ids=[trace_id]))
     # Dead letters are kept for longer than records.
     death = record or (dead_letters[-1] if dead_letters else None)
     if death and death.reason:

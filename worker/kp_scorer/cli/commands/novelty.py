@@ -12,8 +12,9 @@ from typing import Final
 import click
 import numpy as np
 
+from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import Line, ReadAhead, open_input, read_bytes, read_traces, unpacked
+from kp_scorer.cli.input import ReadAhead, open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
@@ -27,9 +28,12 @@ from kp_scorer.ledger.pins import MOST_ENTRIES
 from kp_scorer.novelty.audit import DecidedTrace
 from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.novelty.pins import PinnedSet, audit_pinned
-from kp_scorer.settings import PIN_NAME, Settings
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import PIN_NAME
 from kp_scorer.trace import ReasoningTrace
 
+_NOTHING_CHECKED: Final = 5
+"""The exit code of an audit that found nothing to recompute."""
 _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")
 
 
@@ -207,20 +211,22 @@ def clear(yes: bool, settings: Settings) -> None:
 
 
 @click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
+@click.option("--sample", type=click.IntRange(min=1), help="Check so many entries of each log, chosen at random.")
 @service_options
-def audit(settings: Settings) -> None:
+def audit(sample: int | None, settings: Settings) -> None:
     """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.
 
-    Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged. Decisions made
-    without an embedder have no entry in any log, and are not checked.
+    Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged, and 5 if nothing could be
+    checked. Decisions made without an embedder have no entry in any log, and are not checked.
     """
     checked = differing = 0
-    pinned: list[Decision] = []
+    # A trace may have entries in several logs, or several in one.
+    pinned: dict[str, Decision] = {}
     with Store.open(settings) as store:
 
         def decided(trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
             traces = store.ledger.decided(trace_ids)
-            pinned.extend(trace.decision for trace in traces if trace and trace.decision.pinned)
+            pinned.update((each.decision.trace_id, each.decision) for each in traces if each and each.decision.pinned)
             return traces
 
         logs = store.novelty_logs()
@@ -229,16 +235,17 @@ def audit(settings: Settings) -> None:
                 # By the window that the log was written with, whatever the settings say here.
                 window = log.info().window or settings.novelty.window()
                 entries = list(log.entries())
-                report = audit_log(entries, decided, window, advance)
+                report = audit_log(entries, decided, window, advance, sample)
             for difference in report.differences:
                 print_row({"space": log.space, **difference._asdict()})
             differing += len(report.differences) + report.damaged
             checked += report.agreeing + len(report.differences)
+            share = f"{report.entries} of " if report.entries < len(entries) else ""
             print_note(
-                f"{log.space}: {report.entries} entries, {report.agreeing} agree, {len(report.differences)} differ, "
+                f"{log.space}: {share}{len(entries)} entries, {report.agreeing} agree, {len(report.differences)} differ, "
                 f"{report.undecided} undecided, {report.beyond} beyond what the log still holds, {report.damaged} damaged"
             )
-            if pins := [each for each in pinned if each.novelty.space == log.space]:
+            if pins := [each for each in pinned.values() if each.novelty.space == log.space]:
                 agreeing, differences, unchecked = audit_pinned(pins, entries, store.pinned_sets(log.space))
                 for row in differences:
                     print_row({"space": log.space, **row})
@@ -250,3 +257,5 @@ def audit(settings: Settings) -> None:
         print_note(f"nothing was checked: {'no entry has a decision that can be recomputed' if logs else no_log}")
     if differing or damaged:
         sys.exit(1)
+    if not checked:
+        sys.exit(_NOTHING_CHECKED)

@@ -15,6 +15,7 @@ from kp_scorer.cli.commands.label import labels_option
 from kp_scorer.cli.display import cell
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.output import print_note, print_row
+from kp_scorer.decision import Decision
 from kp_scorer.errors import ScorerError
 from kp_scorer.settings import Settings
 
@@ -35,14 +36,18 @@ def quality(labels: Mapping[str, bool] | None, gathered: Gathered, settings: Set
     are all of the sample, or chosen by nobody who knew them. Prints a JSON line for the gate and for each threshold, of all
     domains and of each with 50 labels or more, the others being together (domain null); to a terminal a table.
     """
-    labels = gathered.labels if labels is None else labels
-    sampled = [decision for decision in gathered.decisions if decision.sampled]
+    total, sampled, stored = 0, list[Decision](), dict[str, bool]()
+    for decision, label, _ in gathered.traces:
+        total += 1
+        if decision.sampled:
+            sampled.append(decision)
+            if label is not None:
+                stored[decision.trace_id] = label
+    labels = stored if labels is None else labels
     judged = sum(decision.trace_id in labels for decision in sampled)
     if not judged:
-        raise ScorerError(
-            f"{len(sampled)} of {len(gathered.decisions)} decisions are sampled (review.sample), none has a label"
-        )
-    print_note(f"{judged} of {len(sampled)} sampled traces have a label, of {len(gathered.decisions)} decisions")
+        raise ScorerError(f"{len(sampled)} of {total} decisions are sampled (review.sample), none has a label")
+    print_note(f"{judged} of {len(sampled)} sampled traces have a label, of {total} decisions")
     if judged < LEAST_LABELS:
         print_note(f"intervals are checked from {LEAST_LABELS} labels on")
     columns = (Column(heading, justify="right", no_wrap=True) for heading in ("labels", "threshold", *_SHARES))

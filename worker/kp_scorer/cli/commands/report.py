@@ -1,5 +1,8 @@
 """``kp-scorer report``: what decisions say, as a page or as text."""
 
+from functools import partial
+from typing import Final
+
 import click
 
 from kp_scorer.analysis.summary import analyse
@@ -10,6 +13,9 @@ from kp_scorer.report.page import check_installed, page
 from kp_scorer.report.text import text
 from kp_scorer.report.words import shortened
 from kp_scorer.settings import Settings
+
+_SAMPLE: Final = 20_000
+"""So many decisions take 100 MB."""
 
 
 def _draws_nothing(_context: click.Context, _parameter: click.Parameter, as_text: bool) -> bool:
@@ -29,14 +35,16 @@ def _draws_nothing(_context: click.Context, _parameter: click.Parameter, as_text
 )
 @click.option("--text", "as_text", is_flag=True, callback=_draws_nothing, help="Print it, in place of a page.")
 @click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to show what those of examples were to do.")
-@gathering_options
+@partial(gathering_options, sample=_SAMPLE)
 def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, settings: Settings) -> None:
     """Report what decisions say: scores by domain, examples, reasons, what other thresholds would accept, repeats.
 
     FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
     needs no network and, without --traces, holds no trace's content; it needs kp-scorer[report], --text does not.
     """
-    analysis = analyse(gathered.decisions, gathered.dead_letters, gathered.labels)
+    rows = list(gathered.traces)
+    labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
+    analysis = analyse([each.decision for each in rows], gathered.dead_letters, labels)
     shown = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
     named = traces_named(traces, shown, settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}

@@ -9,10 +9,10 @@ from typing import Final, cast, get_args
 import click
 
 from kp_scorer.broker.results import read_elsewhere
-from kp_scorer.cli.converting import Conversion, converting_options
+from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import DecisionTable, progress, threshold_words
 from kp_scorer.cli.ids import resolve_trace_id
-from kp_scorer.cli.input import Line, ReadAhead
+from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions

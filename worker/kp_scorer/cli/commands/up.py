@@ -3,10 +3,11 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, NoReturn
@@ -16,21 +17,24 @@ import click
 from kp_scorer.cli.display import threshold_words
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note
-from kp_scorer.cli.processes import Process, start_worker, worker_processes
-from kp_scorer.embedding.select import is_embedder_installed
+from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
-from kp_scorer.local.embedded import embedded_redis, free_ports, remove_data, running
+from kp_scorer.local.embedded import dying_with_parent, embedded_redis, free_ports, remove_data, running, stop
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.local.folders import cache_dir, state_dir
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
+
+Process = subprocess.Popen[bytes]
 
 _RESTART_PAUSE_S: Final = 2.0
 _MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
+_WORKERS_STOP_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 100.0
-"""Workers get a minute to finish what they have in flight, and Redis some seconds."""
+"""Those of workers, to finish what they have in flight, and some for Redis."""
 
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
@@ -62,7 +66,7 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
             print_note(NO_EMBEDDER)
         with worker_processes(settings, url, ports) as processes:
             try:
-                _supervise(processes, lambda place: start_worker(settings, url, workers, ports[place]))
+                _supervise(processes, settings, url, ports)
             except KeyboardInterrupt:
                 print_note("stopping: workers finish what they have in flight")
 
@@ -73,7 +77,7 @@ def _kept(settings: Settings, data_dir: Path) -> str:
         decisions = [each.decision for each in islice(store.ledger.all_decided(), _MOST_LOOKED_AT)]
     if not decisions:
         return f"it keeps what comes in {data_dir}; there is no decision yet"
-    policy = settings.scoring.policy()
+    policy = settings.scoring
     others = sum(decide_again(each, policy).threshold != each.threshold for each in decisions)
     count = f"{len(decisions):,}{' or more' if len(decisions) == _MOST_LOOKED_AT else ''}"
     words = f"{data_dir} keeps {count} decisions from earlier, by {threshold_words(decisions)}"
@@ -81,7 +85,7 @@ def _kept(settings: Settings, data_dir: Path) -> str:
     return words + stand if others else words
 
 
-def _supervise(processes: list[Process], start: Callable[[int], Process]) -> NoReturn:
+def _supervise(processes: list[Process], settings: Settings, url: str, ports: Sequence[int]) -> NoReturn:
     """Replace workers that die; raise SettingsError if one cannot start."""
     while True:
         for index, process in enumerate(processes):
@@ -91,8 +95,37 @@ def _supervise(processes: list[Process], start: Callable[[int], Process]) -> NoR
             if code is not None:
                 print_note(f"worker {process.pid} ended with {code}; starting another")
                 time.sleep(_RESTART_PAUSE_S)
-                processes[index] = start(index)
+                processes[index] = _start_worker(settings, url, len(ports), ports[index])
         time.sleep(_LOOK_EVERY_S)
+
+
+@contextmanager
+def worker_processes(settings: Settings, url: str, ports: Sequence[int]) -> Iterator[list[Process]]:
+    """Run a worker for each port, 0 for none, against the Redis at ``url``; on leaving, each finishes its batch and ends.
+
+    From then on SIGTERM raises KeyboardInterrupt in this process, so that SIGTERM leaves no worker behind.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    processes = [_start_worker(settings, url, len(ports), port) for port in ports]
+    try:
+        yield processes
+    finally:
+        stop(processes, _WORKERS_STOP_S)
+
+
+def _start_worker(settings: Settings, url: str, count: int, port: int) -> Process:
+    """Start one of ``count`` workers against the Redis at ``url``; it answers probes on this port, unless it is 0."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+    own = {"KP_BROKER_URL": url, "KP_REDIS_URL": url, "KP_METRICS_PORT": str(port)}
+    environment = inherited | as_environment(settings) | own
+    if not settings.embedding.threads:
+        # Otherwise each worker would use all cores, and the workers would slow each other down.
+        environment["KP_EMBEDDING_THREADS"] = str(max(1, usable_cores() // count))
+    # -P: a kp_scorer.py or redis.py in the current folder must not be imported instead of ours.
+    command = [sys.executable, "-P", "-m", "kp_scorer.cli", "worker"]
+    # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in flight.
+    # Killed with us, as its Redis ends with us too. Redis keeps the messages in flight for the next start.
+    return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=dying_with_parent(signal.SIGKILL))
 
 
 @click.command(epilog="Example: kp-scorer down --remove")
@@ -104,9 +137,11 @@ def down(remove: bool, yes: bool) -> None:
     Workers finish what they have in flight. The package and its environment stay.
     """
     print_note("stopped the embedded Redis and its workers" if _stop() else "no embedded Redis is running for this user")
-    kept = list(_kept_files())
-    for path, words, size_bytes in kept:
-        print_note(f"{path}: {words}, {size_bytes / 1e6:,.1f} MB")
+    folders = {state_dir(): "records, decisions, the novelty log", cache_dir(): "converted models"}
+    kept = [path for path in folders if path.exists()]
+    for path in kept:
+        size_bytes = sum(file.lstat().st_size for file in path.rglob("*"))
+        print_note(f"{path}: {folders[path]}, {size_bytes / 1e6:,.1f} MB")
     if not kept:
         print_note("nothing is kept on this machine")
     elif not remove:
@@ -115,7 +150,7 @@ def down(remove: bool, yes: bool) -> None:
         sys.exit(1)
     else:
         remove_data(state_dir() / "data")
-        for path, _, _ in kept:
+        for path in kept:
             try:
                 shutil.rmtree(path)
             except OSError as error:
@@ -136,10 +171,3 @@ def _stop() -> bool:
             raise ServiceUnavailable(f"down: process {embedded.pid} has not ended within {_STOP_TIMEOUT_S:g} s")
         time.sleep(_LOOK_EVERY_S)
     return True
-
-
-def _kept_files() -> Iterator[tuple[Path, str, int]]:
-    """The folders of this user that there are, what they hold, and their sizes in bytes."""
-    for path, words in ((state_dir(), "records, decisions, the novelty log"), (cache_dir(), "converted models")):
-        if path.exists():
-            yield path, words, sum(file.lstat().st_size for file in path.rglob("*"))

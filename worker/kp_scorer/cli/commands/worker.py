@@ -1,4 +1,4 @@
-"""``kp-scorer worker``: run one scorer in the foreground."""
+"""``kp-scorer worker`` and ``serve``: run one in the foreground."""
 
 import sys
 import warnings
@@ -8,6 +8,7 @@ from celery.platforms import SecurityWarning
 
 from kp_scorer.app import create_app
 from kp_scorer.cli.options import service_options
+from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings
 
 
@@ -25,3 +26,17 @@ def worker(settings: Settings) -> None:
     process = app.Worker(quiet=True)
     process.start()
     sys.exit(process.exitcode)
+
+
+@click.command(epilog="Example: kp-scorer serve --set serve.confidence=0.8 --set serve.success=true")
+@service_options
+def serve(settings: Settings) -> None:
+    """Take traces and OpenTelemetry spans over HTTP, and answer with decisions, until SIGTERM or Ctrl-C.
+
+    POST /v1/traces is where exporters of OpenTelemetry send; POST /traces takes JSON; GET /traces/ID has the decision.
+    """
+    try:
+        from kp_scorer.serve.server import serve as serve_until_stopped
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"serve: there is no {error.name}: install kp-scorer[serve]") from None
+    serve_until_stopped(settings)

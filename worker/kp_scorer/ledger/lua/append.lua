@@ -3,7 +3,7 @@
 -- Idempotent: a trace that is appended again gets its first place back. A script and no transaction, whose commands Redis would
 -- refuse while it is full.
 --
--- KEYS   log, head, erasures, records...
+-- KEYS   log, head, erasures, directory, records...
 -- ARGV   new_epoch, window, record_ttl_ms, last_entry, last_erasure, most,
 --        candidates... (trace_id, digest, vector, counts)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
@@ -15,7 +15,7 @@
 -- id, or empty if the trace's id belongs to another digest. last_trace_id is that of last_entry, empty if the log no longer holds it.
 
 expect('stream', log, erasures)
-expect('hash', head)
+expect('hash', head, directory)
 local max_elements, ttl_ms, slack_elements, slack_ms = string.match(window, '^(%d+) (%d+) (%d+) (%d+)')
 
 local epoch, head_time, head_place, head_window = read(head, 'epoch', 'time_ms', 'place', 'window')
@@ -78,6 +78,8 @@ if #records > 0 then
         redis.call('PEXPIRE', log, string.format('%.0f', ttl_ms + slack_ms))
         -- The head must outlive the log: a log that went on from place 1 would assign places twice.
         redis.call('PEXPIRE', head, string.format('%.0f', ttl_ms + slack_ms + 60000))
+        redis.call('HSET', directory, log, 1)
+        redis.call('PEXPIRE', directory, 86400000)
     end
 end
 

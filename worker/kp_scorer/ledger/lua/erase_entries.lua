@@ -1,21 +1,27 @@
--- Erase a trace's entries from a novelty log, and note that for the mirrors that have read them.
+-- Erase the entries of traces among the next of a novelty log, and note that for the mirrors that have read them.
 --
--- KEYS   log, erasures, record
--- ARGV   erasures_ttl_ms, most, entries...
--- Reply  how many entries there were
+-- KEYS   log, erasures
+-- ARGV   start, count, erasures_ttl_ms, most, record_prefix, trace_ids...
+-- Reply  (last, erased): the last entry looked at, empty at the end of the log; for each entry erased, whose it was
 --
 -- No more than `most` erasures are kept.
 
 expect('stream', log, erasures)
 
-local erased = 0
-for _, entry in ipairs(entries) do
-    if redis.call('XDEL', log, entry) == 1 then
-        erased = erased + 1
+local is_wanted = {}
+for _, trace_id in ipairs(trace_ids) do is_wanted[trace_id] = true end
+
+local last, erased = '', {}
+for i, row in ipairs(redis.call('XRANGE', log, start, '+', 'COUNT', count)) do
+    local entry, trace_id = row[1], row[2][2]
+    if is_wanted[trace_id] then
+        erased[#erased + 1] = trace_id
+        redis.call('XDEL', log, entry)
         redis.call('XADD', erasures, 'MAXLEN', '~', most, '*', 'e', entry)
         redis.call('PEXPIRE', erasures, erasures_ttl_ms)
+        -- Should this be all that gets done, the trace must not look for its vector where there is none any more.
+        redis.pcall('HDEL', record_prefix .. trace_id, 'epoch', 'entry')
     end
+    if i == count then last = entry end
 end
--- Should this be all that gets done, the trace must not look for its vector where there is none any more.
-redis.pcall('HDEL', record, 'epoch', 'entry')
-return erased
+return {last, erased}

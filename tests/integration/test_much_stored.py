@@ -1,0 +1,175 @@
+"""What commands ask of Redis, and hold in memory, does not grow with all that is stored."""
+
+import json
+import tracemalloc
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import redis
+from click.testing import CliRunner, Result
+from kp_scorer.cli.main import commands
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.scoring import novelty_of
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
+
+from tests.support.builders import candidate, decision
+
+KEYS: Final = Keys("kp")
+RECORDS: Final = 3_000
+LETTERS: Final = 2_000
+SPACE: Final = "space-1"
+TTL_MS: Final = 600_000
+
+
+class Filled:
+    """A Redis with records, dead letters and a log, and what commands do there."""
+
+    def __init__(self, settings: Settings, client: redis.Redis) -> None:
+        self.settings = settings
+        self.client = client
+        with Store.open(settings) as store:
+            store.novelty_log(SPACE).append([candidate(trace_id(number), number, dimensions=4) for number in range(50)], None)
+        pipeline = client.pipeline(transaction=False)
+        for number in range(RECORDS):
+            stored = decision(trace_id(number), score=number / RECORDS).model_dump_json()
+            key = KEYS.record(trace_id(number))
+            pipeline.hset(key, mapping={"state": "decided", "digest": b"d" * 16, "decision": stored})
+            pipeline.pexpire(key, TTL_MS)
+        for number in range(LETTERS):
+            fields: dict[Any, Any] = {"reason": "invalid", "detail": "$", "trace_id": trace_id(number), "payload": "{}"}
+            fields |= dict.fromkeys(("first_ms", "last_ms", "burials", "deliveries"), 1)
+            pipeline.hset(KEYS.dead_letter(letter_id(number)), mapping=fields)
+            pipeline.pexpire(KEYS.dead_letter(letter_id(number)), TTL_MS)
+            # More at a time than are read at once.
+            pipeline.zadd(KEYS.dead_letters, {letter_id(number): 1 + number // 1_500})
+        pipeline.pexpire(KEYS.dead_letters, TTL_MS)
+        pipeline.execute()
+
+    def run(self, *arguments: str, stdin: str = "") -> Result:
+        return CliRunner(env=as_environment(self.settings)).invoke(commands, arguments, stdin)
+
+    def calls(self, *arguments: str, stdin: str = "") -> dict[str, int]:
+        """How often a command called each command of Redis, those within scripts too."""
+        self.client.config_resetstat()
+        done = self.run(*arguments, stdin=stdin)
+        assert done.exit_code == 0, done.output
+        stats: Any = self.client.info("commandstats")
+        return {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
+
+
+def trace_id(number: int) -> str:
+    return f"kp:trace:{number:06}"
+
+
+def letter_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+@pytest.fixture
+def filled(alone: tuple[Settings, redis.Redis]) -> Filled:
+    return Filled(*alone)
+
+
+def test_logs_and_pinned_sets_are_listed_without_looking_through_all_keys(filled: Filled) -> None:
+    filled.calls("cache", "info")
+    assert "scan" not in filled.calls("cache", "info")
+    assert json.loads(filled.run("cache", "info").stdout)["entries"] == 50
+    # As in a copy of an earlier version, or after a day without a new entry.
+    filled.client.delete(KEYS.directory)
+    assert "scan" in filled.calls("cache", "info")
+    assert json.loads(filled.run("cache", "info").stdout)["space"] == SPACE
+    assert 0 < filled.client.ttl(KEYS.directory) <= 86_400
+
+
+def test_many_traces_are_erased_in_one_pass(filled: Filled) -> None:
+    filled.calls("cache", "info")
+    ids = [trace_id(number) for number in range(40)]
+    calls = filled.calls(
+        "forget", "-", stdin="\n".join([*ids[:20], "", *(each.removeprefix("kp:trace:") for each in ids[20:])])
+    )
+    assert "scan" not in calls
+    assert (calls["xrange"], calls["xdel"], calls["evalsha"] + calls.get("eval", 0)) <= (1, 40, 60)
+    # The dead letters are looked at once.
+    assert calls["hget"] < LETTERS + 200
+    with Store.open(filled.settings) as store:
+        assert store.ledger.look_up(ids) == [None] * 40
+        assert store.dead_letters.count() == LETTERS - 40
+        assert [len(list(log.entries())) for log in store.novelty_logs()] == [10]
+    printed = filled.run("forget", "-", stdin=f"{ids[0]}\n{trace_id(50)}\n")
+    rows = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert [(row["vectors"], row["records"], row["dead_letters"]) for row in rows] == [(0, 0, 0), (0, 1, 1)]
+    assert printed.exit_code == 1
+
+
+def test_dead_letters_are_read_in_pages_and_one_by_itself(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert filled.calls("dead-letter", "show", letter_id(1_234))["hmget"] == 1
+    monkeypatch.setattr("kp_scorer.ledger.dead_letters._READ_AT_ONCE", 500)
+    listed = [json.loads(line)["letter_id"] for line in filled.run("dead-letter", "list").stdout.splitlines()]
+    assert sorted(listed) == [letter_id(number) for number in range(LETTERS)]
+    assert listed[-1] == letter_id(LETTERS - 1)
+    (row,) = filled.run("dead-letter", "list", "--trace-id", trace_id(7)).stdout.splitlines()
+    assert json.loads(row)["letter_id"] == letter_id(7)
+    assert filled.run("dead-letter", "drop", "--yes").stdout.count("dropped") == LETTERS
+
+
+@pytest.mark.parametrize("command", ["calibrate --stored --accept 20%", "report --stored --text --sample 100"])
+def test_memory_does_not_grow_with_the_decisions_that_are_stored(filled: Filled, command: str) -> None:
+    filled.run(*command.split())
+    tracemalloc.start()
+    try:
+        done = filled.run(*command.split())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert done.exit_code == 0, done.output
+    # All of them take 15 MB.
+    assert peak < 5_000_000
+
+
+def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:
+    report = filled.run("report", "--stored", "--text", "--sample", "100")
+    assert "of 100 traces accepted" in report.stdout
+    assert "a sample of 100 of 3,000 records in the ledger" in " ".join(report.stdout.split())
+    assert "a sample of" not in filled.run("report", "--stored", "--text").stdout
+    drawn = filled.run("calibrate", "--stored", "--accept", "20%", "--sample", "500")
+    assert "a sample of 500 of 3,000 records in the ledger" in drawn.stderr
+    assert "# All domains together, 500 traces: threshold" in drawn.stdout
+
+
+def test_an_audit_says_by_its_exit_code_that_it_could_check_nothing(filled: Filled) -> None:
+    unchecked = filled.run("audit")
+    assert (unchecked.exit_code, "nothing was checked" in unchecked.stderr) == (5, True), unchecked.output
+    decide_as_the_log_says(filled)
+    checked = filled.run("audit")
+    assert (checked.exit_code, f"{SPACE}: 50 entries, 50 agree, 0 differ" in checked.stderr) == (0, True), checked.output
+    some = filled.run("audit", "--sample", "10")
+    assert (some.exit_code, f"{SPACE}: 10 of 50 entries, 10 agree" in some.stderr) == (0, True), some.output
+
+
+def test_an_erased_entry_leaves_all_checked_that_were_not_nearest_to_it(filled: Filled) -> None:
+    nearest = decide_as_the_log_says(filled)
+    assert filled.run("forget", trace_id(0)).exit_code == 0
+    audited = filled.run("audit")
+    lost = nearest.count(0)
+    assert 0 < lost < 40
+    assert audited.exit_code == 0
+    assert f"{49 - lost} agree, 0 differ, 0 undecided, {lost} beyond" in audited.stderr
+
+
+def decide_as_the_log_says(filled: Filled) -> list[int]:
+    """Have each record say the novelty that its entry has; return to which entry each after the first is nearest."""
+    with Store.open(filled.settings) as store:
+        (log,) = store.novelty_logs()
+        entries = list(log.entries())
+    vectors = np.stack([entry.vector for entry in entries])
+    similarities = vectors @ vectors.T
+    for index, entry in enumerate(entries):
+        novelty = novelty_of(float(similarities[index, :index].max()) if index else None)
+        decided = decision(entry.trace_id, novelty=novelty)
+        with_place = decided.novelty.model_copy(update={"space": SPACE, "entry": str(entry.place)})
+        as_json = decided.model_copy(update={"novelty": with_place}).model_dump_json()
+        filled.client.hset(KEYS.record(entry.trace_id), mapping={"decision": as_json, "digest": entry.digest})
+    return [int(similarities[index, :index].argmax()) for index in range(1, len(entries))]

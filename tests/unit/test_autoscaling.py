@@ -1,0 +1,123 @@
+"""What the shipped scaling makes of loads: Kubernetes' autoscaler, simulated second by second with the overlays' own figures.
+
+Its rules: every 15 s the larger of what the triggers ask for, none within a tenth of what is; up at once, at most twofold or by
+four; down to the largest of the stabilization window, by no more than the policy. Utilization is half a minute old.
+"""
+
+import math
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.support.rendering import kubernetes
+
+RATE: Final = 28.0
+"""Traces a second that a worker decides on two slow cores."""
+IN_FLIGHT: Final = 96
+"""Traces that a worker holds, which no longer wait on the queue (``worker.concurrency``)."""
+STARTS_S: Final = 25
+SYNC_S: Final = 15
+TOLERANCE: Final = 0.1
+HOUR: Final = 3_600
+
+Loads = NDArray[np.float64]
+
+
+class Scaling(NamedTuple):
+    """What an overlay says."""
+
+    least: int
+    most: int
+    utilization: float
+    waiting: int
+    window_s: int
+    down: int
+    down_s: int
+
+    @classmethod
+    def of(cls, overlay: str) -> "Scaling":
+        (spec,) = (each["spec"] for each in kubernetes(overlay) if each["kind"] == "ScaledObject")
+        cpu, queue = (each["metadata"] for each in spec["triggers"])
+        down: dict[str, Any] = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+        (policy,) = down["policies"]
+        waiting = queue.get("listLength") or queue["value"]
+        figures = down["stabilizationWindowSeconds"], policy["value"], policy["periodSeconds"]
+        return cls(spec["minReplicaCount"], spec["maxReplicaCount"], int(cpu["value"]) / 100, int(waiting), *figures)
+
+
+class Outcome(NamedTuple):
+    replicas: Loads
+    waits_p95_s: float
+
+
+def simulate(scaling: Scaling, arrivals: Loads) -> Outcome:
+    """How many replicas each second has, and how long traces wait from arrival to decision."""
+    replicas = ready = scaling.least
+    starting: list[int] = []
+    wanted: list[tuple[int, int]] = []
+    removed: list[tuple[int, int]] = []
+    arrived = np.cumsum(arrivals)
+    decided, busy, history = (np.zeros(len(arrivals)) for _ in range(3))
+    done = 0.0
+    for now in range(len(arrivals)):
+        ready += starting.count(now)
+        starting = [at for at in starting if at > now]
+        served = min(arrived[now] - done, ready * RATE)
+        done += served
+        decided[now], busy[now], history[now] = done, served / (ready * RATE), replicas
+        if now < 2 * SYNC_S or now % SYNC_S:
+            continue
+        by_cores = busy[now - 2 * SYNC_S : now - SYNC_S].mean() / scaling.utilization * ready
+        by_queue = max(0.0, arrived[now] - done - IN_FLIGHT * ready) / scaling.waiting
+        asked = [replicas if abs(each / replicas - 1) <= TOLERANCE else math.ceil(each) for each in (by_cores, by_queue)]
+        wanted.append((now, min(scaling.most, max(scaling.least, *asked))))
+        target = wanted[-1][1]
+        if target > replicas:
+            target = min(target, max(2 * replicas, replicas + 4))
+            starting += [now + STARTS_S] * (target - replicas)
+        elif target < replicas:
+            lately = sum(count for at, count in removed if now - at < scaling.down_s)
+            highest = max(count for at, count in wanted if now - at <= scaling.window_s)
+            target = min(replicas, max(highest, replicas - scaling.down + lately))
+            removed.append((now, replicas - target))
+            ready = min(ready, target)
+            starting = starting[: target - ready]
+        replicas = target
+    waits = np.searchsorted(decided, arrived - 1e-6) - np.arange(len(arrivals))
+    order = np.argsort(waits)
+    share = np.cumsum(arrivals[order])
+    return Outcome(history, float(waits[order][np.searchsorted(share, 0.95 * share[-1])]))
+
+
+def bursts() -> Loads:
+    rates = np.full(4 * HOUR, 77.0)
+    for start in range(HOUR // 2, len(rates), HOUR):
+        rates[start : start + 300] *= 2
+    return rates
+
+
+LOADS: Final = {
+    "constant": np.full(2 * HOUR, 77.0),
+    "a day": 77 + 60 * np.sin(np.linspace(0, 2 * np.pi, 24 * HOUR)),
+    "twice as much for five minutes of each hour": bursts(),
+    "a peak of 300": np.repeat([77.0, 300.0, 77.0], HOUR),
+}
+
+
+@pytest.mark.parametrize("overlay", ["redis", "rabbitmq"])
+@pytest.mark.parametrize("load", LOADS)
+def test_workers_are_few_more_than_needed_and_traces_wait_less_than_five_seconds(overlay: str, load: str) -> None:
+    rates = LOADS[load]
+    outcome = simulate(Scaling.of(overlay), np.random.default_rng(1).poisson(rates).astype(float))
+    needed = np.ceil(rates / RATE).mean()
+    assert outcome.replicas.mean() < 1.3 * needed
+    assert outcome.waits_p95_s < 5
+
+
+def test_by_the_queue_alone_workers_would_be_three_times_what_is_needed() -> None:
+    by_queue = Scaling(least=1, most=10, utilization=9.0, waiting=100, window_s=300, down=99, down_s=15)
+    outcome = simulate(by_queue, np.random.default_rng(1).poisson(LOADS["constant"]).astype(float))
+    assert outcome.replicas.mean() > 2.5 * 77 / RATE
+    assert outcome.waits_p95_s > 5

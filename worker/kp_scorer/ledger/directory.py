@@ -1,0 +1,36 @@
+"""Where novelty logs and pinned sets are, so that nobody looks through the names of all keys to list them."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+import redis
+
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import text_in
+
+_ALL: Final = b"all"
+_KEPT_S: Final = 86_400
+_SCANNED_AT_ONCE: Final = 5_000
+
+
+def listed_keys(client: redis.Redis, keys: Keys) -> list[str]:
+    """The keys of all novelty logs and pinned sets, in order; some may be gone.
+
+    This looks through the names of all keys where the directory has expired, or is not there yet.
+    """
+    listed: Any = client.hgetall(keys.directory)
+    if _ALL not in listed:
+        kinds = {keys.any_log: "stream", keys.any_pinned_set: "hash"}
+        listed = [key for each, kind in kinds.items() for key in client.scan_iter(each, _SCANNED_AT_ONCE, _type=kind)]
+        # A full Redis takes none, and the next command looks again.
+        with client.pipeline(transaction=False) as step, suppress(redis.exceptions.ResponseError):
+            list_keys(step, keys, [*listed, _ALL])
+            step.execute()
+    return sorted(map(text_in, listed))
+
+
+def list_keys(step: "redis.client.Pipeline", keys: Keys, added: Iterable[bytes | str]) -> None:
+    """Add keys in this step, as the script that appends adds that of a log."""
+    step.hset(keys.directory, mapping=dict.fromkeys(added, 1))
+    step.expire(keys.directory, _KEPT_S)

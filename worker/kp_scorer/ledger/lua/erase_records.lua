@@ -1,0 +1,16 @@
+-- Remove the records of traces, their decisions with them.
+--
+-- KEYS   pending, counts, records...
+-- ARGV   trace_ids...
+-- Reply  for each trace how many records there were
+
+expect('zset', pending)
+expect('hash', counts)
+
+local erased = {}
+for i, record in ipairs(records) do
+    -- A decided or dead trace has been counted and stays so; one that is pending would otherwise be pending for ever.
+    if redis.call('ZREM', pending, trace_ids[i]) == 1 then add(counts, 'submitted', -1) end
+    erased[i] = redis.call('DEL', record)
+end
+return erased
