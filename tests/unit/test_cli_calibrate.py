@@ -16,8 +16,8 @@ from kp_scorer.cli.commands.calibrate import as_toml
 from kp_scorer.cli.commands.label import read_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
-from kp_scorer.report.thresholds import Thresholds
 from kp_scorer.settings import load_settings
+from kp_scorer.settings.sections import ScoringSettings
 
 from tests.support.builders import Payload, decision_on, minimal_payload
 
@@ -232,7 +232,14 @@ CALIBRATION: Final = calibrate(samples_of(((each, None) for each in DECISIONS), 
 
 @given(st.dictionaries(NAMES, THRESHOLDS))
 def test_toml_round_trips_any_domain_name(domains: dict[str, float]) -> None:
-    written = tomllib.loads(as_toml(Thresholds(0.5, domains), CALIBRATION, Target("accept", 0.2), ["change this too: a"]))
+    written = tomllib.loads(
+        as_toml(
+            ScoringSettings.model_construct(threshold=0.5, thresholds=domains),
+            CALIBRATION,
+            Target("accept", 0.2),
+            ["change this too: a"],
+        )
+    )
     assert written == {"scoring": {"threshold": 0.5} | ({"thresholds": domains} if domains else {})}
 
 

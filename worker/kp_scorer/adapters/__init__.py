@@ -20,16 +20,14 @@ __all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "convert", "f
 Converted = dict[str, Any] | NotConverted
 """A trace that may be submitted, or the reason why there is none."""
 
-_MOST_CHATS: Final = 1_000
-"""How many chats wait for one that goes on with them, until the first of them is converted."""
+_MOST_CHATS: Final = 1_000  # how many chats wait for one that goes on with them, until the first of them is converted
 _MOST_RECORDS: Final = 50_000
 """Spans or observations in a run. What has more makes no trace within the limits, and would fill the memory first."""
 _MOST_OPEN: Final = 100_000
 """Records of runs that may not be complete. Over it the run that has had none for the longest time is converted as it is."""
 _MOST_ENDED: Final = 100_000
 """Runs that were converted of which the ids are held, so that a record that comes too late is refused."""
-_MOST_NAMES: Final = 10_000
-"""Of fields that were not read: keys may be anything."""
+_MOST_NAMES: Final = 10_000  # of fields that were not read: keys may be anything
 
 
 class _Format(NamedTuple):

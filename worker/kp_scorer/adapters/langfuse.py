@@ -21,9 +21,7 @@ from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
 _TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)
 """How some name the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
-_OF_TRACES: Final = frozenset(
-    {"projectId", "project_id", "htmlPath", "sessionId", "session_id", "userId", "user_id", "release"}
-)
+_OF_TRACE: Final = frozenset({"projectId", "project_id", "htmlPath", "sessionId", "session_id", "userId", "user_id", "release"})
 """Fields of a trace, one of which it has beside its id and its time."""
 
 
@@ -33,7 +31,7 @@ def fits(value: dict[str, Any]) -> bool:
         return any(isinstance(item, dict) and fits(item) for item in page)
     fields = set(value)
     is_observation = "type" in fields and {"traceId", "trace_id"} & fields and {"startTime", "start_time"} & fields
-    is_trace = {"id", "timestamp"} <= fields and _OF_TRACES & fields
+    is_trace = {"id", "timestamp"} <= fields and _OF_TRACE & fields
     return isinstance(value.get("observations"), list) or bool(is_observation or is_trace)
 
 

@@ -19,8 +19,7 @@ from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 _FIELDS: Final = dict(id="id", success="success", confidence="confidence", domain="task_domain", time="created_at")  # noqa: C408
 """By the names of their options, the fields that records may have under other names."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
-_MOST_LINES: Final = 1 << 40
-"""More than a file has: lines are counted through all files."""
+_MOST_LINES: Final = 1 << 40  # more than a file has: lines are counted through all files
 _MOST_FIELDS_NAMED: Final = 12
 _FIELD_NAME_CHARS: Final = 80
 

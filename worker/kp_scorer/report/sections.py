@@ -81,10 +81,8 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
     """The figures of the whole, by what they count; ``refused`` is how many lines held neither trace nor decision."""
     total = analysis.total
     count = len(total.decisions)
-    figures = {
-        OUTCOME_WORDS[each]: f"{total.outcomes[each]:,}{_share_in_brackets(total.outcomes[each], count)}"
-        for each in _outcomes(total)
-    }
+    by_outcome = ((OUTCOME_WORDS[outcome], total.outcomes[outcome]) for outcome in _outcomes(total))
+    figures = {name: f"{part:,}{_share_in_brackets(part, count)}" for name, part in by_outcome}
     repeats = sum(map(is_near_duplicate, total.decisions))
     figures |= {"median score": f"{total.scores.quartiles.p50:.2f}", "near duplicates": f"{repeats:,}"}
     if analysis.dead_letters:

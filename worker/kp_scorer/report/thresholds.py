@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from kp_scorer.analysis.calibration import Calibration, Target, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
@@ -37,11 +37,10 @@ def calibrate(
     if None not in (accept, precision) or not 0 < target.share < 1:
         raise ValueError("expected either accept or precision, a share between 0 and 1")
     samples = samples_of(((decision, good.get(decision.trace_id)) for decision in decisions), settings.scoring.aliases)
-    thresholds = thresholds_of(calibrated(samples, target, settings.scoring.thresholds), settings.scoring)
-    if clashes := list(settings.scoring.reviews_above(thresholds.default, thresholds.domains)):
+    scoring = with_thresholds(calibrated(samples, target, settings.scoring.thresholds), settings.scoring)
+    if clashes := list(scoring.reviews_above()):
         raise SettingsError("; ".join(f"scoring.{clash}" for clash in clashes))
-    changed = {"threshold": thresholds.default, "thresholds": dict(thresholds.domains)}
-    return settings.model_copy(update={"scoring": settings.scoring.model_copy(update=changed)})
+    return settings.model_copy(update={"scoring": scoring})
 
 
 def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -> list[Decision]:
@@ -53,15 +52,8 @@ def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -
     return [decide_again(decision, policy) for decision in decisions]
 
 
-class Thresholds(NamedTuple):
-    """Values for ``scoring.threshold`` and ``scoring.thresholds``."""
-
-    default: float
-    domains: Mapping[str, float]
-
-
-def thresholds_of(calibration: Calibration, scoring: ScoringSettings) -> Thresholds:
-    """The suggested thresholds; where there is no suggestion the settings stay."""
+def with_thresholds(calibration: Calibration, scoring: ScoringSettings) -> ScoringSettings:
+    """The settings with the suggested thresholds, where there is a suggestion; a review may be above its own."""
     domains = dict(scoring.thresholds)
     for domain, cohort in calibration.domains.items():
         if cohort.suggestion:
@@ -70,4 +62,5 @@ def thresholds_of(calibration: Calibration, scoring: ScoringSettings) -> Thresho
             # That of the rest would miss the target, too.
             domains.setdefault(domain, scoring.threshold)
     fallback = calibration.other_domains.suggestion
-    return Thresholds(fallback.threshold if fallback else scoring.threshold, dict(sorted(domains.items())))
+    threshold = fallback.threshold if fallback else scoring.threshold
+    return scoring.model_copy(update={"threshold": threshold, "thresholds": dict(sorted(domains.items()))})

@@ -33,8 +33,7 @@ _BODY_WITHIN_S: Final = 20.0
 _RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
-_BODIES: Final = 8
-"""How many bodies of the largest size may be in memory at once; requests beyond them get 429."""
+_BODIES: Final = 8  # how many bodies of the largest size may be in memory at once; requests beyond them get 429
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _OTLP_PATH: Final = "/v1/traces"
 _REJECTED: Final = {"closed": "spans after their run was submitted", "too_large": "a run that is over the limits"}

@@ -27,14 +27,10 @@ _EVERY_S: Final = 0.5
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
 _SILENT_S: Final = 10.0
-_MOST_VALUES: Final = 300_000
-"""Of a run: converted, they take up to a kilobyte each."""
+_MOST_VALUES: Final = 300_000  # of a run: converted, they take up to a kilobyte each
 _FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
-_LACKING: Final = {
-    "outcome.confidence": Problem("kp.confidence", _MISSING),
-    "metadata.success": Problem("kp.success", _MISSING),
-}
+_LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
 """By the fields of a trace that nothing supplies, what to do about it."""
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
@@ -68,23 +64,19 @@ class Submitter:
             pause_s = _BACKOFF_S
             self._moved_at = time.monotonic()
             try:
-                pause_s = 0.0 if self._submit_next() else _EVERY_S
+                if run := self._store.runs.claim():
+                    self._submit(run)
+                    self._store.runs.finish(run.run_id)
+                pause_s = 0.0 if run else _EVERY_S
                 self._succeeded_at = time.monotonic()
             except ServiceUnavailable as error:
+                # The run is claimed again.
                 log.warning("runs_wait", detail=str(error))
                 if isinstance(error, QueueFull):
                     # Nobody else has room either: requests are to get their 429.
                     self._succeeded_at = time.monotonic()
             except Exception as error:
                 log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
-
-    def _submit_next(self) -> bool:
-        """Submit a run that is complete; whether there was one. After ServiceUnavailable it is claimed again."""
-        run = self._store.runs.claim()
-        if run is not None:
-            self._submit(run)
-            self._store.runs.finish(run.run_id)
-        return run is not None
 
     def _submit(self, run: ClosedRun) -> None:
         # Without its id, all runs of which no span was stored would be the same dead letter.
@@ -150,4 +142,4 @@ def _supplied(values: dict[str, Any]) -> SuppliedFields:
 
 
 def _detail(error: InvalidTrace | NotConverted) -> str:
-    return str(InvalidTrace([_LACKING.get(each.field, each) for each in error.problems]))
+    return str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))

@@ -1,6 +1,6 @@
 """Every setting: its name, type and default, and what must hold within a section and between sections."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
@@ -158,7 +158,7 @@ class ScoringSettings(Policy):
 
     @model_validator(mode="after")
     def _every_entry_has_an_effect(self) -> Self:
-        clashes = list(self.reviews_above(self.threshold, self.thresholds))
+        clashes = list(self.reviews_above())
         own = {*self.profiles, *self.thresholds, *self.reviews, *self.min_novelties}
         for alias, domain in self.aliases.items():
             if alias in own:
@@ -170,10 +170,10 @@ class ScoringSettings(Policy):
             raise ValueError("; ".join(clashes))
         return self
 
-    def reviews_above(self, default: float, thresholds: Mapping[str, float]) -> Iterator[str]:
+    def reviews_above(self) -> Iterator[str]:
         """Describe each review that is above its threshold."""
-        for domain in dict.fromkeys(("", *thresholds, *self.reviews)):
-            threshold, review = thresholds.get(domain, default), self.reviews.get(domain, self.review)
+        for domain in dict.fromkeys(("", *self.thresholds, *self.reviews)):
+            threshold, review = self.thresholds.get(domain, self.threshold), self.reviews.get(domain, self.review)
             if review is not None and review > threshold:
                 where = f"reviews.{domain}" if domain else "review"
                 yield f"{where}: expected at most the threshold of {threshold:g}, got {review:g}"

@@ -19,8 +19,9 @@ from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.decision import Decision
-from kp_scorer.report.thresholds import Thresholds, thresholds_of
+from kp_scorer.report.thresholds import with_thresholds
 from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.trace import namespace_of
 
 _OTHER_DOMAINS: Final = "(all others)"
@@ -110,18 +111,15 @@ def calibrate(
     if 0 < labelled < total:
         print_note(f"{labelled} of {total} traces have a label")
     calibration = calibrated(samples, target, settings.scoring.thresholds)
-    thresholds = thresholds_of(calibration, settings.scoring)
+    scoring = with_thresholds(calibration, settings.scoring)
     if not any(cohort.suggestion for cohort in (*calibration.domains.values(), calibration.other_domains)):
         print_note(f"nothing to suggest: {_lack(calibration.other_domains, target)}")
         sys.exit(1)
-    clashes = [
-        escaped(f"change this too: scoring.{clash}")
-        for clash in settings.scoring.reviews_above(thresholds.default, thresholds.domains)
-    ]
-    for note in [*_notes(target, calibration, thresholds), *clashes]:
+    clashes = [escaped(f"change this too: scoring.{clash}") for clash in scoring.reviews_above()]
+    for note in [*_notes(target, calibration, scoring), *clashes]:
         print_note(note)
     with open_output(str(output or "-"), "x") as write:
-        write(as_toml(thresholds, calibration, target, clashes))
+        write(as_toml(scoring, calibration, target, clashes))
 
 
 def _note_producers(option: str, traces: Counter[str]) -> None:
@@ -132,7 +130,7 @@ def _note_producers(option: str, traces: Counter[str]) -> None:
         print_note(f'traces by {option}, "" being those without: {", ".join(shares)}')
 
 
-def as_toml(thresholds: Thresholds, calibration: Calibration, target: Target, notes: Iterable[str]) -> str:
+def as_toml(scoring: ScoringSettings, calibration: Calibration, target: Target, notes: Iterable[str]) -> str:
     """The file, with comments: what it is, these notes, and what each threshold rests on."""
     goal = "the traces of each domain to be accepted" if target.of == "accept" else "the accepted traces to be good"
     which = "" if calibration.other_domains_are_all else "without one of their own "
@@ -141,11 +139,11 @@ def as_toml(thresholds: Thresholds, calibration: Calibration, target: Target, no
         "",
         "[scoring]",
         f"# All domains {which}together, {_basis(calibration.other_domains)}.",
-        f"threshold = {thresholds.default}",
+        f"threshold = {scoring.threshold}",
     ]
-    if thresholds.domains:
+    if scoring.thresholds:
         lines += ["", "[scoring.thresholds]"]
-    for domain, threshold in thresholds.domains.items():
+    for domain, threshold in scoring.thresholds.items():
         lines += [f"# {_basis(calibration.domains.get(domain))}.", f"{_key(domain)} = {threshold}"]
     return "".join(f"{line}\n" for line in lines)
 
@@ -169,18 +167,18 @@ def interval(share: Share) -> str:
     return f"{100 * share.low:.0f}-{100 * share.high:.0f}%"
 
 
-def _notes(target: Target, calibration: Calibration, thresholds: Thresholds) -> Iterator[str]:
+def _notes(target: Target, calibration: Calibration, scoring: ScoringSettings) -> Iterator[str]:
     """What the file leaves out."""
     # Nothing was suggested for domains with too few traces, so that they are among the thresholds only if they are set.
-    few = sum(cohort.lack == "too_few" and domain not in thresholds.domains for domain, cohort in calibration.domains.items())
+    few = sum(cohort.lack == "too_few" and domain not in scoring.thresholds for domain, cohort in calibration.domains.items())
     if few:
         whose = "of all domains together" if calibration.other_domains_are_all else "of theirs together"
         yield f"domains with fewer than {target.least_traces} traces{_counted(target)}: {few}; they get one threshold, {whose}"
     for domain, cohort in calibration.domains.items():
-        if cohort.lack and domain in thresholds.domains:
-            yield f"{escaped(domain)}: {_lack(cohort, target)}; it stays at {thresholds.domains[domain]:g}"
+        if cohort.lack and domain in scoring.thresholds:
+            yield f"{escaped(domain)}: {_lack(cohort, target)}; it stays at {scoring.thresholds[domain]:g}"
     if few and calibration.other_domains.lack:
-        yield f"{_OTHER_DOMAINS}: {_lack(calibration.other_domains, target)}; it stays at {thresholds.default:g}"
+        yield f"{_OTHER_DOMAINS}: {_lack(calibration.other_domains, target)}; it stays at {scoring.threshold:g}"
     yield (
         f"to be within {100 * _NEAR:g} points of {target.percents} in 19 of 20 cases takes "
         f"{target.traces_for(_NEAR):,} {'traces' if target.of == 'accept' else 'accepted traces with labels'} a domain"

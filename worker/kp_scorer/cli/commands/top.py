@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 from celery import Celery
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
@@ -76,25 +76,19 @@ def top(once: bool, settings: Settings) -> None:
     """
     out = console()
     with Store.open(settings) as store, make_celery(settings) as app:
-        first = _snapshot(app, settings, store)
+        now, before, problem = _snapshot(app, settings, store), None, ""
         if once or not out.is_terminal:
-            out.print(view(first, None))
+            out.print(view(now, None))
             return
-        with suppress(KeyboardInterrupt):
-            _watch(out, first, app, settings, store)
-
-
-def _watch(out: Console, first: Snapshot, app: Celery, settings: Settings, store: Store) -> None:
-    now, before, problem = first, None, ""
-    with Live(view(first, None), console=out, auto_refresh=False, screen=True) as live:
-        while True:
-            time.sleep(_EVERY_S)
-            try:
-                now, before, problem = _snapshot(app, settings, store), now, ""
-            except ServiceUnavailable as error:
-                # The last snapshot stays on the screen, and it tries again.
-                problem = str(error)
-            live.update(view(now, before, problem), refresh=True)
+        with suppress(KeyboardInterrupt), Live(view(now, None), console=out, auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(_EVERY_S)
+                try:
+                    now, before, problem = _snapshot(app, settings, store), now, ""
+                except ServiceUnavailable as error:
+                    # The last snapshot stays on the screen, and it tries again.
+                    problem = str(error)
+                live.update(view(now, before, problem), refresh=True)
 
 
 def _snapshot(app: Celery, settings: Settings, store: Store) -> Snapshot:
@@ -135,9 +129,7 @@ def _workers(now: Snapshot, before: Snapshot | None) -> Table:
             cell(report.node),
             f"{report.in_hand}",
             f"{_decided(report):,}{_rate(now, before, _decided(report), _decided(then) if then else None)}",
-            _mean(report.queued, then.queued if then else None),
-            _mean(report.held, then.held if then else None),
-            _mean(report.embedded, then.embedded if then else None),
+            *(_mean(getattr(report, name), getattr(then, name, None)) for name in ("queued", "held", "embedded")),
             f"{report.window_entries:,}",
             f"{report.redeliveries:,}",
             f"{report.dead_letters:,}",

@@ -33,8 +33,7 @@ _RESTART_PAUSE_S: Final = 2.0
 _MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
 _WORKERS_STOP_S: Final = 60.0
-_STOP_TIMEOUT_S: Final = 100.0
-"""Those of workers, to finish what they have in flight, and some for Redis."""
+_STOP_TIMEOUT_S: Final = 100.0  # those of workers, to finish what they have in flight, and some for Redis
 
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
@@ -54,12 +53,8 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
     if fresh:
         remove_data(data_dir)
     ports = free_ports(settings.metrics.host, settings.metrics.port, workers)
-    noted = {
-        "pid": os.getpid(),
-        "ports": ports,
-        "settings": settings.model_dump(mode="json", exclude_unset=True, exclude={"log"}),
-    }
-    with embedded_redis(data_dir, advertise=noted) as url:
+    own = settings.model_dump(mode="json", exclude_unset=True, exclude={"log"})
+    with embedded_redis(data_dir, advertise={"pid": os.getpid(), "ports": ports, "settings": own}) as url:
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         print_note(_kept(settings, data_dir))
         if not is_embedder_installed(settings.embedding):
