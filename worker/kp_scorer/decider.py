@@ -10,7 +10,7 @@ from itertools import repeat
 from typing import Final
 
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Timings
+from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Received, Timings
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.ledger import Identity, Ledger, Record, Store, Tally, Verdict
@@ -122,6 +122,9 @@ class Case:
     checks: tuple[CheckResult, ...] = ()
     resolved: Resolved | None = None
     """None until it is resolved, and for a trace that is to be decided again, alone."""
+    received: Received | None = None
+    held_ms: float | None = None
+    """From its delivery until its look-up began."""
     look_up_ms: float = 0.0
     """What the look-up that it was part of took."""
     wait_ms: float = 0.0
@@ -260,6 +263,7 @@ class Decider:
                 case.resolved = TraceConflict(case.trace.id)
             else:
                 timings = Timings(
+                    held_ms=case.held_ms,
                     look_up_ms=case.look_up_ms,
                     wait_ms=case.wait_ms,
                     embed_ms=case.embed_ms,
@@ -327,6 +331,7 @@ class Decider:
             sampled=self.sample if fraction_of(novelty.entry or trace.id) < self.sample else None,
             novelty=novelty if self.names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
             pinned=pinned if self.names_nearest else tuple(each.model_copy(update={"nearest": None}) for each in pinned),
+            received=case.received,
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )

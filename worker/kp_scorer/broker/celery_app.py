@@ -106,6 +106,9 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "worker_pool": "threads",
         "worker_concurrency": concurrency if broker.is_redis else max(1, min(concurrency, largest_messages)),
         "worker_enable_remote_control": settings.worker.remote_control,
+        # Without it, Celery warns whenever a connection is lost. It knows of no task that it could cancel: what is in flight is
+        # decided all the same, and redelivered.
+        "worker_cancel_long_running_tasks_on_connection_loss": True,
     }
 
 

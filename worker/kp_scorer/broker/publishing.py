@@ -22,7 +22,7 @@ from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import SENT_MS, TASK_NAME, task_body
 from kp_scorer.errors import NoQueue, QueueFull, ServiceUnavailable, SettingsError
-from kp_scorer.ledger.connection import REFUSALS, refusal, shortcomings
+from kp_scorer.ledger.connection import REFUSALS, refusal, shortcomings_of
 from kp_scorer.spans import current_context
 from kp_scorer.spans.context import Destination
 
@@ -194,4 +194,4 @@ def acknowledge_all(messages: Sequence[Any]) -> None:
 
 def broker_shortcomings(app: Celery) -> list[str]:
     """What the Redis of the queues is not set up for, each with its remedy."""
-    return with_producer(app, "broker", lambda producer: list(shortcomings(producer.channel.client.info())))
+    return with_producer(app, "broker", lambda producer: shortcomings_of(producer.channel.client))

@@ -65,8 +65,8 @@ class Publisher:
         return self._outboxes[names[-1]].destination if names else None
 
     def full(self) -> set[str]:
-        """The names of the queues and streams that had no room for a decision when one last came."""
-        return {name for name, outbox in self._outboxes.items() if outbox.is_full}
+        """The names of the queues and streams that workers wait for, as they had no room for a decision when one last came."""
+        return {name for name, outbox in self._outboxes.items() if outbox.is_full and outbox.waits}
 
     def publication(self, decision: Decision, context: Context, message: Any, published_to: set[str]) -> Publication:
         """What is published of a decision; with ``results.with_trace`` also the trace that its kombu message submitted.
@@ -89,7 +89,7 @@ class Publisher:
         """Put decisions where those of their outcome go, all of a queue or a stream in one round trip; with traces in several.
 
         What is sampled goes to review first, and once that has it, also where its outcome does. Decisions of an outcome that is
-        not published succeed at once.
+        not published succeed at once, and those without room on a queue that nobody waits for.
 
         On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
         header ``decided_at`` is the decision's mark. On a stream each is an entry with fields for both, and for its context.
@@ -146,14 +146,16 @@ class _Outbox:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
         self.is_full = False
+        self.waits = settings.waits_for_room(destination.name)
+        """Whether what has no room waits for it; otherwise it is left out."""
         self._limit = settings.queues.results_limit
         self._most_bytes = settings.results_bytes
         self._lock = threading.Lock()
 
     def put_all(self, publications: Sequence[Publication]) -> list[bool]:
-        """Publish decisions, in order; return for each whether it had room. After an error any of them may be published.
+        """Publish decisions, in order; return for each whether it is dealt with; the others wait for room.
 
-        Log when it becomes full, and when that is over.
+        After an error any of them may be published. Log when it becomes full, and when that is over.
         """
         accepted: list[bool] = []
         unread = 0
@@ -168,10 +170,10 @@ class _Outbox:
         with self._lock:
             was_full, self.is_full = self.is_full, is_full
         if is_full and not was_full:
-            log.warning("results_full", queue=self.destination.name, unread=unread)
+            log.warning("results_full", queue=self.destination.name, unread=unread, waits=self.waits)
         elif was_full and not is_full:
             log.info("results_drained", queue=self.destination.name, unread=unread)
-        return accepted
+        return accepted if self.waits else [True] * len(publications)
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         """Publish; return for each decision whether it is, and how many are unread."""

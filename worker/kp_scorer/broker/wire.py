@@ -22,7 +22,10 @@ DELIVERY_COUNT: Final = "x-delivery-count"
 """The header in which RabbitMQ, and our Redis transport, count the deliveries before this one."""
 
 SENT_MS: Final = "sent_ms"
-"""The header in which our client notes when it sent a message: Unix time by its own clock, for metrics alone."""
+"""The header in which our client notes when it sent a message: Unix time by its own clock, which no score depends on."""
+
+_STAMPED_MS: Final = "timestamp_in_ms"
+"""The header in which RabbitMQ does so, with ``message_interceptors.incoming.set_header_timestamp``."""
 
 PACKED_BY: Final = "x-packed-by"
 """The header that names the compression of a body, once a message is received."""
@@ -305,11 +308,24 @@ def deliveries_by(message: Any) -> int:
     return count + 1 if isinstance(count, int) else 1
 
 
+def note_sent(headers: dict[str, Any], timestamp_s: object) -> None:
+    """Note in the headers of a message from RabbitMQ when it was sent, if RabbitMQ or its producer has stamped it."""
+    if isinstance(timestamp_s, int):
+        headers.setdefault(_STAMPED_MS, timestamp_s * 1_000)
+    if _STAMPED_MS in headers:
+        headers.setdefault(SENT_MS, headers[_STAMPED_MS])
+
+
+def sent_ms_in(headers: Mapping[str, Any]) -> int | None:
+    """When a message was sent, by its header; None if it has none, or one that makes no sense."""
+    sent_ms = headers.get(SENT_MS)
+    return sent_ms if type(sent_ms) is int and 0 < sent_ms < _LATEST_MS else None
+
+
 def queued_s(message: Any, received_s: float) -> float | None:
-    """How long a kombu message received at this Unix time was on its queue; None if no header says when it was sent."""
-    sent_ms = message.headers.get(SENT_MS)
-    # The header may hold anything, and one absurd value would spoil all means. If the client's clock is ahead, the time is 0.
-    if type(sent_ms) is not int or not 0 < sent_ms < _LATEST_MS:
+    """How long a kombu message received at this Unix time was on its queue; None if nothing says when it was sent."""
+    if (sent_ms := sent_ms_in(message.headers)) is None:
         return None
-    waited_s = max(0.0, received_s - sent_ms / 1_000)
-    return waited_s if waited_s <= KEPT_S else None
+    waited_s = received_s - sent_ms / 1_000
+    # One absurd value would spoil all means. If the client's clock is ahead, the time is 0.
+    return max(0.0, waited_s) if abs(waited_s) <= KEPT_S else None

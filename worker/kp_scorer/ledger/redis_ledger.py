@@ -13,6 +13,7 @@ import redis
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, QueueFull, TraceConflict
 from kp_scorer.ledger.connection import reports_outages
+from kp_scorer.ledger.directory import SCANNED_AT_ONCE
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import (
     DAMAGED_DECISION,
@@ -37,8 +38,6 @@ from kp_scorer.trace import begins
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
-_SCANNED_AT_ONCE: Final = 5_000
-"""Redis does nothing else meanwhile, for a millisecond or two."""
 _WORKER_LEASE_MS: Final = 5_000
 """A worker that has not reported for this long counts as dead: five times as long as between two renewals."""
 LEASE_MS: Final = 5_000
@@ -219,7 +218,7 @@ class RedisLedger:
 
         def counted() -> Iterator[str]:
             nonlocal count
-            for trace_id in self._scan("", at_once=_SCANNED_AT_ONCE):
+            for trace_id in self._scan("", at_once=SCANNED_AT_ONCE):
                 count += 1
                 yield trace_id
 
@@ -232,7 +231,7 @@ class RedisLedger:
         Redis looks through the names of all its keys, which takes a second for a million.
         """
         try:
-            having = self._scan(beginning, at_once=_SCANNED_AT_ONCE)
+            having = self._scan(beginning, at_once=SCANNED_AT_ONCE)
             return list(islice((trace_id for trace_id in having if begins(trace_id, beginning)), most))
         except redis.exceptions.NoPermissionError:
             return None

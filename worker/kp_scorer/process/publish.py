@@ -10,7 +10,7 @@ from celery.states import SUCCESS
 
 from kp_scorer.broker.dead_letters import DeadLettering, dead_letter
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.wire import deliveries_by, queued_s, result_id
+from kp_scorer.broker.wire import deliveries_by, result_id
 from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
@@ -88,7 +88,9 @@ class PublishStage:
                 errors[delivery] = outage
                 continue
             try:
-                delivery.decision = dead_letter(self.dead_letters, delivery.message, delivery.dead_lettering, self.limits)
+                delivery.decision = dead_letter(
+                    self.dead_letters, delivery.message, delivery.dead_lettering, self.limits, delivery.received
+                )
             except ServiceUnavailable as error:
                 outage = errors[delivery] = error
             except BaseException as error:
@@ -117,8 +119,8 @@ class PublishStage:
                 self._count_published(delivery, decision)
 
     def _count_published(self, delivery: Delivery, decision: Decision) -> None:
-        in_flight_s = delivery.in_flight_s()
-        waited_s = queued_s(delivery.message, delivery.received_at_s)
+        in_flight_s, received = delivery.in_flight_s(), _described(delivery)
+        waited_s = received["queued_ms"] / 1_000 if "queued_ms" in received else None
         self.metrics.count_published(decision, waited_s, in_flight_s)
         log.info(
             "trace_decided",
@@ -130,6 +132,7 @@ class PublishStage:
             embed_ms=decision.timings.embed_ms,
             batch_size=decision.timings.batch_size,
             duration_ms=round(in_flight_s * 1_000, 1),
+            **received,
         )
         if recording := self._recording(delivery):
             attributes = {
@@ -177,6 +180,11 @@ class PublishStage:
                 if isinstance(error, self.app.backend.connection_errors):
                     # Each of the others would wait for Redis as long as this one did.
                     return
+
+
+def _described(delivery: Delivery) -> dict[str, Any]:
+    """The worker that received it, how long it was queued, where that is known, and its deliveries; empty before it is read."""
+    return delivery.received.model_dump() if delivery.received else {}
 
 
 def _dead_lettering(delivery: Delivery, reason: Reason, detail: str) -> DeadLettering:

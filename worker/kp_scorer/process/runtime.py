@@ -33,7 +33,7 @@ from kp_scorer.process.periodic import PeriodicTasks
 from kp_scorer.process.pipeline import Acknowledger, Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.process.startup import LoadEmbedder, open_novelty, wait_for_services
+from kp_scorer.process.startup import LoadEmbedder, Patience, open_novelty, wait_for_services
 from kp_scorer.process.watchdog import StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
@@ -59,8 +59,10 @@ class Runtime:
         self._app = app
         self._settings = settings
         self._load_embedder = load_embedder
-        self._node = ""
+        self.node = ""
+        """What monitors know this worker by."""
         self._supervisor = Supervisor(os.environ)
+        self._patience = Patience(settings.worker.patience_s, self._supervisor.extend_start)
         self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
         self._is_ready = self._is_stopping = False
@@ -80,9 +82,11 @@ class Runtime:
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
-        self._node = instance.hostname
-        # Celery prints its banner, and that it stops, on stdout, which is for programs.
+        self.node = instance.hostname
+        # Celery prints its banner, and that it stops, on stdout, which is for programs; nor is that one of the log's lines.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        if not sys.stderr.isatty():
+            sys.__stdout__ = None  # type: ignore[misc]
 
     def _open(self, sender: Any, **_: Any) -> None:
         # Celery sets up logging only after worker_init, and what happens here is worth a line.
@@ -112,13 +116,13 @@ class Runtime:
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         self._recorder = None
         if settings.otel.enabled:
-            self._recorder = open_recorder(destination_of(app, settings.queues.traces), self._node)
+            self._recorder = open_recorder(destination_of(app, settings.queues.traces), self.node)
             opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
-        wait_for_services(settings, app, self.store, self._queues)
+        wait_for_services(settings, app, self.store, self._queues, self._patience)
         self._publisher = Publisher(app, settings, self.store)
-        self._novelty = open_novelty(settings, self.store, self._load_embedder)
+        self._novelty = open_novelty(settings, self.store, self._load_embedder, self._patience)
         self._decider = Decider(
             self.store.ledger,
             settings.scoring,
@@ -202,7 +206,7 @@ class Runtime:
         self.store.ledger.load_scripts()
         embedder = self._novelty.embedder if self._novelty else None
         description = f"{embedder.name} {embedder.engine}".strip() if embedder else ""
-        self.store.workers.report(self.store.ledger.worker, self.metrics.report(self._node, description, self._not_ready()))
+        self.store.workers.report(self.store.ledger.worker, self.metrics.report(self.node, description, self._not_ready()))
 
     def _look_at_backlog(self) -> None:
         backlog = look_at_backlog(self._app, self._settings, self.store)
@@ -214,8 +218,9 @@ class Runtime:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
         if self._is_stopping:
             return ["it was told to stop"]
-        starting = "it is starting: it loads its model, or waits for Redis and the broker"
-        return list(self._lacking()) if self._is_ready else [starting]
+        if not self._is_ready:
+            return [f"it is starting: {self._patience.waits_for or 'it loads its model, or connects to the broker'}"]
+        return list(self._lacking())
 
     def _lacking(self) -> Iterator[str]:
         if self._renewing.failure or self._renewing.since_success.elapsed_s() > _SILENT_S:

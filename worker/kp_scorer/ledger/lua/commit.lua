@@ -20,7 +20,7 @@ local MOST_NAMES = 1000
 local now = now_ms()
 local names = number(read(tallies, 'names'))
 
-use_reserve(pending)
+use_reserve('zset', pending)
 
 -- What a domain is counted under.
 local function name_of(domain, is_known)

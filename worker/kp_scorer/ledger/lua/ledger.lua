@@ -72,9 +72,8 @@ local function join_class(dead_letters, sizes, classes, dead_letter_id, reason, 
 end
 
 -- A dead letter goes for good, and the record that died by it.
-local function remove_dead_letter(dead_letters, sizes, classes, dead_letter, dead_letter_id, record_prefix)
-    local trace_id = redis.call('HGET', dead_letter, 'trace_id')
-    if trace_id and trace_id ~= '' then forget_dead(record_prefix .. trace_id, dead_letter_id) end
+local function remove_dead_letter(dead_letters, sizes, classes, dead_letter, dead_letter_id, record)
+    forget_dead(record, dead_letter_id)
     leave_class(dead_letters, sizes, classes, dead_letter_id)
     redis.call('ZREM', dead_letters, dead_letter_id)
     return redis.call('DEL', dead_letter)
