@@ -13,7 +13,7 @@ from threadpoolctl import ThreadpoolController
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
 from kp_scorer.decider import NoveltyMeter, open_pins
-from kp_scorer.embedding import Embedder
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
@@ -63,9 +63,7 @@ def _is_loading(error: BaseException | None) -> bool:
 def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues, patience: Patience) -> None:
     """Load the scripts, declare all queues, and look at the streams: who cannot publish decisions must not begin to decide.
 
-    Raises:
-        SettingsError: a setting cannot be used.
-        ServiceUnavailable: Redis or the broker could not be reached, and patience ended.
+    SettingsError if a setting cannot be used; ServiceUnavailable if what it needs cannot be reached, and patience ended.
     """
     patience.wait_for("redis", store.ping)
     patience.wait_for("redis", store.ledger.load_scripts)
@@ -78,12 +76,7 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
 
 
 def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, patience: Patience) -> NoveltyMeter | None:
-    """Load the embedder and read the log of its space; None without an embedder.
-
-    Raises:
-        SettingsError: the embedder is required and missing, or a pinned set is.
-        ServiceUnavailable: Redis could not be reached, and patience ended.
-    """
+    """Load the embedder and read the log of its space; None without an embedder. Raises as :func:`wait_for_services` does."""
     started = time.perf_counter()
     embedder = load_embedder(settings.embedding, settings.novelty.recipe)
     pins = open_pins(settings, store, embedder)
