@@ -17,7 +17,6 @@ from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, Priv
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-
 _OPTIONS: Final = {
     "confidence": ("outcome.confidence", "--confidence"),
     "task_domain": ("metadata.task_domain", "--domain"),

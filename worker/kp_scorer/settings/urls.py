@@ -25,7 +25,6 @@ _SHAPE: Final = (
 # Libraries read these in different ways: as part of a password, or as the end of the host or the path.
 _AMBIGUOUS: Final = re.compile(r"[\s#\\]|[/?@].*@|%(?![0-9A-Fa-f]{2})")
 
-
 Address = tuple[str, int | None]
 
 
