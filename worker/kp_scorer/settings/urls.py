@@ -29,13 +29,11 @@ Address = tuple[str, int | None]
 
 
 class Sentinels(NamedTuple):
-    """The Redis Sentinels that know the primary's address."""
+    """The Redis Sentinels that know the primary's address: its name there, and their own user and password, empty if none."""
 
     addresses: Sequence[Address]
     primary: str
-    """The primary's name among the sentinels."""
     user: str
-    """The sentinels' own user and password; empty if they ask for none."""
     password: str
 
 
