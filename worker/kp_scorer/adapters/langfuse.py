@@ -134,18 +134,10 @@ def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
         inputs, outputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)], _returned(node)
     else:
         inputs, outputs = [], _returned(node) or utterance(node, "result", text_in(node.at("input").value))
-    return Span(
-        node,
-        span_id=node.at("id").text(),
-        parent_id=node.first("parentObservationId", "parent_observation_id").text(),
-        started_ns=microseconds(node.first("startTime", "start_time")) * 1_000,
-        ended_ns=None if end.value is None else microseconds(end) * 1_000,
-        kind=kind,
-        name=name,
-        inputs=inputs,
-        outputs=outputs,
-        has_failed=_is_failed(node),
-    )
+    ids = node.at("id").text(), node.first("parentObservationId", "parent_observation_id").text()
+    started_us = microseconds(node.first("startTime", "start_time"))
+    times_ns = started_us * 1_000, None if end.value is None else microseconds(end) * 1_000
+    return Span(node, *ids, *times_ns, kind, name, inputs, outputs, _is_failed(node))
 
 
 def _returned(node: Node) -> list[Piece]:

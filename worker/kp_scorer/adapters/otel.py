@@ -125,19 +125,9 @@ def _span(node: Node, transcript: Transcript) -> Span:
     else:
         inputs = _pieces(attributes, "input", "user", kind, transcript)
         outputs = _pieces(attributes, "output", "agent", kind, Transcript())
-    end = node.at("endTimeUnixNano")
-    return Span(
-        node,
-        span_id=node.at("spanId").text(),
-        parent_id=node.at("parentSpanId").text(),
-        started_ns=starts(node),
-        ended_ns=None if end.value is None else _integer(end),
-        kind=kind,
-        name=name,
-        inputs=inputs,
-        outputs=outputs,
-        has_failed=_is_failed(node),
-    )
+    ids, end = (node.at("spanId").text(), node.at("parentSpanId").text()), node.at("endTimeUnixNano")
+    times_ns = starts(node), None if end.value is None else _integer(end)
+    return Span(node, *ids, *times_ns, kind, name, inputs, outputs, _is_failed(node))
 
 
 def _pieces(attributes: Node, direction: str, speaker: Speaker, kind: SpanKind, transcript: Transcript) -> list[Piece]:
