@@ -94,18 +94,9 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
 
 def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
     """The sections that an analysis has something for."""
-    sections = (
-        _scores(analysis),
-        _thresholds(analysis),
-        _examples(analysis, objectives),
-        _closest(analysis, objectives),
-        _rejections(analysis),
-        _origins(analysis),
-        _dimensions(analysis),
-        _novelty(analysis),
-        _drift(analysis),
-    )
-    return [section for section in sections if section]
+    first = _scores(analysis), _thresholds(analysis), _examples(analysis, objectives), _closest(analysis, objectives)
+    others = (make(analysis) for make in (_rejections, _origins, _dimensions, _novelty, _drift))
+    return [section for section in (*first, *others) if section]
 
 
 def _scores(analysis: Analysis) -> Section:
