@@ -86,10 +86,8 @@ def _with_scores(trace: Node) -> dict[str, Any]:
     """A trace with its scores by name."""
     scores = trace.object().get("scores")
     scores = [score for score in scores if isinstance(score, dict)] if isinstance(scores, list) else []
-    values = {
-        score.get("name"): score.get("stringValue" if score.get("dataType") == "CATEGORICAL" else "value") for score in scores
-    }
-    return trace.object() | {"scores": values}
+    named = {each.get("name"): each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
+    return trace.object() | {"scores": named}
 
 
 def _is_observation(record: Node) -> bool:

@@ -127,9 +127,6 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
 
 
 def _row(before: Decision, after: Decision) -> dict[str, str | float]:
-    both = {
-        f"{field}_{name}": getattr(decision, field)
-        for field in ("outcome", "score", "threshold")
-        for name, decision in (("before", before), ("after", after))
-    }
+    sides, fields = {"before": before, "after": after}, ("outcome", "score", "threshold")
+    both = {f"{field}_{name}": getattr(decision, field) for field in fields for name, decision in sides.items()}
     return {"trace_id": before.trace_id, "domain": before.domain, **both}
