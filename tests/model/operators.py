@@ -89,7 +89,6 @@ def dropping(books: Books, chosen: Callable[[int], int]) -> Operator:
 
 def forgetting(books: Books, trace_id: str) -> Operator:
     def forget() -> None:
-        stop_before("erase_entries")
         WatchedLog(books).erase(trace_id)
         letters = WatchedLetters(books)
         stop_before("read the letters")

@@ -4,14 +4,14 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from itertools import repeat
 from typing import Final
 
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Timings
-from kp_scorer.embedding import CheckedEmbedder, Embedder, TokenizedText, Vector
+from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Received, Timings
+from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.ledger import Identity, Ledger, Record, Store, Tally, Verdict
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
@@ -57,10 +57,8 @@ class NoveltyMeter:
     ) -> list[tuple[TokenizedText, Vector, Vector | None]]:
         """Embed traces and what is asked in them, in order, and equal texts once.
 
-        ``alone`` is a trace that failed together with others.
-
-        Raises:
-            EmbedderUnhealthy: the embedder fails whatever it is given. Any other error is the fault of the traces.
+        ``alone`` is a trace that failed together with others. EmbedderUnhealthy if the embedder fails whatever it is given; any
+        other error is the fault of the traces.
         """
         owns = self._embed([self.embedder.recipe.text(trace) for trace in traces], alone=alone)
         objectives = [asked for asked in map(self.asked, traces) if asked is not None]
@@ -88,11 +86,11 @@ class NoveltyMeter:
             # First, so that nothing is placed that cannot be decided.
             self._pins.refresh()
         placements = self.cache.place(candidates)
-        admitted = [placement for placement in placements if placement]
+        admitted = [placement.place for placement in placements if placement]
         pinned: Iterator[tuple[Pinned, ...]] = repeat(())
         if self._pins and admitted:
             compared = [vector for vector, placement in zip(asked, placements, strict=True) if placement]
-            pinned = iter(self._pins.compare(self.cache.vectors(admitted), compared))
+            pinned = iter(self._pins.compare(self.cache.mirror.vectors(admitted), compared))
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def _novelty(self, placement: Placement) -> Novelty:
@@ -123,6 +121,9 @@ class Case:
     checks: tuple[CheckResult, ...] = ()
     resolved: Resolved | None = None
     """None until it is resolved, and for a trace that is to be decided again, alone."""
+    received: Received | None = None
+    held_ms: float | None = None
+    """From its delivery until its look-up began."""
     look_up_ms: float = 0.0
     """What the look-up that it was part of took."""
     wait_ms: float = 0.0
@@ -131,6 +132,7 @@ class Case:
     """What that pass took."""
 
 
+@dataclass
 class Decider:
     """Turns traces into decisions: acquires, checks and embeds them, places and commits them, each for several at a time.
 
@@ -138,38 +140,24 @@ class Decider:
     ``finish``. Any thread may release.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        policy: Policy,
-        novelty: NoveltyMeter | None,
-        max_attempts: int,
-        *,
-        names_nearest: bool = True,
-        checks: Checks | None = None,
-        sample: float = 0.0,
-    ) -> None:
-        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown, and without ``checks`` none is checked.
-
-        A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. Decisions name
-        the nearest earlier trace if ``names_nearest``. Of all traces the share ``sample``, 0..1, is sampled for review.
-        """
-        self._ledger = ledger
-        self._policy = policy
-        self.novelty = novelty
-        self._max_attempts = max_attempts
-        self._names_nearest = names_nearest
-        self.checks = checks
-        self._sample = sample
+    ledger: Ledger
+    policy: Policy
+    novelty: NoveltyMeter | None
+    """Without it every trace's novelty is unknown."""
+    max_attempts: int
+    """A trace that so many workers began and did not live to end is dead: it must be what ended them."""
+    _: KW_ONLY
+    names_nearest: bool = True
+    """Whether decisions name the nearest earlier trace."""
+    checks: Checks | None = None
+    sample: float = 0.0
+    """The share of all traces, 0..1, that is sampled for review."""
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
         """Decide the traces, in order; ``alone``: there is one, which failed before together with others.
 
-        Deciding again is idempotent: a decided trace keeps its decision.
-
-        Raises:
-            ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
-            EmbedderUnhealthy: the embedder fails whatever it is given; nothing was lost, decide in another process.
+        Deciding again is idempotent: a decided trace keeps its decision. Nothing was lost after ServiceUnavailable, as Redis
+        cannot be reached, nor after EmbedderUnhealthy, as the embedder fails whatever it is given: decide in another process.
         """
         cases = self._decide(traces, alone=alone)
         for index, trace in enumerate(traces):
@@ -193,7 +181,7 @@ class Decider:
         """
         cases = [Case(trace, Identity(trace.id, trace.digest())) for trace in traces]
         started = time.perf_counter()
-        records = self._ledger.acquire([case.identity for case in cases], alone=alone)
+        records = self.ledger.acquire([case.identity for case in cases], alone=alone)
         look_up_ms = ms_since(started)
         for case, record in zip(cases, records, strict=True):
             case.look_up_ms = look_up_ms
@@ -227,7 +215,7 @@ class Decider:
         """End the leases of traces that are not being decided any more: this worker lives and may not receive them again."""
         # If this fails, another worker waits until the lease expires.
         with suppress(ServiceUnavailable):
-            self._ledger.release([case.trace.id for case in cases])
+            self.ledger.release([case.trace.id for case in cases])
 
     def refresh(self) -> None:
         """Bring the mirror up to date while there is nothing to decide."""
@@ -254,7 +242,7 @@ class Decider:
             return record.decision
         if record.is_held:
             return TraceHeld(identity.trace_id)
-        if record.attempts >= self._max_attempts:
+        if record.attempts >= self.max_attempts:
             return TraceDead(identity.trace_id, "poison", f"{record.attempts} attempts to decide it came to no end")
         return None
 
@@ -274,6 +262,7 @@ class Decider:
                 case.resolved = TraceConflict(case.trace.id)
             else:
                 timings = Timings(
+                    held_ms=case.held_ms,
                     look_up_ms=case.look_up_ms,
                     wait_ms=case.wait_ms,
                     embed_ms=case.embed_ms,
@@ -293,13 +282,13 @@ class Decider:
                 decision.novelty.entry or "",
                 Tally(
                     decision.domain,
-                    decision.domain in self._policy.domains,
+                    decision.domain in self.policy.domains,
                     " ".join(guard.name for guard in decision.guards if guard.fired),
                 ),
             )
             for case, decision in judged
         ]
-        for (case, own), committed in zip(judged, self._ledger.commit(verdicts), strict=True):
+        for (case, own), committed in zip(judged, self.ledger.commit(verdicts), strict=True):
             match committed.outcome:
                 case "stored":
                     case.resolved = own
@@ -315,12 +304,12 @@ class Decider:
 
     def _judge(self, case: Case, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
         trace = case.trace
-        scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)
+        scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)
         domain = trace.metadata.task_domain
-        bounds = self._policy.bounds(domain, trace.metadata.quality_threshold)
+        bounds = self.policy.bounds(domain, trace.metadata.quality_threshold)
         guards = (
-            *self._policy.guard_confidence(trace.outcome.confidence),
-            *self._policy.guard_novelty(
+            *self.policy.guard_confidence(trace.outcome.confidence),
+            *self.policy.guard_novelty(
                 domain, scored.dimensions.novelty, novelty.source, is_copy=novelty.duplicate_of is not None
             ),
         )
@@ -331,16 +320,17 @@ class Decider:
             framework=_short(trace.metadata.framework),
             visibility=trace.metadata.visibility,
             privacy_level=trace.metadata.privacy_level,
-            taken_for=self._policy.aliases.get(domain),
+            taken_for=self.policy.aliases.get(domain),
             outcome=bounds.outcome(scored.score, guards, [each.outcome for part in (case.checks, pinned) for each in part]),
             **bounds._asdict(),
             **scored._asdict(),
             guards=guards,
             checks=case.checks,
             # A producer may choose the id so that the trace is not sampled; the place nobody chooses.
-            sampled=self._sample if fraction_of(novelty.entry or trace.id) < self._sample else None,
-            novelty=novelty if self._names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
-            pinned=pinned if self._names_nearest else tuple(each.model_copy(update={"nearest": None}) for each in pinned),
+            sampled=self.sample if fraction_of(novelty.entry or trace.id) < self.sample else None,
+            novelty=novelty if self.names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
+            pinned=pinned if self.names_nearest else tuple(each.model_copy(update={"nearest": None}) for each in pinned),
+            received=case.received,
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kp_scorer.embedding.embedder import Engine, Recipe, TokenizedText, Vectors, rounded_up
+from kp_scorer.embedding.embedder import Embedder, Engine, Recipe, TokenizedText, Vectors, rounded_up
 from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.embedding.tokens import Tokens
 
 
-class TextEmbedder:
+class TextEmbedder(Embedder):
     """Embeds texts with a model's tokenizer and an engine, by a recipe."""
 
     def __init__(self, model: ModelFiles, recipe: Recipe, tokens: Tokens, engine: Engine) -> None:
@@ -38,13 +38,9 @@ class TextEmbedder:
         return TokenizedText(text, [row.ids], row.is_whole)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
-        """Run one forward pass for each part; see :class:`~kp_scorer.embedding.embedder.Embedder`."""
+        """Run one forward pass for each part; see the base class."""
         parts = zip(*[each.rows for each in texts], strict=True)
         return self._sum(np.stack([self._engine.run_pass(rows, together=together) for rows in parts]))
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        return self.embed_tokenized([self.tokenize(text) for text in texts])
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
         """Embed texts, in order."""

@@ -1,7 +1,6 @@
 """Texts to their first token ids, with little more work than those need, whatever the text."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,10 +31,9 @@ class Tokens:
     """
 
     def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
-        """Read a ``tokenizer.json``; unless it is BERT's, only the first 16 characters for each token are tokenised.
+        """Read a ``tokenizer.json``, or raise SettingsError if it holds none.
 
-        Raises:
-            SettingsError: the file holds no tokenizer.
+        Unless it is BERT's, only the first 16 characters for each token are tokenised.
         """
         try:
             text = path.read_text("utf-8")
@@ -57,16 +55,12 @@ class Tokens:
         description = json.loads(text)
         self._units = Units(self._tokenizer, description) if is_splittable(description) else None
 
-    def of(self, texts: Sequence[str], most: int | None = None, *, keep_end: bool = False) -> list[Ids]:
-        """At most ``most`` ids of each text, by default as many as the model takes, exactly as tokenising all of it gives them.
+    def row(self, text: str, most: int | None = None, *, keep_end: bool = False) -> Row:
+        """At most ``most`` ids of a text, by default as many as the model takes, exactly as tokenising all of it gives them.
 
         Prompt and special tokens count. Of a text that is longer, the first of them; to ``keep_end``, as many from its
         beginning as from its end, between the special tokens.
         """
-        return [self.row(text, most, keep_end=keep_end).ids for text in texts]
-
-    def row(self, text: str, most: int | None = None, *, keep_end: bool = False) -> Row:
-        """The ids of one text; see :meth:`of`."""
         row = self._both_ends if keep_end else self._beginning
         return row(self._prompt + text, min(most or self._longest, self._longest))
 

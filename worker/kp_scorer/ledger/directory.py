@@ -11,7 +11,8 @@ from kp_scorer.ledger.records import text_in
 
 _ALL: Final = b"all"
 _KEPT_S: Final = 86_400
-_SCANNED_AT_ONCE: Final = 5_000
+SCANNED_AT_ONCE: Final = 2_000
+"""Names of keys; Redis does nothing else meanwhile, for a millisecond or two."""
 
 
 def listed_keys(client: redis.Redis, keys: Keys) -> list[str]:
@@ -22,7 +23,7 @@ def listed_keys(client: redis.Redis, keys: Keys) -> list[str]:
     listed: Any = client.hgetall(keys.directory)
     if _ALL not in listed:
         kinds = {keys.any_log: "stream", keys.any_pinned_set: "hash"}
-        listed = [key for each, kind in kinds.items() for key in client.scan_iter(each, _SCANNED_AT_ONCE, _type=kind)]
+        listed = [key for each, kind in kinds.items() for key in client.scan_iter(each, SCANNED_AT_ONCE, _type=kind)]
         # A full Redis takes none, and the next command looks again.
         with client.pipeline(transaction=False) as step, suppress(redis.exceptions.ResponseError):
             list_keys(step, keys, [*listed, _ALL])

@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
@@ -13,6 +13,7 @@ import redis
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, QueueFull, TraceConflict
 from kp_scorer.ledger.connection import reports_outages
+from kp_scorer.ledger.directory import SCANNED_AT_ONCE
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import (
     DAMAGED_DECISION,
@@ -37,8 +38,6 @@ from kp_scorer.trace import begins
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
-_SCANNED_AT_ONCE: Final = 5_000
-"""Redis does nothing else meanwhile, for a millisecond or two."""
 _WORKER_LEASE_MS: Final = 5_000
 """A worker that has not reported for this long counts as dead: five times as long as between two renewals."""
 LEASE_MS: Final = 5_000
@@ -62,11 +61,6 @@ class _SubmissionRow(NamedTuple):
     dead_letter_id: str
 
 
-class _SubmitReply(NamedTuple):
-    has_room: int
-    states: list[bytes]
-
-
 def _record(
     state: bytes, digest: bytes, decision: bytes, reason: bytes, detail: bytes, attempts: int | bytes, is_held: int = 0
 ) -> Record:
@@ -85,10 +79,6 @@ def _record(
 
 def _damaged(digest: bytes, problem: str) -> Record:
     return Record("dead", digest or b"", None, "damaged", problem)
-
-
-def _lost_submission(trace_id: bytes, payload: bytes, resends: int, digest: bytes) -> LostSubmission:
-    return LostSubmission(text_in(trace_id), payload, resends, digest)
 
 
 def _commit_result(outcome: bytes, decision: bytes = b"", reason: bytes = b"", detail: bytes = b"") -> CommitResult:
@@ -113,7 +103,7 @@ def _looked_up(reply: Any) -> Record | None:
     return record._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 
-@script(row(_SubmitReply))
+@script(tuple[int, list[bytes]])
 def _submit(*, keys: Keys, records: Sequence[str], submissions: Sequence[_SubmissionRow]) -> None: ...
 
 
@@ -133,7 +123,7 @@ def _release(*, records: Sequence[str], worker: str) -> None: ...
 def _commit(*, keys: Keys, records: Sequence[str], record_ttl_ms: int, verdicts: Sequence[Verdict]) -> None: ...
 
 
-@script(rows(_lost_submission))
+@script(rows(lambda trace_id, *fields: LostSubmission(text_in(trace_id), *fields)))
 def _claim_lost(
     *, keys: Keys, record_prefix: str, resend_after_ms: int, queue_is_empty: bool, most: int, forget_after_ms: int
 ) -> None: ...
@@ -179,11 +169,8 @@ class RedisLedger:
     def submit(self, submissions: Sequence[Submission]) -> list[TraceState | TraceConflict]:
         """Note submissions as pending before they are sent. Idempotent.
 
-        Returns:
-            For each the state it has now (an earlier decision stands), or the conflict if its id belongs to another digest.
-
-        Raises:
-            QueueFull: Redis is nearly full and takes no more submissions.
+        It returns for each the state it has now (an earlier decision stands), or the conflict if its id belongs to another
+        digest. QueueFull if Redis is nearly full.
         """
         noted = [_SubmissionRow(each, dead_letter_id_of(each.payload)) for each in submissions]
         has_room, states = _submit(self._client, keys=self._keys, records=self._records(submissions), submissions=noted)
@@ -231,7 +218,7 @@ class RedisLedger:
 
         def counted() -> Iterator[str]:
             nonlocal count
-            for trace_id in self._scan("", at_once=_SCANNED_AT_ONCE):
+            for trace_id in self._scan("", at_once=SCANNED_AT_ONCE):
                 count += 1
                 yield trace_id
 
@@ -244,7 +231,7 @@ class RedisLedger:
         Redis looks through the names of all its keys, which takes a second for a million.
         """
         try:
-            having = self._scan(beginning, at_once=_SCANNED_AT_ONCE)
+            having = self._scan(beginning, at_once=SCANNED_AT_ONCE)
             return list(islice((trace_id for trace_id in having if begins(trace_id, beginning)), most))
         except redis.exceptions.NoPermissionError:
             return None
@@ -312,10 +299,10 @@ class RedisLedger:
         """Count decisions by what they count as, most first."""
         fields: Any = self._client.hgetall(self._keys.tallies)
         counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        for field, count in fields.items():
+        for field, count in sorted(fields.items()):
             kind, _, name = text_in(field).partition(" ")
             counts[kind][name] = number_in(count)
-        return Tallies(*(_most_first(counts[kind]) for kind in ("decided", "guard")))
+        return Tallies(*(dict(Counter(counts[kind]).most_common()) for kind in ("decided", "guard")))
 
     def oldest_pending_s(self) -> float:
         """Seconds since the pending submission was sent that was sent first, by Redis' clock; 0 if none is pending."""
@@ -348,10 +335,6 @@ class RedisLedger:
         prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
         for key in self._client.scan_iter(f"{prefix}*{middle}*", count=at_once, _type="hash"):
             yield text_in(key).removeprefix(start)
-
-
-def _most_first(counts: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 Ledger = RedisLedger | MemoryLedger

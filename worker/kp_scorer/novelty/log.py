@@ -126,11 +126,8 @@ class NoveltyLog(Protocol):
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         """Admit the candidates, in order, and read what is newer than the cursor, in one step.
 
-        Returns:
-            For each candidate its place, or None if another digest has its id; and the tail.
-
-        Raises:
-            SettingsError: the log is not empty, and was begun with another window.
+        It returns for each candidate its place, or None if another digest has its id; and the tail. SettingsError if the log is
+        not empty, and was begun with another window.
         """
 
 

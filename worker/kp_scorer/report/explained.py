@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped
-from kp_scorer.decision import Decision, ThresholdSource
+from kp_scorer.decision import Decision, Received, ThresholdSource
 from kp_scorer.report.words import OVERRIDE_WORDS, plural, shortened, shown_id, spaced
 from kp_scorer.scoring import Policy, complexity_terms, decide_again, recoveries, success_factor, tool_names
 from kp_scorer.settings import Settings, load_settings
@@ -80,6 +80,8 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
         f"Its domain, {decision.domain}, is {f'taken for {decision.taken_for}, and ' if decision.taken_for else ''}"
         f"weighed by the profile {decision.profile}."
     )
+    if decision.received:
+        yield from flowing(_course_words(decision, decision.received))
     yield ""
     yield from _arithmetic(decision, terms, trace)
     yield ""
@@ -92,6 +94,21 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
             yield f"  {profile:<20}{variant.score:.4f} of {variant.threshold:.4f}: {variant.outcome}"
     yield ""
     yield from _contents(decision, trace, traces.get(nearest.trace_id) if nearest else None)
+
+
+def _course_words(decision: Decision, received: Received) -> str:
+    """Which worker decided, when, and what took how long."""
+    timings = decision.timings
+    steps = {
+        "queued": received.queued_ms,
+        "held before its look-up": timings.held_ms,
+        "look-up": timings.look_up_ms,
+        "wait for the engine": timings.wait_ms,
+        "embedding": timings.embed_ms,
+        "placing": timings.place_ms,
+    }
+    spent = ", ".join(f"{step} {ms / 1_000:,.3f} s" for step, ms in steps.items() if ms is not None)
+    return f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {spent}."
 
 
 def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:

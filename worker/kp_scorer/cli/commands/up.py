@@ -17,7 +17,7 @@ import click
 from kp_scorer.cli.display import threshold_words
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note
-from kp_scorer.embedding import is_embedder_installed, usable_cores
+from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.local.embedded import dying_with_parent, embedded_redis, free_ports, remove_data, running, stop
