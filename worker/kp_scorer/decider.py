@@ -25,7 +25,6 @@ _NAME_CHARS: Final = 200
 Resolved = Decision | TraceConflict | TraceDead | TraceHeld
 """How a trace is resolved: a decision, why there will be none, or that another worker is deciding it."""
 
-
 Comparison = tuple[Novelty, tuple[Pinned, ...]]
 """What a trace in the log is like: earlier traces, and the entries of pinned sets."""
 
