@@ -220,8 +220,5 @@ class Decision(_Part):
 
     @property
     def mark(self) -> str:
-        """Distinguishes copies of this decision from a later decision on the same trace, made after this one was forgotten.
-
-        It is the time of the decision, which all copies share and no later decision has.
-        """
+        """What copies of this decision share, and no later one on the same trace has, made after this one was forgotten."""
         return self.decided_at

@@ -34,11 +34,8 @@ def dead_letter(
 ) -> Decision | None:
     """Dead-letter a kombu message; ``limits`` are those that it was ``received`` within, by a worker.
 
-    Returns:
-        The decision on this very submission, if there is one: then nothing is kept.
-
-    Raises:
-        ServiceUnavailable: Redis cannot be reached; the message must be requeued, not acknowledged.
+    It returns the decision on this very submission, if there is one: then nothing is kept. After ServiceUnavailable, as Redis
+    cannot be reached, the message must be requeued, not acknowledged.
     """
     reason, detail, deliveries, trace_id, digest = why
     # A malformed message is no submission. Of a submission, every worker keeps the same bytes.

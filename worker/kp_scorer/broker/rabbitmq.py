@@ -39,13 +39,13 @@ def anew(message: Any) -> amqp.Message:
     """A kombu message to be published again: its content and, of its producer's headers, those that a worker reads."""
     headers = headers_as_sent(message.headers)
     named = [(name, headers[name]) for name in _HEADERS if name in headers]
-    kept: dict[str, Any] = {name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in named}
+    texts: dict[str, Any] = {name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in named}
     if (sent_ms := sent_ms_in(headers)) is not None:
-        kept[SENT_MS] = sent_ms
+        texts[SENT_MS] = sent_ms
     return amqp.Message(
         raw_body(message),
         content_type="application/json" if message.content_type == "application/json" else "application/octet-stream",
-        application_headers=kept | dict(context_in(headers)),
+        application_headers=texts | dict(context_in(headers)),
         delivery_mode=2,
     )
 
@@ -69,10 +69,8 @@ class ConfirmingChannel:
     def publish_all(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, timeout_s: float) -> list[bool]:
         """Publish messages, in order; return for each whether RabbitMQ accepted it.
 
-        Raises:
-            amqp.exceptions.ChannelError: there is no such exchange, or no queue behind it.
-            amqp.exceptions.RecoverableConnectionError: no confirm came within ``timeout_s`` of the one before. The connection
-                cannot be used any longer: a late confirm would count for another message.
+        ChannelError if there is no such exchange, or no queue behind it; RecoverableConnectionError if no confirm comes within
+        ``timeout_s`` of the one before. Then the connection cannot be used: a late confirm would count for another message.
         """
         self.is_broken = True
         first = self._published + 1
@@ -156,8 +154,12 @@ def frame_handler(
             if body_bytes > largest_bytes:
                 too_large[channel] = _TooLarge(body_bytes)
                 payload = _header(payload, BEGINNING_BYTES)
-            elif not _are_readable(payload):
-                payload = _header(payload, body_bytes)
+            else:
+                try:
+                    decode_properties_basic(payload, _BEFORE_PROPERTIES)
+                except Exception:
+                    # A text that is not UTF-8, a time beyond the calendar, tables nested too deeply for Python: any of many.
+                    payload = _header(payload, body_bytes)
         elif kind == _CONTENT_BODY and channel in too_large:
             message = too_large[channel]
             message.receive(payload)
@@ -174,12 +176,3 @@ def _header(payload: bytes, body_bytes: int) -> bytes:
     header = bytearray(payload[:_BEFORE_PROPERTIES] + _NO_PROPERTIES)
     pack_into(">Q", header, _BODY_SIZE_AT, body_bytes)
     return bytes(header)
-
-
-def _are_readable(payload: bytes) -> bool:
-    try:
-        decode_properties_basic(payload, _BEFORE_PROPERTIES)
-    except Exception:
-        # A text that is not UTF-8, a time beyond the calendar, tables nested deeper than Python can recurse: any of many.
-        return False
-    return True

@@ -54,15 +54,9 @@ _LATEST_MS: Final = 2**53
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-# What we send.
-
-
 def task_body(argument: bytes) -> bytes:
     """The body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
     return _BEFORE_ARGUMENT + argument + _BEHIND_ARGUMENT
-
-
-# How large a message may be.
 
 
 def largest_message_bytes(limits: Limits) -> int:
@@ -77,9 +71,6 @@ def largest_message_bytes(limits: Limits) -> int:
 def largest_body_bytes(limits: Limits) -> int:
     """How large the body of a task message may be to be parsed, in bytes: JSON may write two bytes of UTF-8 as six."""
     return 4 * limits.message_bytes + _BYTES_AROUND
-
-
-# The message as it lies on a list in Redis.
 
 
 class ListItem(NamedTuple):
@@ -125,9 +116,6 @@ def open_item(item: bytes) -> ListItem:
         # By default, characters that are no base64 are skipped, and their bytes lost.
         body = base64.b64decode(body, validate=True)
     return ListItem(message["content-type"], {**(message.get("headers") or {})}, body)
-
-
-# The body of a message, before it is parsed.
 
 
 def leave_packed(headers: dict[str, Any]) -> None:
@@ -182,9 +170,6 @@ def _unpacked(body: bytes, packed_by: object, largest_bytes: int) -> bytes:
     return unpacked
 
 
-# The submission in a message.
-
-
 def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The arguments with which a kombu message from the queue of traces calls the task; of a plain one, its trace.
 
@@ -196,8 +181,9 @@ def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[s
     try:
         _, payload, is_plain = _parse(message, limits)
     except InvalidTrace:
-        # It is not parsed, so only its headers and its first byte show whether it is a submission.
-        if headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in headers or _may_be_object(message)):
+        # It is not parsed, so only its headers and its first byte show whether it is a submission; a packed body may be one.
+        may_be_plain = PACKED_BY in headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
+        if headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in headers or may_be_plain):
             raise ValueError(f"task: expected {TASK_NAME}") from None
         raise
     if is_plain:
@@ -268,18 +254,13 @@ def _arguments_of_call(payload: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 def parse_submission(submission: bytes, limits: Limits) -> object:
     """Parse a submission from :func:`submission_in`, which white space and escapes may make larger than a trace.
 
-    Raises:
-        InvalidTrace: it is no JSON, or too large even so, or has too many values.
+    InvalidTrace if it is no JSON, or too large even so, or has too many values.
     """
     return parse_json(submission, limits.model_copy(update={"message_bytes": largest_body_bytes(limits)}))
 
 
 def only_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The trace among the arguments of a task: its only positional argument, or the one called ``trace``.
-
-    Raises:
-        InvalidTrace: there are other arguments, or none.
-    """
+    """The trace among the arguments of a task: the only one, by position or as ``trace``; InvalidTrace if there are others."""
     if len(args) == 1 and not kwargs:
         return args[0]
     if not args and list(kwargs) == ["trace"]:
@@ -300,14 +281,6 @@ def trace_id_of(payload: Any) -> str:
 def checked_id(value: object) -> str:
     """The value if it is a trace id, else an empty string."""
     return value if is_trace_id(value) else ""
-
-
-def _may_be_object(message: Any) -> bool:
-    """Whether a body that is not parsed may be a JSON object; a packed one always may."""
-    return PACKED_BY in message.headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
-
-
-# Other headers.
 
 
 def result_id(message: Any) -> str:

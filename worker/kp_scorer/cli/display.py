@@ -42,18 +42,10 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     Yields a function of how many are done, and of how many there are in all if that is known.
     """
     out = console()
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=out,
-        transient=True,
-        # Rich would print above the bar also what goes elsewhere than to a terminal.
-        redirect_stdout=sys.stdout.isatty(),
-        disable=not out.is_terminal,
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    # Rich would print above the bar also what goes elsewhere than to a terminal.
+    redirects = sys.stdout.isatty()
+    bar = Progress(*columns, console=out, transient=True, redirect_stdout=redirects, disable=not out.is_terminal)
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
 

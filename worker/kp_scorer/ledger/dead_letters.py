@@ -12,7 +12,7 @@ from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
-from kp_scorer.ledger.scripts import row, script
+from kp_scorer.ledger.scripts import script
 from kp_scorer.settings.sections import LedgerSettings
 
 _READ_AT_ONCE: Final = 1_000
@@ -63,29 +63,13 @@ def _letter(fields: Sequence[Any]) -> DeadLetter:
     return DeadLetter(letter_id, reason, detail, trace_id, *figures, worker, None if fields[9] is None else queued_ms)
 
 
-class _Reply(NamedTuple):
-    decision: bytes
-    has_too_many: int
-
-
-class _Dropped(NamedTuple):
-    reasons: list[bytes]
-    has_too_many: int
-
-
-class _Page(NamedTuple):
-    last_ms: int
-    last_id: bytes
-    rows: list[list[Any]]
-
-
 class _Bounds(NamedTuple):
     ttl_ms: int
     most: int
     most_bytes: int
 
 
-@script(row(_Reply))
+@script(tuple[bytes, int])
 def _dead_letter(
     *,
     keys: Keys,
@@ -107,7 +91,7 @@ def _dead_letter(
 ) -> None: ...
 
 
-@script(row(_Dropped))
+@script(tuple[list[bytes], int])
 def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_once: int, bounds: _Bounds) -> None: ...
 
 
@@ -117,7 +101,7 @@ def _drop(
 ) -> None: ...
 
 
-@script(row(_Page))
+@script(tuple[int, bytes, list[list[Any]]])
 def _read_dead_letters(
     *,
     keys: Keys,
@@ -171,8 +155,7 @@ class DeadLetters:
         figures, never content; ``received`` is its last delivery. The record of another submission of the same ``trace_id``
         comes to no harm.
 
-        Returns:
-            The decision on this very submission, if there is one: then it is not dead-lettered.
+        It returns the decision on this very submission, if there is one: then it is not dead-lettered.
         """
         dead_letter_id, keys = dead_letter_id_of(payload), self._keys
         worker = received.worker if received else ""

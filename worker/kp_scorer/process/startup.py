@@ -13,7 +13,7 @@ from threadpoolctl import ThreadpoolController
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
 from kp_scorer.decider import NoveltyMeter, open_pins
-from kp_scorer.embedding import Embedder
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
@@ -35,8 +35,8 @@ class Patience:
         self.waits_for = ""
         """The service that it waits for, and why; empty if for none. Any thread may read it."""
 
-    def wait_for(self, service: str, reach: Callable[[], Answer]) -> Answer:
-        """Retry until a service answers; raise the last ServiceUnavailable once patience ends."""
+    def wait_for(self, service: str, reach: Callable[[], Answer], *, is_endless: bool = False) -> Answer:
+        """Retry until a service answers; raise the last ServiceUnavailable once patience ends, if it is not endless."""
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
@@ -44,7 +44,7 @@ class Patience:
             except ServiceUnavailable as error:
                 if _is_loading(error):
                     deadline = time.monotonic() + self._patience_s
-                elif time.monotonic() > deadline:
+                elif time.monotonic() > deadline and not is_endless:
                     raise
                 self.waits_for = f"{service}: {error}"
                 log.warning("service_unavailable", service=service, detail=str(error))
@@ -63,9 +63,7 @@ def _is_loading(error: BaseException | None) -> bool:
 def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues, patience: Patience) -> None:
     """Load the scripts, declare all queues, and look at the streams: who cannot publish decisions must not begin to decide.
 
-    Raises:
-        SettingsError: a setting cannot be used.
-        ServiceUnavailable: Redis or the broker could not be reached, and patience ended.
+    SettingsError if a setting cannot be used; ServiceUnavailable if what it needs cannot be reached, and patience ended.
     """
     patience.wait_for("redis", store.ping)
     patience.wait_for("redis", store.ledger.load_scripts)
@@ -78,12 +76,7 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
 
 
 def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, patience: Patience) -> NoveltyMeter | None:
-    """Load the embedder and read the log of its space; None without an embedder.
-
-    Raises:
-        SettingsError: the embedder is required and missing, or a pinned set is.
-        ServiceUnavailable: Redis could not be reached, and patience ended.
-    """
+    """Load the embedder and read the log of its space; None without an embedder. Raises as :func:`wait_for_services` does."""
     started = time.perf_counter()
     embedder = load_embedder(settings.embedding, settings.novelty.recipe)
     pins = open_pins(settings, store, embedder)
@@ -96,7 +89,8 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
     # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     if pins:
-        patience.wait_for("redis", pins.load)
+        # An operator has to pin a set that is missing, which `up` brings the Redis for.
+        patience.wait_for("pinned sets", pins.refresh, is_endless=True)
     novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window(), pins)
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
     log.info("novelty_log_read", entries=patience.wait_for("redis", novelty.cache.catch_up))

@@ -125,13 +125,10 @@ def _origin_words(dimension: str, trace: ReasoningTrace, *, is_capped: bool, cei
     steps, tools = plural(len(trace.steps), "step"), sorted(tool_names(trace))
     if dimension == "complexity":
         terms = complexity_terms(trace, cap_step_term=is_capped)
-        types = len({step.type for step in trace.steps})
+        types = f"{len({step.type for step in trace.steps})} of {len(STEP_TYPES)} types of steps {terms.types:.4f}"
         recovered = f"{plural(recoveries(trace), 'recovery', 'recoveries')} {terms.recovery:.4f}"
         counted = ", of which 20 count" if is_capped else ""
-        words = (
-            f"{types} of {len(STEP_TYPES)} types of steps {terms.types:.4f} + {recovered} + {steps} {terms.steps:.4f}{counted}"
-        )
-        return _at_most_1(words, sum(terms))
+        return _at_most_1(f"{types} + {recovered} + {steps} {terms.steps:.4f}{counted}", sum(terms))
     if dimension == "tool_diversity":
         named = ", ".join(tools[:_TOOLS_NAMED]) + (", …" if len(tools) > _TOOLS_NAMED else "")
         words = f"3 x {plural(len(tools), 'tool')} / {steps}" + (f": {named}" if named else "")
@@ -192,11 +189,9 @@ def _contents(decision: Decision, trace: ReasoningTrace | None, nearest: Reasoni
     else:
         yield from flowing("With --traces FILE, of a file that has the trace, it would show how the dimensions came about.")
     if novelty.nearest:
-        same = ", of the same content" if novelty.duplicate_of else ""
+        similarity = f"similarity {novelty.nearest.similarity:.4f}{', of the same content' if novelty.duplicate_of else ''}"
         yield ""
-        yield from flowing(
-            f"The nearest earlier trace: {novelty.nearest.trace_id}, similarity {novelty.nearest.similarity:.4f}{same}"
-        )
+        yield from flowing(f"The nearest earlier trace: {novelty.nearest.trace_id}, {similarity}")
         if nearest:
             yield from _quote(nearest)
         else:

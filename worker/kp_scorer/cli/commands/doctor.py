@@ -15,7 +15,8 @@ from kp_scorer.broker.publishing import broker_shortcomings
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_row
-from kp_scorer.embedding import CheckedEmbedder, select_embedder
+from kp_scorer.embedding.embedder import CheckedEmbedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings

@@ -29,18 +29,14 @@ local function add(key, field, by)
     return sum
 end
 
-local LOOKS_AT = {
-    list = function(key) return redis.pcall('LLEN', key) end,
-    hash = function(key) return redis.pcall('HGET', key, '') end,
-    zset = function(key) return redis.pcall('ZCARD', key) end,
-    stream = function(key) return redis.pcall('XLEN', key) end,
-}
+local LOOKS_AT = {list = {'LLEN'}, hash = {'HGET', ''}, zset = {'ZCARD'}, stream = {'XLEN'}}
 
 -- Fail before anything is written if another application uses one of these keys for something else. What a script has written
 -- until an error stays written: a message would be off its queue and not in flight either.
 local function expect(kind, ...)
     for _, key in ipairs({...}) do
-        local reply = LOOKS_AT[kind](key)
+        local command, field = unpack(LOOKS_AT[kind])
+        local reply = redis.pcall(unpack({command, key, field}))
         if type(reply) == 'table' and reply.err then error('WRONGTYPE ' .. key .. ': expected a ' .. kind .. ', or nothing') end
     end
 end

@@ -68,6 +68,6 @@ if record and (not state or state == 'dead' or ends_pending) then
         redis.call('HDEL', record, 'digest')
         if digest ~= '' then redis.call('HSET', record, 'digest', digest) end
     end
-    to_dead(record, trace_id, dead_letter_id, reason, detail, pending, record_ttl_ms)
+    to_end(record, trace_id, pending, record_ttl_ms, 'dead', 'reason', reason, 'detail', detail, 'letter', dead_letter_id)
 end
 return {'', next_to_go(dead_letters, dead_letter_sizes, dead_letter_classes, most, most_bytes, now - ttl_ms) and 1 or 0}
