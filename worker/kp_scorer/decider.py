@@ -50,6 +50,11 @@ class NoveltyMeter:
         self.checked = CheckedEmbedder(embedder)
         self._pins = pins
 
+    @property
+    def missing(self) -> str:
+        """Which pinned set is gone, since when nothing is decided; empty if none."""
+        return self._pins.missing if self._pins else ""
+
     def asked(self, trace: ReasoningTrace) -> str | None:
         """What is embedded besides the text of a trace, where texts are pinned: its objective."""
         return trace.task.objective if self._pins and self._pins.has_texts else None

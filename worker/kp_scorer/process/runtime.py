@@ -228,6 +228,8 @@ class Runtime:
         elif self._pipeline and (behind_s := self._pipeline.mirror_behind_s()) > _SILENT_S:
             # Implied if Redis is away.
             yield f"novelty log: last read to its end {behind_s:.0f} s ago"
+        if self._novelty and self._novelty.missing:
+            yield self._novelty.missing
         if not self.heartbeat.is_running:
             yield "broker: there is no connection to it"
         elif self.heartbeat.elapsed_s() > _SILENT_S:
