@@ -7,7 +7,8 @@ from kp_scorer.analysis.explanation import terms_of, was_capped, with_dimension
 from kp_scorer.cli.commands.explain import dead_words, pending_words
 from kp_scorer.decision import Decision, Dimensions, Nearest, Novelty
 from kp_scorer.errors import REASONS
-from kp_scorer.ledger import DeadLetter, Record
+from kp_scorer.ledger.dead_letters import DeadLetter
+from kp_scorer.ledger.records import Record
 from kp_scorer.report.explained import decided_words, explain
 from kp_scorer.scoring import PROFILES, Policy
 from kp_scorer.settings import load_settings

@@ -29,7 +29,9 @@ from kp_scorer.broker.wire import PACKED_BY, as_bytes, parse_submission, raw_bod
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
-from kp_scorer.ledger import DeadLetters, DecisionStream, Publication, Published, Store, StreamReader
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Published, StreamReader
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 

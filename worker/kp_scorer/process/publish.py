@@ -15,7 +15,8 @@ from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
-from kp_scorer.ledger import DeadLetters, Publication
+from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
