@@ -41,8 +41,8 @@ class Limits(BaseModel):
     """Nesting of objects and lists, counted from the trace itself."""
 
 
-_MOST_PROBLEMS: Final = 10  # of values over a limit: there may be as many as there are values
-_MOST_DIGITS: Final = 1_000  # of one number: converting it from and to text takes quadratic time
+_MOST_PROBLEMS: Final = 10  # Of values over a limit: there may be as many as there are values.
+_MOST_DIGITS: Final = 1_000  # Of one number: converting it from and to text takes quadratic time.
 _HUGE_NUMBER: Final = f"expected numbers of at most {_MOST_DIGITS} digits"
 _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)

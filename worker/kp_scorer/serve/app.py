@@ -33,7 +33,7 @@ _BODY_WITHIN_S: Final = 20.0
 _RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
-_BODIES: Final = 8  # how many bodies of the largest size may be in memory at once; requests beyond them get 429
+_BODIES: Final = 8  # How many bodies of the largest size may be in memory at once; requests beyond them get 429.
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _OTLP_PATH: Final = "/v1/traces"
 _REJECTED: Final = {"closed": "spans after their run was submitted", "too_large": "a run that is over the limits"}
@@ -46,8 +46,7 @@ Result = TypeVar("Result")
 class SubmittedTrace(BaseModel):
     """What became of one trace of a request."""
 
-    number: int
-    """Its place in the request, from 1."""
+    number: int  # Its place in the request, from 1.
     state: Literal["pending", "invalid", "conflict"]
     trace_id: str | None = None
     problems: list[dict[str, str]] = []

@@ -13,7 +13,7 @@ from kp_scorer.capacity import FULL_REDIS, Costs, Fleet
 from kp_scorer.cli.output import print_note, print_row
 
 _FLEETS: Final = (1, 10, 100, 1_000)
-_PLANNED: Final = 0.7  # the share of its throughput to plan a fleet for: beyond it, random arrivals wait for long
+_PLANNED: Final = 0.7  # The share of its throughput to plan a fleet for: beyond it, random arrivals wait for long.
 _COLUMNS: Final = ("workers", "traces_per_s", "bottleneck", "p50_ms", "p95_ms", "redis_core", "redis_out_mbit", "redis_gb")
 _HEADINGS: Final = ("workers", "traces/s", "bottleneck", "p50 ms", "p95 ms", "core", "Mbit/s", "GB")
 

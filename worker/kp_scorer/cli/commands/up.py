@@ -33,7 +33,7 @@ _RESTART_PAUSE_S: Final = 2.0
 _MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
 _WORKERS_STOP_S: Final = 60.0
-_STOP_TIMEOUT_S: Final = 100.0  # those of workers, to finish what they have in flight, and some for Redis
+_STOP_TIMEOUT_S: Final = 100.0  # Those of workers, to finish what they have in flight, and some for Redis.
 
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
