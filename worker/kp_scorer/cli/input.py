@@ -275,10 +275,7 @@ def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
 
 
 class ReadAhead:
-    """Reads and decodes an input in a thread of its own, a batch ahead and no further.
-
-    Lines that have arrived are available at once, and nothing waits for further ones.
-    """
+    """Reads an input in a thread of its own, a batch ahead and no further; lines that have arrived are available at once."""
 
     def __init__(self, names: Sequence[str], limits: Limits, most: int, conversion: Conversion | None = None) -> None:
         """Begin to read files, folders, or standard input for ``-``; a batch has ``most`` lines at most."""
