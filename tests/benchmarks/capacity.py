@@ -19,7 +19,7 @@ from kp_scorer.capacity import Costs, Fleet
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import usable_cores
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 

@@ -15,7 +15,7 @@ from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.ledger.connection import connect
 from kp_scorer.local.embedded import embedded_redis
 from kp_scorer.settings import load_settings

@@ -29,7 +29,7 @@ from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import RECIPES
 from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kp_scorer.embedding.embedder import Ids
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 
 
 def ids_of(tokens: Tokens, texts: Sequence[str], most: int | None = None, *, keep_end: bool = False) -> list[Ids]:

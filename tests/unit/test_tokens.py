@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kp_scorer.embedding import units
 from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import SettingsError
 from tokenizers import Encoding, Tokenizer
 

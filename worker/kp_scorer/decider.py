@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from itertools import repeat
 from typing import Final
@@ -122,14 +122,8 @@ class Case:
     resolved: Resolved | None = None
     """None until it is resolved, and for a trace that is to be decided again, alone."""
     received: Received | None = None
-    held_ms: float | None = None
-    """From its delivery until its look-up began."""
-    look_up_ms: float = 0.0
-    """What the look-up that it was part of took."""
-    wait_ms: float = 0.0
-    """From then until its pass through the engine began."""
-    embed_ms: float = 0.0
-    """What that pass took."""
+    times_ms: dict[str, float] = field(default_factory=dict)
+    """Of its steps so far, by the fields of :class:`~kp_scorer.decision.Timings`."""
 
 
 @dataclass
@@ -184,7 +178,7 @@ class Decider:
         records = self.ledger.acquire([case.identity for case in cases], alone=alone)
         look_up_ms = ms_since(started)
         for case, record in zip(cases, records, strict=True):
-            case.look_up_ms = look_up_ms
+            case.times_ms |= {"look_up_ms": look_up_ms, "embed_ms": 0.0}
             case.resolved = self._by_record(case.identity, record)
             case.is_claimed = case.resolved is None and (alone or not record.attempts)
         return cases
@@ -203,7 +197,8 @@ class Decider:
         with self._releasing(claimed):
             embedded = self.novelty.embed([case.trace for case in claimed], alone=alone)
         for case, (tokenized, vector, asked) in zip(claimed, embedded, strict=True):
-            case.tokens, case.vector, case.asked, case.embed_ms = tokenized.counts, vector, asked, ms_since(started)
+            case.tokens, case.vector, case.asked = tokenized.counts, vector, asked
+            case.times_ms["embed_ms"] = ms_since(started)
 
     def finish(self, cases: Sequence[Case]) -> None:
         """Place, judge and commit the claimed traces, which sets ``resolved``; not that of one to be decided again, alone."""
@@ -261,14 +256,7 @@ class Decider:
             if comparison is None:
                 case.resolved = TraceConflict(case.trace.id)
             else:
-                timings = Timings(
-                    held_ms=case.held_ms,
-                    look_up_ms=case.look_up_ms,
-                    wait_ms=case.wait_ms,
-                    embed_ms=case.embed_ms,
-                    place_ms=place_ms,
-                    batch_size=len(claimed),
-                )
+                timings = Timings(**case.times_ms, place_ms=place_ms, batch_size=len(claimed))
                 counts = dict(zip(("embedded_tokens", "text_tokens"), case.tokens, strict=True))
                 novelty, pinned = comparison
                 judged.append((case, self._judge(case, novelty.model_copy(update=counts), pinned, timings)))

@@ -39,13 +39,13 @@ def anew(message: Any) -> amqp.Message:
     """A kombu message to be published again: its content and, of its producer's headers, those that a worker reads."""
     headers = headers_as_sent(message.headers)
     named = [(name, headers[name]) for name in _HEADERS if name in headers]
-    kept: dict[str, Any] = {name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in named}
+    texts: dict[str, Any] = {name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in named}
     if (sent_ms := sent_ms_in(headers)) is not None:
-        kept[SENT_MS] = sent_ms
+        texts[SENT_MS] = sent_ms
     return amqp.Message(
         raw_body(message),
         content_type="application/json" if message.content_type == "application/json" else "application/octet-stream",
-        application_headers=kept | dict(context_in(headers)),
+        application_headers=texts | dict(context_in(headers)),
         delivery_mode=2,
     )
 

@@ -82,8 +82,7 @@ def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedd
     if model is None:
         raise EngineUnavailable("embedding.model is empty and the package with the default weights is not installed")
     # Imported here, like the engines below, because the package must work without them.
-    from kp_scorer.embedding.text_embedder import TextEmbedder
-    from kp_scorer.embedding.tokens import Tokens
+    from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
 
     tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
     threads = settings.threads or min(usable_cores(), _MOST_THREADS)

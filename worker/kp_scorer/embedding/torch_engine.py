@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from kp_scorer.embedding.embedder import Engine, Ids, Vectors, padded
 from kp_scorer.embedding.model import ModelFiles
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import SettingsError
 
 _MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}

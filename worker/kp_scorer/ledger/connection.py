@@ -106,8 +106,8 @@ class _LeavesReplicas:
             raise redis.exceptions.ConnectionError("the server has become a replica") from None
 
 
-def reports_outages(what: str) -> Callable[[type[T]], type[T]]:
-    """Have every public method of a class raise ServiceUnavailable, under the name ``what``, for whatever redis-py raises.
+def reports_outages(part: str) -> Callable[[type[T]], type[T]]:
+    """Have every public method of a class raise ServiceUnavailable, under the name ``part``, for whatever redis-py raises.
 
     A server that refuses a command is no fault of the trace either.
     """
@@ -115,32 +115,32 @@ def reports_outages(what: str) -> Callable[[type[T]], type[T]]:
     def decorate(kind: type[T]) -> type[T]:
         for name, method in list(vars(kind).items()):
             if inspect.isfunction(method) and not name.startswith("_"):
-                setattr(kind, name, _reporting(what, method))
+                setattr(kind, name, _reporting(part, method))
         return kind
 
     return decorate
 
 
-def _reporting(what: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting(part: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def iterate(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with _unavailable_if_down(what):
+        with _unavailable_if_down(part):
             yield from method(*args, **kwargs)
 
-    return iterate if inspect.isgeneratorfunction(method) else _unavailable_if_down(what)(method)
+    return iterate if inspect.isgeneratorfunction(method) else _unavailable_if_down(part)(method)
 
 
 @contextmanager
-def _unavailable_if_down(what: str) -> Iterator[None]:
+def _unavailable_if_down(part: str) -> Iterator[None]:
     try:
         yield
     except REFUSALS as error:
-        raise ServiceUnavailable(f"{what}: Redis refuses: {refusal(error)}") from None
+        raise ServiceUnavailable(f"{part}: Redis refuses: {refusal(error)}") from None
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-        problem = f"{what}: {type(error).__name__}: {error}".removesuffix(".")
+        problem = f"{part}: {type(error).__name__}: {error}".removesuffix(".")
         raise ServiceUnavailable(f"{problem}; is Redis running where redis.url says?") from error
     except redis.exceptions.RedisError as error:
-        raise ServiceUnavailable(f"{what}: {type(error).__name__}") from None
+        raise ServiceUnavailable(f"{part}: {type(error).__name__}") from None
 
 
 def refusal(error: redis.exceptions.RedisError) -> str:

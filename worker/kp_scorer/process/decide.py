@@ -49,10 +49,10 @@ class LookUpStage:
     def _acquire(self, group: Sequence[Delivery]) -> None:
         self._admission.raise_if_aborted()
         cases = self._decider.acquire([delivery.trace for delivery in group if delivery.trace], alone=group[0].is_alone)
-        self._metrics.look_up_s.observe(cases[0].look_up_ms / 1_000)
+        self._metrics.look_up_s.observe(cases[0].times_ms["look_up_ms"] / 1_000)
         for delivery, case in zip(group, cases, strict=True):
             delivery.case, case.received = case, delivery.received
-            case.held_ms = round(delivery.in_flight_s() * 1_000 - case.look_up_ms, 3)
+            case.times_ms["held_ms"] = round(delivery.in_flight_s() * 1_000 - case.times_ms["look_up_ms"], 3)
 
     def _dispatch(self, group: Sequence[Delivery]) -> None:
         cases = [(delivery, delivery.case) for delivery in group if delivery.case]

@@ -198,7 +198,7 @@ class EmbedStage:
             for delivery in text.deliveries:
                 assert delivery.case
                 delivery.case.vector, delivery.case.asked, delivery.case.tokens = vector, asked, text.tokenized.counts
-                delivery.case.wait_ms, delivery.case.embed_ms = wait_ms, embed_ms
+                delivery.case.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
                 deliveries.append(delivery)
         return deliveries
 
