@@ -94,8 +94,7 @@ def run(own: str, nodes: Sequence[Node]) -> Run:
     transcript = Transcript()
     spans = [_span(node, transcript) for node in nodes]
     first = min(spans, key=lambda span: span.started_ns)
-    roots = [span for span in spans if not span.parent_id]
-    described = (roots or [first])[0].node
+    described = next((span for span in spans if not span.parent_id), first).node
     record = described.object() | {"attributes": _attributes_of(described).value}
     if described.object().get("resource") is not None:
         record["resource"] = _attributes_of(described.at("resource")).value

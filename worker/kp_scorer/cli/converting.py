@@ -133,8 +133,7 @@ def converting_options(command: Command) -> Command:
             supplied = _SUPPLIED.validate_python(fields | {"paths": paths})
         except ValidationError as error:
             problem = error.errors()[0]
-            options = click.get_current_context().command.params
-            own = next(option for option in options if option.name == problem["loc"][0])
+            own = next(each for each in click.get_current_context().command.params if each.name == problem["loc"][0])
             raise click.BadParameter(problem["msg"], param=own) from None
         conversion = Conversion(supplied, settings.limits, format_name or "")
         try:

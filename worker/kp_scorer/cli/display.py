@@ -41,8 +41,7 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     out = console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     # Rich would print above the bar also what goes elsewhere than to a terminal.
-    redirects = sys.stdout.isatty()
-    bar = Progress(*columns, console=out, transient=True, redirect_stdout=redirects, disable=not out.is_terminal)
+    bar = Progress(*columns, console=out, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not out.is_terminal)
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
 

@@ -69,8 +69,7 @@ def facts_of(analysis: Analysis, source: str) -> str:
     # Of ISO 8601, the date.
     days = sorted(decision.decided_at[:10] for decision in analysis.total.decisions)
     decided = " to ".join(dict.fromkeys((days[0], days[-1])))
-    facts = [source, f"decided {decided}", f"threshold {_threshold_words(analysis.total)}"]
-    return " · ".join(facts)
+    return f"{source} · decided {decided} · threshold {_threshold_words(analysis.total)}"
 
 
 def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:

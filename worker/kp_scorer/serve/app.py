@@ -71,8 +71,7 @@ class _Handlers:
         self._client = client
         self._tokens = tokens
         self._limits = settings.limits
-        of_bodies = {"message_bytes": self._most_bytes, "values": _MOST_VALUES}
-        self._of_bodies = settings.limits.model_copy(update=of_bodies)
+        self._of_bodies = settings.limits.model_copy(update={"message_bytes": self._most_bytes, "values": _MOST_VALUES})
         # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
         # delays none.
         self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
@@ -179,8 +178,7 @@ def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[
     app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(handlers.look_up)
 
     async def probe(request: Request) -> JSONResponse:
-        asks_ready = request.url.path == "/readyz"
-        reasons = submitter.why_not_live() or (submitter.why_not_ready() if asks_ready else [])
+        reasons = submitter.why_not_live() or (submitter.why_not_ready() if request.url.path == "/readyz" else [])
         return JSONResponse({"pid": os.getpid(), "reasons": reasons}, 503 if reasons else 200)
 
     app.get("/livez")(probe)

@@ -89,8 +89,7 @@ class Submitter:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, "conflict", str(error), decoded.id, decoded.digest())
         except (InvalidTrace, NotConverted) as error:
-            trace_id = f"{TRACE_ID_PREFIX}otel:{run.run_id}"
-            self._store.dead_letters.dead_letter(export, "invalid", _detail(error), trace_id)
+            self._store.dead_letters.dead_letter(export, "invalid", _detail(error), f"{TRACE_ID_PREFIX}otel:{run.run_id}")
 
     def _converted(self, run: ClosedRun, raw: bytes) -> dict[str, Any]:
         """The trace that a run makes; raises InvalidTrace or NotConverted."""

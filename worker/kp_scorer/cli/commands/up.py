@@ -72,8 +72,7 @@ def _kept(settings: Settings, data_dir: Path) -> str:
         decisions = [each.decision for each in islice(store.ledger.all_decided(), _MOST_LOOKED_AT)]
     if not decisions:
         return f"it keeps what comes in {data_dir}; there is no decision yet"
-    policy = settings.scoring
-    others = sum(decide_again(each, policy).threshold != each.threshold for each in decisions)
+    others = sum(decide_again(each, settings.scoring).threshold != each.threshold for each in decisions)
     count = f"{len(decisions):,}{' or more' if len(decisions) == _MOST_LOOKED_AT else ''}"
     words = f"{data_dir} keeps {count} decisions from earlier, by {threshold_words(decisions)}"
     stand = f"; {others} of them by another than now, which stand: `kp-scorer up --fresh` starts empty"
