@@ -21,7 +21,8 @@ from kp_scorer.client.status import LEAST_S, Polling, Status, decision_of, statu
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_for_sending
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError, TraceConflict
-from kp_scorer.ledger import Store, Submission
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import Submission
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import ReasoningTrace, namespaced

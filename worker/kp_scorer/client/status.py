@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import DecisionTimeout, Reason, TraceDead
-from kp_scorer.ledger import Record, TraceState
+from kp_scorer.ledger.records import Record, TraceState
 
 _POLL_FASTEST_S: Final = 0.01
 _POLL_SLOWEST_S: Final = 0.25

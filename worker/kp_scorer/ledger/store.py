@@ -96,14 +96,8 @@ class Store:
 def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
     """Yield every decision that the ledger holds, in no order. One made meanwhile may be missing; none comes twice.
 
-    Records that are damaged are left out.
-
-    Args:
-        settings: where the ledger is; by default what the environment and the configuration file say.
-
-    Raises:
-        SettingsError: a setting is wrong, or nothing says where Redis is.
-        ServiceUnavailable: Redis cannot be reached.
+    Records that are damaged are left out. The settings are by default those of the environment and the configuration file.
+    SettingsError if one is wrong, or nothing says where Redis is; ServiceUnavailable if Redis cannot be reached.
     """
     # Redis gives some twice while the table of its keys shrinks.
     read = set[str]()

@@ -92,17 +92,9 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
 
 def _course_words(decision: Decision, received: Received) -> str:
     """Which worker decided, when, and what took how long."""
-    timings = decision.timings
-    steps = {
-        "queued": received.queued_ms,
-        "held before its look-up": timings.held_ms,
-        "look-up": timings.look_up_ms,
-        "wait for the engine": timings.wait_ms,
-        "embedding": timings.embed_ms,
-        "placing": timings.place_ms,
-    }
-    spent = ", ".join(f"{step} {ms / 1_000:,.3f} s" for step, ms in steps.items() if ms is not None)
-    return f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {spent}."
+    times = {**received.model_dump(), **decision.timings.model_dump()}
+    spent = [f"{spaced(name[:-3])} {times[name] / 1_000:,.3f} s" for name in times if name.endswith("_ms")]
+    return f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {', '.join(spent)}."
 
 
 def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:

@@ -21,7 +21,8 @@ from kp_scorer.client import Client, Submitted
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable
-from kp_scorer.ledger import Store, TraceState
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import TraceState
 from kp_scorer.logs import raised_at
 from kp_scorer.serve.otlp import JSON, PROTOBUF, failure, spans_in, success
 from kp_scorer.serve.submitter import Submitter
