@@ -1,7 +1,4 @@
-"""A decision in words: why it came out as it did, and what would have had to be different.
-
-Lines have 80 columns, but for ids, which are never broken.
-"""
+"""A decision in words, in lines of 80 columns but for ids: why it came out as it did, and what it would have taken."""
 
 import math
 import textwrap
@@ -50,10 +47,7 @@ def explain(
 
 
 def decided_words(decision: Decision, traces: Traces, policy: Policy | None = None) -> Iterator[str]:
-    """Why a decision came out as it did; its trace and the nearest earlier one add to it where they are at hand.
-
-    With a policy also what it would be in the domain of each of its profiles.
-    """
+    """Why a decision came out as it did, with what its trace and the nearest one say; with a policy also by each profile."""
     trace, nearest = traces.get(decision.trace_id), decision.novelty.nearest
     terms, margin = terms_of(decision), decision.score - decision.threshold
     yield f"{decision.trace_id}: {decision.outcome} with {decision.score:.4f}"
