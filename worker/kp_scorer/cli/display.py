@@ -42,6 +42,7 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     Yields a function of how many are done, and of how many there are in all if that is known.
     """
     out = console()
+    is_terminal = out.is_terminal
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -52,15 +53,16 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
         transient=True,
         # Rich would print above the bar also what goes elsewhere than to a terminal.
         redirect_stdout=sys.stdout.isatty(),
-        disable=not out.is_terminal,
+        disable=not is_terminal,
     )
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
 
     def advance(done: int, total: int | None) -> None:
         nonlocal noted_s
-        bar.update(task, completed=done, total=total)
-        if not out.is_terminal and time.monotonic() - noted_s >= _NOTE_EVERY_S:
+        if is_terminal:
+            bar.update(task, completed=done, total=total)
+        elif time.monotonic() - noted_s >= _NOTE_EVERY_S:
             noted_s = time.monotonic()
             print_note(f"{label}: {done}{'' if total is None else f' of {total}'}")
 
