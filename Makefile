@@ -58,7 +58,8 @@ PIP_VARIABLES := PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT
 
 image:
 	$(BUILDER) --file deploy/Dockerfile --tag $(IMAGE) \
-		$(foreach name,$(PIP_VARIABLES),--build-arg $(name)="$$$(name)") $(IMAGE_FLAGS) .
+		$(foreach name,$(PIP_VARIABLES),--build-arg $(name)="$$$(name)") \
+		$${PIP_CERT:+--secret "id=pip-cert,src=$$PIP_CERT"} $(IMAGE_FLAGS) .
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info worker/*.egg-info

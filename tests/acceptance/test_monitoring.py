@@ -82,6 +82,32 @@ def test_a_worker_that_waits_for_its_redis_is_live_and_not_ready_until_that_is_b
         assert probe("--ready")[0] == 1
 
 
+def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: Path) -> None:
+    port = free_port()
+    probe = Probe(port)
+    (tmp_path / "redis").mkdir()
+    with RedisServer(tmp_path / "redis") as server:
+        with server.connect() as client:
+            client.eval("for key = 1, 60000 do redis.call('SET', key, '') end", 0)
+        server.kill()
+        # Ten seconds; it answers some times a second.
+        server.launch("key-load-delay 100")
+        urls = {"broker.url": server.url, "redis.url": server.url}
+        worker = launch_worker(
+            load_settings({**urls, "metrics.port": port, "worker.patience_s": 0.5}), tmp_path / "worker.log", FAST_WORKER
+        )
+        try:
+            (reason,) = wait_until(lambda: [each for each in probe("--ready")[1] if "LOADING" in each])
+            assert reason.startswith("it is starting: redis: redis.url: Redis refuses: LOADING")
+            assert probe() == (0, [])
+            wait_until(lambda: probe("--ready")[0] == 0, timeout_s=60)
+            lines = worker.events("service_unavailable")
+            assert len(lines) > 1
+            assert {line["detail"].partition(" Redis is")[0] for line in lines} == {"redis.url: Redis refuses: LOADING"}
+        finally:
+            worker.stop()
+
+
 def reports(settings: Settings) -> list[WorkerReport]:
     with Store.open(settings) as store:
         return store.workers.reports()
@@ -109,6 +135,7 @@ def test_workers_are_shown_with_their_work(settings: Settings, redis_client: red
         redis_client.set(Keys("kp").worker("other"), b"\xff{", px=5_000)
         (line,) = [line for line in output_of_top(settings, "--once").splitlines() if report.node in line]
         assert re.search(r"\b10\b.*\byes\b", line)
+        assert re.search(r"decisions\.accepted \d+ of 100,000", output_of_top(settings, "--once"))
     # One that has ended is not shown for longer than its lease.
     wait_until(lambda: not reports(settings), timeout_s=10)
 
@@ -166,6 +193,7 @@ def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Pat
         client.config_set("appendonly", "no")
         client.config_set("maxmemory", 10**9)
         client.lpush("decisions.accepted", *["{}"] * 9)
+        client.lpush("decisions.rejected", *["{}"] * 10)
         elsewhere = with_changed(settings, redis__url=server.url, broker__url=server.url)
         code, findings = diagnosed(
             elsewhere, "--set", "queues.results_limit=10", "--set", "ledger.resend_after_s=30", CELERY_BROKER_URL="redis://x"
@@ -174,6 +202,8 @@ def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Pat
         wrong = {check: [row["detail"] for row in rows if row["state"] == "wrong"] for check, rows in findings.items()}
         assert [detail.partition(": set ")[2] for detail in wrong["redis"]] == ["maxmemory-policy noeviction", "appendonly yes"]
         assert "9 unread decisions of 10" in wrong["queues"][0]
+        (advice,) = [row["detail"] for row in findings["queues"] if row["state"] == "advice"]
+        assert advice.startswith("decisions.rejected has 10 unread decisions of 10")
         assert "ledger.resend_after_s" in wrong["settings"][0]
         assert "CELERY_BROKER_URL" in findings["variables"][0]["detail"]
         assert findings["clocks"] == [{"check": "clocks", "state": "ok", "detail": "in order"}]
@@ -183,6 +213,31 @@ def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Pat
         assert code == 1
         assert findings["redis"][0]["state"] == findings["queues"][0]["state"] == "wrong"
         server.start()
+
+
+def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matter(settings: Settings, tmp_path: Path) -> None:
+    # The servers of a cluster talk to each other on another port, 10,000 higher.
+    server = next(server for server in iter(lambda: RedisServer(tmp_path), None) if server.port < 55_536)
+    with server:
+        elsewhere = with_changed(settings, redis__url=server.url, broker__url=server.url)
+        server.kill()
+        server.launch("cluster-enabled yes")
+        server.wait_until_loaded()
+        (code, findings) = diagnosed(elsewhere)
+        assert code == 1
+        details = [row["detail"] for row in findings["redis"] if row["state"] == "wrong"]
+        assert details[0].startswith("it is a Redis Cluster")
+        assert details[-1].endswith("set maxmemory")
+        server.kill()
+        server.launch('rename-command CONFIG ""', "appendonly no")
+        server.wait_until_loaded()
+        assert diagnosed(elsewhere)[1]["redis"] == [{"check": "redis", "state": "ok", "detail": "in order"}]
+        server.kill()
+        server.launch('rename-command CONFIG ""', "appendonly no", "maxmemory-policy volatile-lru")
+        server.wait_until_loaded()
+        code, findings = diagnosed(elsewhere)
+        assert (code, [row["state"] for row in findings["redis"]]) == (1, ["wrong"])
+        assert "set maxmemory-policy noeviction" in findings["redis"][0]["detail"]
 
 
 def test_healthy_deployment_exits_0_and_converts_no_model(
@@ -292,11 +347,12 @@ def test_the_rules_name_only_existing_metrics(metric_names: set[str]) -> None:
 
 
 def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
-    runbooks = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules() if "alert" in rule}
-    assert {runbook.partition("#")[0] for runbook in runbooks.values()} == {INCIDENTS}
+    runbooks = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules() if "alert" in rule}
+    page = "https://runbooks.example/INCIDENTS.md"
+    assert {runbook.partition("#")[0] for runbook in runbooks.values()} == {page}
     assert {runbook.partition("#")[2] for runbook in runbooks.values()} - anchors_of(INCIDENTS) == set()
     rows = [line.text for line in lines_of(INCIDENTS) if line.text.startswith("| `KpScorer")]
-    named = {row.split("`")[1]: f"{INCIDENTS}{re.findall(r'[(](#.*?)[)]', row)[0]}" for row in rows}
+    named = {row.split("`")[1]: f"{page}{re.findall(r'[(](#.*?)[)]', row)[0]}" for row in rows}
     assert named == runbooks
 
 

@@ -16,14 +16,16 @@ from statistics import mean, quantiles
 from typing import Final
 
 from kp_scorer.capacity import Costs, Fleet
-from kp_scorer.embedding import Embedder, usable_cores
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.select import usable_cores
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, batches, emit, real_embedder, say, show_table
 from tests.benchmarks.load import Bench, open_bench, traces
+from tests.support.token_ids import ids_of
 
 _BATCH: Final = WorkerSettings().batch_size
 
@@ -91,7 +93,7 @@ def at_random(bench: Bench, items: Sequence[ReasoningTrace], rate: float) -> flo
 def lengths_of(items: Sequence[ReasoningTrace]) -> list[int]:
     model = find_model("")
     assert model
-    return [len(ids) for ids in Tokens(model.tokenizer).of([trace.embedding_text for trace in items])]
+    return [len(ids) for ids in ids_of(Tokens(model.tokenizer), [trace.embedding_text for trace in items])]
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from typing import NamedTuple, TypeVar
 
 import redis
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.select import select_embedder
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.ledger.connection import connect
 from kp_scorer.local.embedded import embedded_redis
 from kp_scorer.settings import load_settings
@@ -22,6 +23,7 @@ from kp_scorer.settings.sections import RedisSettings
 from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES
+from tests.support.token_ids import ids_of
 from tests.support.traces import sample_traces
 
 Item = TypeVar("Item")
@@ -70,7 +72,7 @@ def texts_of_every_length(limit: int) -> list[Texts]:
         "medium": [trace.embedding_text[:1_000] for trace in traces],
         "long": [trace.embedding_text for trace in traces],
     }
-    return [Texts(name, texts, [len(ids) for ids in tokens.of(texts)]) for name, texts in cuts.items()]
+    return [Texts(name, texts, [len(ids) for ids in ids_of(tokens, texts)]) for name, texts in cuts.items()]
 
 
 def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:

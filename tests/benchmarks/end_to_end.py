@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import psutil
 from kp_scorer import score_traces
-from kp_scorer.embedding import Embedder
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from kp_scorer.embedding import MAX_TOKENS, Embedder, select_embedder
-from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Vectors
 from kp_scorer.embedding.model import find_model
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
-from kp_scorer.embedding import Vectors
+from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.scoring import Policy, novelty_of, score
 from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import ReasoningTrace

@@ -21,7 +21,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.embedding.embedder import Embedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.settings.sections import EmbeddingSettings
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer

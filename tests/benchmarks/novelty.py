@@ -41,7 +41,8 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from kp_scorer.embedding import Embedder, Vectors, select_embedder
+from kp_scorer.embedding.embedder import Embedder, Vectors
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace, Step

@@ -25,7 +25,8 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from kp_scorer.embedding import Embedder, TokenizedText, Vectors, select_embedder
+from kp_scorer.embedding.embedder import Embedder, TokenizedText, Vectors
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.ledger import Store
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import load_settings

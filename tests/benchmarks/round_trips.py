@@ -17,8 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import redis
 from kp_scorer.decider import Decider, NoveltyMeter
-from kp_scorer.embedding import TRACE, PlainEmbedder
-from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
 from kp_scorer.ledger import RedisLedger, RedisLog
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import Policy
@@ -33,7 +32,7 @@ _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
 _LEASE_MS: Final = int(WorkerSettings().decision_timeout_s * 1_000)
 
 
-class RandomEmbedder(PlainEmbedder):
+class RandomEmbedder(Embedder):
     """Random unit vectors, as large as the default model's."""
 
     name = "random"

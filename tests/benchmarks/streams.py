@@ -16,7 +16,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median, quantiles
 
-from kp_scorer.embedding import Embedder, TokenizedText
+from kp_scorer.embedding.embedder import Embedder, TokenizedText
 
 from tests.benchmarks.common import Row, arguments, real, real_embedder, report, samples
 

@@ -29,12 +29,13 @@ from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import RECIPES
 from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, emit, real, say, show_table
 from tests.support.costly import costly_submissions, oversized_bodies
+from tests.support.token_ids import ids_of
 
 _IN_FLIGHT: Final = 96
 _MB: Final = 1_000_000
@@ -129,10 +130,10 @@ def costs_of_text(name: str, text: str, tokens: Tokens) -> Row:
         seconds = []
         for _ in range(4):
             started = time.thread_time()
-            tokens.of([text], part.max_tokens, keep_end=part.keeps_end)
+            ids_of(tokens, [text], part.max_tokens, keep_end=part.keeps_end)
             seconds.append(time.thread_time() - started)
         tracemalloc.start()
-        tokens.of([text], part.max_tokens, keep_end=part.keeps_end)
+        ids_of(tokens, [text], part.max_tokens, keep_end=part.keeps_end)
         costs.append((seconds[0], min(seconds[1:]), tracemalloc.get_traced_memory()[1]))
         tracemalloc.stop()
     grown_bytes = 1_024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - grown_before)

@@ -26,7 +26,7 @@ def read_all(settings: Settings, decisions: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 def test_unread_results_of_one_outcome_stop_workers_and_lose_nothing(arena: Arena) -> None:
-    settings = arena.settings(queues__results_limit=TRACES // 10, scoring__threshold=0.45)
+    settings = arena.settings(queues__results_limit=TRACES // 10, queues__rejected_waits=True, scoring__threshold=0.45)
     read_decisions: list[dict[str, Any]] = []
 
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:

@@ -7,8 +7,9 @@ from typing import Final
 import pytest
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
-from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.model import find_model
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kp_scorer.embedding import Embedder, select_embedder
+from kp_scorer.embedding.embedder import Embedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
 
@@ -20,7 +21,7 @@ ANOTHER_USER = 12_345
 HEAVY = ("torch", "transformers", "sentence_transformers")
 LOAD_AND_TELL = f"""
 import json, sys
-from kp_scorer.embedding import select_embedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
 embedder = select_embedder(EmbeddingSettings())

@@ -11,8 +11,9 @@ from kp_scorer import score_traces
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding import Embedder, openvino_engine, select_embedder
-from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding import openvino_engine
+from kp_scorer.embedding.embedder import Embedder, Vectors
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog

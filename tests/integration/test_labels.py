@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kp_scorer import stored_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
@@ -17,6 +17,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import decision
+from tests.support.commands import invoked
 
 TALLY = Tally("code", is_known=True)
 DIGEST = b"a" * 16
@@ -41,7 +42,7 @@ def _traces_in_every_state(store: Store) -> None:
 @pytest.fixture
 def run(settings: Settings) -> Run:
     def call(*arguments: str, stdin: str = "") -> Result:
-        return CliRunner(env=as_environment(settings)).invoke(commands, arguments, stdin)
+        return invoked(commands, *arguments, stdin=stdin, env=as_environment(settings))
 
     return call
 

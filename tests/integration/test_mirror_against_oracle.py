@@ -79,7 +79,7 @@ class Scene:
             time_ms, number = entries[-1].place
             own = Entry(Place(time_ms, number + 1), "", b"", candidate("", self.random.randrange(7)).vector)
             expected = oracle(entries, own)
-            similarity = cache.similarity(own.vector, time_ms)
+            similarity = cache.mirror.similarity(own.vector, time_ms)
             assert similarity == (expected and pytest.approx(expected[0], abs=1e-5))
 
     def let_time_pass(self) -> None:

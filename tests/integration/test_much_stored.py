@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import redis
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kp_scorer.cli.main import commands
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
@@ -16,6 +16,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import candidate, decision
+from tests.support.commands import invoked
 
 KEYS: Final = Keys("kp")
 RECORDS: Final = 3_000
@@ -49,7 +50,7 @@ class Filled:
         pipeline.execute()
 
     def run(self, *arguments: str, stdin: str = "") -> Result:
-        return CliRunner(env=as_environment(self.settings)).invoke(commands, arguments, stdin)
+        return invoked(commands, *arguments, stdin=stdin, env=as_environment(self.settings))
 
     def calls(self, *arguments: str, stdin: str = "") -> dict[str, int]:
         """How often a command called each command of Redis, those within scripts too."""

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +34,10 @@ REFUSED: Final = re.compile(r"^(ERR|NO\w+|WRONG\w+|\(error\))", re.MULTILINE)
 class Fleet:
     """What the commands act on: as many decided traces, dead letters and groups as they name."""
 
-    def __init__(self, server: Shipped, directory: Path) -> None:
-        self.server, self.directory = server, directory
+    def __init__(self, server: Shipped, directory: Path, via: str) -> None:
+        self.server, self.directory, self._via = server, directory, via
+        # The others also say how to set up streams.
+        self.pages = PAGES if via == "stream" else ("deploy/INCIDENTS.md",)
         self.port = free_port()
         self.settings = {user: self._settings(user) for user in ("client", "worker", "operator")}
         self._traces = iter(fresh_samples(48))
@@ -69,24 +71,25 @@ class Fleet:
         url = self.server.url(user)
         chosen = {
             "metrics.port": self.port,
-            "results.accepted_via": "stream",
-            "scoring.threshold": 1.0,
+            "results.accepted_via": self._via,
+            "scoring.threshold": 1.0 if self._via == "stream" else 0.0,
             "embedding.embedder": "none",
         }
         return load_settings({"broker.url": url, "redis.url": url, **chosen})
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """A Redis as it is shipped, with a worker, and a group that reads."""
+@pytest.fixture(params=["queue", "stream"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
+    """A Redis as it is shipped, with a worker, and a group that reads if decisions go to a stream."""
     server = Shipped(tmp_path, redis_executable(), more="maxmemory 1gb\n")
     try:
-        opened = Fleet(server, tmp_path)
+        opened = Fleet(server, tmp_path, request.param)
         with (
             start_worker(opened.settings["worker"], tmp_path / "worker.log", command=FAST_WORKER),
             server.connect("operator") as operator,
         ):
-            operator.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
+            if request.param == "stream":
+                operator.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
             (tmp_path / "erased.txt").write_text(f"{opened.decided()}\n", "utf-8")
             server.refused()
             yield opened
@@ -94,22 +97,23 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         server.stop()
 
 
-def commands_of_pages() -> Iterator[Line]:
+def commands_of(pages: Sequence[str]) -> Iterator[Line]:
     """The lines of the pages that are commands to be run here."""
-    for page in PAGES:
+    for page in pages:
         yield from (line for line in lines_of(page) if line.is_code and COMMAND.match(line.text.strip()))
 
 
 @pytest.mark.slow
 def test_commands_of_the_operators_pages_do_what_they_say(fleet: Fleet) -> None:
     failed = {}
-    for line in commands_of_pages():
+    for line in commands_of(fleet.pages):
         code, output = ran(fleet, line.text.strip())
         if code or REFUSED.search(output):
             failed[line.place] = (line.text.strip(), code, output[-500:])
     assert failed == {}
     assert fleet.server.refused() == []
-    assert (fleet.directory / "rejected.jsonl").read_text("utf-8").startswith('{"')
+    has_rejected = (fleet.directory / "rejected.jsonl").read_text("utf-8").startswith('{"')
+    assert has_rejected == (fleet.pages == PAGES)
 
 
 def ran(fleet: Fleet, text: str) -> tuple[int, str]:

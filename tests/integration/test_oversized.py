@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_letters import dead_letter, poison
-from kp_scorer.broker.redis_transport import Channel
+from kp_scorer.broker.redis_transport.channel import Channel
 from kp_scorer.broker.results import open_results
 from kp_scorer.broker.wire import BEGINNING_BYTES, arguments_in, largest_message_bytes, submission_in
 from kp_scorer.cli.main import commands
@@ -31,7 +31,7 @@ def keep(request: pytest.FixtureRequest, settings: Settings, redis_client: redis
     """Have messages over 10 bytes payloads, in order, in either way that they can be; return all that are payloads."""
     options = {"largest_bytes": 10}
     with Connection(
-        settings.broker.url, transport="kp_scorer.broker.redis_transport:Transport", transport_options=options
+        settings.broker.url, transport="kp_scorer.broker.redis_transport.channel:Transport", transport_options=options
     ) as c:
         channel: Channel = c.default_channel
 

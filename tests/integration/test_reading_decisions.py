@@ -195,7 +195,7 @@ def test_workers_send_the_trace_along_and_private_ones_apart(settings_of: Settin
 
 
 def test_unread_traces_are_bounded_by_bytes(settings_of: SettingsWith) -> None:
-    settings = settings_of(results__with_trace=True, queues__results_bytes=300_000)
+    settings = settings_of(results__with_trace=True, queues__results_bytes=300_000, queues__rejected_waits=True)
     large = SimpleNamespace(
         body=json.dumps(minimal_payload(objective="x" * 90_000)).encode(),
         content_type="application/json",

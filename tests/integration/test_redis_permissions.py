@@ -271,7 +271,12 @@ def _load_scripts(server: Shipped) -> None:
 
 @pytest.mark.slow
 def test_readers_may_read_queues_and_streams(server: Shipped, tmp_path: Path) -> None:
-    streamed = {"results__accepted_via": "stream", "queues__results_limit": 1, "results__with_trace": True}
+    streamed = {
+        "results__accepted_via": "stream",
+        "queues__results_limit": 1,
+        "results__with_trace": True,
+        "queues__rejected_waits": True,
+    }
     settings = with_changed(server.settings("worker"), **streamed)
     traces = fresh_samples(8)
     with (

@@ -14,8 +14,8 @@ from celery import Celery
 from kombu import Connection, Queue
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.broker.redis_transport import Channel
 from kp_scorer.broker.redis_transport import queue as transport_queue
+from kp_scorer.broker.redis_transport.channel import Channel
 from kp_scorer.broker.redis_transport.queue import Sizes, keys_of
 from kp_scorer.settings import Settings, load_settings
 

@@ -9,6 +9,7 @@ import redis
 from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer import score_traces
+from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
@@ -69,6 +70,32 @@ def test_a_worker_that_waits_for_room_drains_at_once(limited: Settings, tmp_path
     assert len(read) < TRACES
     with start_worker(limited, tmp_path / "next.log", command=FAST_WORKER):
         wait_until_read(limited, traces.keys() - read)
+
+
+def test_rejected_decisions_that_nobody_reads_keep_no_trace_from_its_decision(on_broker: SettingsWith, tmp_path: Path) -> None:
+    settings = on_broker(queues__results_limit=LIMIT // 4, worker__concurrency=IN_FLIGHT, scoring__threshold=0.45)
+    accepted: set[str] = set()
+
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        trace_ids = [client.submit(trace) for trace in short_traces(TRACES, seed=7)]
+        outcomes: Counter[str] = Counter()
+
+        def are_all_decided() -> bool:
+            accepted.update(decision["trace_id"] for decision in published(settings, "accepted"))
+            outcomes.clear()
+            outcomes.update(status.decision.outcome for status in client.look_up(trace_ids) if status and status.decision)
+            return outcomes.total() == TRACES and len(accepted) == outcomes["accepted"]
+
+        wait_until(are_all_decided)
+        assert min(outcomes["accepted"], outcomes["rejected"] - LIMIT // 2) > 0
+        (line,) = [line for line in worker.events("results_full") if line["queue"] == settings.queues.rejected]
+        assert not line["waits"]
+        with make_celery(settings) as app, Store.open(settings) as store:
+            backlog = look_at_backlog(app, settings, store)
+        assert (backlog.full, backlog.waited_for) == ((), (settings.queues.accepted,))
+        assert backlog.used(settings.queues.rejected) >= 1
+    # RabbitMQ takes some more, until it has noticed.
+    assert LIMIT // 4 <= len(published(settings, "rejected")) < outcomes["rejected"]
 
 
 def wait_until_read(settings: Settings, trace_ids: Collection[str]) -> None:

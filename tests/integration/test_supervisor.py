@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from kp_scorer.process.supervisor import Supervisor
+from kp_scorer.process.watchdog import Supervisor
 from kp_scorer.settings import Settings
 from structlog.testing import capture_logs
 

@@ -251,7 +251,8 @@ def test_a_worker_killed_before_it_acknowledges_makes_copies_with_the_same_mark(
 
 def test_full_results_are_refused_until_some_are_read(scene_name: str, request: pytest.FixtureRequest, store: Store) -> None:
     made = decisions(LIMIT + 3)
-    with scene_of(scene_name, request, queues__results_limit=LIMIT) as scene, make_celery(scene.settings) as app:
+    limited = {"queues__results_limit": LIMIT, "queues__rejected_waits": True}
+    with scene_of(scene_name, request, **limited) as scene, make_celery(scene.settings) as app:
         publisher = Publisher(app, scene.settings, store)
         errors = publisher.publish_all(publications(made))
         # RabbitMQ takes one more than it is told.

@@ -11,8 +11,7 @@ from typing import Any, Final
 import numpy as np
 from kp_scorer.broker.wire import as_bytes, trace_id_of
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding import TRACE, PlainEmbedder
-from kp_scorer.embedding.embedder import Vector, Vectors
+from kp_scorer.embedding.embedder import TRACE, Embedder, Vector, Vectors
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
@@ -108,7 +107,7 @@ class EmbeddingFailed(Exception):
     """What an embedder raises that fails."""
 
 
-class WordEmbedder(PlainEmbedder):
+class WordEmbedder(Embedder):
     """Adds up a vector for each word, drawn by its hash."""
 
     name = "words"

@@ -170,7 +170,7 @@ MUTANTS: Final = (
     Mutant("ledger", "'letter', 'as_letter', ", "'letter', ", "what is pending again is taken for what it was"),
     Mutant("ledger", "redis.call('ZREM', pending, trace_id)", "", "what has ended is pending"),
     Mutant("ledger", f"redis.call('HDEL', record, {_ALL_OF_PENDING})", "", "what has ended is held"),
-    Mutant("ledger", "add(counts, 'decided', 1)", "", "decisions are not counted"),
+    Mutant("commit", "add(counts, 'decided', 1)", "", "decisions are not counted"),
 )
 
 

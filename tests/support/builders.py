@@ -28,7 +28,8 @@ COMPLETE_DECISION: Final = """
 "overrides":[{"name":"recovered_from_errors","score":0.61},{"name":"single_tool","score":0.61}],
 "novelty":{"source":"embedding","nearest":{"trace_id":"kp:trace:near","similarity":0.88},"duplicate_of":"kp:trace:first",
 "embedder":"MiniLM","embedded_tokens":77,"text_tokens":77,"space":"0123456789abcdef","entry":"1767225600000-7"},
-"timings":{"look_up_ms":1.5,"wait_ms":4.5,"embed_ms":2.5,"place_ms":3.5,"batch_size":9},"decided_at":"2026-03-04T05:06:07.890+02:00"}
+"received":{"worker":"scorer-1@host","queued_ms":1234,"deliveries":2},
+"timings":{"held_ms":0.5,"look_up_ms":1.5,"wait_ms":4.5,"embed_ms":2.5,"place_ms":3.5,"batch_size":9},"decided_at":"2026-03-04T05:06:07.890+02:00"}
 """
 """A decision with everything in it, as ledgers and queues hold it."""
 

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from tempfile import TemporaryFile
-from typing import Final
+from typing import Any, Final
+
+import click
+from click.testing import CliRunner, Result
 
 from tests.support.forking import start
 
@@ -26,6 +29,14 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.Compl
         for stream in (stdout, stderr):
             stream.seek(0)
         return subprocess.CompletedProcess(arguments, code, stdout.read().decode(), stderr.read().decode())
+
+
+def invoked(command: click.Command, *arguments: str, stdin: str | bytes = b"", **options: Any) -> Result:
+    """Run a command in this process; its stdin is a file, as commands read it by its number."""
+    with TemporaryFile() as file:
+        file.write(stdin if isinstance(stdin, bytes) else stdin.encode())
+        file.seek(0)
+        return CliRunner().invoke(command, arguments, input=file, **options)
 
 
 def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:

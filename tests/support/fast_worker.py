@@ -23,8 +23,7 @@ from typing import Final
 import numpy as np
 from celery.platforms import SecurityWarning
 from kp_scorer.app import create_app
-from kp_scorer.embedding import RECIPES, PlainEmbedder
-from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding.embedder import RECIPES, Embedder, Vectors
 from kp_scorer.process.startup import LoadEmbedder
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
@@ -38,7 +37,7 @@ class Panic(BaseException):
     """What a native library may raise; pyo3's is called PanicException."""
 
 
-class WordHashEmbedder(PlainEmbedder):
+class WordHashEmbedder(Embedder):
     name = "word-hash"
     space = "word-hash-1"
     dimensions = _DIMENSIONS

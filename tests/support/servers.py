@@ -35,17 +35,25 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, or start it again with the data it has, and wait until that is loaded."""
+        self.launch()
+        self.wait_until_loaded()
+
+    def launch(self, *more: str) -> None:
+        """Start it, with more configuration, and do not wait until it answers."""
         configuration = [
             *("bind 127.0.0.1", f"port {self.port}", f'dir "{self._directory}"', "maxmemory-policy noeviction"),
             *("appendonly yes", "appendfsync everysec", "aof-load-truncated yes", 'save ""'),
             # A rewritten file could not be cut back to what it was.
             "auto-aof-rewrite-percentage 0",
+            *more,
         ]
         with (self._directory / "redis.log").open("ab") as log:
             self._process = subprocess.Popen([self._executable, "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
         assert self._process.stdin
         with self._process.stdin as stdin:
             stdin.write("\n".join(configuration).encode())
+
+    def wait_until_loaded(self) -> None:
         with self.connect() as client:
             wait_until(lambda: answers(client), timeout_s=30)
 

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from kp_scorer.embedding import TRACE, PlainEmbedder
-from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
 
 
-class WordEmbedder(PlainEmbedder):
+class WordEmbedder(Embedder):
     """Each dimension is the sign of a vote by the words' hashes, so that every similarity is exact in float32."""
 
     name = "words"

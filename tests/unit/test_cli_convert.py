@@ -17,6 +17,7 @@ from kp_scorer.cli.input import read_traces
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, minimal_payload
+from tests.support.commands import invoked
 from tests.support.converting import SUPPLIED, converted, values_read
 from tests.support.documents import blocks
 from tests.unit import test_adapter_langfuse, test_adapter_otel, test_adapter_sessions
@@ -34,7 +35,7 @@ CHAT: Final = {"messages": [{"role": "user", "content": "Any mail?"}, {"role": "
 def run(content: bytes, *flags: str, file: str = "-", **changed: str | None) -> Result:
     options = OPTIONS | {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
     arguments = [word for name, value in options.items() if value is not None for word in (name, value)]
-    return CliRunner().invoke(convert, [file, *arguments, *flags], input=content, prog_name="kp-scorer convert")
+    return invoked(convert, file, *arguments, *flags, stdin=content, prog_name="kp-scorer convert")
 
 
 def rows(done: Result) -> list[dict[str, Any]]:
@@ -265,7 +266,7 @@ def test_sessions_are_scored_at_the_end_of_each_file(tmp_path: Path) -> None:
 
 
 def scored(content: bytes, *arguments: str) -> Result:
-    return CliRunner().invoke(score, ["-", "--set", "embedding.embedder=words", *arguments], input=content)
+    return invoked(score, "-", "--set", "embedding.embedder=words", *arguments, stdin=content)
 
 
 def test_score_converts_what_is_no_trace_and_leaves_traces_of_ours_alone() -> None:

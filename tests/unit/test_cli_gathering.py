@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.decision import Decision
 from kp_scorer.offline import score_traces
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import Payload, changed, minimal_payload
+from tests.support.commands import invoked
 
 PAYLOADS = [minimal_payload(trace_id=f"kp:trace:{number}") for number in range(5)]
 
@@ -38,10 +38,6 @@ def gather(results: list[Gathered]) -> click.Command:
     return command
 
 
-def run(command: click.Command, *arguments: str, stdin: bytes | None = None) -> Result:
-    return CliRunner().invoke(command, arguments, input=stdin)
-
-
 def lines(rows: list[Payload]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
@@ -57,7 +53,7 @@ def decisions_in(gathered: Gathered) -> list[Decision]:
 def test_traces_are_scored(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_bytes(lines([*PAYLOADS[:3], {"not": "a trace"}, *PAYLOADS[3:], PAYLOADS[0]]))
-    assert run(gather, str(file)).exit_code == 1
+    assert invoked(gather, str(file)).exit_code == 1
     (gathered,) = results
     ids = [payload["id"] for payload in PAYLOADS]
     assert [decision.trace_id for decision in decisions_in(gathered)] == ids
@@ -72,7 +68,7 @@ def test_each_decision_is_read_once(gather: click.Command, results: list[Gathere
     content = lines([*rows, {"trace_id": "kp:trace:9", "state": "pending"}, *waited])
     file = tmp_path / name
     file.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    result = run(gather, name, stdin=content) if name == "-" else run(gather, str(file))
+    result = invoked(gather, name, stdin=content) if name == "-" else invoked(gather, str(file))
     assert result.exit_code == 1
     (gathered,) = results
     assert [decision.model_dump(mode="json") for decision in decisions_in(gathered)] == rows
@@ -83,7 +79,7 @@ def test_each_decision_is_read_once(gather: click.Command, results: list[Gathere
 
 @pytest.mark.parametrize("arguments", [[], ["some.jsonl", "--stored"]])
 def test_exactly_one_source_is_required(gather: click.Command, arguments: list[str]) -> None:
-    result = run(gather, *arguments)
+    result = invoked(gather, *arguments)
     assert result.exit_code == 2
     assert "either FILE" in result.stderr
 
@@ -92,7 +88,7 @@ def test_exactly_one_source_is_required(gather: click.Command, arguments: list[s
 def test_truncated_gzip_file_is_refused(gather: click.Command, tmp_path: Path, rows: list[Payload] | None) -> None:
     file = tmp_path / "cut.jsonl.gz"
     file.write_bytes(gzip.compress(lines(rows or decided()))[:200])
-    result = run(gather, str(file))
+    result = invoked(gather, str(file))
     assert result.exit_code == 2
     assert "it cannot be read" in result.stderr
 
@@ -102,7 +98,7 @@ def test_later_decision_on_a_trace_counts(gather: click.Command, results: list[G
     again = first | {"decided_at": "2999-01-01T00:00:00.000+00:00", "outcome": "review"}
     file = tmp_path / "decisions.jsonl"
     file.write_bytes(lines([again, first, again]))
-    run(gather, str(file))
+    invoked(gather, str(file))
     assert [decision.outcome for decision in decisions_in(results[0])] == ["review"]
 
 
@@ -112,13 +108,13 @@ def test_a_namespace_chooses_among_decisions(gather: click.Command, results: lis
     file.write_bytes(lines([minimal_payload(trace_id=trace_id) for trace_id in ids]))
     for chosen in (["team-a"], ["team-a", "team-b"]):
         options = [part for name in chosen for part in ("--namespace", name)]
-        assert run(gather, str(file), *options).exit_code == 0
+        assert invoked(gather, str(file), *options).exit_code == 0
         expected = [trace_id for trace_id in ids if any(f":{name}:" in trace_id for name in chosen)]
         assert [decision.trace_id for decision in decisions_in(results[-1])] == expected
-    result = run(gather, str(file), "--namespace", "team-c")
+    result = invoked(gather, str(file), "--namespace", "team-c")
     assert result.exit_code == 1
     assert "with --namespace 'team-c'" in str(result.exception)
-    assert run(gather, str(file), "--namespace", "").exit_code == 0
+    assert invoked(gather, str(file), "--namespace", "").exit_code == 0
     assert [decision.trace_id for decision in decisions_in(results[-1])] == ["kp:trace:1"]
 
 
@@ -126,9 +122,9 @@ def test_an_agent_chooses_among_decisions(gather: click.Command, results: list[G
     payloads = [changed(payload, "metadata.agent_id", f"agent {number % 2}") for number, payload in enumerate(PAYLOADS)]
     file = tmp_path / "traces.jsonl"
     file.write_bytes(lines(payloads))
-    assert run(gather, str(file), "--agent", "agent 1").exit_code == 0
+    assert invoked(gather, str(file), "--agent", "agent 1").exit_code == 0
     assert [decision.trace_id for decision in decisions_in(results[-1])] == ["kp:trace:1", "kp:trace:3"]
-    assert run(gather, str(file), "--agent", "").exit_code == 1
+    assert invoked(gather, str(file), "--agent", "").exit_code == 1
     file.write_bytes(lines([*payloads, minimal_payload(trace_id="kp:trace:nobody")]))
-    assert run(gather, str(file), "--agent", "").exit_code == 0
+    assert invoked(gather, str(file), "--agent", "").exit_code == 0
     assert [decision.trace_id for decision in decisions_in(results[-1])] == ["kp:trace:nobody"]

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
-from kp_scorer.embedding import TRACE, TokenizedText, Vectors
+from kp_scorer.embedding.embedder import TRACE, Embedder, TokenizedText, Vectors
 from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable, TraceConflict
 from kp_scorer.ledger import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.process.admission import Admission
-from kp_scorer.process.decide import DecideStage
+from kp_scorer.process.decide import DecideStage, LookUpStage
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.embed import EmbedStage
-from kp_scorer.process.look_up import LookUpStage
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.scoring import Policy
 from prometheus_client import generate_latest
@@ -33,10 +32,10 @@ WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, 
 Ends = dict[str, Resolved | Exception]
 
 
-class GatedEmbedder:
+class GatedEmbedder(Embedder):
     """A token for each word; each pass waits at a gate, and is recorded as its objectives and whether it has all cores."""
 
-    name, engine, space, dimensions, recipe = "gated", "python", "gated-1", 4, TRACE
+    name, space, dimensions, recipe = "gated", "gated-1", 4, TRACE
     streams, max_tokens, step = 2, 8, 4
 
     def __init__(self, *, is_open: bool = False, fails_at: str = "nothing", most_passes: int = 2) -> None:
@@ -50,16 +49,10 @@ class GatedEmbedder:
             raise ValueError("no tokens")
         return TokenizedText(text, [[1] * len(text.split())], "long" not in text)
 
-    def tokenize_plain(self, text: str) -> TokenizedText:
-        return self.tokenize(text)
-
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         self.passes.append(([each.text.strip() for each in texts], together))
         assert self.gate.acquire(timeout=PATIENCE_S)
         return self.embed_tokenized(texts)
-
-    def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
-        return self.embed([each.text for each in texts])
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         if any(self._fails_at in text for text in texts):

@@ -50,7 +50,7 @@ def test_row_has_every_value_of_a_decision_by_its_name() -> None:
     before = FULL.model_dump()
     _, row = rows(iter([PLAIN, FULL]))
     dumped = FULL.model_dump(exclude={"schema_version", "overrides", "decided_at"})
-    nested = {name: value for part in ("novelty", "timings") for name, value in dumped.pop(part).items()}
+    nested = {name: value for part in ("novelty", "received", "timings") for name, value in dumped.pop(part).items()}
     del dumped["dimensions"], dumped["weights"]
     nearest = nested.pop("nearest")
     assert nested.pop("source") == row.novelty_source

@@ -101,6 +101,22 @@ def test_extras_that_the_image_installs_exist() -> None:
     assert named <= set(extras)
 
 
+@pytest.mark.parametrize("certificate", ["", "/etc/ssl/our index.pem"])
+def test_the_certificate_of_a_private_index_is_there_where_pip_runs(certificate: str) -> None:
+    builder = ["make", "--silent", "image", "BUILDER=printf '%s\\n'"]
+    done = subprocess.run(
+        builder, cwd=REPOSITORY, env=os.environ | {"PIP_CERT": certificate}, capture_output=True, text=True, check=True
+    )
+    arguments = done.stdout.splitlines()
+    assert f"PIP_CERT={certificate}" in arguments
+    assert (f"id=pip-cert,src={certificate}" in arguments) == ("--secret" in arguments) == bool(certificate)
+    runs = [each.arguments for stage in stages().values() for each in stage.instructions if each.name == "RUN"]
+    assert all("--mount=type=secret,id=pip-cert " in run for run in runs if "$INSTALL" in run)
+    assert "PIP_CERT=${PIP_CERT:+/run/secrets/pip-cert}" in {
+        pair for each in stages()["pip"].instructions if each.name == "ENV" for pair in each.arguments.split()
+    }
+
+
 def test_no_index_and_no_registry_is_named() -> None:
     assert "://" not in (REPOSITORY / "deploy" / "Dockerfile").read_text("utf-8")
     assert [stage.base for stage in stages().values() if stage.base not in stages()] == ["${BASE}"]

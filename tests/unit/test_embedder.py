@@ -11,17 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.embedding import (
-    RECIPES,
-    TRACE,
-    CheckedEmbedder,
-    Embedder,
-    PlainEmbedder,
-    TokenizedText,
-    select_embedder,
-    usable_cores,
-)
-from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding.embedder import RECIPES, TRACE, CheckedEmbedder, Embedder, TokenizedText, Vectors
+from kp_scorer.embedding.select import select_embedder, usable_cores
 from kp_scorer.embedding.text_embedder import group_by_length
 from kp_scorer.errors import EmbedderUnhealthy
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
@@ -31,7 +22,7 @@ from tests.support.builders import make_trace, step
 BAD: Final = "bad"
 
 
-class FailingEmbedder(PlainEmbedder):
+class FailingEmbedder(Embedder):
     """The first unit vector for every text, unless it is told to fail."""
 
     name, space, dimensions = "one", "one-1", 4

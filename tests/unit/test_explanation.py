@@ -14,7 +14,7 @@ from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 from rich.cells import cell_len
 
-from tests.support.builders import decided, make_trace, step, steps, traces
+from tests.support.builders import COMPLETE_DECISION, decided, make_trace, step, steps, traces
 
 ALL_TYPES = ("thought", "tool_call", "observation", "error_recovery")
 OWN_WEIGHTS = Dimensions(complexity=0.0, novelty=0.6, tool_diversity=0.3, outcome_confidence=0.1)
@@ -171,6 +171,18 @@ def test_dead_trace_is_shown_with_its_newest_dead_letter_and_a_remedy() -> None:
         f"  kp-scorer dead-letter replay {'b' * 32}",
         "There are 1 more with its id; `kp-scorer dead-letter list` shows them.",
     ]
+
+
+def test_dead_trace_names_the_worker_that_dead_lettered_it_and_its_wait() -> None:
+    letter = DeadLetter("a" * 32, "poison", "ended", "kp:trace:1", 5, 0, 0, 1, 10, "scorer-1@host", 61_500)
+    text = " ".join(dead_words("kp:trace:1", "poison", "ended", [letter]))
+    assert "1970-01-01 00:00:00 UTC by scorer-1@host, at delivery 5, queued for 61.500 s:" in text
+
+
+def test_course_of_a_decision_is_shown_with_what_took_how_long() -> None:
+    text = " ".join(decided_words(Decision.model_validate_json(COMPLETE_DECISION), {}))
+    assert "scorer-1@host decided it at 2026-03-04T05:06:07.890+02:00, at delivery 2: queued 1.234 s, held before" in text
+    assert "look-up 0.002 s, wait for the engine 0.004 s, embedding 0.003 s, placing 0.004 s." in text
 
 
 @pytest.mark.parametrize("reason", REASONS)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kp_scorer.embedding import select_embedder
 from kp_scorer.embedding.model import ModelFiles, find_model
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
 

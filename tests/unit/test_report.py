@@ -19,6 +19,7 @@ from kp_scorer.report.text import COLUMNS, text
 from rich.cells import cell_len
 
 from tests.support.builders import decision, decisions
+from tests.support.commands import invoked
 
 HOSTILE: Final = "</script><script>alert(1)</script><!--\"'&\x1b[2J\u202e\n{{}}"
 DEAD_LETTERS: Final = 3
@@ -142,13 +143,13 @@ def test_page_needs_the_report_extra_and_text_does_not(monkeypatch: pytest.Monke
     refused = CliRunner().invoke(report, ["no-such-file.jsonl"])
     assert isinstance(refused.exception, SettingsError)
     assert "kp-scorer[report]" in str(refused.exception)
-    result = CliRunner().invoke(report, ["-", "--text"], input=line)
+    result = invoked(report, "-", "--text", stdin=line)
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "0 of 1 trace accepted" in result.stdout
 
 
 def test_report_on_a_file_with_refused_lines_names_their_number_and_exits_1() -> None:
-    result = CliRunner().invoke(report, ["-", "--text"], input=f"{hostile_decisions()[1].model_dump_json()}\n[]\n")
+    result = invoked(report, "-", "--text", stdin=f"{hostile_decisions()[1].model_dump_json()}\n[]\n")
     assert result.exit_code == 1
     assert "lines refused 1" in result.stdout

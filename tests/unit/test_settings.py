@@ -185,6 +185,25 @@ def test_a_queue_serves_one_purpose(name: str, value: str) -> None:
         load_settings({f"queues.{name}": value})
 
 
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({}, ["decisions.accepted", "decisions.review"]),
+        ({"queues.rejected_waits": True}, ["decisions.accepted", "decisions.review", "decisions.rejected"]),
+        ({"results.rejected_via": "stream"}, ["decisions.accepted", "decisions.review", "decisions.rejected"]),
+        (
+            {"queues.rejected": "decisions.accepted", "queues.accepted_private": "own"},
+            ["decisions.accepted", "decisions.review", "own"],
+        ),
+    ],
+)
+def test_workers_wait_for_room_for_rejected_decisions_only_if_told_to(flags: dict[str, Any], names: list[str]) -> None:
+    settings = load_settings(flags)
+    assert (
+        list(filter(settings.waits_for_room, ["decisions.accepted", "decisions.review", "decisions.rejected", "own"])) == names
+    )
+
+
 @pytest.mark.parametrize("name", ["kp:pending", "kp:trace:1", "decisions.review.in_hand", "decisions.rejected.oversized"])
 @pytest.mark.parametrize("queue", ["traces", "intake", "accepted"])
 def test_no_queue_is_named_like_a_key_of_workers(queue: str, name: str) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kp_scorer.embedding import MAX_TOKENS, units
+from kp_scorer.embedding import units
+from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import SettingsError
 from tokenizers import Encoding, Tokenizer
 
 from tests.support.calls import calls_during
 from tests.support.costly import COSTLY_TEXTS
+from tests.support.token_ids import ids_of
 
 Description = dict[str, Any]
 
@@ -68,7 +70,7 @@ def ours(tokenizer_file: Path) -> Tokens:
 @example(texts=[" " * 5_000 + "word", "", "x" * 5_000, "中" * 1_500])
 def test_pieces_give_the_ids_of_the_whole_text(ours: Tokens, reference: Tokenizer, chars: int, texts: list[str]) -> None:
     with in_pieces(chars):
-        rows = ours.of(texts)
+        rows = ids_of(ours, texts)
     assert rows == [reference.encode(text).ids[:MAX_TOKENS] for text in texts]
 
 
@@ -81,8 +83,8 @@ def test_runs_of_any_length_give_the_ids_of_the_whole_text(
 ) -> None:
     text = "".join(part * times for part, times in parts)[:40_000]
     complete = reference.encode(text).ids
-    assert ours.of([text]) == [complete[:MAX_TOKENS]]
-    (both_ends,) = ours.of([text], 96, keep_end=True)
+    assert ids_of(ours, [text]) == [complete[:MAX_TOKENS]]
+    (both_ends,) = ids_of(ours, [text], 96, keep_end=True)
     assert both_ends == (complete if len(complete) <= 96 else complete[:48] + complete[-48:])
 
 
@@ -92,7 +94,7 @@ def test_every_character_is_treated_as_the_tokenizer_does(tokenizer_file: Path, 
     for start in range(0, 0x110000, 256):
         if not 0xD800 <= start < 0xE000:
             text = "".join(f"o{char}o {char}. " for char in map(chr, range(start, start + 256)))
-            assert ours.of([text]) == [reference.encode(text).ids], hex(start)
+            assert ids_of(ours, [text]) == [reference.encode(text).ids], hex(start)
 
 
 class Counting:
@@ -114,7 +116,7 @@ class Counting:
 def chars_tokenised(tokens: Tokens, text: str, most: int, keep_end: bool) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "_tokenizer", counting := Counting(tokens._tokenizer))
-        tokens.of([text], most, keep_end=keep_end)
+        ids_of(tokens, [text], most, keep_end=keep_end)
     return counting.chars
 
 
@@ -123,9 +125,9 @@ def chars_tokenised(tokens: Tokens, text: str, most: int, keep_end: bool) -> int
 def test_the_most_costly_texts_take_few_steps_and_little_memory(ours: Tokens, text: str, keep_end: bool) -> None:
     # The longest token has 18 characters.
     assert chars_tokenised(ours, text, MAX_TOKENS, keep_end) < 20 * MAX_TOKENS
-    assert calls_during(lambda: ours.of([text], MAX_TOKENS, keep_end=keep_end)) < 20 * MAX_TOKENS
+    assert calls_during(lambda: ids_of(ours, [text], MAX_TOKENS, keep_end=keep_end)) < 20 * MAX_TOKENS
     tracemalloc.start()
-    ours.of([text], MAX_TOKENS, keep_end=keep_end)
+    ids_of(ours, [text], MAX_TOKENS, keep_end=keep_end)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 10_000_000
@@ -134,19 +136,19 @@ def test_the_most_costly_texts_take_few_steps_and_little_memory(ours: Tokens, te
 def test_characters_that_a_process_meets_first_cost_no_more_than_others(tokenizer_file: Path) -> None:
     tokens = Tokens(tokenizer_file)
     text = "".join(map(chr, (*range(0xA0, 0xD800), *range(0xF900, 0x30000))))
-    first, again = (calls_during(lambda: tokens.of([text], 256, keep_end=True)) for _ in range(2))
+    first, again = (calls_during(lambda: ids_of(tokens, [text], 256, keep_end=True)) for _ in range(2))
     assert first == again
 
 
 @given(text=TEXTS, times=st.integers(20, 400))
 def test_long_texts_are_cut_where_the_reference_cuts(ours: Tokens, reference: Tokenizer, text: str, times: int) -> None:
     long = f"{text} " * times
-    assert ours.of([long]) == [reference.encode(long).ids[:MAX_TOKENS]]
+    assert ids_of(ours, [long]) == [reference.encode(long).ids[:MAX_TOKENS]]
 
 
 @pytest.mark.parametrize("words", [509, 510, 511, 512])
 def test_a_text_that_is_too_long_loses_its_closing_token(tokenizer_file: Path, ours: Tokens, words: int) -> None:
-    (ids,) = ours.of(["tree " * words])
+    (ids,) = ids_of(ours, ["tree " * words])
     assert len(ids) == min(words + 2, MAX_TOKENS)
     assert (ids[-1] == ids_of_separator(tokenizer_file)) == (words <= 510)
 
@@ -169,10 +171,10 @@ def test_a_row_says_whether_it_is_all_of_the_text(
 
 def test_text_behind_the_last_token_that_counts_is_not_tokenised(ours: Tokens) -> None:
     # It could not be: a lone surrogate is no text to the tokenizer.
-    (ids,) = ours.of(["tree " * 2_000 + "\ud800"])
+    (ids,) = ids_of(ours, ["tree " * 2_000 + "\ud800"])
     assert len(ids) == MAX_TOKENS
     with pytest.raises(TypeError):
-        ours.of(["tree \ud800"])
+        ids_of(ours, ["tree \ud800"])
 
 
 def without_bert_normalizer(description: Description) -> None:
@@ -219,8 +221,8 @@ def test_another_tokenizer_is_given_the_whole_of_usual_texts(another: Path) -> N
     whole.no_padding()
     text = "hello world and\n\u00c9cole " * 300
     tokens = Tokens(another)
-    assert tokens.of([text, ""]) == [whole.encode(text).ids[:MAX_TOKENS], whole.encode("").ids]
-    (both_ends,), inner = tokens.of([text], 96, keep_end=True), whole.encode(text, add_special_tokens=False).ids
+    assert ids_of(tokens, [text, ""]) == [whole.encode(text).ids[:MAX_TOKENS], whole.encode("").ids]
+    (both_ends,), inner = ids_of(tokens, [text], 96, keep_end=True), whole.encode(text, add_special_tokens=False).ids
     half = (96 - len(whole.encode("").ids)) // 2
     assert [each for each in both_ends if each not in whole.encode("").ids] == inner[:half] + inner[-half:]
 
@@ -239,7 +241,7 @@ def test_both_ends_are_those_of_the_whole_text(
     ours: Tokens, reference: Tokenizer, chars: int, texts: list[str], most: int
 ) -> None:
     with in_pieces(chars):
-        rows = ours.of(texts, most, keep_end=True)
+        rows = ids_of(ours, texts, most, keep_end=True)
     for text, ids in zip(texts, rows, strict=True):
         opening, *inner, closing = reference.encode(text).ids
         half = (most - 2) // 2
@@ -248,7 +250,7 @@ def test_both_ends_are_those_of_the_whole_text(
 
 def test_what_lies_between_both_ends_is_not_tokenised(ours: Tokens) -> None:
     text = "tree " * 2_000 + "\ud800 " + "leaf " * 2_000
-    (ids,) = ours.of([text], 96, keep_end=True)
+    (ids,) = ids_of(ours, [text], 96, keep_end=True)
     assert len(ids) == 96
 
 
@@ -269,7 +271,7 @@ def test_a_tokenizer_without_special_tokens_ends_too(tokenizer_file: Path, tmp_p
     description = json.loads(tokenizer_file.read_text("utf-8")) | {"post_processor": None}
     plain = tmp_path / "tokenizer.json"
     plain.write_text(json.dumps(description), "utf-8")
-    nothing, all_of_it = Tokens(plain).of(["", "tree " * 9], 8, keep_end=True)
+    nothing, all_of_it = ids_of(Tokens(plain), ["", "tree " * 9], 8, keep_end=True)
     assert nothing == []
     assert len(all_of_it) == 8
 
@@ -288,8 +290,8 @@ def test_a_text_keeps_its_closing_tokens_and_its_prompt_as_the_tokenizer_truncat
     tokens = Tokens(file, 20, "find: ", keeps_closing=True)
     for words in (0, 1, 15, 16, 17, 18, 19, 500):
         text = "tree " * words
-        assert tokens.of([text]) == [expected.encode(f"find: {text}").ids]
-    (both_ends,) = tokens.of(["tree " * 50 + "leaf"], 12, keep_end=True)
+        assert ids_of(tokens, [text]) == [expected.encode(f"find: {text}").ids]
+    (both_ends,) = ids_of(tokens, ["tree " * 50 + "leaf"], 12, keep_end=True)
     special = len(template) - 1
     inner = expected.encode("find: tree tree tree tree tree tree leaf", add_special_tokens=False).ids
     half = (12 - special) // 2

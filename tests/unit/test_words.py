@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.embedding import RECIPES, Embedder, select_embedder
-from kp_scorer.embedding.embedder import Vector
+from kp_scorer.embedding.embedder import RECIPES, Embedder, Vector
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 from tests.support.builders import make_trace, step

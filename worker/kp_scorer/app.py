@@ -5,7 +5,7 @@ from functools import partial
 from celery import Celery
 
 from kp_scorer.broker.celery_app import make_celery, remove_celery_variables
-from kp_scorer.embedding import select_embedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.local.endpoints import with_endpoints
 from kp_scorer.logs import configure_logs
 from kp_scorer.process.consumer import KeepingConsumer

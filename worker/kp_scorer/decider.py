@@ -4,14 +4,14 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from itertools import repeat
 from typing import Final
 
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Timings
-from kp_scorer.embedding import CheckedEmbedder, Embedder, TokenizedText, Vector
+from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Received, Timings
+from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.ledger import Identity, Ledger, Record, Store, Tally, Verdict
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
@@ -24,7 +24,6 @@ _NAME_CHARS: Final = 200
 
 Resolved = Decision | TraceConflict | TraceDead | TraceHeld
 """How a trace is resolved: a decision, why there will be none, or that another worker is deciding it."""
-
 
 Comparison = tuple[Novelty, tuple[Pinned, ...]]
 """What a trace in the log is like: earlier traces, and the entries of pinned sets."""
@@ -58,10 +57,8 @@ class NoveltyMeter:
     ) -> list[tuple[TokenizedText, Vector, Vector | None]]:
         """Embed traces and what is asked in them, in order, and equal texts once.
 
-        ``alone`` is a trace that failed together with others.
-
-        Raises:
-            EmbedderUnhealthy: the embedder fails whatever it is given. Any other error is the fault of the traces.
+        ``alone`` is a trace that failed together with others. EmbedderUnhealthy if the embedder fails whatever it is given; any
+        other error is the fault of the traces.
         """
         owns = self._embed([self.embedder.recipe.text(trace) for trace in traces], alone=alone)
         objectives = [asked for asked in map(self.asked, traces) if asked is not None]
@@ -89,11 +86,11 @@ class NoveltyMeter:
             # First, so that nothing is placed that cannot be decided.
             self._pins.refresh()
         placements = self.cache.place(candidates)
-        admitted = [placement for placement in placements if placement]
+        admitted = [placement.place for placement in placements if placement]
         pinned: Iterator[tuple[Pinned, ...]] = repeat(())
         if self._pins and admitted:
             compared = [vector for vector, placement in zip(asked, placements, strict=True) if placement]
-            pinned = iter(self._pins.compare(self.cache.vectors(admitted), compared))
+            pinned = iter(self._pins.compare(self.cache.mirror.vectors(admitted), compared))
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def _novelty(self, placement: Placement) -> Novelty:
@@ -124,14 +121,12 @@ class Case:
     checks: tuple[CheckResult, ...] = ()
     resolved: Resolved | None = None
     """None until it is resolved, and for a trace that is to be decided again, alone."""
-    look_up_ms: float = 0.0
-    """What the look-up that it was part of took."""
-    wait_ms: float = 0.0
-    """From then until its pass through the engine began."""
-    embed_ms: float = 0.0
-    """What that pass took."""
+    received: Received | None = None
+    times_ms: dict[str, float] = field(default_factory=dict)
+    """Of its steps so far, by the fields of :class:`~kp_scorer.decision.Timings`."""
 
 
+@dataclass
 class Decider:
     """Turns traces into decisions: acquires, checks and embeds them, places and commits them, each for several at a time.
 
@@ -139,38 +134,24 @@ class Decider:
     ``finish``. Any thread may release.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        policy: Policy,
-        novelty: NoveltyMeter | None,
-        max_attempts: int,
-        *,
-        names_nearest: bool = True,
-        checks: Checks | None = None,
-        sample: float = 0.0,
-    ) -> None:
-        """Decide by ``policy``; without ``novelty`` every trace's novelty is unknown, and without ``checks`` none is checked.
-
-        A trace that ``max_attempts`` workers began and did not live to end is dead: it must be what ended them. Decisions name
-        the nearest earlier trace if ``names_nearest``. Of all traces the share ``sample``, 0..1, is sampled for review.
-        """
-        self._ledger = ledger
-        self._policy = policy
-        self.novelty = novelty
-        self._max_attempts = max_attempts
-        self._names_nearest = names_nearest
-        self.checks = checks
-        self._sample = sample
+    ledger: Ledger
+    policy: Policy
+    novelty: NoveltyMeter | None
+    """Without it every trace's novelty is unknown."""
+    max_attempts: int
+    """A trace that so many workers began and did not live to end is dead: it must be what ended them."""
+    _: KW_ONLY
+    names_nearest: bool = True
+    """Whether decisions name the nearest earlier trace."""
+    checks: Checks | None = None
+    sample: float = 0.0
+    """The share of all traces, 0..1, that is sampled for review."""
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
         """Decide the traces, in order; ``alone``: there is one, which failed before together with others.
 
-        Deciding again is idempotent: a decided trace keeps its decision.
-
-        Raises:
-            ServiceUnavailable: Redis cannot be reached; nothing was lost, decide again later.
-            EmbedderUnhealthy: the embedder fails whatever it is given; nothing was lost, decide in another process.
+        Deciding again is idempotent: a decided trace keeps its decision. Nothing was lost after ServiceUnavailable, as Redis
+        cannot be reached, nor after EmbedderUnhealthy, as the embedder fails whatever it is given: decide in another process.
         """
         cases = self._decide(traces, alone=alone)
         for index, trace in enumerate(traces):
@@ -194,10 +175,10 @@ class Decider:
         """
         cases = [Case(trace, Identity(trace.id, trace.digest())) for trace in traces]
         started = time.perf_counter()
-        records = self._ledger.acquire([case.identity for case in cases], alone=alone)
+        records = self.ledger.acquire([case.identity for case in cases], alone=alone)
         look_up_ms = ms_since(started)
         for case, record in zip(cases, records, strict=True):
-            case.look_up_ms = look_up_ms
+            case.times_ms |= {"look_up_ms": look_up_ms, "embed_ms": 0.0}
             case.resolved = self._by_record(case.identity, record)
             case.is_claimed = case.resolved is None and (alone or not record.attempts)
         return cases
@@ -216,7 +197,8 @@ class Decider:
         with self._releasing(claimed):
             embedded = self.novelty.embed([case.trace for case in claimed], alone=alone)
         for case, (tokenized, vector, asked) in zip(claimed, embedded, strict=True):
-            case.tokens, case.vector, case.asked, case.embed_ms = tokenized.counts, vector, asked, ms_since(started)
+            case.tokens, case.vector, case.asked = tokenized.counts, vector, asked
+            case.times_ms["embed_ms"] = ms_since(started)
 
     def finish(self, cases: Sequence[Case]) -> None:
         """Place, judge and commit the claimed traces, which sets ``resolved``; not that of one to be decided again, alone."""
@@ -228,7 +210,7 @@ class Decider:
         """End the leases of traces that are not being decided any more: this worker lives and may not receive them again."""
         # If this fails, another worker waits until the lease expires.
         with suppress(ServiceUnavailable):
-            self._ledger.release([case.trace.id for case in cases])
+            self.ledger.release([case.trace.id for case in cases])
 
     def refresh(self) -> None:
         """Bring the mirror up to date while there is nothing to decide."""
@@ -255,7 +237,7 @@ class Decider:
             return record.decision
         if record.is_held:
             return TraceHeld(identity.trace_id)
-        if record.attempts >= self._max_attempts:
+        if record.attempts >= self.max_attempts:
             return TraceDead(identity.trace_id, "poison", f"{record.attempts} attempts to decide it came to no end")
         return None
 
@@ -274,13 +256,7 @@ class Decider:
             if comparison is None:
                 case.resolved = TraceConflict(case.trace.id)
             else:
-                timings = Timings(
-                    look_up_ms=case.look_up_ms,
-                    wait_ms=case.wait_ms,
-                    embed_ms=case.embed_ms,
-                    place_ms=place_ms,
-                    batch_size=len(claimed),
-                )
+                timings = Timings(**case.times_ms, place_ms=place_ms, batch_size=len(claimed))
                 counts = dict(zip(("embedded_tokens", "text_tokens"), case.tokens, strict=True))
                 novelty, pinned = comparison
                 judged.append((case, self._judge(case, novelty.model_copy(update=counts), pinned, timings)))
@@ -294,13 +270,13 @@ class Decider:
                 decision.novelty.entry or "",
                 Tally(
                     decision.domain,
-                    decision.domain in self._policy.domains,
+                    decision.domain in self.policy.domains,
                     " ".join(guard.name for guard in decision.guards if guard.fired),
                 ),
             )
             for case, decision in judged
         ]
-        for (case, own), committed in zip(judged, self._ledger.commit(verdicts), strict=True):
+        for (case, own), committed in zip(judged, self.ledger.commit(verdicts), strict=True):
             match committed.outcome:
                 case "stored":
                     case.resolved = own
@@ -316,12 +292,12 @@ class Decider:
 
     def _judge(self, case: Case, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
         trace = case.trace
-        scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self._policy)
+        scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)
         domain = trace.metadata.task_domain
-        bounds = self._policy.bounds(domain, trace.metadata.quality_threshold)
+        bounds = self.policy.bounds(domain, trace.metadata.quality_threshold)
         guards = (
-            *self._policy.guard_confidence(trace.outcome.confidence),
-            *self._policy.guard_novelty(
+            *self.policy.guard_confidence(trace.outcome.confidence),
+            *self.policy.guard_novelty(
                 domain, scored.dimensions.novelty, novelty.source, is_copy=novelty.duplicate_of is not None
             ),
         )
@@ -332,16 +308,17 @@ class Decider:
             framework=_short(trace.metadata.framework),
             visibility=trace.metadata.visibility,
             privacy_level=trace.metadata.privacy_level,
-            taken_for=self._policy.aliases.get(domain),
+            taken_for=self.policy.aliases.get(domain),
             outcome=bounds.outcome(scored.score, guards, [each.outcome for part in (case.checks, pinned) for each in part]),
             **bounds._asdict(),
             **scored._asdict(),
             guards=guards,
             checks=case.checks,
             # A producer may choose the id so that the trace is not sampled; the place nobody chooses.
-            sampled=self._sample if fraction_of(novelty.entry or trace.id) < self._sample else None,
-            novelty=novelty if self._names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
-            pinned=pinned if self._names_nearest else tuple(each.model_copy(update={"nearest": None}) for each in pinned),
+            sampled=self.sample if fraction_of(novelty.entry or trace.id) < self.sample else None,
+            novelty=novelty if self.names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
+            pinned=pinned if self.names_nearest else tuple(each.model_copy(update={"nearest": None}) for each in pinned),
+            received=case.received,
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )

@@ -134,9 +134,22 @@ class Pinned(_Part):
     """The outcome that the trace gets at least, as it is more similar."""
 
 
+class Received(_Part):
+    """The delivery of the submission to the worker that decided it."""
+
+    worker: str
+    """Its name, as ``kp-scorer top`` shows it."""
+    queued_ms: Annotated[int | None, Field(ge=0, exclude_if=lambda queued_ms: queued_ms is None)] = None
+    """From its sending to this delivery; left out where neither its producer nor RabbitMQ says when it was sent."""
+    deliveries: Annotated[int, Field(ge=1)]
+    """How often it was delivered, this time included; more than once if a worker ended or requeued it."""
+
+
 class Timings(_Part):
     """Milliseconds of the steps that the trace was part of."""
 
+    held_ms: Annotated[float | None, Field(exclude_if=lambda held_ms: held_ms is None)] = None
+    """From the delivery until the last look-up began: while others were decided, or a service was away. Left out offline."""
     look_up_ms: float
     wait_ms: float = 0.0
     """From the look-up until the engine began to embed it; 0 in decisions of earlier versions."""
@@ -184,6 +197,8 @@ class Decision(_Part):
     novelty: Novelty
     pinned: Annotated[tuple[Pinned, ...], Field(exclude_if=lambda pinned: not pinned)] = ()
     """By each pinned set that applies. Left out of the message if there are none."""
+    received: Annotated[Received | None, Field(exclude_if=lambda received: received is None)] = None
+    """Left out of decisions that were made offline, or by earlier versions."""
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]
     """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""
@@ -205,8 +220,5 @@ class Decision(_Part):
 
     @property
     def mark(self) -> str:
-        """Distinguishes copies of this decision from a later decision on the same trace, made after this one was forgotten.
-
-        It is the time of the decision, which all copies share and no later decision has.
-        """
+        """What copies of this decision share, and no later one on the same trace has, made after this one was forgotten."""
         return self.decided_at

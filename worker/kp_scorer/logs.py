@@ -15,7 +15,8 @@ from kp_scorer.settings.sections import LogSettings
 
 # These log every step of connections and models.
 _CHATTY: Final = ("kombu", "amqp", "sentence_transformers", "transformers")
-# This logger quotes the body or headers of messages that it rejects, and with them the arguments (celery 5.7.0).
+# This logger quotes the body or headers of messages that it rejects, and with them the arguments (celery 5.7.0). Our consumer
+# logs lost connections.
 _QUOTES_CONTENT: Final = "celery.worker.consumer.consumer"
 
 
@@ -26,7 +27,6 @@ def configure_logs(settings: LogSettings) -> None:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _without_content,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -54,6 +54,7 @@ def configure_logs(settings: LogSettings) -> None:
     root.setLevel(settings.level.upper())
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger(_QUOTES_CONTENT).setLevel(logging.CRITICAL)
 
 
 def raised_at(error: BaseException) -> str:
@@ -72,13 +73,3 @@ def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     if "exception" in event:
         texts["exception"] = escaped_lines(event["exception"])
     return {**event, **texts}
-
-
-def _without_content(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    if event.get("logger") == _QUOTES_CONTENT:
-        # The text before the first argument: "Received unregistered task of type".
-        template = str(event["_record"].msg).partition("%")[0]
-        # The template that begins with an argument reports a lost connection.
-        event["event"] = template.partition("\n")[0].rstrip(" :") or "connection_lost"
-        event.pop("exc_info", None)
-    return event

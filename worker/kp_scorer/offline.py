@@ -11,7 +11,7 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_pins
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.embedding import select_embedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import NotConverted, ServiceUnavailable, SettingsError
 from kp_scorer.ledger import MemoryLedger, Store
 from kp_scorer.local.endpoints import with_endpoints
@@ -53,8 +53,7 @@ class Scorer:
     def __init__(self, settings: Settings | None = None) -> None:
         """Load the embedder; the settings are by default those of the environment and the configuration file.
 
-        Raises:
-            SettingsError: a setting is wrong, or an embedder is required and cannot be loaded.
+        SettingsError if one is wrong, or an embedder is required and cannot be loaded.
         """
         settings = settings or load_settings()
         self._limits = settings.limits
@@ -63,9 +62,7 @@ class Scorer:
     def score(self, trace: Mapping[str, Any] | ReasoningTrace) -> Decision:
         """Score a trace and add it to the window; one that was scored before keeps its decision.
 
-        Raises:
-            InvalidTrace: it is not a ReasoningTrace, or over a limit.
-            TraceConflict: it has the id of an earlier one and other content.
+        InvalidTrace if it is no ReasoningTrace or over a limit; TraceConflict if an earlier one has its id and other content.
         """
         checked = trace if isinstance(trace, ReasoningTrace) else decode_trace(trace, self._limits)
         (resolved,) = self._decider.decide([checked], alone=True)
@@ -83,20 +80,14 @@ class Scorer:
             return novelty_of(None)
         tokenized = novelty.checked.tokenize(text, alone=True)
         (vector,) = novelty.checked.embed([tokenized], alone=True)
-        return novelty_of(novelty.cache.similarity(vector, time.time_ns() // 1_000_000))
+        return novelty_of(novelty.cache.mirror.similarity(vector, time.time_ns() // 1_000_000))
 
 
 def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings | None = None) -> Iterator[Decision]:
     """Score traces one after the other, each compared with those before it, and yield their decisions.
 
     They are read in batches of ``worker.batch_size``, because embedding them together is faster; a decision that must not wait
-    for later traces comes from a :class:`Scorer`, which keeps as much. Settings are by default those of the environment and the
-    configuration file.
-
-    Raises:
-        InvalidTrace: a trace is not a ReasoningTrace, or over a limit.
-        TraceConflict: a trace has the id of an earlier one and other content.
-        SettingsError: a setting is wrong, or an embedder is required and cannot be loaded.
+    for later traces comes from a :class:`Scorer`, which keeps as much and raises the same errors.
     """
     settings = settings or load_settings()
     decider = offline_decider(settings)
@@ -110,8 +101,7 @@ def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings:
 def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterator[Resolved]:
     """Decide a batch, in order, as if it were decided one by one: a trace that cannot be decided fails none before it.
 
-    Raises:
-        EmbedderUnhealthy: the embedder fails whatever it is given. Any other error is the fault of the trace whose turn it is.
+    EmbedderUnhealthy if the embedder fails whatever it is given; any other error is the fault of the trace whose turn it is.
     """
     try:
         together = decider.decide(batch)
@@ -128,9 +118,8 @@ def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterato
 def offline_decider(settings: Settings) -> Decider:
     """Make a decider that keeps its log and decisions in memory; pinned sets, if any, it reads in Redis.
 
-    Raises:
-        SettingsError: an embedder is required and cannot be loaded, or a check cannot; a pinned set does not exist.
-        ServiceUnavailable: pinned sets cannot be read.
+    SettingsError if an embedder is required and cannot be loaded, a check cannot, or a pinned set does not exist;
+    ServiceUnavailable if pinned sets cannot be read.
     """
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     window = settings.novelty.window()

@@ -213,11 +213,8 @@ def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> C
     """The terms of a trace's complexity, before their sum is limited to 1."""
     types = {step.type for step in trace.steps}
     steps = min(len(trace.steps), _STEPS_FOR_FULL_TERM) if cap_step_term else len(trace.steps)
-    return ComplexityTerms(
-        types=len(types) / len(STEP_TYPES) * 0.5,
-        recovery=0.3 if recoveries(trace) else 0.0,
-        steps=steps / _STEPS_FOR_FULL_TERM * 0.2,
-    )
+    recovery = 0.3 if recoveries(trace) else 0.0
+    return ComplexityTerms(len(types) / len(STEP_TYPES) * 0.5, recovery, steps / _STEPS_FOR_FULL_TERM * 0.2)
 
 
 def _score(domain: str, parts: Dimensions, overrides: Iterable[Override], policy: Policy) -> Score:

@@ -184,10 +184,7 @@ class ReasoningTrace(_Part):
 
     @property
     def did(self) -> str:
-        """What was done: the contents of the tool calls, then of the thoughts and recoveries; if blank, of all steps.
-
-        Joined by spaces; missing contents are left out.
-        """
+        """What was done: the contents of the calls, then of the thoughts and recoveries; if blank, of all steps; by spaces."""
         calls = [step.content for step in self.steps if step.type == "tool_call" and step.content]
         thoughts = [step.content for step in self.steps if step.type in ("thought", "error_recovery") and step.content]
         text = " ".join(calls + thoughts)

@@ -51,16 +51,12 @@ class _Format(NamedTuple):
 FORMATS: Final = {
     "otel": _Format(otel.fits, otel.run, otel.records, otel.run_id, otel.starts, otel.ends),
     "langfuse": _Format(langfuse.fits, langfuse.run, langfuse.records, langfuse.run_id, ends=langfuse.ends),
-    "sweagent": _Format(agents.is_of_sweagent, agents.run_of_sweagent),
-    "atif": _Format(agents.is_of_atif, agents.run_of_atif),
+    "sweagent": _Format(agents.is_sweagent, agents.run_of_sweagent),
+    "atif": _Format(agents.is_atif, agents.run_of_atif),
     "claude-code": _Format(
-        agents.is_of_claude_code,
-        agents.run_of_claude_code,
-        agents.lines_of_claude_code,
-        agents.id_of_claude_code,
-        is_of_one_file=True,
+        agents.is_claude, agents.run_of_claude, agents.lines_of_claude, agents.id_of_claude, is_of_one_file=True
     ),
-    "codex": _Format(agents.is_of_codex, agents.run_of_codex, run_id=agents.id_of_codex, is_of_one_file=True),
+    "codex": _Format(agents.is_codex, agents.run_of_codex, run_id=agents.id_of_codex, is_of_one_file=True),
     "openai": _Format(openai.fits, openai.run, openai.records, openai.batch_id, ends=openai.ends, has_chats=True),
 }
 """In the order in which they are tried on a source."""

@@ -23,25 +23,25 @@ _ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}
 _OF_CODEX: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
 
-def is_of_claude_code(value: dict[str, Any]) -> bool:
+def is_claude(value: dict[str, Any]) -> bool:
     """Whether an object is a line of a session of Claude Code."""
     return ("sessionId" in value and {"type", "uuid"} <= set(value)) or (
         value.get("type") in ("summary", "file-history-snapshot") and bool({"leafUuid", "snapshot"} & set(value))
     )
 
 
-def is_of_codex(value: dict[str, Any]) -> bool:
+def is_codex(value: dict[str, Any]) -> bool:
     """Whether an object is a line of a session of Codex."""
     return value.get("type") in _OF_CODEX and isinstance(value.get("payload"), dict)
 
 
-def lines_of_claude_code(source: Node) -> list[Node]:
+def lines_of_claude(source: Node) -> list[Node]:
     """The lines in a source that are of a session; others sum sessions up, or hold files."""
     lines = source.items() if isinstance(source.value, list) else [source]
     return [line for line in lines if not isinstance(line.value, dict) or "sessionId" in line.value]
 
 
-def id_of_claude_code(line: Node) -> str:
+def id_of_claude(line: Node) -> str:
     """The id of the session, or of the subagent in it, to which a line belongs."""
     own = line.at("sessionId").required_text()
     return f"{own}:{line.at('agentId').text() or 'sidechain'}" if line.at("isSidechain").value is True else own
@@ -52,7 +52,7 @@ def id_of_codex(line: Node) -> str:
     return line.at("payload", "id").text() if line.at("type").value == "session_meta" else ""
 
 
-def run_of_claude_code(own: str, lines: Sequence[Node]) -> Run:
+def run_of_claude(own: str, lines: Sequence[Node]) -> Run:
     """The run that a session, or a subagent's part of one, is."""
     pieces: list[Piece] = []
     for line in lines:
@@ -89,7 +89,7 @@ def _time(records: Sequence[Node]) -> str | None:
     return next((time for record in records if (time := record.at("timestamp").text())), None)
 
 
-def is_of_atif(value: dict[str, Any]) -> bool:
+def is_atif(value: dict[str, Any]) -> bool:
     """Whether an object is a trajectory."""
     return str(value.get("schema_version")).startswith("ATIF")
 
@@ -116,7 +116,7 @@ def _step_of_atif(step: Node) -> Iterator[Piece]:
             yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
 
 
-def is_of_sweagent(value: dict[str, Any]) -> bool:
+def is_sweagent(value: dict[str, Any]) -> bool:
     """Whether an object is a trajectory of SWE-agent or of mini-swe-agent."""
     is_mini = "messages" in value and isinstance(value.get("info"), dict) and "exit_status" in value["info"]
     is_mini = is_mini or str(value.get("trajectory_format")).startswith("mini-swe-agent")

@@ -17,7 +17,6 @@ from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, Priv
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-
 _OPTIONS: Final = {
     "confidence": ("outcome.confidence", "--confidence"),
     "task_domain": ("metadata.task_domain", "--domain"),
@@ -144,12 +143,8 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
 def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
     """What is no content: what the caller's paths lead to, else what the source says, else what the caller supplies."""
     record = run.node.value if run.record is None else run.record
-    fields: dict[str, Any] = {
-        "id": run.trace_id,
-        "success": run.success,
-        "created_at": run.created_at,
-        "framework": run.framework,
-    }
+    from_source = ("success", "created_at", "framework")
+    fields: dict[str, Any] = {"id": run.trace_id} | {name: getattr(run, name) for name in from_source}
     for name, path in supplied.paths.items():
         if (value := field_at(record, path)) is not None:
             fields[name] = _field(name, value, run, run.node._replace(path=path))

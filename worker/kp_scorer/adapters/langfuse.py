@@ -86,10 +86,8 @@ def _with_scores(trace: Node) -> dict[str, Any]:
     """A trace with its scores by name."""
     scores = trace.object().get("scores")
     scores = [score for score in scores if isinstance(score, dict)] if isinstance(scores, list) else []
-    values = {
-        score.get("name"): score.get("stringValue" if score.get("dataType") == "CATEGORICAL" else "value") for score in scores
-    }
-    return trace.object() | {"scores": values}
+    named = {each.get("name"): each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
+    return trace.object() | {"scores": named}
 
 
 def _is_observation(record: Node) -> bool:
@@ -134,18 +132,10 @@ def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
         inputs, outputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)], _returned(node)
     else:
         inputs, outputs = [], _returned(node) or utterance(node, "result", text_in(node.at("input").value))
-    return Span(
-        node,
-        span_id=node.at("id").text(),
-        parent_id=node.first("parentObservationId", "parent_observation_id").text(),
-        started_ns=microseconds(node.first("startTime", "start_time")) * 1_000,
-        ended_ns=None if end.value is None else microseconds(end) * 1_000,
-        kind=kind,
-        name=name,
-        inputs=inputs,
-        outputs=outputs,
-        has_failed=_is_failed(node),
-    )
+    ids = node.at("id").text(), node.first("parentObservationId", "parent_observation_id").text()
+    started_us = microseconds(node.first("startTime", "start_time"))
+    times_ns = started_us * 1_000, None if end.value is None else microseconds(end) * 1_000
+    return Span(node, *ids, *times_ns, kind, name, inputs, outputs, _is_failed(node))
 
 
 def _returned(node: Node) -> list[Piece]:

@@ -85,7 +85,7 @@ class Transcript:
         """The pieces in a list of messages, or None if one of them is not readable."""
         count = len(self._messages)
         start = count if isinstance(messages.value, list) and messages.value[:count] == self._messages else 0
-        items = [item._replace(value=_shown(item.value)) for item in messages.items(start)]
+        items = [item._replace(value=_item_in(item.value)) for item in messages.items(start)]
         if not all(is_readable(item.value) for item in items):
             return None
         new = list(pieces_of(items, speaker))
@@ -117,12 +117,12 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
         return None if value.lstrip().startswith(("{", "[")) else utterance(content, speaker, value)
     if isinstance(value, list) and value:
         # LangChain's models get lists of conversations; events have an answer each.
-        if len(value) == 1 and isinstance(value[0], list | dict) and not _is_item(_shown(value[0])):
+        if len(value) == 1 and isinstance(value[0], list | dict) and not _is_item(_item_in(value[0])):
             return _pieces_in(content.items()[0], speaker, transcript, is_model=is_model)
-        if not is_model and not any(_is_item_for_sure(_shown(item)) for item in value):
+        if not is_model and not any(_is_item_for_sure(_item_in(item)) for item in value):
             return None
         # Among messages a block of a type that is not known says nothing.
-        is_chat = any(is_message(_shown(item)) for item in value)
+        is_chat = any(is_message(_item_in(item)) for item in value)
         return transcript.pieces(content, speaker, lambda item: _is_item(item) or (is_chat and _type(item) != ""))
     if not isinstance(value, dict):
         return None
@@ -144,12 +144,12 @@ def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_
         # An exporter took a message for a list, and so recorded the first of its keys.
         return []
     for key in _HOLDERS["agent" if speaker == "agent" else "user"]:
-        held = content.at(key).parsed()
-        while key in _ALTERNATIVES and isinstance(held.value, list) and held.value:
-            held = held.items()[0]
+        inner = content.at(key).parsed()
+        while key in _ALTERNATIVES and isinstance(inner.value, list) and inner.value:
+            inner = inner.items()[0]
         # A text beside other fields may be a part of what a model put out.
-        is_part = is_model and speaker == "agent" and isinstance(held.value, str) and len(fields) > 1
-        pieces = None if is_part or held.value is None else _pieces_in(held, speaker, transcript, is_model=is_model)
+        is_part = is_model and speaker == "agent" and isinstance(inner.value, str) and len(fields) > 1
+        pieces = None if is_part or inner.value is None else _pieces_in(inner, speaker, transcript, is_model=is_model)
         if pieces is not None:
             return pieces
     return None
@@ -197,9 +197,9 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
     yield from utterance(message, "agent", text_in(message.at("reasoning_content").value))
     if content.value in (None, "", []):
         content = message.at("refusal")
-    said = list(_pieces_of_content(message, "agent", content))
-    yield from said
-    ids = {piece.call_id for piece in said if piece.kind == "call"}
+    own_pieces = list(_pieces_of_content(message, "agent", content))
+    yield from own_pieces
+    ids = {piece.call_id for piece in own_pieces if piece.kind == "call"}
     kwargs = message.at("additional_kwargs")
     more = message if kwargs.value is None else kwargs
     calls = message.first("tool_calls", "toolCalls").parsed().items()
@@ -338,7 +338,7 @@ def _is_item_for_sure(value: object) -> bool:
     return is_empty or any(isinstance(content, str | list) for content in (*contents, message.get("tool_calls")))
 
 
-def _shown(item: object) -> object:
+def _item_in(item: object) -> object:
     """An item of a list of messages, which may be a text that shows it, or a pair of its role and its text."""
     item = parsed(item)
     if isinstance(item, list) and len(item) == 2 and _role(item[0]) in _SPEAKERS and isinstance(item[1], str):

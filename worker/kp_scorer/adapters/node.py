@@ -14,7 +14,7 @@ MOST_DEPTH: Final = 100
 _MOST_SHOWN: Final = 1_000_000
 _HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)=)")
 """How a text begins that may hold an object or a list; pydantic shows a message as its fields, the role or content first."""
-_SHOWN: Final = re.compile(
+_NO_PYTHON: Final = re.compile(
     r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|<[\w.]+: ('[^'\n]*')>|<[^<>]*>|(?<=[^\s,(\[{])\s+(?=\w+=)""", re.DOTALL
 )
 """What is no Python in what Python shows: enumerations, objects that show only their address, fields without commas."""
@@ -150,7 +150,7 @@ def _shown_by_python(text: str) -> Any:
     """The object or list that a text is the ``repr`` of; None if it is none, or too long: a tree of it takes much memory."""
     if len(text) > _MOST_SHOWN or not ("'" in text or "=" in text):
         return None
-    source = _SHOWN.sub(lambda match: match[1] or match[2] or ("None" if match[0].startswith("<") else ", "), text)
+    source = _NO_PYTHON.sub(lambda match: match[1] or match[2] or ("None" if match[0].startswith("<") else ", "), text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -125,19 +125,9 @@ def _span(node: Node, transcript: Transcript) -> Span:
     else:
         inputs = _pieces(attributes, "input", "user", kind, transcript)
         outputs = _pieces(attributes, "output", "agent", kind, Transcript())
-    end = node.at("endTimeUnixNano")
-    return Span(
-        node,
-        span_id=node.at("spanId").text(),
-        parent_id=node.at("parentSpanId").text(),
-        started_ns=starts(node),
-        ended_ns=None if end.value is None else _integer(end),
-        kind=kind,
-        name=name,
-        inputs=inputs,
-        outputs=outputs,
-        has_failed=_is_failed(node),
-    )
+    ids, end = (node.at("spanId").text(), node.at("parentSpanId").text()), node.at("endTimeUnixNano")
+    times_ns = starts(node), None if end.value is None else _integer(end)
+    return Span(node, *ids, *times_ns, kind, name, inputs, outputs, _is_failed(node))
 
 
 def _pieces(attributes: Node, direction: str, speaker: Speaker, kind: SpanKind, transcript: Transcript) -> list[Piece]:
@@ -151,9 +141,9 @@ def _pieces(attributes: Node, direction: str, speaker: Speaker, kind: SpanKind, 
     if direction == "output" and attributes.first("ai.response.text", "ai.response.toolCalls").value is not None:
         message = {key: attributes.value.get(f"ai.response.{key}") for key in ("text", "toolCalls")}
         value = value._replace(value={"role": "assistant"} | message)
-    held = pieces_in(value.parsed(), speaker, transcript, is_model=kind == "model")
+    in_value = pieces_in(value.parsed(), speaker, transcript, is_model=kind == "model")
     # What a model got that has no messages in it is a request.
-    return held if held is not None else [] if kind == "model" else utterance(value, speaker, text_in(value.value))
+    return in_value if in_value is not None else [] if kind == "model" else utterance(value, speaker, text_in(value.value))
 
 
 def _messages(attributes: Node, direction: str) -> Iterator[Node]:
@@ -184,8 +174,8 @@ def _nested(paths: dict[str, Any]) -> Any:
     """The object that attributes describe whose keys are paths in it, or the list, if they begin with numbers."""
     groups: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for path, value in paths.items():
-        key, _, rest = path.partition(".")
-        groups[key][rest] = value
+        key, _, inner_path = path.partition(".")
+        groups[key][inner_path] = value
     items = {key: inner[""] if "" in inner else _nested(inner) for key, inner in groups.items()}
     is_list = bool(items) and all(key.isascii() and key.isdigit() and len(key) < 10 for key in items)
     return [items[key] for key in sorted(items, key=int)] if is_list else items
@@ -238,9 +228,9 @@ def _any_value(node: Node) -> Any:
     raise node.refusal("expected a value with its kind: stringValue, intValue and the like")
 
 
-def _integer(node: Node, what: str = "nanoseconds since 1970", sign: str = "") -> int:
+def _integer(node: Node, expected: str = "nanoseconds since 1970", sign: str = "") -> int:
     text = str(node.value) if isinstance(node.value, str | int) else ""
     digits = text.removeprefix(sign)
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
-        raise node.refusal(f"expected {what}")
+        raise node.refusal(f"expected {expected}")
     return int(text)

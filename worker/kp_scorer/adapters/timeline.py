@@ -304,9 +304,9 @@ class _Conversation:
     def _still_open(self, piece: Piece) -> _Call | None:
         """The call in an answer, if it came up already: its tool began before, or it has no result yet."""
         own = piece.call_id
-        begun = [call for call in self._calls[own,][-1:] if call.by_tool_alone and call.name == piece.name]
+        started = [call for call in self._calls[own,][-1:] if call.by_tool_alone and call.name == piece.name]
         alike = [call for call in self._calls[own, _words(piece)][-1:] if call.result is None]
-        return next(iter(begun + alike), None) if own else None
+        return next(iter(started + alike), None) if own else None
 
     def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
         """The call in an answer, if its tool began before the answer had ended, and one of the two has no id."""

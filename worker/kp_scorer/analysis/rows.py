@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple, get_args
 
-from kp_scorer.decision import Decision, Override
+from kp_scorer.decision import Decision, Override, Received
 
 
 class Row(NamedTuple):
@@ -61,6 +61,11 @@ class Row(NamedTuple):
     space: str | None
     entry: str | None
     """The place in the novelty log, ``<ms>-<number>``."""
+    worker: str | None
+    """Which decided, None offline; queued_ms also where nothing says when the trace was sent."""
+    queued_ms: int | None
+    deliveries: int | None
+    held_ms: float | None
     look_up_ms: float
     wait_ms: float
     embed_ms: float
@@ -84,6 +89,8 @@ def _row(decision: Decision) -> Row:
         **{f"{name}_weight": weight for name, weight in decision.weights},
         **{name: name in fired for name in get_args(Override)},
         **dict(novelty),
+        **dict.fromkeys(Received.model_fields),
+        **dict(decision.received or ()),
         **dict(decision.timings),
         "is_guarded": decision.is_guarded,
         "novelty_source": novelty.source,

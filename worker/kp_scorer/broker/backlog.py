@@ -27,13 +27,21 @@ class Backlog(NamedTuple):
     decisions: Mapping[str, int]
     """Unread decisions, by queue or stream."""
     full: tuple[str, ...]
-    """Those that accept no more decisions."""
+    """Those that accept no more decisions, so that workers wait."""
     pending: int
     """Submissions in the ledger that have not ended."""
     oldest_pending_s: float
     """The age of the oldest of these; 0 if there is none."""
     redis_used: float | None
     """The used share of the memory that Redis may use; 0 if it has no limit, None if it does not report one."""
+    limit: int = 0
+    """Unread decisions that each queue or stream takes; 0 is no limit."""
+    waited_for: tuple[str, ...] = ()
+    """Those for which workers wait where they are full."""
+
+    def used(self, name: str) -> float:
+        """How full a queue or stream of decisions is, by their number: a share; 0 without a limit."""
+        return self.decisions[name] / self.limit if self.limit else 0.0
 
 
 def waiting(app: Celery, queue: Queue) -> int:
@@ -64,11 +72,14 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
     """Measure the backlog, in a round trip for each queue."""
     traces, _, intake = submission_queues(settings)
     decisions = unread(app, settings, store)
+    limit, waited_for = settings.queues.results_limit, tuple(filter(settings.waits_for_room, decisions))
     return Backlog(
         submissions={queue.name: waiting(app, queue) for queue in filter(None, [traces, intake])},
         decisions=decisions,
-        full=tuple(name for name, count in decisions.items() if settings.queues.is_full(count)),
+        full=tuple(name for name in waited_for if 0 < limit <= decisions[name]),
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
         redis_used=store.memory_used(),
+        limit=limit,
+        waited_for=waited_for,
     )

@@ -3,8 +3,8 @@
 import os
 import socket
 import ssl
-from functools import cache, partial
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Any, Final
 
 import structlog
 from celery import Celery
@@ -13,7 +13,7 @@ from celery.loaders.app import AppLoader
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import frame_handler
 from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
-from kp_scorer.ledger.connection import sentinel_options, tls_options
+from kp_scorer.ledger.connection import leave_replicas, sentinel_options, tls_options
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import BrokerSettings
 
@@ -35,12 +35,16 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
     def _connection(self, url: str, *args: Any, **kwargs: Any) -> Any:
         return super()._connection(self._url, *args, **kwargs)
 
+    def _get_backend(self) -> Any:
+        backend = super()._get_backend()
+        # After a failover its connections would stay with what is a replica now; Sentinel's own leave it by themselves.
+        if not self.backend_cls.startswith("sentinel"):
+            leave_replicas(backend.client.connection_pool)
+        return backend
+
 
 class _Loader(AppLoader):  # type: ignore[misc]
     """Reads no module of settings."""
-
-    # Sentinel's own leaves a replica by itself.
-    override_backends: ClassVar = dict.fromkeys(("redis", "rediss"), "kp_scorer.broker.result_backend:ResultBackend")
 
     def read_configuration(self, env: str = "") -> dict[str, Any]:
         return {}
@@ -56,27 +60,26 @@ def celery_variables() -> list[str]:
     return sorted(name for name, value in os.environ.items() if name.startswith("CELERY_") and value)
 
 
-@cache
-def warn_of_celery_variables() -> None:
-    """Log the names of these variables, once a process."""
-    if variables := celery_variables():
-        log.warning("celery_variables_ignored", variables=variables, instead="our own settings count")
-
-
 def remove_celery_variables() -> None:
     """Log their names, and hide them from Celery's command, which takes them for its options: one has it purge the queue."""
-    warn_of_celery_variables()
-    for name in celery_variables():
+    if variables := celery_variables():
+        log.warning("celery_variables_ignored", variables=variables, instead="our own settings count")
+    for name in variables:
         del os.environ[name]
 
 
 def _configuration(settings: Settings) -> dict[str, Any]:
     broker, redis = settings.broker, settings.redis
     transport = "SentinelTransport" if broker.server().sentinels else "Transport"
+    # What Celery has in flight. RabbitMQ counts messages alone, however large each is.
+    concurrency, largest_messages = (
+        settings.worker.concurrency,
+        settings.worker.in_flight_bytes // largest_body_bytes(settings.limits),
+    )
     return {
         "broker_url": broker.server().without_parameters(),
         "broker_use_ssl": _broker_tls(broker),
-        "broker_transport": f"kp_scorer.broker.redis_transport:{transport}" if broker.is_redis else None,
+        "broker_transport": f"kp_scorer.broker.redis_transport.channel:{transport}" if broker.is_redis else None,
         # Try again when Redis answers with an error, as when it is full; Celery's default is to exit.
         "broker_channel_error_retry": True,
         "broker_transport_options": _transport_options(settings),
@@ -89,39 +92,24 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "task_queues": [submission_queues(settings).traces],
         "task_default_queue": settings.queues.traces,
         "task_default_exchange": "",
-        "task_default_routing_key": settings.queues.traces,
-        "task_serializer": "json",
-        "result_serializer": "json",
-        "accept_content": ["json"],
         # A producer that passes ignore_result=False gets its decision from here; for others nothing is stored.
         "redis_backend_use_ssl": tls_options(redis.server()),
         "result_backend_transport_options": {
-            "visibility_timeout": broker.visibility_timeout_s,
             # By default a message stays in flight for 20 attempts at storing its result, each two minutes long at worst.
             "retry_policy": {"max_retries": 1},
             **sentinel_options(redis.server(), redis.timeout_s),
         },
         "redis_socket_timeout": redis.timeout_s,
         "redis_socket_connect_timeout": redis.timeout_s,
-        "task_ignore_result": True,
         "result_expires": 3600,
-        "visibility_timeout": broker.visibility_timeout_s,
-        # A message is acknowledged only when decided and published, or dead-lettered; requeued when the process dies.
-        "task_acks_late": True,
         "worker_prefetch_multiplier": 1,
         "worker_pool": "threads",
-        # What Celery has in flight. RabbitMQ counts messages alone, however large each is.
-        "worker_concurrency": settings.worker.concurrency if broker.is_redis else _most_messages(settings),
+        "worker_concurrency": concurrency if broker.is_redis else max(1, min(concurrency, largest_messages)),
         "worker_enable_remote_control": settings.worker.remote_control,
-        # What is in flight when a connection is lost is decided all the same, and redelivered.
-        "worker_cancel_long_running_tasks_on_connection_loss": False,
-        "enable_utc": True,
+        # Without it, Celery warns whenever a connection is lost. It knows of no task that it could cancel: what is in flight is
+        # decided all the same, and redelivered.
+        "worker_cancel_long_running_tasks_on_connection_loss": True,
     }
-
-
-def _most_messages(settings: Settings) -> int:
-    """How many messages of the largest size a worker may have in flight."""
-    return max(1, min(settings.worker.concurrency, settings.worker.in_flight_bytes // largest_body_bytes(settings.limits)))
 
 
 def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:

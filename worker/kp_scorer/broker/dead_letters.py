@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kp_scorer.broker.wire import checked_id, parse_submission, raw_body, submission_in
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace, Reason
 from kp_scorer.ledger import DeadLetters
@@ -29,14 +29,13 @@ def poison(message: Any, deliveries: int) -> DeadLettering:
     return DeadLettering("poison", detail, deliveries, checked_id(message.headers.get("id")))
 
 
-def dead_letter(dead_letters: DeadLetters, message: Any, why: DeadLettering, limits: Limits) -> Decision | None:
-    """Dead-letter a kombu message; ``limits`` are those that it was received within.
+def dead_letter(
+    dead_letters: DeadLetters, message: Any, why: DeadLettering, limits: Limits, received: Received | None = None
+) -> Decision | None:
+    """Dead-letter a kombu message; ``limits`` are those that it was ``received`` within, by a worker.
 
-    Returns:
-        The decision on this very submission, if there is one: then nothing is kept.
-
-    Raises:
-        ServiceUnavailable: Redis cannot be reached; the message must be requeued, not acknowledged.
+    It returns the decision on this very submission, if there is one: then nothing is kept. After ServiceUnavailable, as Redis
+    cannot be reached, the message must be requeued, not acknowledged.
     """
     reason, detail, deliveries, trace_id, digest = why
     # A malformed message is no submission. Of a submission, every worker keeps the same bytes.
@@ -46,4 +45,4 @@ def dead_letter(dead_letters: DeadLetters, message: Any, why: DeadLettering, lim
         with suppress(InvalidTrace):
             trace = decode_trace(parse_submission(payload, limits), limits)
             trace_id, digest = trace.id, trace.digest()
-    return dead_letters.dead_letter(payload, reason, detail, trace_id, digest, deliveries)
+    return dead_letters.dead_letter(payload, reason, detail, trace_id, digest, deliveries, received)

@@ -22,7 +22,7 @@ from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import SENT_MS, TASK_NAME, task_body
 from kp_scorer.errors import NoQueue, QueueFull, ServiceUnavailable, SettingsError
-from kp_scorer.ledger.connection import REFUSALS, refusal, shortcomings
+from kp_scorer.ledger.connection import REFUSALS, refusal, shortcomings_of
 from kp_scorer.spans import current_context
 from kp_scorer.spans.context import Destination
 
@@ -126,11 +126,8 @@ def publish_all(
 ) -> list[bool]:
     """Put persistent messages on a queue, in order, and return once the broker has them, all in one round trip.
 
-    For ``if_missing`` see :func:`with_producer`, to which ``purpose`` is passed. After an error some messages may be on the
-    queue, and all are to be published again.
-
-    Returns:
-        For each message whether the queue accepted it. RabbitMQ refuses messages over the limit of a queue, Redis none.
+    It returns for each whether the queue accepted it: RabbitMQ refuses messages over the limit of a queue, Redis none. For
+    ``purpose`` and ``if_missing`` see :func:`with_producer`. After an error some may be on the queue; publish all again.
     """
 
     def publish_to_redis(producer: Producer) -> list[bool]:
@@ -138,22 +135,16 @@ def publish_all(
         return [True] * len(messages)
 
     def publish_to_rabbitmq(producer: Producer) -> list[bool]:
-        return publish_confirmed(producer, [_for_rabbitmq(message) for message in messages], queue)
+        properties = {"content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2}
+        outgoing = [
+            amqp.Message(body, message_id=message_id, application_headers=dict(headers), **properties)
+            for body, message_id, headers in messages
+        ]
+        return publish_confirmed(producer, outgoing, queue)
 
     if app.conf.broker_transport:
         return with_producer(app, purpose, publish_to_redis)
     return with_producer(app, purpose, publish_to_rabbitmq, if_missing)
-
-
-def _for_rabbitmq(message: Outgoing) -> amqp.Message:
-    return amqp.Message(
-        message.body,
-        content_type="application/json",
-        content_encoding="utf-8",
-        application_headers=dict(message.headers),
-        message_id=message.message_id,
-        delivery_mode=2,
-    )
 
 
 def publish_confirmed(producer: Producer, messages: Sequence[amqp.Message], queue: Queue) -> list[bool]:
@@ -203,4 +194,4 @@ def acknowledge_all(messages: Sequence[Any]) -> None:
 
 def broker_shortcomings(app: Celery) -> list[str]:
     """What the Redis of the queues is not set up for, each with its remedy."""
-    return with_producer(app, "broker", lambda producer: list(shortcomings(producer.channel.client.info())))
+    return with_producer(app, "broker", lambda producer: shortcomings_of(producer.channel.client))

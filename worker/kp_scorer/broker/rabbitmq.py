@@ -12,7 +12,15 @@ from amqp import method_framing
 from amqp.exceptions import RecoverableConnectionError
 from amqp.serialization import decode_properties_basic
 
-from kp_scorer.broker.wire import BEGINNING_BYTES, headers_as_sent, leave_packed, raw_body
+from kp_scorer.broker.wire import (
+    BEGINNING_BYTES,
+    SENT_MS,
+    headers_as_sent,
+    leave_packed,
+    note_sent,
+    raw_body,
+    sent_ms_in,
+)
 from kp_scorer.spans.context import context_in
 
 _HEADERS: Final = ("task", "id", "ignore_result", "compression")
@@ -30,7 +38,10 @@ _NO_PROPERTIES: Final = b"\0\0"
 def anew(message: Any) -> amqp.Message:
     """A kombu message to be published again: its content and, of its producer's headers, those that a worker reads."""
     headers = headers_as_sent(message.headers)
-    texts = {name: headers[name] if isinstance(headers[name], str | bool) else _NO_TEXT for name in _HEADERS if name in headers}
+    named = [(name, headers[name]) for name in _HEADERS if name in headers]
+    texts: dict[str, Any] = {name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in named}
+    if (sent_ms := sent_ms_in(headers)) is not None:
+        texts[SENT_MS] = sent_ms
     return amqp.Message(
         raw_body(message),
         content_type="application/json" if message.content_type == "application/json" else "application/octet-stream",
@@ -58,10 +69,8 @@ class ConfirmingChannel:
     def publish_all(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, timeout_s: float) -> list[bool]:
         """Publish messages, in order; return for each whether RabbitMQ accepted it.
 
-        Raises:
-            amqp.exceptions.ChannelError: there is no such exchange, or no queue behind it.
-            amqp.exceptions.RecoverableConnectionError: no confirm came within ``timeout_s`` of the one before. The connection
-                cannot be used any longer: a late confirm would count for another message.
+        ChannelError if there is no such exchange, or no queue behind it; RecoverableConnectionError if no confirm comes within
+        ``timeout_s`` of the one before. Then the connection cannot be used: a late confirm would count for another message.
         """
         self.is_broken = True
         first = self._published + 1
@@ -129,7 +138,9 @@ def frame_handler(
         if message is not None:
             # Some encodings take quadratic time, and others do not preserve the bytes.
             message.properties.pop("content_encoding", None)
-            leave_packed(message.properties.get("application_headers", {}))
+            headers = message.properties.setdefault("application_headers", {})
+            leave_packed(headers)
+            note_sent(headers, message.properties.get("timestamp"))
         return callback(channel, method, arguments, message)
 
     handle = method_framing.frame_handler(connection, deliver)
@@ -143,8 +154,12 @@ def frame_handler(
             if body_bytes > largest_bytes:
                 too_large[channel] = _TooLarge(body_bytes)
                 payload = _header(payload, BEGINNING_BYTES)
-            elif not _are_readable(payload):
-                payload = _header(payload, body_bytes)
+            else:
+                try:
+                    decode_properties_basic(payload, _BEFORE_PROPERTIES)
+                except Exception:
+                    # A text that is not UTF-8, a time beyond the calendar, tables nested too deeply for Python: any of many.
+                    payload = _header(payload, body_bytes)
         elif kind == _CONTENT_BODY and channel in too_large:
             message = too_large[channel]
             message.receive(payload)
@@ -161,12 +176,3 @@ def _header(payload: bytes, body_bytes: int) -> bytes:
     header = bytearray(payload[:_BEFORE_PROPERTIES] + _NO_PROPERTIES)
     pack_into(">Q", header, _BODY_SIZE_AT, body_bytes)
     return bytes(header)
-
-
-def _are_readable(payload: bytes) -> bool:
-    try:
-        decode_properties_basic(payload, _BEFORE_PROPERTIES)
-    except Exception:
-        # A text that is not UTF-8, a time beyond the calendar, tables nested deeper than Python can recurse: any of many.
-        return False
-    return True

@@ -7,6 +7,7 @@ a queue of this name with other arguments.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, get_args
 
@@ -64,8 +65,8 @@ class Publisher:
         return self._outboxes[names[-1]].destination if names else None
 
     def full(self) -> set[str]:
-        """The names of the queues and streams that had no room for a decision when one last came."""
-        return {name for name, outbox in self._outboxes.items() if outbox.is_full}
+        """The names of the queues and streams that workers wait for, as they had no room for a decision when one last came."""
+        return {name for name, outbox in self._outboxes.items() if outbox.is_full and outbox.waits}
 
     def publication(self, decision: Decision, context: Context, message: Any, published_to: set[str]) -> Publication:
         """What is published of a decision; with ``results.with_trace`` also the trace that its kombu message submitted.
@@ -87,15 +88,14 @@ class Publisher:
     def publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
         """Put decisions where those of their outcome go, all of a queue or a stream in one round trip; with traces in several.
 
-        What is sampled goes to review first, and once that has it, also where its outcome does.
+        What is sampled goes to review first, and once that has it, also where its outcome does. Decisions of an outcome that is
+        not published succeed at once, and those without room on a queue that nobody waits for.
 
         On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
-        header ``decided_at`` is the decision's mark. On a stream each is an entry with fields for both. So are those of its
-        context, if it has one. Decisions of an outcome that is not published succeed at once.
+        header ``decided_at`` is the decision's mark. On a stream each is an entry with fields for both, and for its context.
 
-        Returns:
-            For each decision None once the broker, or Redis, has it; or why it is not published, as that its queue is full of
-            unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
+        It returns for each None once the broker, or Redis, has it; or why it is not published, as that its queue is full of
+        unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
         """
         errors: list[ScorerError | None] = [None] * len(publications)
         for name, outbox in self._outboxes.items():
@@ -146,15 +146,16 @@ class _Outbox:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
         self.is_full = False
+        self.waits = settings.waits_for_room(destination.name)
+        """Whether what has no room waits for it; otherwise it is left out."""
         self._limit = settings.queues.results_limit
         self._most_bytes = settings.results_bytes
         self._lock = threading.Lock()
 
     def put_all(self, publications: Sequence[Publication]) -> list[bool]:
-        """Publish decisions, in order; log when it becomes full, and when that is over.
+        """Publish decisions, in order; return for each whether it is dealt with; the others wait for room.
 
-        Returns:
-            For each whether it is published; there is no room for the others. After an error any of them may be.
+        After an error any of them may be published. Log when it becomes full, and when that is over.
         """
         accepted: list[bool] = []
         unread = 0
@@ -169,10 +170,10 @@ class _Outbox:
         with self._lock:
             was_full, self.is_full = self.is_full, is_full
         if is_full and not was_full:
-            log.warning("results_full", queue=self.destination.name, unread=unread)
+            log.warning("results_full", queue=self.destination.name, unread=unread, waits=self.waits)
         elif was_full and not is_full:
             log.info("results_drained", queue=self.destination.name, unread=unread)
-        return accepted
+        return accepted if self.waits else [True] * len(publications)
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         """Publish; return for each decision whether it is, and how many are unread."""
@@ -256,26 +257,24 @@ class ReceivedDecision(NamedTuple):
     """Removes it from its queue for good, or has its consumer group done with it; after an error it stays there."""
 
 
+@dataclass
 class Results:
     """Receives decisions from queues and streams; what is no decision becomes a dead letter, as it would block its queue."""
 
-    def __init__(
-        self, queues: Sequence[Queue], readers: Sequence[StreamReader], dead_letters: DeadLetters, limits: Limits
-    ) -> None:
-        """Receive decisions within ``limits`` from these queues, which are bound to a channel, and from streams."""
-        self._queues = queues
-        self._readers = readers
-        self._dead_letters = dead_letters
-        self._limits = limits
+    queues: Sequence[Queue]
+    """They are bound to a channel."""
+    readers: Sequence[StreamReader]
+    dead_letters: DeadLetters
+    limits: Limits
 
     def receive(self) -> Iterator[ReceivedDecision]:
         """Yield the decisions that are there now, each once; those that are not acknowledged are delivered again."""
-        for queue in self._queues:
+        for queue in self.queues:
             while (message := self._next(queue)) is not None:
                 # A message that was cut, and may look complete, has no type.
                 is_json = message.content_type == "application/json"
                 yield from self._received(queue.name, raw_body(message), partial(_acknowledge, message), is_json=is_json)
-        for reader in self._readers:
+        for reader in self.readers:
             for entry, decision in reader.receive():
                 yield from self._received(reader.name, decision, partial(reader.acknowledge, entry))
 
@@ -284,10 +283,10 @@ class Results:
     ) -> Iterator[ReceivedDecision]:
         try:
             # Not by kombu's decoders, among which the message would choose.
-            decision: Any = parse_strict_json(body if is_json else b"", self._limits)
+            decision: Any = parse_strict_json(body if is_json else b"", self.limits)
             Decision.model_validate(decision)
         except (InvalidTrace, ValueError):
-            self._dead_letters.dead_letter(body, "malformed", f"queue {name}: expected a decision")
+            self.dead_letters.dead_letter(body, "malformed", f"queue {name}: expected a decision")
             acknowledge()
         else:
             yield ReceivedDecision(decision, acknowledge)
@@ -298,11 +297,6 @@ class Results:
             delivered = queue.channel.basic_get(queue.name)
         # The get of kombu 5.7.0 raises an error for a body that it cannot decompress, again and again.
         return None if delivered is None else queue.channel.message_to_python(delivered)
-
-
-def _look_for(queues: Sequence[Queue], producer: Producer) -> None:
-    for queue in queues:
-        queue(producer.channel).queue_declare(passive=True)
 
 
 def _acknowledge(message: Any) -> None:
@@ -327,7 +321,9 @@ def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None
         raise SettingsError("; ".join(read_elsewhere(settings, outcome, group) or read_elsewhere(settings, None, group)))
     if not settings.broker.is_redis:
         # Readers may have no permission to declare them, and workers have done so.
-        with_producer(app, "results", partial(_look_for, queues), if_missing=queues)
+        with_producer(
+            app, "results", lambda producer: [queue(producer.channel).queue_declare(passive=True) for queue in queues], queues
+        )
     idle_ms = settings.broker.visibility_timeout_s * 1_000
     limits = settings.limits
     limits = limits.model_copy(update={"values": limits.values + _VALUES_AROUND, "depth": limits.depth + 1})

@@ -50,9 +50,8 @@ class SideQueue:
         A message leaves the queue when RabbitMQ has confirmed it on the queue of traces, or its dead letter is stored. A worker
         that dies in between leaves a copy, which is the same submission and ends the same way.
 
-        Raises:
-            SettingsError: a queue has to be declared anew, and RabbitMQ has one of this name with other arguments.
-            ServiceUnavailable: RabbitMQ cannot be reached or refuses, or Redis cannot be reached; the rest stays on the queue.
+        SettingsError if a queue has to be declared anew, and RabbitMQ has one of this name with other arguments;
+        ServiceUnavailable if RabbitMQ or Redis cannot be reached, or refuses. The rest stays on the queue.
         """
         # A queue is missing if somebody deleted it, perhaps with the others.
         if_missing = [self._queue, *self._queues.in_order]
@@ -69,7 +68,9 @@ class SideQueue:
         for message in compress(to_move, moved):
             message.ack()
         for message in filter(self._is_poison, messages):
-            self._dead_letter_poison(message)
+            if decision := dead_letter(self._dead_letters, message, poison(message, self._delivery_limit), self._limits):
+                # The worker that decided may have died before it published.
+                self._publisher.publish(decision, context_in(message.headers), message)
             message.ack()
         if not all(moved):
             # A new connection is needed too: RabbitMQ may go on refusing on one on which it has refused a message.
@@ -94,12 +95,6 @@ class SideQueue:
             case [{"reason": reason}, *_] if self._queue == self._queues.dead:
                 return bool(reason == "delivery_limit")
         return bool(self._queue == self._queues.dead)
-
-    def _dead_letter_poison(self, message: Any) -> None:
-        decision = dead_letter(self._dead_letters, message, poison(message, self._delivery_limit), self._limits)
-        if decision is not None:
-            # The worker that decided may have died before it published.
-            self._publisher.publish(decision, context_in(message.headers), message)
 
     def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
         """Publish messages to the queue of traces; return for each whether it may leave this one."""

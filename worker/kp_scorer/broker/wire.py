@@ -22,7 +22,10 @@ DELIVERY_COUNT: Final = "x-delivery-count"
 """The header in which RabbitMQ, and our Redis transport, count the deliveries before this one."""
 
 SENT_MS: Final = "sent_ms"
-"""The header in which our client notes when it sent a message: Unix time by its own clock, for metrics alone."""
+"""The header in which our client notes when it sent a message: Unix time by its own clock, which no score depends on."""
+
+_STAMPED_MS: Final = "timestamp_in_ms"
+"""The header in which RabbitMQ does so, with ``message_interceptors.incoming.set_header_timestamp``."""
 
 PACKED_BY: Final = "x-packed-by"
 """The header that names the compression of a body, once a message is received."""
@@ -51,15 +54,9 @@ _LATEST_MS: Final = 2**53
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-# What we send.
-
-
 def task_body(argument: bytes) -> bytes:
     """The body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
     return _BEFORE_ARGUMENT + argument + _BEHIND_ARGUMENT
-
-
-# How large a message may be.
 
 
 def largest_message_bytes(limits: Limits) -> int:
@@ -74,9 +71,6 @@ def largest_message_bytes(limits: Limits) -> int:
 def largest_body_bytes(limits: Limits) -> int:
     """How large the body of a task message may be to be parsed, in bytes: JSON may write two bytes of UTF-8 as six."""
     return 4 * limits.message_bytes + _BYTES_AROUND
-
-
-# The message as it lies on a list in Redis.
 
 
 class ListItem(NamedTuple):
@@ -122,9 +116,6 @@ def open_item(item: bytes) -> ListItem:
         # By default, characters that are no base64 are skipped, and their bytes lost.
         body = base64.b64decode(body, validate=True)
     return ListItem(message["content-type"], {**(message.get("headers") or {})}, body)
-
-
-# The body of a message, before it is parsed.
 
 
 def leave_packed(headers: dict[str, Any]) -> None:
@@ -179,9 +170,6 @@ def _unpacked(body: bytes, packed_by: object, largest_bytes: int) -> bytes:
     return unpacked
 
 
-# The submission in a message.
-
-
 def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The arguments with which a kombu message from the queue of traces calls the task; of a plain one, its trace.
 
@@ -193,8 +181,9 @@ def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[s
     try:
         _, payload, is_plain = _parse(message, limits)
     except InvalidTrace:
-        # It is not parsed, so only its headers and its first byte show whether it is a submission.
-        if headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in headers or _may_be_object(message)):
+        # It is not parsed, so only its headers and its first byte show whether it is a submission; a packed body may be one.
+        may_be_plain = PACKED_BY in headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
+        if headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in headers or may_be_plain):
             raise ValueError(f"task: expected {TASK_NAME}") from None
         raise
     if is_plain:
@@ -265,18 +254,13 @@ def _arguments_of_call(payload: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 def parse_submission(submission: bytes, limits: Limits) -> object:
     """Parse a submission from :func:`submission_in`, which white space and escapes may make larger than a trace.
 
-    Raises:
-        InvalidTrace: it is no JSON, or too large even so, or has too many values.
+    InvalidTrace if it is no JSON, or too large even so, or has too many values.
     """
     return parse_json(submission, limits.model_copy(update={"message_bytes": largest_body_bytes(limits)}))
 
 
 def only_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The trace among the arguments of a task: its only positional argument, or the one called ``trace``.
-
-    Raises:
-        InvalidTrace: there are other arguments, or none.
-    """
+    """The trace among the arguments of a task: the only one, by position or as ``trace``; InvalidTrace if there are others."""
     if len(args) == 1 and not kwargs:
         return args[0]
     if not args and list(kwargs) == ["trace"]:
@@ -297,14 +281,6 @@ def trace_id_of(payload: Any) -> str:
 def checked_id(value: object) -> str:
     """The value if it is a trace id, else an empty string."""
     return value if is_trace_id(value) else ""
-
-
-def _may_be_object(message: Any) -> bool:
-    """Whether a body that is not parsed may be a JSON object; a packed one always may."""
-    return PACKED_BY in message.headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
-
-
-# Other headers.
 
 
 def result_id(message: Any) -> str:
@@ -332,11 +308,24 @@ def deliveries_by(message: Any) -> int:
     return count + 1 if isinstance(count, int) else 1
 
 
+def note_sent(headers: dict[str, Any], timestamp_s: object) -> None:
+    """Note in the headers of a message from RabbitMQ when it was sent, if RabbitMQ or its producer has stamped it."""
+    if isinstance(timestamp_s, int):
+        headers.setdefault(_STAMPED_MS, timestamp_s * 1_000)
+    if _STAMPED_MS in headers:
+        headers.setdefault(SENT_MS, headers[_STAMPED_MS])
+
+
+def sent_ms_in(headers: Mapping[str, Any]) -> int | None:
+    """When a message was sent, by its header; None if it has none, or one that makes no sense."""
+    sent_ms = headers.get(SENT_MS)
+    return sent_ms if type(sent_ms) is int and 0 < sent_ms < _LATEST_MS else None
+
+
 def queued_s(message: Any, received_s: float) -> float | None:
-    """How long a kombu message received at this Unix time was on its queue; None if no header says when it was sent."""
-    sent_ms = message.headers.get(SENT_MS)
-    # The header may hold anything, and one absurd value would spoil all means. If the client's clock is ahead, the time is 0.
-    if type(sent_ms) is not int or not 0 < sent_ms < _LATEST_MS:
+    """How long a kombu message received at this Unix time was on its queue; None if nothing says when it was sent."""
+    if (sent_ms := sent_ms_in(message.headers)) is None:
         return None
-    waited_s = max(0.0, received_s - sent_ms / 1_000)
-    return waited_s if waited_s <= KEPT_S else None
+    waited_s = received_s - sent_ms / 1_000
+    # One absurd value would spoil all means. If the client's clock is ahead, the time is 0.
+    return max(0.0, waited_s) if abs(waited_s) <= KEPT_S else None

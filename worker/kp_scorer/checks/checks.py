@@ -26,11 +26,7 @@ class Checks:
     """Runs checks one after the other, in a process that is started anew after a timeout or a crash; one thread may do so."""
 
     def __init__(self, settings: ChecksSettings) -> None:
-        """Load the checks.
-
-        Raises:
-            SettingsError: one is not installed, or cannot be loaded.
-        """
+        """Load the checks; raises SettingsError if one is not installed, or cannot be loaded."""
         self._settings = settings
         # The first start may find no compiled rules.
         self._process: _Process | None = _Process(settings, 4 * settings.start_s)
@@ -102,11 +98,9 @@ class _Process:
         self.versions: dict[str, str] = loaded["versions"]
 
     def ask(self, line: bytes, timeout_s: float) -> Any:
-        """Send a line, and wait for the answer; after an error there is none to come.
+        """Send a line, and wait for the answer.
 
-        Raises:
-            TimeoutError: one of the two took longer.
-            OSError: the process has ended, as ValueError.
+        TimeoutError if either takes longer, another OSError or ValueError if the process has ended; then no answer comes.
         """
         self._channel.settimeout(timeout_s)
         self._channel.sendall(line)

@@ -43,18 +43,10 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """
     out = console()
     is_terminal = out.is_terminal
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=out,
-        transient=True,
-        # Rich would print above the bar also what goes elsewhere than to a terminal.
-        redirect_stdout=sys.stdout.isatty(),
-        disable=not is_terminal,
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    # Rich would print above the bar also what goes elsewhere than to a terminal.
+    redirects = sys.stdout.isatty()
+    bar = Progress(*columns, console=out, transient=True, redirect_stdout=redirects, disable=not is_terminal)
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
 

@@ -85,25 +85,13 @@ def _files_in(name: str) -> list[str]:
 
 @contextmanager
 def open_input(name: str) -> Iterator[IO[bytes]]:
-    """Open a file for reading, or standard input for ``-``."""
-    if name == "-":
-        yield _own_stdin()
-        return
+    """Open a file for reading, or standard input for ``-``, with a buffer of ours: Python aborts if a thread reads its own."""
     try:
-        opened = click.open_file(name, "rb")
+        opened = open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-")  # noqa: SIM115 - entered below
     except OSError as error:
         raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="FILE") from None
     with opened as stream:
         yield stream
-
-
-def _own_stdin() -> IO[bytes]:
-    """Standard input with a buffer of ours: Python aborts at exit if a thread still reads from its own."""
-    try:
-        return open(sys.stdin.fileno(), "rb", closefd=False)
-    except io.UnsupportedOperation:
-        # A test replaced it by a stream without a file.
-        return sys.stdin.buffer
 
 
 def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:

@@ -29,7 +29,7 @@ _COMMANDS: Final = {
     "Thresholds": {
         "profiles": ("policy", "Print the weights and thresholds in force."),
         "calibrate": ("calibrate", "Suggest thresholds by domain."),
-        "quality": ("quality", "Estimate how good the gate is."),
+        "quality": ("policy", "Estimate how good the gate is."),
         "re-decide": ("policy", "Show which decisions another policy would flip."),
     },
     "Look": {

@@ -38,10 +38,7 @@ class IoThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        """Queue a call; return the future of its result.
-
-        A caller who stops waiting cancels the future: then a call that is queued behind a stuck one never starts.
-        """
+        """Queue a call; return the future of its result. Who stops waiting cancels it, so that it may never start."""
         future: Future[Result] = Future()
         with _starting:
             # A fork leaves the thread behind.

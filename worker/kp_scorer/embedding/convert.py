@@ -42,9 +42,7 @@ class _UnitVectors(torch.nn.Module):
 def convert(path: Path, tokenizer: Path, max_tokens: int, target: Path) -> None:
     """Write the converted model, with float16 weights, to ``target`` and a ``.bin`` file beside it.
 
-    Raises:
-        SettingsError: see :func:`load_model`.
-        ValueError: the converted model's vectors differ from the model's.
+    Raises as :func:`load_model` does, and ValueError if the converted model's vectors differ from the model's.
     """
     model = load_model(path, tokenizer, "cpu")
     body: Any = model.transformers_model

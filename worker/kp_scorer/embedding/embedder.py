@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ _SEPARATOR: Final = "\x1e"
 _PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
 """Longer than most models read, so that it takes all that the longest trace would take."""
 
-_LENGTH_TOLERANCE: Final = 1e-2
+_LENGTH_TOLERANCE: Final = 0.01
 _HOPELESS_TEXTS: Final = 8
 """So many in a row that fail alone, and nothing that is embedded between them."""
 
@@ -101,12 +101,15 @@ class TokenizedText(NamedTuple):
         return embedded, embedded if self.is_whole else None
 
 
-class Embedder(Protocol):
-    """Turns texts into vectors. Any thread may tokenize."""
+class Embedder:
+    """Turns texts into vectors. Any thread may tokenize.
+
+    As it is, one that makes a vector of the text itself, with no tokenizer and no engine: it need only have ``embed``.
+    """
 
     name: str
     """Name of the model, for display."""
-    engine: str
+    engine = "python"
     """What computes the vectors, for display."""
     space: str
     """Fingerprint of model, weights, truncation, pooling and text recipe: equal if and only if vectors are comparable.
@@ -117,65 +120,40 @@ class Embedder(Protocol):
     """Length of a vector."""
     recipe: Recipe
     """Makes texts of traces."""
-    streams: int
+    streams = 1
     """How many passes run at once."""
-    most_passes: int
+    most_passes = 1
     """How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine."""
-    max_tokens: int
+    max_tokens = 0
     """The most tokens of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own."""
-    step: int
+    step = 1
     """Texts share a pass only if the lengths of their parts round up to the same multiples of this."""
 
     def tokenize(self, text: str) -> TokenizedText:
         """Prepare a text for a pass."""
+        return TokenizedText(text, ())
 
     def tokenize_plain(self, text: str) -> TokenizedText:
         """Prepare a text that is no trace's, as one part, whatever the recipe; it shares no pass with traces."""
+        return self.tokenize(text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one pass; ``together``: on all cores, as no other pass runs meanwhile.
 
-        Returns:
-            float32 unit vectors of shape (len(texts), dimensions).
+        It returns float32 unit vectors of shape (len(texts), dimensions).
         """
+        return self.embed_tokenized(texts)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as ``run`` does, with as many passes at once as there are streams."""
+        return self.embed_tokenized([self.tokenize(text) for text in texts])
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
         """The same of texts that were tokenized."""
-
-
-class PlainEmbedder:
-    """What an embedder inherits that makes a vector of the text itself, with no tokenizer and no engine."""
-
-    engine = "python"
-    streams = most_passes = 1
-    max_tokens = 0
-    step = 1
-
-    def tokenize(self, text: str) -> TokenizedText:
-        """Leave the text as it is."""
-        return TokenizedText(text, ())
-
-    def tokenize_plain(self, text: str) -> TokenizedText:
-        """The same."""
-        return self.tokenize(text)
-
-    def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
-        """Embed some texts at once."""
-        return self.embed_tokenized(texts)
-
-    def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
-        """Embed texts, in order."""
         return self.embed([each.text for each in texts])
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        raise NotImplementedError
 
-
-class Engine(Protocol):
+class Engine:
     """Runs the model."""
 
     name: str
@@ -183,27 +161,18 @@ class Engine(Protocol):
     dimensions: int
     """Length of a vector."""
     max_tokens: int
-    """As of an embedder."""
+    """As of an embedder, as are these:"""
     step: int
-    """Texts share a forward pass only if their lengths round up to the same multiple of this."""
-    streams: int
-    """As of an embedder."""
-    most_passes: int
-    """How many threads may call ``run_pass`` at once."""
+    streams = 1
+    most_passes = 1
 
     def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
-        """Run a forward pass of these texts; ``together``: on all cores, as no other pass runs meanwhile.
-
-        Returns:
-            float32 unit vectors of shape (len(group), dimensions).
-        """
+        """Run a forward pass of these texts, as :meth:`Embedder.run` does."""
+        raise NotImplementedError
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of texts; groups come in order of length, shortest first.
-
-        Returns:
-            For each group float32 unit vectors of shape (len(group), dimensions).
-        """
+        """Run a forward pass for each group of texts, which come in order of length, shortest first; return its vectors."""
+        return [self.run_pass(group, together=True) for group in groups]
 
 
 def rounded_up(length: int, step: int) -> int:
@@ -225,7 +194,6 @@ class CheckedEmbedder:
     """Checks every vector, and the embedder itself when a text fails alone. Thread-safe as far as the embedder is."""
 
     def __init__(self, embedder: Embedder) -> None:
-        """Assume that an embedder is healthy."""
         self._embedder = embedder
         self._failed_alone = 0
         self._is_unhealthy = False
@@ -238,10 +206,8 @@ class CheckedEmbedder:
     def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
         """Run one pass; ``alone``: of a text that failed before, now with no other in flight.
 
-        Any other error, such as ``FloatingPointError`` for invalid vectors, is the fault of the texts.
-
-        Raises:
-            EmbedderUnhealthy: it is the fault of the embedder; from then on always.
+        EmbedderUnhealthy if the embedder is at fault, and from then on always. Any other error, such as ``FloatingPointError``
+        for invalid vectors, is the fault of the texts.
         """
         with self._checking(alone=alone):
             vectors = _valid(self._embedder.run(texts, together=together), len(texts))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,15 +70,14 @@ class ModelFiles(NamedTuple):
 
 def is_model_named(setting: str) -> bool:
     """Whether ``embedding.model`` names a model, or the default one is installed; without reading it."""
-    return bool(setting) or importlib.util.find_spec(_WEIGHTS_PACKAGE) is not None
+    return bool(setting) or is_installed(_WEIGHTS_PACKAGE)
 
 
 def find_model(setting: str) -> ModelFiles | None:
     """Find the model that ``embedding.model`` names, by default the installed one; None if that is not installed.
 
-    Raises:
-        SettingsError: the directory named is not that of a sentence-transformers model, or the installed model's files are not
-            the pinned ones, which would give other scores.
+    SettingsError if the directory named is not that of a sentence-transformers model, or the installed model's files are not
+    the pinned ones, which would give other scores.
     """
     if setting:
         return _read_model(Path(setting).expanduser())
@@ -154,9 +154,7 @@ def _digest(files: Iterable[Path], digest: "hashlib._Hash | hashlib.blake2b") ->
     """The digest, in hexadecimal digits, of ``digest``'s data and all files' content."""
     for file in files:
         with file.open("rb") as stream:
-            # In pieces: reading the weights at once would enlarge the process by their size for good.
-            while piece := stream.read(1 << 20):
-                digest.update(piece)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
 
 
@@ -165,24 +163,22 @@ def is_installed(*packages: str) -> bool:
     return all(importlib.util.find_spec(package) for package in packages)
 
 
+has_torch = partial(is_installed, "torch", "sentence_transformers")
+
+
 @contextmanager
 def converted_model(model: ModelFiles, *, converts: bool) -> Iterator[Path]:
     """Yield the converted file, which exists until the context ends. Unless it ``converts``, nothing is written.
 
-    Raises:
-        ModelUnconverted: the model is not in the cache, and must not be converted.
-        EngineUnavailable: the model is not in the cache, and cannot be converted.
+    If it is not in the cache: ModelUnconverted if it must not be converted, EngineUnavailable if it cannot.
     """
     place = _place(model, converts)
-    if place and _is_intact(place):
+    if place and (_is_intact(place) or (converts and _fill(place, model))):
         yield place / _CONVERTED
         return
     if not converts:
         _check_converter()
         raise ModelUnconverted(f"embedder: {model.name} was not converted yet")
-    if place and _fill(place, model):
-        yield place / _CONVERTED
-        return
     with TemporaryDirectory(prefix="kp-scorer-") as directory:
         _convert(model, Path(directory))
         yield Path(directory) / _CONVERTED
@@ -251,7 +247,7 @@ def _is_intact(place: Path) -> bool:
 
 
 def _check_converter() -> None:
-    if not is_installed("torch", "sentence_transformers"):
+    if not has_torch():
         raise EngineUnavailable("sentence-transformers, which is needed to convert the model, is not installed")
 
 

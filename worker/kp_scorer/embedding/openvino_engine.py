@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import structlog
 
-from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Int64s, Vectors, padded, rounded_up
+from kp_scorer.embedding.embedder import MAX_TOKENS, Engine, Ids, Int64s, Vectors, padded, rounded_up
 from kp_scorer.errors import EngineUnavailable
 
 # OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends
@@ -38,7 +38,7 @@ _DISAGREE: Final = "openvino gives different vectors for one text"
 log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(Engine):
     """Runs a converted model.
 
     Texts of as many tokens as the model takes, 512 at most, run on a copy compiled for exactly that shape, which is a tenth
@@ -53,8 +53,7 @@ class OpenVinoEngine:
     def __init__(self, file: Path, threads: int, longest: int) -> None:
         """Read a converted model and compile it for ``threads`` threads and texts of at most ``longest`` tokens.
 
-        Raises:
-            EngineUnavailable: it gives different vectors for one text.
+        EngineUnavailable if it gives different vectors for one text.
         """
         self.streams = threads
         # One waits behind each that runs.
@@ -94,14 +93,14 @@ class OpenVinoEngine:
         return all(float(vectors[0] @ alone) > _SAME for vectors in side_by_side)
 
     def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.embedder.Engine`."""
+        """Run a forward pass for each group of texts; see the base class."""
         full = [self._inputs(group) for group in groups if self._is_full(group)]
         others = [self._inputs(group) for group in groups if not self._is_full(group)]
         vectors = {True: iter(self._full.run(full)), False: iter(self._any.run(others))}
         return [next(vectors[self._is_full(group)]) for group in groups]
 
     def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
-        """Run one forward pass; see :class:`~kp_scorer.embedding.embedder.Engine`."""
+        """Run one forward pass; see the base class."""
         threads = self._full if self._is_full(group) else self._any
         return threads.run_pass(self._inputs(group), together=together)
 
@@ -176,7 +175,7 @@ class _Threads:
 class _Streams:
     """A model compiled for several streams, and requests that wait inside OpenVINO for a free stream.
 
-    In ``run`` a stream needs no Python between texts: it would often wait for another thread to release the interpreter.
+    So a stream needs no Python between texts: it would often wait for another thread to release the interpreter.
     """
 
     def __init__(self, core: openvino.Core, model: openvino.Model, streams: int) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Engine, Recipe
-from kp_scorer.embedding.model import ModelFiles, converted_model, find_model, is_installed, is_model_named
+from kp_scorer.embedding.model import ModelFiles, converted_model, find_model, has_torch, is_installed, is_model_named
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
@@ -63,14 +63,13 @@ def is_embedder_installed(settings: EmbeddingSettings) -> bool:
         return True
     if settings.embedder == "none" or not is_installed("tokenizers") or not is_model_named(settings.model):
         return False
-    return is_installed("openvino") or _has_torch()
+    return is_installed("openvino") or has_torch()
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
     """Count the cores that the process may run on, at most as many as its container's share of processor time.
 
-    More threads than that would use up the share at once and then stall until the next period. A part of a core counts as a
-    core: with a thread less, that part of the share would never be used.
+    More threads would use up the share at once and then stall until the next period. A part of a core counts as one.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota(cgroup))))
@@ -83,20 +82,14 @@ def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedd
     if model is None:
         raise EngineUnavailable("embedding.model is empty and the package with the default weights is not installed")
     # Imported here, like the engines below, because the package must work without them.
-    from kp_scorer.embedding.text_embedder import TextEmbedder
-    from kp_scorer.embedding.tokens import Tokens
+    from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
 
     tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
-    return TextEmbedder(model, recipe, tokens, _load_engine(settings, model, converts))
-
-
-def _load_engine(settings: EmbeddingSettings, model: ModelFiles, converts: bool) -> Engine:
-    """Load the first engine that can run here; EngineUnavailable says why none can."""
     threads = settings.threads or min(usable_cores(), _MOST_THREADS)
     reasons = []
     for load in _CANDIDATES[settings.embedder]:
         try:
-            return load(model, threads, converts)
+            return TextEmbedder(model, recipe, tokens, load(model, threads, converts))
         except EngineUnavailable as error:
             reasons.append(str(error))
     raise EngineUnavailable(" and ".join(reasons))
@@ -117,7 +110,7 @@ def _quota(cgroup: Path) -> float:
 
 def _load_torch_on_gpu(model: ModelFiles, threads: int, _converts: bool) -> Engine:
     # Importing torch just to learn that there is no GPU would cost seconds and hundreds of megabytes.
-    if not (any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and _has_torch()):
+    if not (any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and has_torch()):
         raise EngineUnavailable("there is no GPU")
     import torch
 
@@ -143,15 +136,11 @@ def _load_openvino(model: ModelFiles, threads: int, converts: bool) -> Engine:
 
 
 def _load_torch_on_cpu(model: ModelFiles, threads: int, _converts: bool) -> Engine:
-    if not _has_torch():
+    if not has_torch():
         raise EngineUnavailable("sentence-transformers is not installed")
     from kp_scorer.embedding.torch_engine import TorchEngine
 
     return TorchEngine(model, threads, "cpu")
-
-
-def _has_torch() -> bool:
-    return is_installed("torch", "sentence_transformers")
 
 
 _CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, int, bool], Engine], ...]]] = {

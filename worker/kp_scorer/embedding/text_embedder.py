@@ -1,15 +1,110 @@
-"""The embedder: texts to tokens, tokens to groups, groups through an engine, vectors back in order."""
+"""The embedder: texts to their first tokens, tokens to groups, groups through an engine, vectors back in order."""
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from kp_scorer.embedding.embedder import Engine, Recipe, TokenizedText, Vectors, rounded_up
+from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Engine, Ids, Recipe, TokenizedText, Vectors, rounded_up
 from kp_scorer.embedding.model import ModelFiles
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.units import Units, is_splittable
+from kp_scorer.errors import SettingsError
+
+_MOST_CHARS_PER_TOKEN: Final = 16
+"""Of texts for another tokenizer than BERT's so many characters are read for each token; prose has five."""
 
 
-class TextEmbedder:
+class Row(NamedTuple):
+    """What is embedded of a text."""
+
+    ids: Ids
+    is_whole: bool
+    """Whether that is all of it."""
+
+
+class Tokens:
+    """A model's tokenizer, truncated to the longest text that the model takes.
+
+    The reference cuts after the special tokens are added: a text that is too long keeps its first 512 ids and loses the
+    closing [SEP]. Letting the tokenizer truncate, as sentence-transformers does, would keep [SEP] in place of the 512th token
+    and move scores by up to 0.0025.
+    """
+
+    def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
+        """Read a ``tokenizer.json``, or raise SettingsError if it holds none.
+
+        Unless it is BERT's, only the first 16 characters for each token are tokenised.
+        """
+        try:
+            text = path.read_text("utf-8")
+            self._tokenizer = Tokenizer.from_str(text)
+            # The file may set truncation and padding; the reference overrides both.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            # A letter shows which special tokens open a text, and which close it.
+            letter = self._tokenizer.encode("a")
+            start = letter.special_tokens_mask.index(0)
+            end = len(letter) - letter.special_tokens_mask[::-1].index(0)
+        except Exception as error:  # tokenizers raises bare Exceptions
+            raise SettingsError(f"embedding.model: {path} cannot be loaded ({type(error).__name__})") from error
+        self._longest = longest
+        self._prompt = prompt
+        self._keeps_closing = keeps_closing
+        self._opening: Ids = letter.ids[:start]
+        self._closing: Ids = letter.ids[end:]
+        description = json.loads(text)
+        self._units = Units(self._tokenizer, description) if is_splittable(description) else None
+
+    def row(self, text: str, most: int | None = None, *, keep_end: bool = False) -> Row:
+        """At most ``most`` ids of a text, by default as many as the model takes, exactly as tokenising all of it gives them.
+
+        Prompt and special tokens count. Of a text that is longer, the first of them; to ``keep_end``, as many from its
+        beginning as from its end, between the special tokens.
+        """
+        row = self._both_ends if keep_end else self._beginning
+        return row(self._prompt + text, min(most or self._longest, self._longest))
+
+    def _beginning(self, text: str, most: int) -> Row:
+        fits = most - len(self._opening) - len(self._closing)
+        inner = fits if self._keeps_closing else most - len(self._opening)
+        chars = len(text) if self._units else most * _MOST_CHARS_PER_TOKEN
+        ids = self._read(self._units, text, fits + 1) if self._units else self._encode(text[:chars])
+        is_whole = len(ids) <= fits and len(text) <= chars
+        return Row([*self._opening, *ids[:inner], *self._closing][:most], is_whole)
+
+    def _both_ends(self, text: str, most: int) -> Row:
+        half = (most - len(self._opening) - len(self._closing)) // 2
+        chars = most * _MOST_CHARS_PER_TOKEN // 2
+        if self._units is None:
+            ids = end = self._encode(text if len(text) <= 2 * chars else f"{text[:chars]} {text[-chars:]}")
+        else:
+            ids = self._read(self._units, text, 2 * half + 1)
+            end = self._read(self._units, text, half, backwards=True) if len(ids) > 2 * half else ids
+        is_whole = len(ids) <= 2 * half and (self._units is not None or len(text) <= 2 * chars)
+        if len(ids) > 2 * half:
+            ids = ids[:half] + end[-half:]
+        return Row([*self._opening, *ids, *self._closing], is_whole)
+
+    def _read(self, units: Units, text: str, least: int, *, backwards: bool = False) -> Ids:
+        """The first ids of a text, ``least`` or more, or all of them where it has fewer; or, ``backwards``, its last ones."""
+        ids: Ids = []
+        for piece in units.pieces(text, least, backwards=backwards):
+            ids = self._encode(piece) + ids if backwards else ids + self._encode(piece)
+            if len(ids) >= least:
+                break
+        return ids
+
+    def _encode(self, text: str) -> Ids:
+        # Of many at once the tokenizer would hold the offsets of all; this way it makes none.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: Ids = encoding.ids
+        return ids
+
+
+class TextEmbedder(Embedder):
     """Embeds texts with a model's tokenizer and an engine, by a recipe."""
 
     def __init__(self, model: ModelFiles, recipe: Recipe, tokens: Tokens, engine: Engine) -> None:
@@ -38,13 +133,9 @@ class TextEmbedder:
         return TokenizedText(text, [row.ids], row.is_whole)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
-        """Run one forward pass for each part; see :class:`~kp_scorer.embedding.embedder.Embedder`."""
+        """Run one forward pass for each part; see the base class."""
         parts = zip(*[each.rows for each in texts], strict=True)
         return self._sum(np.stack([self._engine.run_pass(rows, together=together) for rows in parts]))
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        return self.embed_tokenized([self.tokenize(text) for text in texts])
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
         """Embed texts, in order."""

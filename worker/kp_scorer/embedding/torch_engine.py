@@ -14,9 +14,9 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
-from kp_scorer.embedding.embedder import Ids, Vectors, padded
+from kp_scorer.embedding.embedder import Engine, Ids, Vectors, padded
 from kp_scorer.embedding.model import ModelFiles
-from kp_scorer.embedding.tokens import Tokens
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import SettingsError
 
 _MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}
@@ -26,18 +26,13 @@ _SAMPLE: Final = "Refund it: don't!"
 """Short enough for any model, and with what tokenizers treat differently."""
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Runs a sentence-transformers model without conversion."""
 
-    streams = most_passes = 1
     step = 64
 
     def __init__(self, model: ModelFiles, threads: int, device: Literal["cpu", "cuda"]) -> None:
-        """Load the model; ``threads`` is how many threads torch uses on CPU.
-
-        Raises:
-            SettingsError: see :func:`load_model`.
-        """
+        """Load the model as :func:`load_model` does; ``threads`` is how many threads torch uses on CPU."""
         torch.set_num_threads(threads)
         self._model = load_model(model.path, model.tokenizer, device)
         self._device = torch.device(device)
@@ -48,12 +43,8 @@ class TorchEngine:
         assert dimensions is not None
         self.dimensions = int(dimensions)
 
-    def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of texts; see :class:`~kp_scorer.embedding.embedder.Engine`."""
-        return [self.run_pass(group) for group in groups]
-
-    def run_pass(self, group: Sequence[Ids], *, together: bool = True) -> Vectors:
-        """Run one forward pass; see :class:`~kp_scorer.embedding.embedder.Engine`."""
+    def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
+        """Run one forward pass; see the base class."""
         arrays = padded(group, max(map(len, group)), self._pad_id)
         ids, mask = (torch.from_numpy(array).to(self._device) for array in arrays)
         # Half precision only for matrix products: in sums over 512 tokens and in norms it would lose digits that scores need.
@@ -83,15 +74,14 @@ def unit_vectors(
 def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
     """Load a sentence-transformers model from a local directory.
 
-    Raises:
-        SettingsError: sentence-transformers cannot load it, or makes other tokens of a text than the tokenizer's file.
+    SettingsError if sentence-transformers cannot, or makes other tokens of a text than the tokenizer's file.
     """
     transformers.utils.logging.disable_progress_bar()
     try:
         model = SentenceTransformer(str(path), device=device, local_files_only=True).eval()
-        expected = model.preprocess([_SAMPLE], prompt="")["input_ids"].tolist()
+        expected = model.preprocess([_SAMPLE], prompt="")["input_ids"][0].tolist()
     except Exception as error:
         raise SettingsError(f"embedding.model: {path} cannot be loaded ({type(error).__name__})") from error
-    if Tokens(tokenizer).of([_SAMPLE]) != expected:
+    if Tokens(tokenizer).row(_SAMPLE).ids != expected:
         raise SettingsError(f"embedding.model: {tokenizer} makes other tokens than sentence-transformers does")
     return model

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kp_scorer.embedding.embedder import ASKED_AND_DID, PlainEmbedder, Vectors
+from kp_scorer.embedding.embedder import ASKED_AND_DID, Embedder, Vectors
 
 _DIMENSIONS: Final = 384
 
@@ -47,7 +47,7 @@ _REMEMBERED_CHARS: Final = 64
 """How many words' hashes are remembered, which saves most of the time, and how long such a word may be: 16 MB at most."""
 
 
-class WordsEmbedder(PlainEmbedder):
+class WordsEmbedder(Embedder):
     """Embeds what was asked and what was done, each by its words.
 
     Whatever ``novelty.recipe`` says: the words of a trace as one text tell repeats from new tasks no better than the reference.
@@ -60,7 +60,6 @@ class WordsEmbedder(PlainEmbedder):
     recipe = ASKED_AND_DID
 
     def __init__(self) -> None:
-        """Load nothing."""
         self._columns = _Columns()
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -30,7 +30,7 @@ _NAMED: Final = re.compile(
 )
 _QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
 _LONGEST_REFUSAL: Final = 300
-REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError)
+REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError, redis.exceptions.BusyLoadingError)
 """What redis-py raises where Redis has answered, and says no."""
 
 
@@ -91,19 +91,23 @@ def leave_replicas(pool: redis.ConnectionPool) -> None:
 
 
 class _LeavesReplicas:
+    """A connection that breaks when Redis refuses to write, or to let it wait, because it is no primary any more."""
+
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         connection: Any = super()
         try:
             return connection.read_response(*args, **kwargs)
         except redis.exceptions.ResponseError as error:
-            if not _is_from_replica(error):
+            # Redis 7 names the error; 6.2 quotes it within that of the script. What waits at an empty queue is unblocked.
+            text, is_named = str(error), isinstance(error, redis.exceptions.ReadOnlyError)
+            if not (is_named or "READONLY " in text or text.startswith("UNBLOCKED ")):
                 raise
             connection.disconnect()
             raise redis.exceptions.ConnectionError("the server has become a replica") from None
 
 
-def reports_outages(what: str) -> Callable[[type[T]], type[T]]:
-    """Have every public method of a class raise ServiceUnavailable, under the name ``what``, for whatever redis-py raises.
+def reports_outages(part: str) -> Callable[[type[T]], type[T]]:
+    """Have every public method of a class raise ServiceUnavailable, under the name ``part``, for whatever redis-py raises.
 
     A server that refuses a command is no fault of the trace either.
     """
@@ -111,36 +115,32 @@ def reports_outages(what: str) -> Callable[[type[T]], type[T]]:
     def decorate(kind: type[T]) -> type[T]:
         for name, method in list(vars(kind).items()):
             if inspect.isfunction(method) and not name.startswith("_"):
-                decorator = _reporting_iterator if inspect.isgeneratorfunction(method) else _unavailable_if_down
-                setattr(kind, name, decorator(what)(method))
+                setattr(kind, name, _reporting(part, method))
         return kind
 
     return decorate
 
 
-def _reporting_iterator(what: str) -> Callable[[Callable[..., Iterator[T]]], Callable[..., Iterator[T]]]:
-    def decorate(method: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
-        @wraps(method)
-        def iterate(*args: Any, **kwargs: Any) -> Iterator[T]:
-            with _unavailable_if_down(what):
-                yield from method(*args, **kwargs)
+def _reporting(part: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def iterate(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with _unavailable_if_down(part):
+            yield from method(*args, **kwargs)
 
-        return iterate
-
-    return decorate
+    return iterate if inspect.isgeneratorfunction(method) else _unavailable_if_down(part)(method)
 
 
 @contextmanager
-def _unavailable_if_down(what: str) -> Iterator[None]:
+def _unavailable_if_down(part: str) -> Iterator[None]:
     try:
         yield
     except REFUSALS as error:
-        raise ServiceUnavailable(f"{what}: Redis refuses: {refusal(error)}") from None
+        raise ServiceUnavailable(f"{part}: Redis refuses: {refusal(error)}") from None
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-        problem = f"{what}: {type(error).__name__}: {error}".removesuffix(".")
+        problem = f"{part}: {type(error).__name__}: {error}".removesuffix(".")
         raise ServiceUnavailable(f"{problem}; is Redis running where redis.url says?") from error
     except redis.exceptions.RedisError as error:
-        raise ServiceUnavailable(f"{what}: {type(error).__name__}") from None
+        raise ServiceUnavailable(f"{part}: {type(error).__name__}") from None
 
 
 def refusal(error: redis.exceptions.RedisError) -> str:
@@ -159,13 +159,6 @@ def refusal(error: redis.exceptions.RedisError) -> str:
     if named is None or _QUOTES.search(str(error)):
         return type(error).__name__
     return "".join(filter(str.isprintable, named[0]))[:_LONGEST_REFUSAL]
-
-
-def _is_from_replica(error: redis.exceptions.ResponseError) -> bool:
-    """Whether Redis refused to write, or to let a client wait any longer, because it is no primary any more."""
-    text = str(error)
-    # Redis 7 names the error; 6.2 quotes it within that of the script. What waits at an empty queue is unblocked.
-    return isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY " in text or text.startswith("UNBLOCKED ")
 
 
 def is_full(error: redis.exceptions.RedisError) -> bool:
@@ -209,17 +202,37 @@ def memory_used(info: Mapping[str, Any]) -> float:
     return float(info["used_memory"] / limit) if limit else 0.0
 
 
-def shortcomings(info: Mapping[str, Any]) -> Iterator[str]:
-    """What may lose queues, decisions or the log, each with its remedy, by the reply to ``INFO``."""
+def shortcomings_of(client: redis.Redis) -> list[str]:
+    """What may lose queues, decisions or the log, each with its remedy."""
+    info: Any = client.info()
+    all_of_them = list(shortcomings(info))
+    return list(shortcomings(info, is_managed=True)) if all_of_them and _is_managed(client) else all_of_them
+
+
+def _is_managed(client: redis.Redis) -> bool:
+    """Whether Redis has no ``CONFIG``, as where somebody else manages it."""
+    try:
+        # In one word with its subcommand: redis-py 8.1.0 fails to parse that a command is unknown.
+        reply: Any = client.execute_command("COMMAND INFO", "config")  # type: ignore[no-untyped-call]  # redis-py has no types
+    except redis.exceptions.ResponseError:
+        # This user may not ask.
+        return False
+    return bool(reply == [None])
+
+
+def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterator[str]:
+    """The same by the reply to ``INFO``; if it is managed, without what only its operators can choose."""
+    if info.get("cluster_enabled"):
+        yield "it is a Redis Cluster, which spreads keys that scripts need together: use one primary, with replicas"
     version = str(info.get("redis_version", ""))
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _OLDEST:
         yield f"Redis {version} is too old: install 6.2 or later"
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield f"it throws keys away when its memory is full ({policy}): set maxmemory-policy noeviction"
-    if not info.get("maxmemory"):
+    if not info.get("maxmemory") and not is_managed:
         yield "it takes memory without limit until the machine ends it: set maxmemory"
     elif (used := memory_used(info)) >= _NEARLY_FULL:
         yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
-    if not info.get("aof_enabled"):
+    if not info.get("aof_enabled") and not is_managed:
         yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"

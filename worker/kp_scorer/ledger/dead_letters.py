@@ -7,12 +7,12 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import redis
 import structlog
 
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Received
 from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
-from kp_scorer.ledger.scripts import row, script
+from kp_scorer.ledger.scripts import script
 from kp_scorer.settings.sections import LedgerSettings
 
 _READ_AT_ONCE: Final = 1_000
@@ -50,27 +50,17 @@ class DeadLetter(NamedTuple):
     """When it was last dead-lettered: redelivered, or submitted and failed again."""
     occurrences: int
     size_bytes: int
+    worker: str = ""
+    """Which worker dead-lettered it last; empty where no worker received it."""
+    queued_ms: int | None = None
+    """How long it was queued before; None where nothing says when it was sent."""
 
 
 def _letter(fields: Sequence[Any]) -> DeadLetter:
-    letter_id, reason, detail, trace_id = map(text_in, fields[:4])
-    return DeadLetter(letter_id, reason, detail, trace_id, *map(number_in, fields[4:]))
-
-
-class _Reply(NamedTuple):
-    decision: bytes
-    has_too_many: int
-
-
-class _Dropped(NamedTuple):
-    reasons: list[bytes]
-    has_too_many: int
-
-
-class _Page(NamedTuple):
-    last_ms: int
-    last_id: bytes
-    rows: list[list[Any]]
+    letter_id, reason, detail, trace_id, worker = map(text_in, fields[:5])
+    deliveries, first_ms, last_ms, occurrences, queued_ms, size_bytes = map(number_in, fields[5:])
+    figures = (deliveries, first_ms, last_ms, occurrences, size_bytes)
+    return DeadLetter(letter_id, reason, detail, trace_id, *figures, worker, None if fields[9] is None else queued_ms)
 
 
 class _Bounds(NamedTuple):
@@ -79,7 +69,7 @@ class _Bounds(NamedTuple):
     most_bytes: int
 
 
-@script(row(_Reply))
+@script(tuple[bytes, int])
 def _dead_letter(
     *,
     keys: Keys,
@@ -91,6 +81,8 @@ def _dead_letter(
     trace_id: str,
     digest: bytes,
     deliveries: int,
+    worker: str,
+    queued_ms: str,
     payload: bytes,
     unreadable: bytes,
     record_prefix: str,
@@ -99,17 +91,17 @@ def _dead_letter(
 ) -> None: ...
 
 
-@script(row(_Dropped))
+@script(tuple[list[bytes], int])
 def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_once: int, bounds: _Bounds) -> None: ...
 
 
 @script(bool)
 def _drop(
-    *, keys: Keys, dead_letter: str, dead_letter_id: str, record_prefix: str, chosen_burials: int, chosen_last_ms: int
+    *, keys: Keys, dead_letter: str, record: str, dead_letter_id: str, chosen_burials: int, chosen_last_ms: int
 ) -> None: ...
 
 
-@script(row(_Page))
+@script(tuple[int, bytes, list[list[Any]]])
 def _read_dead_letters(
     *,
     keys: Keys,
@@ -146,19 +138,28 @@ class DeadLetters:
         self._bounds = _Bounds(ttl_ms, settings.max_dead_letters, settings.max_dead_letter_bytes)
 
     def dead_letter(
-        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", deliveries: int = 1
+        self,
+        payload: bytes,
+        reason: Reason,
+        detail: str,
+        trace_id: str = "",
+        digest: bytes = b"",
+        deliveries: int = 1,
+        received: Received | None = None,
     ) -> Decision | None:
         """Keep a submission's bytes and why it is dead, log it, and end its trace's record if that is of the same submission.
 
         If there are too many dead letters by then, or too large ones, some go, each with the record that died by it.
 
         ``payload`` is the submission as UTF-8 JSON, or the body of a message that is malformed; ``detail`` names fields and
-        figures, never content. The record of another submission of the same ``trace_id`` comes to no harm.
+        figures, never content; ``received`` is its last delivery. The record of another submission of the same ``trace_id``
+        comes to no harm.
 
-        Returns:
-            The decision on this very submission, if there is one: then it is not dead-lettered.
+        It returns the decision on this very submission, if there is one: then it is not dead-lettered.
         """
         dead_letter_id, keys = dead_letter_id_of(payload), self._keys
+        worker = received.worker if received else ""
+        queued_ms = "" if received is None or received.queued_ms is None else str(received.queued_ms)
         stored = b""
         while True:
             stored, has_too_many = _dead_letter(
@@ -172,6 +173,8 @@ class DeadLetters:
                 trace_id=trace_id,
                 digest=digest,
                 deliveries=deliveries,
+                worker=worker,
+                queued_ms=queued_ms,
                 payload=payload,
                 unreadable=stored,
                 record_prefix=keys.record(""),
@@ -183,7 +186,8 @@ class DeadLetters:
             if decision := parsed_in(Decision, stored):
                 return decision
             reason, detail = "damaged", DAMAGED_DECISION
-        log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail)
+        described = received.model_dump() if received else {}
+        log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail, **described)
         if self._counter:
             self._counter.count_dead_letter(reason)
         if has_too_many:
@@ -264,8 +268,8 @@ class DeadLetters:
             self._client,
             keys=self._keys,
             dead_letter=self._keys.dead_letter(letter.letter_id),
+            record=self._keys.record(letter.trace_id),
             dead_letter_id=letter.letter_id,
-            record_prefix=self._keys.record(""),
             chosen_burials=letter.occurrences,
             chosen_last_ms=letter.last_ms,
         )

@@ -39,6 +39,7 @@ Beside these, without the prefix, the streams of decisions, which ``decision_str
 Queues belong to the broker and are bounded by whoever consumes them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -65,6 +66,16 @@ class _Key:
         return f"{keys.prefix if keys else ''}:{self._name}"
 
 
+class _KeyOf:
+    """A name that there is one of for each id."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, keys: "Keys", _: type) -> Callable[[str], str]:
+        return f"{keys.prefix}:{self._name}:".__add__
+
+
 @dataclass(frozen=True)
 class Keys:
     """Names of the keys under one prefix."""
@@ -88,6 +99,12 @@ class Keys:
     any_pinned_set = _Key("pin:*")
     """A pattern for the pinned sets of all spaces."""
 
+    worker = _KeyOf("worker")
+    record = _KeyOf("trace")
+    dead_letter = _KeyOf("dead")
+    run = _KeyOf("run")
+    pinning = _KeyOf("pinning")
+
     def of_log(self, space: str) -> LogKeys:
         """The keys of the novelty log of one embedding space."""
         log = f"{self.prefix}:log:{space}"
@@ -101,23 +118,3 @@ class Keys:
     def pinned_set(self, space: str, name: str) -> str:
         """A pinned set of one embedding space."""
         return f"{self.prefix}:pin:{space}:{name}"
-
-    def pinning(self, random: str) -> str:
-        """A pinned set that is being written."""
-        return f"{self.prefix}:pinning:{random}"
-
-    def worker(self, worker: str) -> str:
-        """A worker's report."""
-        return f"{self.prefix}:worker:{worker}"
-
-    def record(self, trace_id: str) -> str:
-        """The ledger's record of a trace."""
-        return f"{self.prefix}:trace:{trace_id}"
-
-    def dead_letter(self, dead_letter_id: str) -> str:
-        """One dead letter."""
-        return f"{self.prefix}:dead:{dead_letter_id}"
-
-    def run(self, run_id: str) -> str:
-        """The spans of one OpenTelemetry trace."""
-        return f"{self.prefix}:run:{run_id}"

@@ -211,15 +211,15 @@ def _disagreement(space: str, noted: Window | None, own: Window) -> str:
         return f"the log {space} does not say with which window it was begun: empty it with `kp-scorer cache clear`"
     ours = own.as_settings()
     differing = [
-        f"novelty.{name} is {_shown(theirs)} there and {_shown(ours[name])} here"
+        f"novelty.{name} is {_in_words(theirs)} there and {_in_words(ours[name])} here"
         for name, theirs in noted.as_settings().items()
         if theirs != ours.get(name, theirs)
     ]
-    what = ", ".join(differing) or f"its slack is {noted.slack_ms} ms there and {own.slack_ms} ms here"
-    return f"{what}: the log {space} was begun otherwise; make them equal, or empty it with `kp-scorer cache clear`"
+    differences = ", ".join(differing) or f"its slack is {noted.slack_ms} ms there and {own.slack_ms} ms here"
+    return f"{differences}: the log {space} was begun otherwise; make them equal, or empty it with `kp-scorer cache clear`"
 
 
-def _shown(value: float | str) -> str:
+def _in_words(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.12g}"
 
 

@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
@@ -61,11 +61,6 @@ class _SubmissionRow(NamedTuple):
     dead_letter_id: str
 
 
-class _SubmitReply(NamedTuple):
-    has_room: int
-    states: list[bytes]
-
-
 def _record(
     state: bytes, digest: bytes, decision: bytes, reason: bytes, detail: bytes, attempts: int | bytes, is_held: int = 0
 ) -> Record:
@@ -84,10 +79,6 @@ def _record(
 
 def _damaged(digest: bytes, problem: str) -> Record:
     return Record("dead", digest or b"", None, "damaged", problem)
-
-
-def _lost_submission(trace_id: bytes, payload: bytes, resends: int, digest: bytes) -> LostSubmission:
-    return LostSubmission(text_in(trace_id), payload, resends, digest)
 
 
 def _commit_result(outcome: bytes, decision: bytes = b"", reason: bytes = b"", detail: bytes = b"") -> CommitResult:
@@ -112,7 +103,7 @@ def _looked_up(reply: Any) -> Record | None:
     return record._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 
-@script(row(_SubmitReply))
+@script(tuple[int, list[bytes]])
 def _submit(*, keys: Keys, records: Sequence[str], submissions: Sequence[_SubmissionRow]) -> None: ...
 
 
@@ -132,7 +123,7 @@ def _release(*, records: Sequence[str], worker: str) -> None: ...
 def _commit(*, keys: Keys, records: Sequence[str], record_ttl_ms: int, verdicts: Sequence[Verdict]) -> None: ...
 
 
-@script(rows(_lost_submission))
+@script(rows(lambda trace_id, *fields: LostSubmission(text_in(trace_id), *fields)))
 def _claim_lost(
     *, keys: Keys, record_prefix: str, resend_after_ms: int, queue_is_empty: bool, most: int, forget_after_ms: int
 ) -> None: ...
@@ -178,11 +169,8 @@ class RedisLedger:
     def submit(self, submissions: Sequence[Submission]) -> list[TraceState | TraceConflict]:
         """Note submissions as pending before they are sent. Idempotent.
 
-        Returns:
-            For each the state it has now (an earlier decision stands), or the conflict if its id belongs to another digest.
-
-        Raises:
-            QueueFull: Redis is nearly full and takes no more submissions.
+        It returns for each the state it has now (an earlier decision stands), or the conflict if its id belongs to another
+        digest. QueueFull if Redis is nearly full.
         """
         noted = [_SubmissionRow(each, dead_letter_id_of(each.payload)) for each in submissions]
         has_room, states = _submit(self._client, keys=self._keys, records=self._records(submissions), submissions=noted)
@@ -311,10 +299,10 @@ class RedisLedger:
         """Count decisions by what they count as, most first."""
         fields: Any = self._client.hgetall(self._keys.tallies)
         counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        for field, count in fields.items():
+        for field, count in sorted(fields.items()):
             kind, _, name = text_in(field).partition(" ")
             counts[kind][name] = number_in(count)
-        return Tallies(*(_most_first(counts[kind]) for kind in ("decided", "guard")))
+        return Tallies(*(dict(Counter(counts[kind]).most_common()) for kind in ("decided", "guard")))
 
     def oldest_pending_s(self) -> float:
         """Seconds since the pending submission was sent that was sent first, by Redis' clock; 0 if none is pending."""
@@ -347,10 +335,6 @@ class RedisLedger:
         prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
         for key in self._client.scan_iter(f"{prefix}*{middle}*", count=at_once, _type="hash"):
             yield text_in(key).removeprefix(start)
-
-
-def _most_first(counts: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 Ledger = RedisLedger | MemoryLedger

@@ -18,7 +18,6 @@ _REMEMBERED_MS: Final = 3_600_000
 _LONGEST_MS: Final = 86_400_000
 """A run is complete so long after its first span, whatever still comes."""
 
-
 Outcome = Literal["stored", "closed", "too_large", "full"]
 
 

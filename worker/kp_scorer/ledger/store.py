@@ -7,7 +7,7 @@ from typing import Any, Self
 import redis
 
 from kp_scorer.decision import Decision
-from kp_scorer.ledger.connection import connect, memory_used, reports_outages, shortcomings
+from kp_scorer.ledger.connection import connect, memory_used, reports_outages, shortcomings_of
 from kp_scorer.ledger.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.ledger.decision_stream import DecisionStream
 from kp_scorer.ledger.directory import listed_keys
@@ -46,7 +46,7 @@ class Store:
 
     def shortcomings(self) -> list[str]:
         """What this Redis is not set up for, each with its remedy."""
-        return list(shortcomings(self._client.info()))
+        return shortcomings_of(self._client)
 
     def memory_used(self) -> float | None:
         """Of the memory that Redis may take, the share taken; 0 where it may take all, None where this user may not ask."""

@@ -98,7 +98,9 @@ def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None
     """
     executable = redis_executable()
     _make_private(data_dir)
-    password, port = secrets.token_urlsafe(24), _free_port()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    password = secrets.token_urlsafe(24)
     url = f"redis://:{password}@127.0.0.1:{port}/0"
     with ExitStack() as leaving:
         open_files = [leaving.enter_context(_lock(data_dir))]
@@ -195,12 +197,6 @@ def _is_free(host: str, port: int) -> bool:
             return True
     except (OSError, OverflowError):
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _configure(process: "subprocess.Popen[bytes]", data_dir: Path, port: int, password: str) -> None:

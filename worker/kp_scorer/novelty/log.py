@@ -126,11 +126,8 @@ class NoveltyLog(Protocol):
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         """Admit the candidates, in order, and read what is newer than the cursor, in one step.
 
-        Returns:
-            For each candidate its place, or None if another digest has its id; and the tail.
-
-        Raises:
-            SettingsError: the log is not empty, and was begun with another window.
+        It returns for each candidate its place, or None if another digest has its id; and the tail. SettingsError if the log is
+        not empty, and was begun with another window.
         """
 
 
@@ -150,9 +147,9 @@ class MemoryLog:
         places = [self._admit(candidate) for candidate in candidates]
         if cursor is not None and cursor.epoch != self._epoch:
             return places, Tail(self._epoch, (), (), restart=True, more=True)
-        seen = cursor.place.number if cursor and cursor.place else 0
+        newest_read = cursor.place.number if cursor and cursor.place else 0
         # Places are consecutive, so the newest ones are at the end; a slice of the whole deque would cost its length.
-        count = min(len(self._entries), self._last.number - seen)
+        count = min(len(self._entries), self._last.number - newest_read)
         newer = [self._entries[index] for index in range(-count, 0)]
         return places, Tail(self._epoch, newer, (), restart=False, more=False)
 

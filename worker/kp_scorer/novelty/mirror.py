@@ -12,9 +12,6 @@ from kp_scorer.novelty.log import Candidate, Cursor, Entry, NoveltyLog, Place, T
 _SCAN_ROWS: Final = 8_192
 """Rows compared at once, which keeps a batch's similarities to some megabytes for any window."""
 
-_ERASED: Final = ""
-"""Stands for the trace id of a row whose entry was erased."""
-
 
 class Nearest(NamedTuple):
     """The most similar entry of a window; ``is_duplicate`` if it has the same digest."""
@@ -77,8 +74,7 @@ class Mirror:
         Entries of the place's own trace never count. An entry with the same digest is always nearest, with a similarity of
         exactly 1, because two embeddings of one text may differ in the last bit.
 
-        Raises:
-            KeyError: there is no entry at a place, because the log was emptied meanwhile.
+        Raises KeyError if there is no entry at a place, because the log was emptied meanwhile.
         """
         owns = [self._row(place) for place in places]
         windows = [self._rows(place) for place in places]
@@ -101,7 +97,8 @@ class Mirror:
             self._drop_oldest(len(self) - self._window.kept_elements + 1)
         row = len(self)
         self._times[row], self._numbers[row] = entry.place
-        self._digests[row] = _digest_key(entry.digest)
+        # Enough of it to tell a window's entries apart, and comparable in one vector operation.
+        self._digests[row] = int.from_bytes(entry.digest[:8], "little")
         self._bounds[:, row] = np.inf, np.inf if entry.counts else -np.inf
         self._trace_ids.append(entry.trace_id)
         if entry.trace_id and entry.vector.shape == self._vectors[row].shape:
@@ -119,7 +116,7 @@ class Mirror:
         self._vectors[row] = 0.0
         self._digests[row] = 0
         self._bounds[:, row] = -np.inf
-        self._trace_ids[row] = _ERASED
+        self._trace_ids[row] = ""
 
     def _row(self, place: Place) -> int:
         row = int(np.searchsorted(self._numbers[: len(self)], place.number, "left"))
@@ -178,16 +175,10 @@ class Mirror:
     def _drop_oldest(self, count: int) -> None:
         size = len(self)
         for array in (self._vectors, self._times, self._numbers, self._digests, *self._bounds):
-            # In steps of ``count`` rows: for an overlapping copy numpy would first make a second copy of everything.
-            for start in range(count, size, count):
-                stop = min(start + count, size)
-                array[start - count : stop - count] = array[start:stop]
+            # As bytes: for an overlapping copy numpy would first make a second copy of everything.
+            memory, row_bytes = memoryview(array).cast("B"), array.strides[0]
+            memory[: (size - count) * row_bytes] = memory[count * row_bytes : size * row_bytes]
         del self._trace_ids[:count]
-
-
-def _digest_key(digest: bytes) -> np.uint64:
-    """The first 8 bytes of a digest: enough to tell a window's entries apart, and comparable in one vector operation."""
-    return np.uint64(int.from_bytes(digest[:8], "little"))
 
 
 class NoveltyCache:
@@ -195,49 +186,34 @@ class NoveltyCache:
 
     def __init__(self, log: NoveltyLog, window: Window, dimensions: int) -> None:
         self._log = log
-        self._mirror = Mirror(window, dimensions)
-
-    @property
-    def entries(self) -> int:
-        """How many entries the mirror holds. Any thread may ask."""
-        return len(self._mirror)
+        self.mirror = Mirror(window, dimensions)
+        """As far as the log was read. Any thread may ask for its length."""
 
     def catch_up(self) -> int:
         """Read the log to its end, in chunks, and return how many entries the mirror holds; raises as :meth:`place` does."""
         self._append(())
-        return len(self._mirror)
+        return len(self.mirror)
 
     def place(self, candidates: Sequence[Candidate]) -> list[Placement | None]:
         """Append the candidates that are new; compare each, by the vector that the log holds, with the entries before its own.
 
-        Returns:
-            For each candidate its place and nearest entry; None if another digest has its id.
-
-        Raises:
-            SettingsError: the log is not empty, and was begun with another window.
-            ServiceUnavailable: the log cannot be reached, or was emptied meanwhile; placing again is safe.
+        It returns for each its place and nearest entry, or None if another digest has its id. SettingsError if the log is not
+        empty, and was begun with another window; ServiceUnavailable if it cannot be reached, or was emptied meanwhile: placing
+        again is safe.
         """
         places = self._append(candidates)
         try:
-            nearest = iter(self._mirror.nearest([place for place in places if place]))
+            nearest = iter(self.mirror.nearest([place for place in places if place]))
         except KeyError:
             raise ServiceUnavailable("novelty log: it was emptied while traces were placed in it") from None
         return [Placement(place, next(nearest)) if place else None for place in places]
-
-    def vectors(self, placements: Sequence[Placement]) -> NDArray[np.float32]:
-        """The vectors that the log holds of what was placed just now, of shape (placements, dimensions)."""
-        return self._mirror.vectors([placement.place for placement in placements])
-
-    def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
-        """The largest similarity of a vector to the window at this time, as far as the log was read; None if that is empty."""
-        return self._mirror.similarity(vector, time_ms)
 
     def _append(self, candidates: Sequence[Candidate]) -> list[Place | None]:
         # Part of a window would give novelty that the log does not explain, so nothing is compared before the mirror has caught
         # up. Each round admits the candidates again: should the log be trimmed meanwhile, those whose windows it cut get new
         # places. The rounds end, because a batch is small against the slack and against what one of them reads.
         while True:
-            places, tail = self._log.append(candidates, self._mirror.cursor)
-            self._mirror.apply(tail)
+            places, tail = self._log.append(candidates, self.mirror.cursor)
+            self.mirror.apply(tail)
             if not tail.more:
                 return places

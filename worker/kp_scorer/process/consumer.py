@@ -7,10 +7,12 @@ from typing import Any, ClassVar, Final
 
 import structlog
 from celery.worker.consumer import Consumer
+from celery.worker.state import maybe_shutdown
 
 from kp_scorer.broker.dead_letters import DeadLettering, poison
 from kp_scorer.broker.publishing import acknowledge_all, described
-from kp_scorer.broker.wire import arguments_in, checked_id, deliveries_by, only_argument, trace_id_of
+from kp_scorer.broker.wire import arguments_in, checked_id, deliveries_by, only_argument, queued_s, trace_id_of
+from kp_scorer.decision import Received
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.process.delivery import Delivery
@@ -62,8 +64,17 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         self._runtime.heartbeat.stop()
         super().on_close()
 
+    def ensure_connected(self, conn: Any) -> Any:
+        """Connect to the broker, however long that takes."""
+
+        def log_failure(error: Exception, _interval_s: float) -> None:
+            log.error("consumer: Cannot connect to", server=conn.host, detail=described(error))
+
+        return conn.ensure_connection(log_failure, self.app.conf.broker_connection_max_retries, callback=maybe_shutdown)
+
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close a connection that failed, or on which the broker refused something that consuming needs."""
+        log.warning("connection_lost", server=self.connection.host, detail=described(exc))
         super().on_connection_error_after_connected(exc)
         if isinstance(exc, self.channel_errors):
             # Backoff: Celery 5.7.0 connects again at once, and is refused again at once.
@@ -92,7 +103,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
                 next(loop)
         except self.connection_errors + self.channel_errors as error:
             # The broker redelivers what was in flight.
-            log.warning("connection_lost", detail=type(error).__name__)
+            log.warning("connection_lost", server=self.connection.host, detail=described(error))
         self._runtime.heartbeat.stop()
 
     def create_task_handler(self, *_: Any, **__: Any) -> Callable[[Any], None]:
@@ -113,6 +124,9 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     def _read(self, delivery: Delivery) -> None:
         """Set a delivery's trace, or why its message gets no decision."""
         message, limits, deliveries = delivery.message, self._limits, deliveries_by(delivery.message)
+        waited_s = queued_s(message, delivery.received_at_s)
+        queued_ms = None if waited_s is None else round(waited_s * 1_000)
+        delivery.received = Received(worker=self._runtime.node, queued_ms=queued_ms, deliveries=deliveries)
         self._runtime.metrics.count_delivery(deliveries)
         if deliveries > self._delivery_limit:
             # This delivery has not been tried.

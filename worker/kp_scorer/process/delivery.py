@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from kp_scorer.broker.dead_letters import DeadLettering
 from kp_scorer.decider import Case
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Received
 from kp_scorer.process.watchdog import StallTimer
 from kp_scorer.trace import ReasoningTrace
 
@@ -24,6 +24,8 @@ class Delivery:
         """Hold a kombu message, received on the connection with this number."""
         self.message = message
         self.connection = connection
+        self.received: Received | None = None
+        """This delivery as decisions and dead letters name it; None until the message is read."""
         self.trace: ReasoningTrace | None = None
         self.case: Case | None = None
         """How far deciding the trace has come, since it was last looked up."""

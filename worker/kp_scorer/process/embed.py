@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from kp_scorer.decider import Decider, NoveltyMeter, ms_since
-from kp_scorer.embedding import TokenizedText, Vector
-from kp_scorer.embedding.embedder import rounded_up
+from kp_scorer.embedding.embedder import TokenizedText, Vector, rounded_up
 from kp_scorer.process.admission import Admission
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
@@ -34,14 +33,6 @@ class _Text:
     """The same, rounded up."""
     deliveries: list[Delivery]
     put_at: float = field(default_factory=time.perf_counter)
-
-
-class _Pass(NamedTuple):
-    """What a stream runs next."""
-
-    texts: Sequence[_Text]
-    together: bool
-    """Whether it gets all cores."""
 
 
 class EmbedStage:
@@ -73,6 +64,7 @@ class EmbedStage:
         self._changed = threading.Condition()
         self._waiting: list[_Text] = []
         self._by_text: dict[tuple[str, str | None], _Text] = {}
+        metrics.texts_in_flight.set_function(lambda: self.texts_in_flight)
         self._embedded: list[Delivery] = []
         self._running = 0
         self._runs_together = False
@@ -121,10 +113,11 @@ class EmbedStage:
     def _run(self, stall: StallTimer) -> None:
         while next_pass := self._next_pass():
             stall.start()
-            self._embed(next_pass)
+            self._embed(*next_pass)
             stall.stop()
 
-    def _next_pass(self) -> _Pass | None:
+    def _next_pass(self) -> tuple[Sequence[_Text], bool] | None:
+        """Wait for the texts that a stream runs next, and whether it gets all cores for them; None once nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._can_start() or (self._is_stopping and not self._waiting))
             if not self._waiting:
@@ -137,7 +130,7 @@ class EmbedStage:
             together = streams == 1 or (not self._running and len(self._waiting) < streams // 2)
             self._running += 1
             self._runs_together = together
-            return _Pass(texts, together)
+            return texts, together
 
     def _can_start(self) -> bool:
         if not self._waiting or self._runs_together:
@@ -156,36 +149,35 @@ class EmbedStage:
                 longest = longer
         return texts
 
-    def _embed(self, next_pass: _Pass) -> None:
+    def _embed(self, texts: Sequence[_Text], together: bool) -> None:
         started = time.perf_counter()
         vectors: list[tuple[Vector, Vector | None]] | Exception
         try:
             self._admission.raise_if_aborted()
-            vectors = self._run_pass(next_pass)
+            vectors = self._run_pass(texts, together)
         except Exception as error:
             vectors = error
         with self._changed:
             self._running -= 1
             self._runs_together = False
-            for text in next_pass.texts:
+            for text in texts:
                 del self._by_text[text.key]
             if not isinstance(vectors, Exception):
-                self._embedded += self._with_vectors(next_pass.texts, vectors, started)
+                self._embedded += self._with_vectors(texts, vectors, started)
             embedded: list[Delivery] = []
             if len(self._waiting) < _BACKLOG or len(self._embedded) >= _GROUP:
                 embedded, self._embedded = self._embedded, embedded
             self._changed.notify_all()
         if isinstance(vectors, Exception):
-            self._fail([delivery for text in next_pass.texts for delivery in text.deliveries], vectors)
+            self._fail([delivery for text in texts for delivery in text.deliveries], vectors)
         if embedded:
             self._pass_on(embedded)
 
-    def _run_pass(self, next_pass: _Pass) -> list[tuple[Vector, Vector | None]]:
+    def _run_pass(self, texts: Sequence[_Text], together: bool) -> list[tuple[Vector, Vector | None]]:
         """The vector of each text, and that of its objective."""
-        texts, metrics = next_pass.texts, self._metrics
-        started = time.perf_counter()
+        metrics, started = self._metrics, time.perf_counter()
         tokenized, asked = [text.tokenized for text in texts], [text.asked for text in texts if text.asked]
-        run = partial(self._checked.run, together=next_pass.together, alone=texts[0].deliveries[0].is_alone)
+        run = partial(self._checked.run, together=together, alone=texts[0].deliveries[0].is_alone)
         vectors = run(tokenized)
         # In a pass of their own: padded to the length of the texts, they would take as long.
         of_objectives = iter(run(asked) if asked else ())
@@ -206,7 +198,7 @@ class EmbedStage:
             for delivery in text.deliveries:
                 assert delivery.case
                 delivery.case.vector, delivery.case.asked, delivery.case.tokens = vector, asked, text.tokenized.counts
-                delivery.case.wait_ms, delivery.case.embed_ms = wait_ms, embed_ms
+                delivery.case.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
                 deliveries.append(delivery)
         return deliveries
 

@@ -6,8 +6,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any, Final
@@ -56,11 +56,9 @@ class _Server(ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, settings: MetricsSettings, registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons):
+    def __init__(self, settings: MetricsSettings, pages: Mapping[bytes, Callable[[], bytes]]):
         self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        self._registry = registry
-        self._why_not_live = why_not_live
-        self._why_not_ready = why_not_ready
+        self._pages = pages
         self._open: list[socket.socket] = []
         self._closed = threading.Condition()
         super().__init__((settings.host, settings.port), _Handler)
@@ -68,16 +66,10 @@ class _Server(ThreadingTCPServer):
     def answer(self, request: bytes) -> bytes:
         """The whole answer to a request."""
         method, _, path = request.partition(b"\n")[0].partition(b" ")
-        match path.partition(b" ")[0].partition(b"?")[0].strip() if method == b"GET" else None:
-            case b"/metrics":
-                return _response(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry))
-            case b"/livez":
-                return _probed(self._why_not_live())
-            case b"/readyz":
-                return _probed(self._why_not_live() or self._why_not_ready())
-            case None:
-                return _response(HTTPStatus.NOT_IMPLEMENTED)
-        return _response(HTTPStatus.NOT_FOUND)
+        page = self._pages.get(path.partition(b" ")[0].partition(b"?")[0].strip())
+        if method != b"GET":
+            return _response(HTTPStatus.NOT_IMPLEMENTED)
+        return page() if page else _response(HTTPStatus.NOT_FOUND)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, once there is room: the oldest makes it, so that idle connections keep no probe out."""
@@ -123,24 +115,25 @@ def http_server(
 ) -> Iterator[None]:
     """Serve probes and metrics while the context lasts, unless the port is 0, or in use, which is logged.
 
-    Raises:
-        SettingsError: it cannot listen there for another reason, such as a host that is not this machine's.
+    SettingsError if it cannot listen there for another reason, such as a host that is not this machine's.
     """
-    if not settings.port:
+    pages = {
+        b"/metrics": lambda: _response(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry)),
+        b"/livez": lambda: _probed(why_not_live()),
+        b"/readyz": lambda: _probed(why_not_live() or why_not_ready()),
+    }
+    with ExitStack() as serving:
+        if settings.port:
+            try:
+                server = serving.enter_context(_Server(settings, pages))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
+                # Another worker has the default port. Scoring does not need it.
+                log.warning(
+                    "port_in_use", port=settings.port, detail="no probes and no metrics: give each worker a metrics.port"
+                )
+            else:
+                threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+                serving.callback(server.shutdown)
         yield
-        return
-    try:
-        server = _Server(settings, registry, why_not_live, why_not_ready)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
-        # Another worker has the default port. Scoring does not need it.
-        log.warning("port_in_use", port=settings.port, detail="no probes and no metrics: give each worker a metrics.port")
-        yield
-        return
-    with server:
-        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-        try:
-            yield
-        finally:
-            server.shutdown()

@@ -95,7 +95,9 @@ class Metrics:
         # The same on all workers, as they are about what workers share.
         self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
-        self._full = gauge("results_full", "1 if a queue of decisions takes no more", ("queue",))
+        self._full = gauge("results_full", "1 if workers wait for a queue of decisions that takes no more", ("queue",))
+        about = "Unread decisions as a part of queues.results_limit; 0 without a limit, and where no worker waits for room"
+        self._results_used = gauge("results_used_ratio", about, ("queue",))
         self._pending = gauge("pending", "Submissions in the ledger that have not ended")
         self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again")
         self._redis_used = gauge("redis_memory_used_ratio", "The part of its maxmemory that Redis uses; 0 without a limit")
@@ -122,6 +124,7 @@ class Metrics:
         for name, count in backlog.decisions.items():
             self._waiting.labels(name, "decisions").set(count)
             self._full.labels(name).set(name in backlog.full)
+            self._results_used.labels(name).set(backlog.used(name) if name in backlog.waited_for else 0)
         self._pending.set(backlog.pending)
         self._oldest_pending_s.set(backlog.oldest_pending_s)
         self._redis_used.set(math.nan if backlog.redis_used is None else backlog.redis_used)

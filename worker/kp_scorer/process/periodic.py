@@ -1,14 +1,13 @@
 """Periodic tasks of a worker, beside its messages, each in a thread of its own."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Final, Self
 
 import structlog
 
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.process.watchdog import VitalThread
+from kp_scorer.process.watchdog import StallTimer, VitalThread
 
 _BACKOFF_S: Final = 2.0
 
@@ -24,13 +23,11 @@ class PeriodicTask(VitalThread):
         self._do = do
         self._every_s = every_s
         self._ended = ended
-        self._succeeded_at = time.monotonic()
         self.failure = ""
         """Why the last call failed; empty if it did not."""
-
-    def since_success_s(self) -> float:
-        """Seconds since a call last succeeded, or since this was made."""
-        return time.monotonic() - self._succeeded_at
+        self.since_success = StallTimer()
+        """Runs since a call last succeeded, or since this was made."""
+        self.since_success.start()
 
     def _repeat(self) -> None:
         pause_s = self._every_s
@@ -45,14 +42,14 @@ class PeriodicTask(VitalThread):
                 self.failure = type(error).__name__
                 log.error("work_put_off", work=self.name, detail=self.failure)
             else:
-                pause_s, self.failure, self._succeeded_at = self._every_s, "", time.monotonic()
+                pause_s, self.failure = self._every_s, ""
+                self.since_success.start()
 
 
 class PeriodicTasks:
     """All periodic tasks. A context manager, which ends them together: a call in progress is finished, and none is started."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.threads: list[PeriodicTask] = []
         self._ended = threading.Event()
 

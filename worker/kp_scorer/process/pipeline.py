@@ -14,10 +14,9 @@ from kp_scorer.decider import Decider, Resolved
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.logs import raised_at
 from kp_scorer.process.admission import Admission
-from kp_scorer.process.decide import DecideStage
+from kp_scorer.process.decide import DecideStage, LookUpStage
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.embed import EmbedStage
-from kp_scorer.process.look_up import LookUpStage
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.watchdog import StallTimer, VitalThread
@@ -75,6 +74,7 @@ class Pipeline:
         self._resend = resend
         self._on_unhealthy = on_unhealthy
         self._in_flight: set[Delivery] = set()
+        metrics.in_flight.set_function(lambda: len(self._in_flight))
         self._released = threading.Condition()
         self._incoming: SimpleQueue[Sequence[_Incoming] | None] = SimpleQueue()
         self._waiting: list[Delivery] = []
@@ -103,20 +103,10 @@ class Pipeline:
             self._incoming.put([(delivery, error)])
 
     @property
-    def in_flight(self) -> int:
-        """How many messages are in flight."""
-        return len(self._in_flight)
-
-    @property
     def threads(self) -> Sequence[VitalThread]:
         """If any of them dies, messages stay in flight for good."""
         streams = self._embed_stage.threads if self._embed_stage else []
         return [self._look_up_stage.thread, *streams, self._decide_stage.thread, self._publisher]
-
-    @property
-    def texts_in_flight(self) -> int:
-        """How many texts wait for the engine, or are in it."""
-        return self._embed_stage.texts_in_flight if self._embed_stage else 0
 
     def mirror_behind_s(self) -> float:
         """Seconds since the mirror was last at the end of the novelty log."""

@@ -1,7 +1,8 @@
 """The last stage of every message: its decision is published, or it becomes a dead letter."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from celery import Celery
@@ -9,54 +10,44 @@ from celery.states import SUCCESS
 
 from kp_scorer.broker.dead_letters import DeadLettering, dead_letter
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.wire import deliveries_by, queued_s, result_id
+from kp_scorer.broker.wire import deliveries_by, result_id
 from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
-from kp_scorer.ledger import DeadLetters
+from kp_scorer.ledger import DeadLetters, Publication
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.spans.context import TRACE_ID, Context, context_in
+from kp_scorer.spans.context import TRACE_ID, context_in
 
 if TYPE_CHECKING:
     from kp_scorer.spans.exporting import Recorder
     from kp_scorer.spans.recording import SpanRecording
 
+_DELIVERIES: Final = "kp_scorer.deliveries"
+
 log = structlog.get_logger("kp_scorer.process.publish")
 
 
+@dataclass
 class PublishStage:
     """Publishes decisions and stores dead letters, whole batches at a time. One thread owns it."""
 
-    def __init__(
-        self,
-        app: Celery,
-        publisher: Publisher,
-        dead_letters: DeadLetters,
-        limits: Limits,
-        metrics: Metrics,
-        recorder: "Recorder | None" = None,
-    ) -> None:
-        """Store requested results in the app's result backend; ``limits`` are those that messages were received within.
-
-        ``recorder`` records each message that ends here. One that is requeued is redelivered, and has no spans.
-        """
-        self._app = app
-        self._publisher = publisher
-        self._dead_letters = dead_letters
-        self._limits = limits
-        self._metrics = metrics
-        self._recorder = recorder
+    app: Celery
+    """Results that are asked for go to its result backend."""
+    publisher: Publisher
+    dead_letters: DeadLetters
+    limits: Limits
+    """Those that messages were received within."""
+    metrics: Metrics
+    recorder: "Recorder | None" = None
+    """Records each message that ends here. One that is requeued is redelivered, and has no spans."""
 
     def resolve(self, delivery: Delivery, resolved: Resolved | BaseException) -> None:
         """Set a delivery's decision or dead-lettering by how its trace was resolved, or by the error of deciding it.
 
-        Raises:
-            ServiceUnavailable: it is to be decided again, later.
-            SettingsError: the same.
-            BaseException: the message could not be read, by an error of our own.
+        Raises ServiceUnavailable and SettingsError, for it is to be decided again, and any error of our own in reading it.
         """
         match resolved:
             case Decision():
@@ -79,9 +70,8 @@ class PublishStage:
     def complete(self, deliveries: Sequence[Delivery]) -> list[BaseException | None]:
         """Store dead letters, which is idempotent, and publish decisions, which a retry may publish twice.
 
-        Returns:
-            For each delivery None if that is done, so that its message is to be acknowledged; or why it is not. After a
-            ScorerError the caller retries it.
+        It returns for each delivery None if that is done, so that its message is to be acknowledged; or why it is not. After a
+        ScorerError the caller retries it.
         """
         errors: dict[Delivery, BaseException] = {}
         self._dead_letter([delivery for delivery in deliveries if delivery.dead_lettering], errors)
@@ -98,7 +88,9 @@ class PublishStage:
                 errors[delivery] = outage
                 continue
             try:
-                delivery.decision = dead_letter(self._dead_letters, delivery.message, delivery.dead_lettering, self._limits)
+                delivery.decision = dead_letter(
+                    self.dead_letters, delivery.message, delivery.dead_lettering, self.limits, delivery.received
+                )
             except ServiceUnavailable as error:
                 outage = errors[delivery] = error
             except BaseException as error:
@@ -110,20 +102,13 @@ class PublishStage:
                 elif recording := self._recording(delivery):
                     why = delivery.dead_lettering
                     attributes = {TRACE_ID: why.trace_id, "kp_scorer.dead_letter.reason": why.reason}
-                    _end(recording, delivery, attributes, error=why.reason)
+                    recording.end(attributes | {_DELIVERIES: deliveries_by(delivery.message)}, why.reason)
 
     def _publish(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
         decided = [(delivery, delivery.decision) for delivery in deliveries if delivery.decision]
         failures: Sequence[BaseException | None]
         try:
-            failures = self._publisher.publish_all(
-                [
-                    self._publisher.publication(
-                        decision, self._context(delivery, decision), delivery.message, delivery.published_to
-                    )
-                    for delivery, decision in decided
-                ]
-            )
+            failures = self.publisher.publish_all([self._publication(*each) for each in decided])
         except BaseException as broken:
             # As when there is no memory for all of them at once.
             failures = [broken] * len(decided)
@@ -134,9 +119,9 @@ class PublishStage:
                 self._count_published(delivery, decision)
 
     def _count_published(self, delivery: Delivery, decision: Decision) -> None:
-        in_flight_s = delivery.in_flight_s()
-        waited_s = queued_s(delivery.message, delivery.received_at_s)
-        self._metrics.count_published(decision, waited_s, in_flight_s)
+        in_flight_s, received = delivery.in_flight_s(), _described(delivery)
+        waited_s = received["queued_ms"] / 1_000 if "queued_ms" in received else None
+        self.metrics.count_published(decision, waited_s, in_flight_s)
         log.info(
             "trace_decided",
             trace_id=decision.trace_id,
@@ -147,6 +132,7 @@ class PublishStage:
             embed_ms=decision.timings.embed_ms,
             batch_size=decision.timings.batch_size,
             duration_ms=round(in_flight_s * 1_000, 1),
+            **received,
         )
         if recording := self._recording(delivery):
             attributes = {
@@ -154,22 +140,25 @@ class PublishStage:
                 "kp_scorer.outcome": decision.outcome,
                 "kp_scorer.score": decision.score,
                 # Producers may write anything there.
-                "kp_scorer.domain": self._metrics.counted_as(decision.domain),
+                "kp_scorer.domain": self.metrics.counted_as(decision.domain),
                 **{f"kp_scorer.{name}": value for name, value in decision.timings.model_dump().items()},
+                **({} if waited_s is None else {"kp_scorer.queued_s": waited_s}),
+                _DELIVERIES: deliveries_by(delivery.message),
             }
-            _end(recording, delivery, attributes if waited_s is None else {**attributes, "kp_scorer.queued_s": waited_s})
+            recording.end(attributes)
 
     def _recording(self, delivery: Delivery) -> "SpanRecording | None":
         """The spans of a message, which begin with the first that there is to record; None if no spans are recorded."""
-        if self._recorder and not delivery.recording:
-            delivery.recording = self._recorder.begin(context_in(delivery.message.headers), delivery.received_at_s)
+        if self.recorder and not delivery.recording:
+            delivery.recording = self.recorder.begin(context_in(delivery.message.headers), delivery.received_at_s)
         return delivery.recording
 
-    def _context(self, delivery: Delivery, decision: Decision) -> Context:
-        """The context that goes with a decision: that of its publishing, or of its submission if no spans are recorded."""
+    def _publication(self, delivery: Delivery, decision: Decision) -> Publication:
+        """What is published, in the context of its publishing, or of its submission if no spans are recorded."""
+        context = context_in(delivery.message.headers)
         if recording := self._recording(delivery):
-            return recording.publishing(self._publisher.destination(decision))
-        return context_in(delivery.message.headers)
+            context = recording.publishing(self.publisher.destination(decision))
+        return self.publisher.publication(decision, context, delivery.message, delivery.published_to)
 
     def _store_results(self, deliveries: Sequence[Delivery]) -> None:
         """Store the results of messages whose producers ask for them.
@@ -185,18 +174,19 @@ class PublishStage:
             elif delivery.decision:
                 result = delivery.decision.model_dump(mode="json")
             try:
-                self._app.backend.store_result(task_id, result, SUCCESS)
+                self.app.backend.store_result(task_id, result, SUCCESS)
             except Exception as error:
                 log.warning("result_not_stored", detail=type(error).__name__)
-                if isinstance(error, self._app.backend.connection_errors):
+                if isinstance(error, self.app.backend.connection_errors):
                     # Each of the others would wait for Redis as long as this one did.
                     return
+
+
+def _described(delivery: Delivery) -> dict[str, Any]:
+    """The worker that received it, how long it was queued, where that is known, and its deliveries; empty before it is read."""
+    return delivery.received.model_dump() if delivery.received else {}
 
 
 def _dead_lettering(delivery: Delivery, reason: Reason, detail: str) -> DeadLettering:
     assert delivery.trace, "only a submission is decided"
     return DeadLettering(reason, detail, deliveries_by(delivery.message), delivery.trace.id, delivery.trace.digest())
-
-
-def _end(recording: "SpanRecording", delivery: Delivery, attributes: dict[str, Any], error: str = "") -> None:
-    recording.end({**attributes, "kp_scorer.deliveries": deliveries_by(delivery.message)}, error)

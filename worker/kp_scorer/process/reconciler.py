@@ -17,10 +17,8 @@ log = structlog.get_logger("kp_scorer.process.reconciler")
 def reconcile(app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings, metrics: Metrics) -> None:
     """Resend or dead-letter traces that are pending in the ledger but no longer on the queue. Any number of workers may do so.
 
-    Deciding is idempotent, so resending one that was only late does no harm.
-
-    Raises:
-        ServiceUnavailable: Redis or the broker cannot be reached; a later call claims them again and retries.
+    Deciding is idempotent, so resending one that was only late does no harm. ServiceUnavailable if Redis or the broker cannot
+    be reached; a later call claims them again and retries.
     """
     is_empty = waiting(app, queues.traces) == 0
     claims = store.ledger.claim_lost(int(settings.resend_after_s * 1_000), queue_is_empty=is_empty)

@@ -17,7 +17,7 @@ from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
 from kp_scorer.broker.backlog import look_at_backlog
-from kp_scorer.broker.celery_app import warn_of_celery_variables
+from kp_scorer.broker.celery_app import remove_celery_variables
 from kp_scorer.broker.publishing import destination_of, send_again
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import Publisher
@@ -33,9 +33,8 @@ from kp_scorer.process.periodic import PeriodicTasks
 from kp_scorer.process.pipeline import Acknowledger, Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.process.startup import LoadEmbedder, open_novelty, wait_for_services
-from kp_scorer.process.supervisor import Supervisor
-from kp_scorer.process.watchdog import StallTimer, Watchdog
+from kp_scorer.process.startup import LoadEmbedder, Patience, open_novelty, wait_for_services
+from kp_scorer.process.watchdog import StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
 
@@ -60,8 +59,10 @@ class Runtime:
         self._app = app
         self._settings = settings
         self._load_embedder = load_embedder
-        self._node = ""
+        self.node = ""
+        """What monitors know this worker by."""
         self._supervisor = Supervisor(os.environ)
+        self._patience = Patience(settings.worker.patience_s, self._supervisor.extend_start)
         self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
         self._is_ready = self._is_stopping = False
@@ -70,7 +71,7 @@ class Runtime:
         self.heartbeat = StallTimer()
         """Runs as long as the consumer has a connection."""
         signals.celeryd_init.connect(self._name_node, weak=False)
-        signals.setup_logging.connect(self._set_up_logging, weak=False)
+        signals.setup_logging.connect(lambda **_: configure_logs(settings.log), weak=False)
         signals.worker_init.connect(self._open, weak=False)
         signals.worker_ready.connect(self._ready, weak=False)
         signals.worker_shutting_down.connect(self._start_shutdown, weak=False)
@@ -81,19 +82,20 @@ class Runtime:
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
-        self._node = instance.hostname
-        # Celery prints its banner, and that it stops, on stdout, which is for programs.
+        self.node = instance.hostname
+        # Celery prints its banner, and that it stops, on stdout, which is for programs; nor is that one of the log's lines.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def _set_up_logging(self, **_: Any) -> None:
-        configure_logs(self._settings.log)
+        if not sys.stderr.isatty():
+            sys.__stdout__ = None  # type: ignore[misc]
 
     def _open(self, sender: Any, **_: Any) -> None:
         # Celery sets up logging only after worker_init, and what happens here is worth a line.
         configure_logs(self._settings.log)
-        warn_of_celery_variables()
+        remove_celery_variables()
         try:
-            if _pool_name(sender.pool_cls) not in ("threads", "solo"):
+            # Celery gives the pool as its alias, or as the class that the command line made of it.
+            pool = str(getattr(sender.pool_cls, "__module__", sender.pool_cls)).removeprefix("celery.concurrency.")
+            if pool not in ("threads", "thread", "solo"):
                 raise SettingsError("pool: expected threads, so that one process loads one model and batches its tasks")
             with ExitStack() as opened:
                 self._open_all(opened)
@@ -114,13 +116,13 @@ class Runtime:
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         self._recorder = None
         if settings.otel.enabled:
-            self._recorder = open_recorder(destination_of(app, settings.queues.traces), self._node)
+            self._recorder = open_recorder(destination_of(app, settings.queues.traces), self.node)
             opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
-        wait_for_services(settings, app, self.store, self._queues)
+        wait_for_services(settings, app, self.store, self._queues, self._patience)
         self._publisher = Publisher(app, settings, self.store)
-        self._novelty = open_novelty(settings, self.store, self._load_embedder)
+        self._novelty = open_novelty(settings, self.store, self._load_embedder, self._patience)
         self._decider = Decider(
             self.store.ledger,
             settings.scoring,
@@ -144,10 +146,8 @@ class Runtime:
         every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
         tasks.start("reconcile", partial(reconcile, app, queues, self.store, settings.ledger, self.metrics), every_s)
         tasks.start("drop_dead_letters", self.store.dead_letters.make_room, every_s)
-        for name, queue, every_s in (
-            ("drain_dead_queue", queues.dead, _DRAIN_EVERY_S),
-            ("move_intake", queues.intake, _MOVE_EVERY_S),
-        ):
+        sides = {"drain_dead_queue": (queues.dead, _DRAIN_EVERY_S), "move_intake": (queues.intake, _MOVE_EVERY_S)}
+        for name, (queue, every_s) in sides.items():
             if queue is not None:
                 side_queue = SideQueue(app, queue, settings, self.store.dead_letters, self._publisher)
                 tasks.start(name, side_queue.drain, every_s)
@@ -158,14 +158,11 @@ class Runtime:
         """Connect the metrics to the state that they show, which is read whenever they are."""
         metrics, novelty = self.metrics, self._novelty
         metrics.ready.set_function(lambda: not self._not_ready())
-        metrics.in_flight.set_function(lambda: self._pipeline.in_flight if self._pipeline else 0)
         metrics.backlog_age_s.set_function(lambda: time.monotonic() - self._backlog_looked_at)
         metrics.degraded.set(novelty is None)
         if novelty is not None:
-            cache, embedder = novelty.cache, novelty.embedder
-            metrics.window_entries.set_function(lambda: cache.entries)
-            metrics.mirror_lag_s.set_function(self._mirror_behind_s)
-            metrics.texts_in_flight.set_function(lambda: self._pipeline.texts_in_flight if self._pipeline else 0)
+            mirror, embedder = novelty.cache.mirror, novelty.embedder
+            metrics.window_entries.set_function(lambda: len(mirror))
             metrics.set_embedder({"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space})
 
     def start_pipeline(self, acknowledger: Acknowledger) -> Pipeline:
@@ -209,7 +206,7 @@ class Runtime:
         self.store.ledger.load_scripts()
         embedder = self._novelty.embedder if self._novelty else None
         description = f"{embedder.name} {embedder.engine}".strip() if embedder else ""
-        self.store.workers.report(self.store.ledger.worker, self.metrics.report(self._node, description, self._not_ready()))
+        self.store.workers.report(self.store.ledger.worker, self.metrics.report(self.node, description, self._not_ready()))
 
     def _look_at_backlog(self) -> None:
         backlog = look_at_backlog(self._app, self._settings, self.store)
@@ -221,22 +218,20 @@ class Runtime:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
         if self._is_stopping:
             return ["it was told to stop"]
-        starting = "it is starting: it loads its model, or waits for Redis and the broker"
-        return list(self._lacking()) if self._is_ready else [starting]
+        if not self._is_ready:
+            return [f"it is starting: {self._patience.waits_for or 'it loads its model, or connects to the broker'}"]
+        return list(self._lacking())
 
     def _lacking(self) -> Iterator[str]:
-        if self._renewing.failure or self._renewing.since_success_s() > _SILENT_S:
+        if self._renewing.failure or self._renewing.since_success.elapsed_s() > _SILENT_S:
             yield f"redis: {self._renewing.failure or 'it does not answer'}"
-        elif self._mirror_behind_s() > _SILENT_S:
+        elif self._pipeline and (behind_s := self._pipeline.mirror_behind_s()) > _SILENT_S:
             # Implied if Redis is away.
-            yield f"novelty log: last read to its end {self._mirror_behind_s():.0f} s ago"
+            yield f"novelty log: last read to its end {behind_s:.0f} s ago"
         if not self.heartbeat.is_running:
             yield "broker: there is no connection to it"
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
-
-    def _mirror_behind_s(self) -> float:
-        return self._pipeline.mirror_behind_s() if self._pipeline else 0.0
 
     def _shut_down(self, error: EmbedderUnhealthy) -> None:
         """Shut the worker down gracefully, as SIGTERM does, but with the error's exit code. Any thread may call it."""
@@ -272,9 +267,3 @@ class Runtime:
             # Half of what is left of the grace, so that a collector that hangs is no reason to end with an error.
             left_s = self._settings.worker.grace_s - self._shutdown.elapsed_s()
             self._recorder.close(min(_LAST_SPANS_S, max(0.0, left_s / 2)))
-
-
-def _pool_name(pool: Any) -> str:
-    """Celery gives the pool as its alias, or as the class that the command line made of it."""
-    module = str(pool if isinstance(pool, str) else pool.__module__)
-    return {"celery.concurrency.thread": "threads", "celery.concurrency.solo": "solo"}.get(module, module)

@@ -7,12 +7,13 @@ from typing import TypeVar
 
 import structlog
 from celery import Celery
+from redis.exceptions import BusyLoadingError
 from threadpoolctl import ThreadpoolController
 
 from kp_scorer.broker.publishing import broker_shortcomings, declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
 from kp_scorer.decider import NoveltyMeter, open_pins
-from kp_scorer.embedding import Embedder
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
@@ -24,31 +25,58 @@ Answer = TypeVar("Answer")
 LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
 
 
-def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues) -> None:
+class Patience:
+    """Waits for services that start together with the worker, for a time, and for as long as Redis reads its file."""
+
+    def __init__(self, patience_s: float, on_wait: Callable[[], None]) -> None:
+        """Call ``on_wait`` at every second of waiting."""
+        self._patience_s = patience_s
+        self._on_wait = on_wait
+        self.waits_for = ""
+        """The service that it waits for, and why; empty if for none. Any thread may read it."""
+
+    def wait_for(self, service: str, reach: Callable[[], Answer]) -> Answer:
+        """Retry until a service answers; raise the last ServiceUnavailable once patience ends."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                answer = reach()
+            except ServiceUnavailable as error:
+                if _is_loading(error):
+                    deadline = time.monotonic() + self._patience_s
+                elif time.monotonic() > deadline:
+                    raise
+                self.waits_for = f"{service}: {error}"
+                log.warning("service_unavailable", service=service, detail=str(error))
+                self._on_wait()
+                time.sleep(1.0)
+            else:
+                self.waits_for = ""
+                return answer
+
+
+def _is_loading(error: BaseException | None) -> bool:
+    """Whether an error came about as Redis, which has restarted, still reads its file."""
+    return error is not None and (isinstance(error, BusyLoadingError) or _is_loading(error.__context__))
+
+
+def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues, patience: Patience) -> None:
     """Load the scripts, declare all queues, and look at the streams: who cannot publish decisions must not begin to decide.
 
-    Raises:
-        SettingsError: a setting cannot be used.
-        ServiceUnavailable: Redis or the broker could not be reached within ``worker.patience_s``.
+    SettingsError if a setting cannot be used; ServiceUnavailable if what it needs cannot be reached, and patience ended.
     """
-    patience_s = settings.worker.patience_s
-    _wait_for("redis", store.ping, patience_s)
-    _wait_for("redis", store.ledger.load_scripts, patience_s)
+    patience.wait_for("redis", store.ping)
+    patience.wait_for("redis", store.ledger.load_scripts)
     intake = [queues.intake] if queues.intake else []
     declared = [*queues.in_order, *intake, *results_queues(settings, settings.outcomes).values()]
-    _wait_for("broker", lambda: declare_queues(app, declared), patience_s)
+    patience.wait_for("broker", lambda: declare_queues(app, declared))
     for name in results_streams(settings):
-        _wait_for("redis", store.decision_stream(name).count_unread, patience_s)
+        patience.wait_for("redis", store.decision_stream(name).count_unread)
     _warn_of_shortcomings(settings, app, store)
 
 
-def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) -> NoveltyMeter | None:
-    """Load the embedder and read the log of its space; None without an embedder.
-
-    Raises:
-        SettingsError: the embedder is required and missing, or a pinned set is.
-        ServiceUnavailable: Redis could not be reached within ``worker.patience_s``.
-    """
+def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, patience: Patience) -> NoveltyMeter | None:
+    """Load the embedder and read the log of its space; None without an embedder. Raises as :func:`wait_for_services` does."""
     started = time.perf_counter()
     embedder = load_embedder(settings.embedding, settings.novelty.recipe)
     pins = open_pins(settings, store, embedder)
@@ -61,10 +89,10 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder) 
     # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     if pins:
-        _wait_for("redis", pins.load, settings.worker.patience_s)
+        patience.wait_for("redis", pins.load)
     novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window(), pins)
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
-    log.info("novelty_log_read", entries=_wait_for("redis", novelty.cache.catch_up, settings.worker.patience_s))
+    log.info("novelty_log_read", entries=patience.wait_for("redis", novelty.cache.catch_up))
     return novelty
 
 
@@ -80,16 +108,3 @@ def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None
         except ServiceUnavailable as error:
             # A user that may not ask can do everything else.
             log.warning("redis_unsuitable", service=service, detail=f"cannot be looked at: {error}")
-
-
-def _wait_for(service: str, reach: Callable[[], Answer], patience_s: float) -> Answer:
-    """Retry until a service answers that starts together with the worker; raise the last error after ``patience_s``."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return reach()
-        except ServiceUnavailable as error:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("service_unavailable", service=service, detail=str(error))
-            time.sleep(1.0)

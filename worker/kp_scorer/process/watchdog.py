@@ -1,9 +1,10 @@
 """End a process that has stalled, so that its supervisor starts another and its messages are delivered again."""
 
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -13,6 +14,7 @@ from kp_scorer.logs import raised_at
 EXIT_CODE: Final = 4
 
 _CHECK_EVERY_S: Final = 0.5
+_NOTIFY_TIMEOUT_S: Final = 1.0
 
 log = structlog.get_logger("kp_scorer.process.watchdog")
 
@@ -56,37 +58,31 @@ class Watchdog:
 
     def why_not_live(self) -> list[str]:
         """Why the process is to be restarted; empty if all parts make progress. One that waits for a server does."""
-        died = [f"{thread.name}: the thread has died" for thread in self._threads if thread.has_died]
-        return died + [f"{part}: stalled for {stalled_s:.0f} of {limit_s:g} s" for part, stalled_s, limit_s in self._stalls()]
+        return [f"{part}: {problem}" for part, problem, _ in self._stalls()]
 
-    def _stalls(self) -> Iterator[tuple[str, float, float]]:
-        """Each part that has stalled for longer than it may: its name, for how many seconds, and for how many it may."""
+    def _stalls(self) -> Iterator[tuple[str, str, dict[str, float]]]:
+        """Each thread that has died, and each part that has stalled for too long: its name, the problem, what to log of it."""
+        for thread in self._threads:
+            if thread.has_died:
+                yield thread.name, "the thread has died", {}
         for part, (elapsed_s, limit_s) in self._watched.items():
             if (stalled_s := elapsed_s()) > limit_s:
-                yield part, stalled_s, limit_s
+                yield part, f"stalled for {stalled_s:.0f} of {limit_s:g} s", {"limit_s": limit_s}
 
     def _run(self) -> None:
         while True:
             time.sleep(_CHECK_EVERY_S)
-            for thread in self._threads:
-                if thread.has_died:
-                    _end_process(thread.name)
-            for part, _, limit_s in self._stalls():
-                _end_process(part, limit_s=limit_s)
+            for part, _, fields in self._stalls():
+                log.critical("worker_stalled", stalled=part, **fields)
+                # A graceful end would wait for the part that has stalled.
+                os._exit(EXIT_CODE)
             self._when_well()
-
-
-def _end_process(stalled: str, **fields: float) -> None:
-    log.critical("worker_stalled", stalled=stalled, **fields)
-    # A graceful end would wait for the part that has stalled.
-    os._exit(EXIT_CODE)
 
 
 class StallTimer:
     """Seconds since something began, or was last reported; 0 while it is not running. Thread-safe."""
 
     def __init__(self) -> None:
-        """Make a timer that is not running."""
         self._since: float | None = None
 
     def start(self) -> None:
@@ -106,3 +102,40 @@ class StallTimer:
         """Seconds since the start."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
+
+
+class Supervisor:
+    """systemd, or whoever listens at ``NOTIFY_SOCKET``; without that variable, nothing is sent."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        """Read the socket and the watchdog interval from the environment; send nothing."""
+        self._socket = variables.get("NOTIFY_SOCKET", "")
+        interval_us, pid = variables.get("WATCHDOG_USEC", ""), variables.get("WATCHDOG_PID") or str(os.getpid())
+        is_watched = interval_us.isdecimal() and pid == str(os.getpid())
+        self._every_s = int(interval_us) / 2e6 if is_watched else 0.0
+        self._fed_at = float("-inf")
+
+    def feed(self) -> None:
+        """Report that the process is alive. May be called often: it is sent twice an interval, at most."""
+        now = time.monotonic()
+        if self._every_s and now - self._fed_at >= self._every_s:
+            self._fed_at = now
+            self.notify("WATCHDOG=1")
+
+    def extend_start(self) -> None:
+        """Report that the process needs a minute more to start."""
+        self.notify("EXTEND_TIMEOUT_USEC=60000000")
+
+    def notify(self, state: str) -> None:
+        """Report ``READY=1`` once the process receives messages, ``STOPPING=1`` once it finishes what it has in flight."""
+        if not self._socket:
+            return
+        # A name that begins with an at sign is in the abstract namespace, where the kernel wants a zero in its place.
+        address = f"\0{self._socket[1:]}" if self._socket.startswith("@") else self._socket
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                # systemd may be busy, and the thread that feeds it has more to look after.
+                sender.settimeout(_NOTIFY_TIMEOUT_S)
+                sender.sendto(state.encode(), address)
+        except OSError as error:
+            log.warning("supervisor_not_told", state=state, detail=str(error))

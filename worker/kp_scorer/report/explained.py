@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kp_scorer.analysis.explanation import Term, bound_of, terms_of, was_capped
-from kp_scorer.decision import Decision, ThresholdSource
+from kp_scorer.decision import Decision, Received, ThresholdSource
 from kp_scorer.report.words import OVERRIDE_WORDS, plural, shortened, shown_id, spaced
 from kp_scorer.scoring import Policy, complexity_terms, decide_again, recoveries, success_factor, tool_names
 from kp_scorer.settings import Settings, load_settings
@@ -80,6 +80,8 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
         f"Its domain, {decision.domain}, is {f'taken for {decision.taken_for}, and ' if decision.taken_for else ''}"
         f"weighed by the profile {decision.profile}."
     )
+    if decision.received:
+        yield from flowing(_course_words(decision, decision.received))
     yield ""
     yield from _arithmetic(decision, terms, trace)
     yield ""
@@ -92,6 +94,21 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
             yield f"  {profile:<20}{variant.score:.4f} of {variant.threshold:.4f}: {variant.outcome}"
     yield ""
     yield from _contents(decision, trace, traces.get(nearest.trace_id) if nearest else None)
+
+
+def _course_words(decision: Decision, received: Received) -> str:
+    """Which worker decided, when, and what took how long."""
+    timings = decision.timings
+    steps = {
+        "queued": received.queued_ms,
+        "held before its look-up": timings.held_ms,
+        "look-up": timings.look_up_ms,
+        "wait for the engine": timings.wait_ms,
+        "embedding": timings.embed_ms,
+        "placing": timings.place_ms,
+    }
+    spent = ", ".join(f"{step} {ms / 1_000:,.3f} s" for step, ms in steps.items() if ms is not None)
+    return f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {spent}."
 
 
 def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:
@@ -116,13 +133,10 @@ def _origin_words(dimension: str, trace: ReasoningTrace, *, is_capped: bool, cei
     steps, tools = plural(len(trace.steps), "step"), sorted(tool_names(trace))
     if dimension == "complexity":
         terms = complexity_terms(trace, cap_step_term=is_capped)
-        types = len({step.type for step in trace.steps})
+        types = f"{len({step.type for step in trace.steps})} of {len(STEP_TYPES)} types of steps {terms.types:.4f}"
         recovered = f"{plural(recoveries(trace), 'recovery', 'recoveries')} {terms.recovery:.4f}"
         counted = ", of which 20 count" if is_capped else ""
-        words = (
-            f"{types} of {len(STEP_TYPES)} types of steps {terms.types:.4f} + {recovered} + {steps} {terms.steps:.4f}{counted}"
-        )
-        return _at_most_1(words, sum(terms))
+        return _at_most_1(f"{types} + {recovered} + {steps} {terms.steps:.4f}{counted}", sum(terms))
     if dimension == "tool_diversity":
         named = ", ".join(tools[:_TOOLS_NAMED]) + (", …" if len(tools) > _TOOLS_NAMED else "")
         words = f"3 x {plural(len(tools), 'tool')} / {steps}" + (f": {named}" if named else "")
@@ -183,11 +197,9 @@ def _contents(decision: Decision, trace: ReasoningTrace | None, nearest: Reasoni
     else:
         yield from flowing("With --traces FILE, of a file that has the trace, it would show how the dimensions came about.")
     if novelty.nearest:
-        same = ", of the same content" if novelty.duplicate_of else ""
+        similarity = f"similarity {novelty.nearest.similarity:.4f}{', of the same content' if novelty.duplicate_of else ''}"
         yield ""
-        yield from flowing(
-            f"The nearest earlier trace: {novelty.nearest.trace_id}, similarity {novelty.nearest.similarity:.4f}{same}"
-        )
+        yield from flowing(f"The nearest earlier trace: {novelty.nearest.trace_id}, {similarity}")
         if nearest:
             yield from _quote(nearest)
         else:

@@ -94,18 +94,9 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
 
 def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
     """The sections that an analysis has something for."""
-    sections = (
-        _scores(analysis),
-        _thresholds(analysis),
-        _examples(analysis, objectives),
-        _closest(analysis, objectives),
-        _rejections(analysis),
-        _origins(analysis),
-        _dimensions(analysis),
-        _novelty(analysis),
-        _drift(analysis),
-    )
-    return [section for section in sections if section]
+    first = _scores(analysis), _thresholds(analysis), _examples(analysis, objectives), _closest(analysis, objectives)
+    others = (make(analysis) for make in (_rejections, _origins, _dimensions, _novelty, _drift))
+    return [section for section in (*first, *others) if section]
 
 
 def _scores(analysis: Analysis) -> Section:
@@ -223,31 +214,24 @@ def _closest(analysis: Analysis, objectives: Objectives) -> Section:
 
 def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, labels: Mapping[str, bool]) -> Table:
     """Decisions with how far each is from its threshold, why, and where it is at hand what the trace was to do."""
-    rows = [
-        [
-            _named(each.domain),
-            *(f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"),
-            shown_id(each.trace_id),
-            *([_LABELS[labels.get(each.trace_id)]] if labels else []),
-            escaped(why(each)),
-            *([escaped(objectives.get(each.trace_id, ""))] if objectives else []),
-        ]
-        for each in decisions
-    ]
-    figures = ["domain", "score", "needs", "by", "trace", *(["label"] if labels else [])]
-    headings = [*figures, "why", *(["objective"] if objectives else [])]
+    rows = []
+    for each in decisions:
+        figures = f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"
+        label = [_LABELS[labels.get(each.trace_id)]] if labels else []
+        objective = [escaped(objectives.get(each.trace_id, ""))] if objectives else []
+        rows.append([_named(each.domain), *figures, shown_id(each.trace_id), *label, escaped(why(each)), *objective])
+    before = ["domain", "score", "needs", "by", "trace", *(["label"] if labels else [])]
+    headings = [*before, "why", *(["objective"] if objectives else [])]
     return Table(caption, headings, rows, is_open=True)
 
 
 def _dimensions(analysis: Analysis) -> Section:
     spreads = [(spaced(name), spread) for name, spread in analysis.dimensions.items()]
-    histograms = [
-        Chart(
-            f"dimensions-{number}", name, f"median {each.quartiles.p50:.2f}", "dimension", {"counts": each.counts}, each.counts
-        )
-        for number, (name, each) in enumerate(spreads)
-    ]
-    rows = [[name, *_two_digits(spread.quartiles)] for name, spread in spreads]
+    histograms, rows = list[Chart](), list[list[str]]()
+    for number, (name, spread) in enumerate(spreads):
+        detail, counts = f"median {spread.quartiles.p50:.2f}", spread.counts
+        histograms.append(Chart(f"dimensions-{number}", name, detail, "dimension", {"counts": counts}, counts))
+        rows.append([name, *_two_digits(spread.quartiles)])
     widest, _ = max(spreads, key=lambda each: each[1].quartiles.p75 - each[1].quartiles.p25)
     return Section(
         "dimensions",

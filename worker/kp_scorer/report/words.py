@@ -62,19 +62,13 @@ def reasons(decision: Decision) -> Iterator[tuple[str, str]]:
     yield from ((f"pinned set {each.name}",) * 2 for each in decision.pinned if each.outcome)
     fired = [override.name for override in decision.overrides]
     yield from ((words, words) for name, words in OVERRIDE_WORDS.items() if name in fired)
-    parts, nearest, is_accepted = decision.dimensions, decision.novelty.nearest, decision.outcome == "accepted"
+    nearest, is_accepted = decision.novelty.nearest, decision.outcome == "accepted"
     if decision.novelty.duplicate_of and not is_accepted:
         yield "repeats an earlier trace", f"repeats {short_id(decision.novelty.duplicate_of)}"
     elif nearest and nearest.similarity >= _CLOSE and not is_accepted:
         words = f"close to {short_id(nearest.trace_id)} ({nearest.similarity:.2f})"
         yield f"close to an earlier trace (similar by {_CLOSE:g} or more)", words
-    values = {
-        "complexity": parts.complexity,
-        "novelty": parts.novelty,
-        "tools": parts.tool_diversity,
-        "outcome": parts.outcome_confidence,
-    }
-    for name, value in values.items():
+    for name, (_, value) in zip(("complexity", "novelty", "tools", "outcome"), decision.dimensions, strict=True):
         if is_accepted and value >= _HIGH:
             yield f"high {name} ({_HIGH:g} or more)", name
         elif not is_accepted and value < _LOW:

@@ -120,11 +120,8 @@ class _Handlers:
         are_lines = media_type in _JSON_LINES
         if are_lines and body.count(b"\n") > _MOST_TRACES:
             raise HTTPException(413, f"expected at most {_MOST_TRACES} lines")
-        document: Any = (
-            [parsed_or_refused(line, self._limits) for line in body.split(b"\n") if line.strip()]
-            if are_lines
-            else parse_json(body, self._of_bodies)
-        )
+        lines = (parsed_or_refused(line, self._limits) for line in body.split(b"\n") if line.strip())
+        document: Any = list(lines) if are_lines else parse_json(body, self._of_bodies)
         traces = document if isinstance(document, list) else [document]
         if len(traces) > _MOST_TRACES:
             raise HTTPException(413, f"expected at most {_MOST_TRACES} traces")

@@ -11,11 +11,7 @@ from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTracePartialSuccess,
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 
 from kp_scorer.adapters.node import source
 from kp_scorer.decoding import Limits, parse_json
@@ -76,7 +72,7 @@ def _from_json(body: bytes, limits: Limits) -> Iterator[Fields]:
 
 def _from_protobuf(body: bytes) -> Iterator[Fields]:
     try:
-        export = ExportTraceServiceRequest.FromString(body)
+        export = messages.ExportTraceServiceRequest.FromString(body)
     except DecodeError:
         raise InvalidTrace([Problem("$", "expected an ExportTraceServiceRequest in Protobuf")]) from None
     for resource in export.resource_spans:
@@ -108,8 +104,8 @@ def export_of(spans: Sequence[bytes]) -> bytes:
 
 def success(media_type: str, rejected: int, message: str) -> bytes:
     """The answer to an export of which all but ``rejected`` spans are stored, because of ``message``."""
-    partly = ExportTracePartialSuccess(rejected_spans=rejected, error_message=message) if rejected else None
-    return _encoded(ExportTraceServiceResponse(partial_success=partly), media_type)
+    partly = messages.ExportTracePartialSuccess(rejected_spans=rejected, error_message=message) if rejected else None
+    return _encoded(messages.ExportTraceServiceResponse(partial_success=partly), media_type)
 
 
 def failure(media_type: str, message: str) -> bytes:
@@ -117,7 +113,7 @@ def failure(media_type: str, message: str) -> bytes:
     if media_type == JSON:
         return json.dumps({"message": message}).encode()
     # Its message has the same field number in both.
-    return _encoded(ExportTracePartialSuccess(error_message=message), PROTOBUF)
+    return _encoded(messages.ExportTracePartialSuccess(error_message=message), PROTOBUF)
 
 
 def _encoded(message: Any, media_type: str) -> bytes:

@@ -31,7 +31,6 @@ CheckAction = Literal["off", "note", "review", "reject"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 OptionalQueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")]
 
-
 _DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "reject": "rejected"}
 
 
@@ -90,6 +89,7 @@ class QueueSettings(Section):
     accepted_private: OptionalQueueName = ""
     results_limit: Annotated[int, Field(ge=0)] = 100_000
     results_bytes: Annotated[int, Field(ge=0)] = 268_435_456
+    rejected_waits: bool = False
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
@@ -118,10 +118,6 @@ class QueueSettings(Section):
     def dead_name(self) -> str:
         """RabbitMQ only: the queue to which the broker moves traces delivered too often."""
         return f"{self.traces}.dead"
-
-    def is_full(self, unread: int) -> bool:
-        """Whether a queue with so many unread decisions accepts no more."""
-        return 0 < self.results_limit <= unread
 
 
 class ResultsSettings(Section):
@@ -387,6 +383,12 @@ class Settings(Section):
     def results_bytes(self) -> int:
         """How many bytes of unread decisions a queue or stream takes where they carry traces; 0 is no limit."""
         return self.queues.results_bytes if self.results.with_trace else 0
+
+    def waits_for_room(self, name: str) -> bool:
+        """Whether workers wait while the queue or stream of this name is full; otherwise they publish no more to it."""
+        is_spared = self.results.rejected_via == "queue" and not self.queues.rejected_waits
+        others = (each for each in get_args(Outcome) if each != "rejected" or not is_spared)
+        return any(name in self.queues.names(each) for each in others)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:

@@ -25,18 +25,15 @@ _SHAPE: Final = (
 # Libraries read these in different ways: as part of a password, or as the end of the host or the path.
 _AMBIGUOUS: Final = re.compile(r"[\s#\\]|[/?@].*@|%(?![0-9A-Fa-f]{2})")
 
-
 Address = tuple[str, int | None]
 
 
 class Sentinels(NamedTuple):
-    """The Redis Sentinels that know the primary's address."""
+    """The Redis Sentinels that know the primary's address: its name there, and their own user and password, empty if none."""
 
     addresses: Sequence[Address]
     primary: str
-    """The primary's name among the sentinels."""
     user: str
-    """The sentinels' own user and password; empty if they ask for none."""
     password: str
 
 

@@ -20,14 +20,14 @@ class SpanRecording:
     def __init__(self, tracer: Tracer, context: Context, received_s: float, source: Destination) -> None:
         """Begin at the Unix time ``received_s``, as a child of ``context`` if there is one."""
         self._tracer = tracer
-        self._span = _start(tracer, "process", source, SpanKind.CONSUMER, _W3C.extract(context, OtelContext()), received_s)
+        self._span = self._start("process", source, _W3C.extract(context, OtelContext()), received_s)
         self._inside = set_span_in_context(self._span, OtelContext())
         self._publishing: Span | None = None
 
     def publishing(self, destination: Destination | None) -> Context:
         """Begin the span of publishing, unless it has begun; return the context of the innermost span."""
         if destination and not self._publishing:
-            self._publishing = _start(self._tracer, "send", destination, SpanKind.PRODUCER, self._inside)
+            self._publishing = self._start("send", destination, self._inside)
         return context_of(set_span_in_context(self._publishing or self._span, OtelContext()))
 
     def end(self, attributes: Mapping[str, str | int | float], error: str = "") -> None:
@@ -40,27 +40,20 @@ class SpanRecording:
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()
 
+    def _start(self, operation: str, destination: Destination, context: OtelContext, begun_s: float | None = None) -> Span:
+        attributes = {
+            "messaging.system": destination.system,
+            "messaging.destination.name": destination.name,
+            "messaging.operation.name": operation,
+            "messaging.operation.type": operation,
+        }
+        kind = SpanKind.CONSUMER if operation == "process" else SpanKind.PRODUCER
+        begun_ns = None if begun_s is None else int(begun_s * 1e9)
+        return self._tracer.start_span(f"{operation} {destination.name}", context, kind, attributes, start_time=begun_ns)
+
 
 def context_of(current: OtelContext | None = None) -> Context:
     """The context of the span in OpenTelemetry's context, by default that of this thread or coroutine; none without a span."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, current)
     return carrier
-
-
-def _start(
-    tracer: Tracer,
-    operation: str,
-    destination: Destination,
-    kind: SpanKind,
-    context: OtelContext | None = None,
-    begun_s: float | None = None,
-) -> Span:
-    attributes = {
-        "messaging.system": destination.system,
-        "messaging.destination.name": destination.name,
-        "messaging.operation.name": operation,
-        "messaging.operation.type": operation,
-    }
-    begun_ns = None if begun_s is None else int(begun_s * 1e9)
-    return tracer.start_span(f"{operation} {destination.name}", context, kind, attributes, start_time=begun_ns)

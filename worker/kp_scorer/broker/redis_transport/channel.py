@@ -95,8 +95,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
         """Requeue a message."""
         digest, queue = _parts(tag)
         with self.channel.conn_or_acquire(client) as connection:
-            keys = keys_of(queue)
-            redis_queue.requeue(connection, keys=keys, digest=digest, receive_next=not leftmost, counts_delivery=True)
+            redis_queue.requeue(connection, keys=keys_of(queue), digest=digest, receive_next=not leftmost, counts_delivery=True)
 
     def restore_visible(self, start: int = 0, num: int = 0, interval: int = 0) -> None:
         """Renew what this channel has in flight; reclaim what others have not renewed within the visibility timeout."""
@@ -185,8 +184,6 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
                 in_flight=self.qos.in_flight(queue),
             )
 
-    # Receiving.
-
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or time.monotonic() < self._paused_until:
@@ -214,18 +211,14 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             self._queue_cycle.rotate(name)
             raise Empty
         if name not in self.active_queues:
-            self._return(name, messages)
+            # This channel has ceased to consume: they are received next, as if they had never been.
+            with self.conn_or_acquire() as client:
+                for digest in [message.digest.decode() for message in reversed(messages)]:
+                    redis_queue.requeue(client, keys=keys_of(name), digest=digest, receive_next=True, counts_delivery=False)
             raise Empty
         for message in messages:
             self.connection._deliver(self._message(name, message), name)  # noqa: SLF001  # the transport's own
         return True
-
-    def _return(self, name: str, messages: Sequence[ReceivedMessage]) -> None:
-        """Requeue what was on its way as this channel ceased to consume, to be received next, as if it had never been."""
-        with self.conn_or_acquire() as client:
-            for message in reversed(messages):
-                digest = message.digest.decode()
-                redis_queue.requeue(client, keys=keys_of(name), digest=digest, receive_next=True, counts_delivery=False)
 
     def _most(self) -> int:
         """How many more messages this channel may have in flight."""
@@ -305,8 +298,6 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         tag = f"{received.digest.decode()}@{next(self._numbers)}@{queue}"
         properties = {"delivery_tag": tag, "delivery_info": delivery_info, **parsed}
         return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
-
-    # Publishing.
 
     def envelope(self, queue: str, body: bytes, message_id: str, headers: Mapping[str, Any]) -> str:
         """The item of a persistent message, whose body is UTF-8 JSON."""

@@ -133,7 +133,7 @@ def _readable(payload: bytes, limits: Limits) -> object:
 
 
 def _described(each: DeadLetter) -> dict[str, Any]:
-    described = each._asdict()
+    described = {name: value for name, value in each._asdict().items() if value not in ("", None) or name == "trace_id"}
     for name in ("first", "last"):
         at = datetime.fromtimestamp(described.pop(f"{name}_ms") / 1_000, UTC)
         described[f"{name}_at"] = at.isoformat(timespec="milliseconds")

@@ -15,7 +15,8 @@ from kp_scorer.broker.publishing import broker_shortcomings
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_row
-from kp_scorer.embedding import CheckedEmbedder, select_embedder
+from kp_scorer.embedding.embedder import CheckedEmbedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
@@ -142,13 +143,13 @@ def _queues(deployment: Deployment) -> Details:
 
 def _backlog(deployment: Deployment) -> Details:
     settings = deployment.settings
-    limit = settings.queues.results_limit
     backlog = look_at_backlog(deployment.app, settings, deployment.store)
     for name, unread in backlog.decisions.items():
-        if name in backlog.full:
-            yield "wrong", f"{name} is full, with {unread} unread decisions: read them, as workers wait until some are"
-        elif limit and unread >= _NEARLY_FULL * limit:
-            yield "wrong", f"{name} has {unread} unread decisions of {limit}: read them, or workers will wait"
+        count = f"{name} has {unread} unread decisions of {backlog.limit}"
+        if backlog.used(name) >= _NEARLY_FULL and name in backlog.waited_for:
+            yield "wrong", f"{count}: read them, as workers wait when it is full"
+        elif backlog.used(name) >= _NEARLY_FULL:
+            yield "advice", f"{count}, and when full takes no more: read them, or set results.rejected_via to none"
     if backlog.oldest_pending_s > settings.ledger.resend_after_s:
         waits_s = backlog.oldest_pending_s
         yield "advice", f"the oldest pending submission waits for {waits_s:.0f} s: start more workers, or see what they log"

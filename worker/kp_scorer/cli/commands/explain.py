@@ -129,7 +129,9 @@ def dead_words(trace_id: str, reason: str, detail: str, dead_letters: Sequence[D
     yield from flowing(_REMEDIES.get(reason, ""))
     if dead_letters:
         newest = dead_letters[-1]
-        yield f"Its submission is a dead letter, last dead-lettered at {_moment(newest.last_ms)}:"
+        by = f" by {newest.worker}, at delivery {newest.deliveries}" if newest.worker else ""
+        queued = "" if newest.queued_ms is None else f", queued for {newest.queued_ms / 1_000:,.3f} s"
+        yield from flowing(f"Its submission is a dead letter, last dead-lettered at {_moment(newest.last_ms)}{by}{queued}:")
         yield f"  kp-scorer dead-letter show {newest.letter_id}"
         yield f"  kp-scorer dead-letter replay {newest.letter_id}"
     if len(dead_letters) > 1:

@@ -20,7 +20,8 @@ from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
-from kp_scorer.embedding import CheckedEmbedder, Embedder, Vectors, select_embedder
+from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vectors
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.pins import MOST_ENTRIES

@@ -113,8 +113,10 @@ def _totals(now: Snapshot, before: Snapshot | None) -> Table:
         f"dead {counts.dead:,}",
         f"dropped {now.dropped:,}",
     )
-    waiting = {**now.backlog.submissions, **now.backlog.decisions}
-    table.add_row(*(f"{escape(name)} {count:,}" for name, count in waiting.items()))
+    limit = f" of {now.backlog.limit:,}" if now.backlog.limit else ""
+    waiting = [f"{escape(name)} {count:,}" for name, count in now.backlog.submissions.items()]
+    waiting += [f"{escape(name)} {count:,}{limit}" for name, count in now.backlog.decisions.items()]
+    table.add_row(*waiting)
     return table
 
 

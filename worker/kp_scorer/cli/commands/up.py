@@ -17,7 +17,7 @@ import click
 from kp_scorer.cli.display import threshold_words
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note
-from kp_scorer.embedding import is_embedder_installed, usable_cores
+from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.local.embedded import dying_with_parent, embedded_redis, free_ports, remove_data, running, stop
@@ -133,11 +133,11 @@ def down(remove: bool, yes: bool) -> None:
     """
     print_note("stopped the embedded Redis and its workers" if _stop() else "no embedded Redis is running for this user")
     folders = {state_dir(): "records, decisions, the novelty log", cache_dir(): "converted models"}
-    kept = [path for path in folders if path.exists()]
-    for path in kept:
+    existing = [path for path in folders if path.exists()]
+    for path in existing:
         size_bytes = sum(file.lstat().st_size for file in path.rglob("*"))
         print_note(f"{path}: {folders[path]}, {size_bytes / 1e6:,.1f} MB")
-    if not kept:
+    if not existing:
         print_note("nothing is kept on this machine")
     elif not remove:
         print_note("`kp-scorer down --remove` removes them")
@@ -145,7 +145,7 @@ def down(remove: bool, yes: bool) -> None:
         sys.exit(1)
     else:
         remove_data(state_dir() / "data")
-        for path in kept:
+        for path in existing:
             try:
                 shutil.rmtree(path)
             except OSError as error:

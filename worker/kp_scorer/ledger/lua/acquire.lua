@@ -16,7 +16,7 @@ local function is_alive(owner)
     return until_ms and tonumber(until_ms) > now
 end
 
-use_reserve(pending)
+use_reserve('zset', pending)
 redis.call('ZADD', workers, now + worker_lease_ms, worker)
 redis.call('PEXPIRE', workers, remembered_ms)
 

@@ -66,7 +66,7 @@ end
 local places = {}
 if #records > 0 then
     -- Admitting leads to a decision, which frees memory.
-    use_reserve(erasures)
+    use_reserve('stream', erasures)
     epoch = epoch or new_epoch
     local known_place = place
     for i, record in ipairs(records) do places[i] = admit(record, candidates[i]) end

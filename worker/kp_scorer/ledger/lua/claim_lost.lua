@@ -11,7 +11,7 @@ expect('zset', pending)
 expect('hash', counts)
 local now = now_ms()
 
-use_reserve(pending)
+use_reserve('zset', pending)
 if queue_is_empty then redis.call('SET', drained, now, 'PX', forget_after_ms) end
 -- Redis' clock may have gone back since.
 for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do

@@ -8,7 +8,7 @@
 expect('zset', runs)
 local now = now_ms()
 
-use_reserve(runs)
+use_reserve('zset', runs)
 
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, 100)) do
     local run = run_prefix .. run_id

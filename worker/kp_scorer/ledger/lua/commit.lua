@@ -20,7 +20,7 @@ local MOST_NAMES = 1000
 local now = now_ms()
 local names = number(read(tallies, 'names'))
 
-use_reserve(pending)
+use_reserve('zset', pending)
 
 -- What a domain is counted under.
 local function name_of(domain, is_known)
@@ -52,7 +52,8 @@ for i, record in ipairs(records) do
     else
         -- Its record was forgotten, or Redis came back without it, so this submission has not been counted.
         if state ~= 'pending' then to_pending(record, trace_id, digest, pending, counts, now) end
-        to_decided(record, trace_id, verdict.decision, pending, counts, record_ttl_ms)
+        to_end(record, trace_id, pending, record_ttl_ms, 'decided', 'decision', verdict.decision)
+        add(counts, 'decided', 1)
         tally(verdict)
         reply[i] = {'stored'}
     end

@@ -29,18 +29,14 @@ local function add(key, field, by)
     return sum
 end
 
-local LOOKS_AT = {
-    list = function(key) return redis.pcall('LLEN', key) end,
-    hash = function(key) return redis.pcall('HGET', key, '') end,
-    zset = function(key) return redis.pcall('ZCARD', key) end,
-    stream = function(key) return redis.pcall('XLEN', key) end,
-}
+local LOOKS_AT = {list = {'LLEN'}, hash = {'HGET', ''}, zset = {'ZCARD'}, stream = {'XLEN'}}
 
 -- Fail before anything is written if another application uses one of these keys for something else. What a script has written
 -- until an error stays written: a message would be off its queue and not in flight either.
 local function expect(kind, ...)
     for _, key in ipairs({...}) do
-        local reply = LOOKS_AT[kind](key)
+        local command, field = unpack(LOOKS_AT[kind])
+        local reply = redis.pcall(unpack({command, key, field}))
         if type(reply) == 'table' and reply.err then error('WRONGTYPE ' .. key .. ': expected a ' .. kind .. ', or nothing') end
     end
 end
@@ -56,10 +52,17 @@ local function is_nearly_full(used, limit)
     return limit > 0 and used > limit * 0.9
 end
 
+local REMOVES_NOTHING = {
+    list = function(key) redis.call('LTRIM', key, 0, -1) end,
+    hash = function(key) redis.call('HDEL', key, '') end,
+    zset = function(key) redis.call('ZREM', key, '') end,
+    stream = function(key) redis.call('XDEL', key, '0-0') end,
+}
+
 -- Redis when full lets a script add only after that script has removed something, or tried to. What ends a submission must get
 -- through, from receiving it to publishing its decision: it is what frees memory.
-local function use_reserve(key)
-    redis.call('PERSIST', key .. ':none')
+local function use_reserve(kind, key)
+    REMOVES_NOTHING[kind](key)
 end
 
 -- How many of the first `count` values fit, by the size of each, until `most_bytes` are in a key; at an empty one the first does.

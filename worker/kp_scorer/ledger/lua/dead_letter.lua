@@ -2,20 +2,20 @@
 --
 -- Uses   ledger
 -- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, pending, counts, dead_letter, records...
--- ARGV   dead_letter_id, reason, detail, trace_id, digest, deliveries, payload, unreadable, record_prefix, record_ttl_ms,
---        ttl_ms, most, most_bytes
+-- ARGV   dead_letter_id, reason, detail, trace_id, digest, deliveries, worker, queued_ms, payload, unreadable, record_prefix,
+--        record_ttl_ms, ttl_ms, most, most_bytes
 -- Reply  (decision, has_too_many): the decision on this very submission, and then no dead letter, or an empty string; 1 if others
 --        are to make room
 --
 -- records holds the trace's record, or nothing if the submission has no name. digest is empty if it could not be decoded. unreadable
--- is the decision on it that the caller cannot read, or empty.
+-- is the decision on it that the caller cannot read, or empty; so are worker and queued_ms where nobody says.
 
 local record = records[1]
 local now = now_ms()
 expect('zset', dead_letters, dead_letter_classes, pending)
 expect('hash', dead_letter_sizes, dead_letter, counts)
 
-use_reserve(pending)
+use_reserve('zset', pending)
 
 local state, known_digest, decision, as_letter
 if record then state, known_digest, decision, as_letter = read(record, 'state', 'digest', 'decision', 'as_letter') end
@@ -37,6 +37,9 @@ if state == 'decided' and is_same and (decision or '') ~= unreadable then return
 
 local is_new = redis.call('HSETNX', dead_letter, 'first_ms', now) == 1
 redis.call('HSET', dead_letter, 'last_ms', now, 'reason', reason, 'detail', detail, 'deliveries', deliveries, 'payload', payload)
+redis.call('HDEL', dead_letter, 'worker', 'queued_ms')
+if worker ~= '' then redis.call('HSET', dead_letter, 'worker', worker) end
+if queued_ms ~= '' then redis.call('HSET', dead_letter, 'queued_ms', queued_ms) end
 -- Bytes that could not be decoded may come under several names, or none. Their dead letter has the first, and ends no other's
 -- record, until it is known whose they are.
 local named = redis.call('HGET', dead_letter, 'trace_id') or ''
@@ -65,6 +68,6 @@ if record and (not state or state == 'dead' or ends_pending) then
         redis.call('HDEL', record, 'digest')
         if digest ~= '' then redis.call('HSET', record, 'digest', digest) end
     end
-    to_dead(record, trace_id, dead_letter_id, reason, detail, pending, record_ttl_ms)
+    to_end(record, trace_id, pending, record_ttl_ms, 'dead', 'reason', reason, 'detail', detail, 'letter', dead_letter_id)
 end
 return {'', next_to_go(dead_letters, dead_letter_sizes, dead_letter_classes, most, most_bytes, now - ttl_ms) and 1 or 0}

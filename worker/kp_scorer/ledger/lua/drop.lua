@@ -1,8 +1,8 @@
 -- Remove a dead letter, and the record that died by it, unless it was dead-lettered again since it was chosen.
 --
 -- Uses   ledger
--- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter
--- ARGV   dead_letter_id, record_prefix, chosen_burials, chosen_last_ms
+-- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, record
+-- ARGV   dead_letter_id, chosen_burials, chosen_last_ms
 -- Reply  how many were removed
 
 expect('zset', dead_letters, dead_letter_classes)
@@ -11,5 +11,5 @@ expect('hash', dead_letter_sizes, dead_letter)
 local burials, last_ms = read(dead_letter, 'burials', 'last_ms')
 -- One that was dropped meanwhile and kept anew is counted from one again.
 if number(burials) ~= chosen_burials or number(last_ms) ~= chosen_last_ms then return 0 end
-use_reserve(dead_letters)
-return remove_dead_letter(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, dead_letter_id, record_prefix)
+use_reserve('zset', dead_letters)
+return remove_dead_letter(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, dead_letter_id, record)

@@ -3,7 +3,7 @@
 -- KEYS   runs, runs_bytes, run
 -- ARGV   run_id, remembered_ms
 
-use_reserve(runs)
+use_reserve('zset', runs)
 
 if redis.call('ZREM', runs, run_id) == 0 then return end
 local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))

@@ -22,22 +22,11 @@ local function to_pending(record, trace_id, digest, pending, counts, now)
     add(counts, 'submitted', redis.call('ZADD', pending, now, trace_id))
 end
 
--- What a pending trace needs no longer once it has ended.
-local function end_pending(record, trace_id, pending)
+-- A submission has ended, as decided or dead, with these fields and their values. What only a pending one needs goes.
+local function to_end(record, trace_id, pending, ttl_ms, state, ...)
     redis.call('ZREM', pending, trace_id)
     redis.call('HDEL', record, 'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts')
-end
-
-local function to_decided(record, trace_id, decision, pending, counts, ttl_ms)
-    end_pending(record, trace_id, pending)
-    redis.call('HSET', record, 'state', 'decided', 'decision', decision)
-    redis.call('PEXPIRE', record, ttl_ms)
-    add(counts, 'decided', 1)
-end
-
-local function to_dead(record, trace_id, dead_letter_id, reason, detail, pending, ttl_ms)
-    end_pending(record, trace_id, pending)
-    redis.call('HSET', record, 'state', 'dead', 'reason', reason, 'detail', detail, 'letter', dead_letter_id)
+    redis.call('HSET', record, 'state', state, ...)
     redis.call('PEXPIRE', record, ttl_ms)
 end
 
@@ -83,9 +72,8 @@ local function join_class(dead_letters, sizes, classes, dead_letter_id, reason, 
 end
 
 -- A dead letter goes for good, and the record that died by it.
-local function remove_dead_letter(dead_letters, sizes, classes, dead_letter, dead_letter_id, record_prefix)
-    local trace_id = redis.call('HGET', dead_letter, 'trace_id')
-    if trace_id and trace_id ~= '' then forget_dead(record_prefix .. trace_id, dead_letter_id) end
+local function remove_dead_letter(dead_letters, sizes, classes, dead_letter, dead_letter_id, record)
+    forget_dead(record, dead_letter_id)
     leave_class(dead_letters, sizes, classes, dead_letter_id)
     redis.call('ZREM', dead_letters, dead_letter_id)
     return redis.call('DEL', dead_letter)

@@ -10,7 +10,7 @@ expect('zset', dead_letters, dead_letter_classes)
 expect('hash', dead_letter_sizes, dropped)
 local expired_ms = now_ms() - ttl_ms
 
-use_reserve(dead_letters)
+use_reserve('zset', dead_letters)
 
 local reasons = {}
 local function follow()
@@ -28,7 +28,8 @@ for _ = 1, at_once do
             reasons[#reasons + 1] = reason
             add(dropped, reason, 1)
         end
-        remove_dead_letter(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, dead_letter_id, record_prefix)
+        local record = record_prefix .. (redis.call('HGET', dead_letter, 'trace_id') or '')
+        remove_dead_letter(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, dead_letter_id, record)
         -- Its own class may be another one, or none, if somebody has damaged an index.
         if class then redis.call('ZREM', dead_letters .. '_of:' .. class, dead_letter_id) end
     end

@@ -41,7 +41,7 @@ end
 
 expect('stream', stream)
 
-use_reserve(stream)
+use_reserve('stream', stream)
 remove_acknowledged()
 local room = #decisions
 if most > 0 then room = math.max(0, math.min(room, most - redis.call('XLEN', stream))) end

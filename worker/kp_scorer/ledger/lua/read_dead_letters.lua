@@ -3,8 +3,8 @@
 --
 -- KEYS   dead_letters
 -- ARGV   dead_letter_prefix, last_ms, last_id, most, beginning, reason, part, trace_ids...
--- Reply  (last_ms, last_id, rows): the last that was looked at, empty at the end; (id, reason, detail, trace_id, deliveries,
---        first_ms, last_ms, burials, size_bytes) for each
+-- Reply  (last_ms, last_id, rows): the last that was looked at, empty at the end; (id, reason, detail, trace_id, worker, deliveries,
+--        first_ms, last_ms, burials, queued_ms, size_bytes) for each
 --
 -- It goes on behind last_id, which was last dead-lettered at last_ms. No more than `most` are looked at.
 
@@ -37,7 +37,8 @@ local rows = {}
 for i = first, #page, 2 do
     local dead_letter = dead_letter_prefix .. page[i]
     if string.sub(page[i], 1, #beginning) == beginning and of_trace(dead_letter) then
-        local fields = redis.call('HMGET', dead_letter, 'reason', 'detail', 'trace_id', 'deliveries', 'first_ms', 'last_ms', 'burials')
+        local fields = redis.call('HMGET', dead_letter, 'reason', 'detail', 'trace_id', 'worker', 'deliveries', 'first_ms', 'last_ms',
+            'burials', 'queued_ms')
         -- One without a reason was dropped, or has expired.
         if fields[1] and (reason == '' or reason == fields[1]) then
             rows[#rows + 1] = {page[i], unpack(fields)}

@@ -3,5 +3,5 @@
 -- KEYS   report
 -- ARGV   text, ttl_ms
 
-use_reserve(report)
+redis.call('DEL', report)
 redis.call('SET', report, text, 'PX', ttl_ms)

@@ -6,7 +6,7 @@
 --
 -- `most` messages have room, and `most_bytes` of them; any number if it is 0.
 
-use_reserve(queue)
+use_reserve('list', queue)
 local room = #messages
 if most > 0 then room = math.max(0, math.min(room, most - redis.call('LLEN', queue))) end
 if most_bytes > 0 then room = room_within(most_bytes, queue, room, function(i) return #messages[i] end) end

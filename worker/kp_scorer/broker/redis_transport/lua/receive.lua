@@ -13,7 +13,7 @@ expect('list', queue, moving, oversized)
 expect('hash', unacknowledged, deliveries)
 expect('zset', renewed)
 
-use_reserve(unacknowledged)
+use_reserve('hash', unacknowledged)
 local now, reply, bytes = now_ms(), {}, 0
 
 local function note(message)

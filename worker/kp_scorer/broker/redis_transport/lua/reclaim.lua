@@ -11,7 +11,7 @@ expect('list', queue, moving, oversized, unpack(priorities))
 expect('hash', unacknowledged)
 expect('zset', renewed)
 
-use_reserve(unacknowledged)
+use_reserve('hash', unacknowledged)
 
 -- So however long deciding takes, only a consumer that is dead or stalled loses what it received.
 for _, digest in ipairs(in_flight) do

@@ -8,7 +8,7 @@ expect('list', queue)
 expect('hash', unacknowledged, deliveries)
 expect('zset', renewed)
 
-use_reserve(unacknowledged)
+use_reserve('hash', unacknowledged)
 local message = redis.call('HGET', unacknowledged, digest)
 redis.call('ZREM', renewed, digest)
 redis.call('HDEL', unacknowledged, digest)

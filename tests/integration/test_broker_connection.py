@@ -1,0 +1,40 @@
+"""What a worker logs of its connection to the broker, in JSON Lines alone: why it was lost, and what it tries to reach."""
+
+import json
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from kp_scorer.client import Client
+from kp_scorer.settings import Settings
+
+from tests.support.arena import BrokerName
+from tests.support.changed_settings import with_changed
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.proxy import Proxy
+from tests.support.traces import fresh_samples
+
+
+def test_a_lost_connection_is_logged_with_its_reason_and_its_server(
+    broker: BrokerName, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    settings: Settings = request.getfixturevalue("settings")
+    if broker == "rabbitmq":
+        settings = request.getfixturevalue("rabbitmq").settings()
+    with Proxy(settings.broker.url) as proxy:
+        through = with_changed(settings, broker__url=proxy.url, redis__url=settings.redis.url, broker__timeout_s=2.0)
+        with start_worker(through, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+            proxy.refuse()
+            lost = wait_until(lambda: worker.events("connection_lost"))[0]
+            unreached = wait_until(lambda: worker.events("consumer: Cannot connect to"))[0]
+            proxy.accept()
+            client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
+    server = urlsplit(proxy.url)
+    assert lost["server"] == unreached["server"] == f"127.0.0.1:{server.port}"
+    assert "Error" in lost["detail"]
+    assert "is it running where broker.url says?" in unreached["detail"]
+    assert f"{server.password}@" not in worker.text()
+    # Neither that Celery stops, nor what it warns of whenever it has lost a connection.
+    assert worker.process.returncode == 0
+    events = [json.loads(line) for line in worker.text().splitlines()]
+    assert [event for event in events if event["logger"] == "py.warnings"] == []
