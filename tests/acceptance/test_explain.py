@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Nearest
-from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import Identity, Submission, Tally, Verdict
 from kp_scorer.settings import Settings
 from rich.cells import cell_len
 

@@ -9,7 +9,7 @@ import pytest
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings

@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import redis
-from kp_scorer.ledger import RedisLog
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.log import RedisLog
 from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX

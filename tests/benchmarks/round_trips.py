@@ -18,8 +18,9 @@ import numpy as np
 import redis
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
-from kp_scorer.ledger import RedisLedger, RedisLog
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.log import RedisLog
+from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.scoring import Policy
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings, WorkerSettings
 

@@ -5,8 +5,9 @@ from typing import Any
 import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.redis_transport.queue import keys_of
-from kp_scorer.ledger import Store, Submission
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import Submission
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed

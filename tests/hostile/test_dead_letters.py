@@ -9,9 +9,11 @@ from typing import Any, Final
 import pytest
 import redis
 from kp_scorer.errors import Reason, ServiceUnavailable
-from kp_scorer.ledger import DeadLetters, Store, Submission
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.connection import connect
+from kp_scorer.ledger.dead_letters import DeadLetters
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import Submission
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings

@@ -10,7 +10,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
 from kp_scorer.settings.sections import EmbeddingSettings, NoveltySettings

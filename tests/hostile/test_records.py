@@ -14,8 +14,9 @@ from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision, Novelty
-from kp_scorer.ledger import Identity, Store, Submission, SubmissionCounts, Tally, Verdict
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict
 from kp_scorer.novelty import Candidate, Window
 from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.novelty.log import Entry, Place

@@ -11,8 +11,8 @@ from kp_scorer.broker.dead_letters import DeadLettering, dead_letter
 from kp_scorer.broker.wire import task_body
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits
-from kp_scorer.ledger import Record, Store, Submission
-from kp_scorer.ledger.records import dead_letter_id_of
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import Record, Submission, dead_letter_id_of
 from kp_scorer.settings import Settings
 
 from tests.support.costly import filled

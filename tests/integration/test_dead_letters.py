@@ -17,7 +17,8 @@ from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
-from kp_scorer.ledger import Identity, Store, Submission, SubmissionCounts, Tally, Verdict
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict
 from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP, bombs

@@ -15,7 +15,7 @@ from kp_scorer.embedding import openvino_engine
 from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import load_settings

@@ -83,6 +83,14 @@ def test_what_no_field_is_for_stays_as_it_was_read(tmp_path: Path) -> None:
     assert row["extra"][1:] == ["\ud800", 10**300]
 
 
+def test_what_was_checked_is_kept_without_fields_that_no_check_has_seen(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(json.dumps(TRACES[0] | {"extra": "password"}) + "\n", "utf-8")
+    (row,) = rows(keep(odd, *BANDS, "--set", "checks.secrets=note").stdout)
+    assert row.keys() == TRACES[0].keys() - {"langfuse"}
+    assert "run" not in row["metadata"]
+
+
 def test_a_file_is_never_overwritten_by_what_is_kept_of_it(file: Path) -> None:
     before = file.read_bytes()
     for read in (file, file.parent):

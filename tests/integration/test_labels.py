@@ -11,8 +11,9 @@ import redis
 from click.testing import Result
 from kp_scorer import stored_labels
 from kp_scorer.cli.main import commands
-from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import Identity, Submission, Tally, Verdict
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 

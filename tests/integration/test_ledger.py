@@ -11,9 +11,11 @@ from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.cli.main import commands
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import DeadLetters, Identity, RedisLedger, Store, Submission, Tally, Verdict, redis_ledger
+from kp_scorer.ledger import Store, redis_ledger
+from kp_scorer.ledger.dead_letters import DeadLetters
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import SubmissionCounts
+from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict
+from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.ledger.scripts import Script, nothing
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.sections import LedgerSettings

@@ -8,8 +8,8 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kp_scorer.ledger import RedisLog
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.log import RedisLog
 from kp_scorer.novelty import Candidate, NoveltyCache, Placement, Window
 from kp_scorer.novelty.log import Entry, Place
 

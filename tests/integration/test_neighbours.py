@@ -8,8 +8,9 @@ import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store, SubmissionCounts
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 from kp_scorer.errors import SettingsError
-from kp_scorer.ledger import RedisLog, Store
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.log import RedisLog
 from kp_scorer.novelty import MemoryLog, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.log import Cursor
 from kp_scorer.settings import Settings

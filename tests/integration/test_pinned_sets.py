@@ -20,7 +20,7 @@ from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed
 from tests.support.commands import run
 from tests.support.fast_worker import WordHashEmbedder
-from tests.support.processes import FAST_WORKER, launch_worker, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.traces import new_id
 
 WORDS: Final = {"KP_EMBEDDING_EMBEDDER": "words"}
@@ -152,13 +152,11 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
     settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
     changed = with_changed(settings, novelty__pinned=REJECT, scoring__threshold=0.0)
-    worker = launch_worker(changed, tmp_path / "refused.log", command=FAST_WORKER)
-    assert worker.process.wait(60) == 2
-    (refused,) = worker.events("worker_cannot_start")
-    assert "novelty.pinned: tasks: not pinned in this space" in refused["detail"]
-
-    keep(store, "tasks", word_hash_set("wash the car"), "word-hash-1")
-    with start_worker(changed, tmp_path / "worker.log", command=FAST_WORKER) as started, Client(changed) as client:
+    log = tmp_path / "worker.log"
+    with start_worker(changed, log, command=FAST_WORKER, ready=False) as started, Client(changed) as client:
+        wait_until(lambda: started.events("service_unavailable"))
+        assert "novelty.pinned: tasks: the set is gone" in started.text()
+        keep(store, "tasks", word_hash_set("wash the car"), "word-hash-1")
         first = decide(client, "count the open invoices")
         assert (first.outcome, first.pinned[0].name, first.pinned[0].nearest) == ("accepted", "tasks", "1")
         keep(store, "tasks", of_tasks := word_hash_set("wash the car", "count the open invoices"), "word-hash-1")
@@ -167,15 +165,15 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
         store.pinned_sets("word-hash-1").remove("tasks")
         waiting = client.submit(minimal_payload(trace_id=new_id(), objective="count the open invoices"))
         wait_until(lambda: started.events("trace_waits"))
-        assert "novelty.pinned: tasks: the set is gone" in started.text()
+        wait_until(lambda: "novelty.pinned: tasks: the set is gone" in str(store.workers.reports()))
         keep(store, "tasks", of_tasks, "word-hash-1")
         assert client.wait(waiting, timeout_s=60).outcome == "rejected"
     audited = run("audit", KP_BROKER_URL=settings.broker.url)
     assert audited.returncode == 0, audited.stderr
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in audited.stderr
     # As if a redelivery after the slack had appended the first again.
-    (log,) = store.novelty_logs()
-    entry = next(log.entries())
-    redis_client.xadd(keys.of_log(log.space).log, {"i": entry.trace_id, "d": entry.digest, "v": entry.vector.tobytes()})
+    (novelty_log,) = store.novelty_logs()
+    entry = next(novelty_log.entries())
+    redis_client.xadd(keys.of_log(novelty_log.space).log, {"i": entry.trace_id, "d": entry.digest, "v": entry.vector.tobytes()})
     again = run("audit", KP_BROKER_URL=settings.broker.url)
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in again.stderr

@@ -16,7 +16,8 @@ from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import TraceDead
-from kp_scorer.ledger import Store, Submission
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import Submission
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 

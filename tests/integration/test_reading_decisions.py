@@ -194,6 +194,17 @@ def test_workers_send_the_trace_along_and_private_ones_apart(settings_of: Settin
         assert decision.trace == expected | {"metadata": expected["metadata"] | {"quality_score": decision.score}}
 
 
+def test_a_checked_trace_goes_along_without_fields_that_no_check_has_seen(settings_of: SettingsWith, tmp_path: Path) -> None:
+    settings = settings_of(results__with_trace=True, checks__secrets="note", scoring__threshold=0.0)
+    payload = foreign(short_traces(1, seed=4)[0], "org")
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
+        client.wait(client.submit(payload), timeout_s=60)
+        (decision,) = wait_until(lambda: list(read(settings)))
+    assert decision.trace
+    assert decision.trace.keys() == payload.keys() - {"source"}
+    assert "run" not in decision.trace["metadata"]
+
+
 def test_unread_traces_are_bounded_by_bytes(settings_of: SettingsWith) -> None:
     settings = settings_of(results__with_trace=True, queues__results_bytes=300_000, queues__rejected_waits=True)
     large = SimpleNamespace(

@@ -10,8 +10,9 @@ from kp_scorer.broker.backlog import waiting
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues, send_traces
 from kp_scorer.broker.queues import SubmissionQueues, submission_queues
-from kp_scorer.ledger import Identity, Store, Submission, Tally, Verdict
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import Identity, Submission, Tally, Verdict
 from kp_scorer.process import reconciler
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings

@@ -31,8 +31,9 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store, Submission
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import Submission
 from kp_scorer.ledger.scripts import Script
 from kp_scorer.local.embedded import redis_executable
 from kp_scorer.novelty import Candidate

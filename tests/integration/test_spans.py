@@ -16,7 +16,8 @@ from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
-from kp_scorer.ledger import Publication, Store
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
 from kp_scorer.spans.context import Destination

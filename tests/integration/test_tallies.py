@@ -6,8 +6,9 @@ from typing import Any, Final
 import pytest
 import redis
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import RedisLedger, Tally, Verdict
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import Tally, Verdict
+from kp_scorer.ledger.redis_ledger import RedisLedger
 
 from tests.support.builders import decision_on
 from tests.support.traces import new_id

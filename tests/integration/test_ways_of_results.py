@@ -23,7 +23,8 @@ from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Publication, Store
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 

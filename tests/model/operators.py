@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, TraceConflict
-from kp_scorer.ledger import DeadLetter, Submission
+from kp_scorer.ledger.dead_letters import DeadLetter
+from kp_scorer.ledger.records import Submission
 from kp_scorer.process import reconciler
 from kp_scorer.process.metrics import Metrics
 

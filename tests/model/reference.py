@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason
-from kp_scorer.ledger import CommitResult, Identity, Record, Tally, TraceState, Verdict
-from kp_scorer.ledger.records import parsed_in
+from kp_scorer.ledger.records import CommitResult, Identity, Record, Tally, TraceState, Verdict, parsed_in
 
 from tests.model.contents import letter_id_of
 from tests.model.patched_scripts import LETTER_BYTES, MOST_CLASSES, MOST_NAMES

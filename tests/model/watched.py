@@ -7,21 +7,10 @@ import pytest
 import redis
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict
-from kp_scorer.ledger import (
-    CommitResult,
-    DeadLetter,
-    DeadLetters,
-    Identity,
-    LostSubmission,
-    Record,
-    RedisLedger,
-    RedisLog,
-    Submission,
-    TraceState,
-    Verdict,
-)
-from kp_scorer.ledger.dead_letters import _dead_letter, _make_room
-from kp_scorer.ledger.log import _erase_entries
+from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters, _dead_letter, _make_room
+from kp_scorer.ledger.log import RedisLog, _erase_entries
+from kp_scorer.ledger.records import CommitResult, Identity, LostSubmission, Record, Submission, TraceState, Verdict
+from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.ledger.scripts import Script
 from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.log import Cursor, Place, Tail

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
 from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import PROFILES, Bounds, Policy
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace

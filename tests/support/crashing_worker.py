@@ -38,7 +38,8 @@ from kp_scorer.broker.redis_transport import queue
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import headers_as_sent, raw_body
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.ledger import DeadLetters, RedisLedger
+from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.process import consumer
 from kp_scorer.process.consumer import KeepingConsumer
 

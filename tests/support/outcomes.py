@@ -11,7 +11,9 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import open_results
 from kp_scorer.client import Client, Status
 from kp_scorer.decision import Outcome
-from kp_scorer.ledger import RedisLog, Store, SubmissionCounts
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.log import RedisLog
+from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.novelty.audit import Report, audit
 from kp_scorer.settings import Settings
 

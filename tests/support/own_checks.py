@@ -25,6 +25,9 @@ _CHECKS: Final = f"""
                 sys.exit("{MARKER}")
             case "loop":
                 re.fullmatch("(a+)+b", "a" * 64)
+            case "fork":
+                if os.fork() == 0:
+                    sys.exit("{MARKER}")
             case "eat":
                 return bytearray(3 << 30)
             case "quote":
@@ -38,10 +41,15 @@ _CHECKS: Final = f"""
         return Findings(outcome="rejected")
 
     def look_around(trace: ReasoningTrace) -> Findings:
-        variables = {{name.lower(): 1 for name in os.environ if name.startswith("KP_")}}
+        variables = {{name.lower(): 1 for name in os.environ if name.upper().startswith("KP_")}}
         return Findings(kinds=variables, numbers={{"pid": os.getpid()}})
+
+    def versioned(trace: ReasoningTrace) -> Findings:
+        return Findings()
+
+    versioned.version = "1.0 beta"
 """
-_NAMES: Final = ("count_steps", "misbehave", "look_around")
+_NAMES: Final = ("count_steps", "misbehave", "look_around", "versioned")
 
 
 def install(directory: Path) -> str:

@@ -231,6 +231,14 @@ def test_decisions_become_samples_by_domain_with_labels_by_trace() -> None:
     assert (again.counts.tolist(), again.traces, again.labelled) == ([3, 3], 6, 3)
 
 
+def test_labels_count_of_sampled_traces_alone_if_one_of_these_has_any() -> None:
+    payloads = [minimal_payload(trace_id=f"kp:trace:{number}", domain="a", confidence=number / 4) for number in range(4)]
+    decisions = list(score_traces(payloads, load_settings({"embedding.embedder": "none"})))
+    sampled = [each.model_copy(update={"sampled": 0.01 if number % 2 else None}) for number, each in enumerate(decisions)]
+    assert samples_of(zip(sampled, [True, False, True, None], strict=True), {})["a"].labelled == 1
+    assert samples_of(zip(sampled, [True, None, True, None], strict=True), {})["a"].labelled == 2
+
+
 @given(st.lists(st.floats(0, 1) | st.integers(0, 10_000).map(lambda step: step / 10_000), min_size=70, max_size=90))
 def test_counted_scores_lead_to_the_same_suggestion_as_each_by_itself(scores: list[float]) -> None:
     decisions = [decision(score=score) for score in scores]

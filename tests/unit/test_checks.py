@@ -20,16 +20,16 @@ from kp_scorer.decider import Decider
 from kp_scorer.decision import CheckResult, Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import SettingsError
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.report.explained import decided_words
 from kp_scorer.report.words import why
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.settings import load_settings
 from pydantic import ValidationError
-from structlog.testing import capture_logs
 
 from tests.support.builders import LIMITS, changed, decided, make_trace, maximal_payload
 from tests.support.own_checks import MARKER, install
+from tests.support.paths import REPOSITORY
 from tests.support.planted import HOSTILE, PLACES, SECRETS
 from tests.support.processes import wait_until
 from tests.support.traces import sample_traces
@@ -93,16 +93,17 @@ def test_settings_bound_what_a_check_may_demand(open_checks: Open, allowed: str,
 
 @pytest.mark.parametrize("objective", ["raise", "exit", "leave", "eat", "quote", "infinite", "many", "nothing"])
 def test_a_check_that_fails_is_noted_and_demands_review_and_the_next_trace_is_checked(
-    strict: Checks, objective: str, capfd: pytest.CaptureFixture[str]
+    strict: Checks, objective: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with capture_logs() as logs:
-        failed, counted = strict.run(make_trace(objective=f"{objective} this secret text"))
+    failed, counted = strict.run(make_trace(objective=f"{objective} this secret text"))
     assert failed == CheckResult(name="misbehave", version="3.1", failure="error", outcome="review")
     assert (counted.failure, counted.kinds) == (None, {"step": 2})
     (harmless, _) = strict.run(make_trace())
     assert (harmless.failure, harmless.outcome) == (None, "rejected")
-    assert [(event["event"], event["check"]) for event in logs] == [("check_failed", "misbehave")]
-    assert [text for text in (MARKER, "secret text") if text in f"{logs} {capfd.readouterr()}"] == []
+    (event,) = map(vars, caplog.records)
+    assert (event["msg"], event["check"]) == ("check_failed", "misbehave")
+    # Nothing on stdout: programs that use the package write their own there.
+    assert [text for text in (MARKER, "secret text", "check_failed") if text in f"{event['detail']} {capfd.readouterr()}"] == []
 
 
 def test_a_check_that_may_only_note_demands_nothing_where_it_fails(open_checks: Open) -> None:
@@ -121,8 +122,35 @@ def test_an_endless_check_ends_in_time_with_its_process(open_checks: Open) -> No
     assert not psutil.pid_exists(int(before))
 
 
+def test_the_child_of_a_check_that_forks_answers_no_question(strict: Checks) -> None:
+    results = [strict.run(make_trace(objective=word)) for word in ("fork", "raise", "be kind", "raise")]
+    assert [[each.failure for each in checked] for checked in results] == [[None, None], ["error", None]] * 2
+
+
+_FORKING: Final = """
+import os, sys
+from kp_scorer.checks.checks import Checks
+from kp_scorer.settings import load_settings
+from tests.support.builders import make_trace
+checks = Checks(load_settings({"checks.own": {"count_steps": "note"}, "checks.timeout_s": 30.0}).checks)
+first = os.fork()
+steps = 1 if first else 3
+trace = make_trace(steps=[{"step_id": number, "type": "thought"} for number in range(steps)])
+wrong = sum(checks.run(trace)[0].kinds != {"step": steps} for _ in range(100))
+if first:
+    wrong += os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+os._exit(min(wrong, 100))
+"""
+
+
+def test_processes_that_fork_get_the_answers_to_their_own_questions() -> None:
+    done = subprocess.run([sys.executable, "-c", _FORKING], cwd=REPOSITORY, timeout=120, check=False)
+    assert done.returncode == 0
+
+
 def test_a_check_knows_no_settings(open_checks: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KP_REDIS_URL", "redis://:password@127.0.0.1/0")
+    monkeypatch.setenv("kp_broker_url", "redis://:password@127.0.0.1/0")
     (result,) = open_checks(look_around="note").run(make_trace())
     assert result.kinds == {}
 
@@ -131,6 +159,7 @@ def test_a_check_knows_no_settings(open_checks: Open, monkeypatch: pytest.Monkey
     ("name", "expected"),
     [
         ("nobody", "checks: expected nobody to be an entry point of one package, got 0"),
+        ("versioned", "checks: versioned: version: expected a text of 1 to 64 characters of ASCII without spaces"),
         ("broken", "checks: broken cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),
     ],
 )

@@ -216,7 +216,6 @@ def test_number_of_labels_is_noted_unless_all_traces_have_one(file: Path, labels
         ('{"trace_id": "kp:trace:1", "good": true}\n[]', "line 2: expected a JSON object"),
         ('{"trace_id": "kp:trace:1", "good": true}\n{}', "line 2: trace_id: Field required"),
         ("trace_id,good\nkp:trace:1,true\n", "line 1: expected a JSON object"),
-        ('{"trace_id": "a", "good": true}\n{"trace_id": "a", "good": false}', "line 2: good: this trace has the other label"),
     ],
 )
 def test_wrong_label_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
-from kp_scorer.ledger import CommitResult, MemoryLedger, Tally, Verdict
+from kp_scorer.ledger.records import CommitResult, MemoryLedger, Tally, Verdict
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.scoring import PROFILES, Policy
 from kp_scorer.trace import ReasoningTrace

@@ -12,7 +12,7 @@ from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TRACE, Embedder, TokenizedText, Vectors
 from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable, TraceConflict
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.process.admission import Admission
 from kp_scorer.process.decide import DecideStage, LookUpStage

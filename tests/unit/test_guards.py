@@ -10,7 +10,7 @@ from kp_scorer.analysis.explanation import terms_of
 from kp_scorer.analysis.summary import analyse
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision, Guard
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.report.explained import decided_words
 from kp_scorer.report.text import text

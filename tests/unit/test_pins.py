@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.novelty import pins as pins_module
 from kp_scorer.novelty.pins import PinnedSet, Pins, audit_pinned

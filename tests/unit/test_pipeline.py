@@ -14,7 +14,8 @@ from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable
-from kp_scorer.ledger import MemoryLedger, Publication
+from kp_scorer.ledger.decision_stream import Publication
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline

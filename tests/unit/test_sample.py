@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from kp_scorer.decider import Decider, NoveltyMeter, fraction_of
 from kp_scorer.decision import Decision
-from kp_scorer.ledger import MemoryLedger
+from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.offline import score_traces
 from kp_scorer.scoring import Policy, decide_again

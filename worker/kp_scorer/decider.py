@@ -13,7 +13,9 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Received, Timings
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.ledger import Identity, Ledger, Record, Store, Tally, Verdict
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import Identity, Record, Tally, Verdict
+from kp_scorer.ledger.redis_ledger import Ledger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
 from kp_scorer.scoring import Policy, novelty_of, score
@@ -47,6 +49,11 @@ class NoveltyMeter:
         self.cache = NoveltyCache(log, window, embedder.dimensions)
         self.checked = CheckedEmbedder(embedder)
         self._pins = pins
+
+    @property
+    def missing(self) -> str:
+        """Which pinned set is gone, since when nothing is decided; empty if none."""
+        return self._pins.missing if self._pins else ""
 
     def asked(self, trace: ReasoningTrace) -> str | None:
         """What is embedded besides the text of a trace, where texts are pinned: its objective."""
@@ -142,7 +149,6 @@ class Decider:
     """A trace that so many workers began and did not live to end is dead: it must be what ended them."""
     _: KW_ONLY
     names_nearest: bool = True
-    """Whether decisions name the nearest earlier trace."""
     checks: Checks | None = None
     sample: float = 0.0
     """The share of all traces, 0..1, that is sampled for review."""

@@ -144,14 +144,18 @@ def domain_of(decision: Decision, aliases: Mapping[str, str]) -> str:
 def samples_of(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mapping[str, str]) -> dict[str, Sample]:
     """The scores of decisions, each with its label, by the domain whose threshold applies to them.
 
-    Scores are as fine as thresholds can be, so that those of any number of decisions take bounded memory.
+    Labels count of sampled traces alone, if any of these has one: what else people label is what they come to see, the accepted
+    traces above all. Scores are as fine as thresholds can be, so that those of any number of decisions take bounded memory.
     """
-    counts: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
+    counts: defaultdict[str, Counter[tuple[int, int, bool]]] = defaultdict(Counter)
+    has_labelled_sample = False
     for decision, is_good in decisions:
         place = _GUARDED if decision.is_guarded else _half_steps(decision.score)
         label = UNLABELLED if is_good is None else GOOD if is_good else BAD
-        counts[domain_of(decision, aliases)][place, label] += 1
-    return {domain: _sample(of_domain) for domain, of_domain in counts.items()}
+        is_sampled = decision.sampled is not None
+        has_labelled_sample |= is_sampled and label != UNLABELLED
+        counts[domain_of(decision, aliases)][place, label, is_sampled] += 1
+    return {domain: _sample(of_domain, only_sampled=has_labelled_sample) for domain, of_domain in counts.items()}
 
 
 def _half_steps(score: float) -> int:
@@ -160,8 +164,10 @@ def _half_steps(score: float) -> int:
     return 2 * steps if abs(score - steps / _STEPS) < _SAME else 2 * math.floor(score * _STEPS) + 1
 
 
-def _sample(counts: Counter[tuple[int, int]]) -> Sample:
-    places, labels = np.array(list(counts)).T
+def _sample(counts: Counter[tuple[int, int, bool]], *, only_sampled: bool) -> Sample:
+    places, labels, is_sampled = np.array(list(counts)).T
+    if only_sampled:
+        labels = np.where(is_sampled, labels, UNLABELLED)
     return Sample(np.where(places == _GUARDED, -np.inf, places / (2 * _STEPS)), labels, np.array(list(counts.values())))
 
 

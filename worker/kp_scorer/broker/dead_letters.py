@@ -7,7 +7,7 @@ from kp_scorer.broker.wire import checked_id, parse_submission, raw_body, submis
 from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace, Reason
-from kp_scorer.ledger import DeadLetters
+from kp_scorer.ledger.dead_letters import DeadLetters
 
 
 class DeadLettering(NamedTuple):

@@ -12,15 +12,7 @@ from amqp import method_framing
 from amqp.exceptions import RecoverableConnectionError
 from amqp.serialization import decode_properties_basic
 
-from kp_scorer.broker.wire import (
-    BEGINNING_BYTES,
-    SENT_MS,
-    headers_as_sent,
-    leave_packed,
-    note_sent,
-    raw_body,
-    sent_ms_in,
-)
+from kp_scorer.broker.wire import BEGINNING_BYTES, SENT_MS, headers_as_sent, leave_packed, note_sent, raw_body, sent_ms_in
 from kp_scorer.spans.context import context_in
 
 _HEADERS: Final = ("task", "id", "ignore_result", "compression")

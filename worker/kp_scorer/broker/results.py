@@ -29,7 +29,9 @@ from kp_scorer.broker.wire import PACKED_BY, as_bytes, parse_submission, raw_bod
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
-from kp_scorer.ledger import DeadLetters, DecisionStream, Publication, Published, Store, StreamReader
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Published, StreamReader
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 
@@ -126,17 +128,27 @@ class Publisher:
 
 
 def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
-    """The trace that a kombu message submitted, as JSON with the decision's score; empty if it is over the limits here."""
+    """The trace that a kombu message submitted, as JSON with the decision's score; empty if it is over the limits here.
+
+    What was checked goes without the fields that a trace does not have: no check has seen these.
+    """
     submission = submission_in(message, limits)
     try:
-        document: Any = parse_strict_json(submission, limits)
+        if decision.checks:
+            document: Any = _own_fields(submission, limits)
+        else:
+            try:
+                document = parse_strict_json(submission, limits)
+            except InvalidTrace:
+                # Fields that no worker reads may hold what other programs do not read, such as NaN.
+                document = _own_fields(submission, limits)
     except InvalidTrace:
-        # Fields that no worker reads may hold what other programs do not read, such as NaN.
-        try:
-            document = decode_trace(parse_submission(submission, limits), limits).model_dump(mode="json", exclude_unset=True)
-        except InvalidTrace:
-            return b""
+        return b""
     return as_bytes({**document, "metadata": {**document["metadata"], "quality_score": decision.score}})
+
+
+def _own_fields(submission: bytes, limits: Limits) -> dict[str, Any]:
+    return decode_trace(parse_submission(submission, limits), limits).model_dump(mode="json", exclude_unset=True)
 
 
 class _Outbox:

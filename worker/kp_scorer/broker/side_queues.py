@@ -20,7 +20,7 @@ from kp_scorer.broker.rabbitmq import anew
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import deliveries_by, raw_body
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import DeadLetters
+from kp_scorer.ledger.dead_letters import DeadLetters
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import context_in
 

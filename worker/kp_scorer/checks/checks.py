@@ -1,6 +1,8 @@
 """The checks of a trace, and the process that they run in: what a hostile text can stall or end is that, and no worker."""
 
+import itertools
 import json
+import logging
 import os
 import signal
 import socket
@@ -19,7 +21,8 @@ from kp_scorer.trace import ReasoningTrace
 
 _ANSWER_BYTES: Final = 65_536
 
-log = structlog.get_logger("kp_scorer.checks")
+# By the standard library, which writes nothing to stdout in programs that configure no logs.
+log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
 class Checks:
@@ -45,15 +48,19 @@ class Checks:
             self._process = None
 
     def _run(self, name: str, strictest: Demand | None, content: str) -> CheckResult:
-        common: dict[str, Any] = {"name": name, "version": self._versions[name]}
+        if self._process and self._process.owner != os.getpid():
+            # This process was forked: its parent asks as well, and each would get answers to the other's questions.
+            self._process = None
         try:
-            self._process = self._process or _Process(self._settings, self._settings.start_s)
-            answer = self._process.ask(f"{name} {content}\n".encode(), self._settings.timeout_s)
+            if self._process is None:
+                self._process = _Process(self._settings, self._settings.start_s)
+                self._versions = self._process.versions
+            answer = self._process.ask(f"{name} {content}", self._settings.timeout_s)
             if "findings" in answer:
                 findings = Findings.model_validate(answer["findings"])
                 demands = {findings.outcome, strictest}
                 outcome = None if None in demands else "review" if "review" in demands else "rejected"
-                return CheckResult(**dict(findings) | common | {"outcome": outcome})
+                return CheckResult(**dict(findings) | {"name": name, "version": self._versions[name], "outcome": outcome})
             failure: CheckFailure = "error"
             detail = answer["error"]
         except (OSError, ValueError, SettingsError) as error:
@@ -61,11 +68,12 @@ class Checks:
             failure = "timeout" if isinstance(error, TimeoutError) else "error"
             detail = str(error) if isinstance(error, SettingsError) else f"its process is ended: {type(error).__name__}"
         log.warning("check_failed", check=name, failure=failure, detail=detail)
-        return CheckResult(**common, failure=failure, outcome="review" if strictest else None)
+        demanded: Demand | None = "review" if strictest else None
+        return CheckResult(name=name, version=self._versions[name], failure=failure, outcome=demanded)
 
 
 class _Process:
-    """One process, from its start to its end. Each line that it gets is a trace, and it answers with a line."""
+    """One process, from its start to its end. Each line that it gets is a numbered question, and it answers with a line."""
 
     def __init__(self, settings: ChecksSettings, start_s: float) -> None:
         """Wait for ``start_s`` at most until it has loaded the checks; raises SettingsError."""
@@ -81,15 +89,18 @@ class _Process:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 # The worker's passwords are none of its business.
-                env={name: value for name, value in os.environ.items() if not name.startswith("KP_")},
+                env={name: value for name, value in os.environ.items() if not name.upper().startswith("KP_")},
                 # It must outlive Ctrl-C, as the worker does until its traces are decided, and end with what it starts.
                 start_new_session=True,
             )
+        self.owner = os.getpid()
+        self._numbers = itertools.count(1)
         self._channel, self._answers = ours, ours.makefile("rb")
-        self.end = weakref.finalize(self, _end, process, self._answers, ours)
+        self.end = weakref.finalize(self, _end, self.owner, process, self._answers, ours)
         """End it; at the latest it ends with this object, or with the worker."""
         try:
-            loaded = self.ask(b"", start_s)
+            ours.settimeout(start_s)
+            loaded = json.loads(self._answers.readline(_ANSWER_BYTES))
         except (OSError, ValueError) as error:
             loaded = {"problem": f"their process was not ready within {start_s:g} s: {type(error).__name__}"}
         if "problem" in loaded:
@@ -97,19 +108,26 @@ class _Process:
             raise SettingsError(f"checks: {loaded['problem']}")
         self.versions: dict[str, str] = loaded["versions"]
 
-    def ask(self, line: bytes, timeout_s: float) -> Any:
-        """Send a line, and wait for the answer.
+    def ask(self, question: str, timeout_s: float) -> dict[str, Any]:
+        """Send the name of a check and a trace, and wait for the answer.
 
         TimeoutError if either takes longer, another OSError or ValueError if the process has ended; then no answer comes.
+        ValueError also if what came is no answer to this question.
         """
+        number = next(self._numbers)
         self._channel.settimeout(timeout_s)
-        self._channel.sendall(line)
-        return json.loads(self._answers.readline(_ANSWER_BYTES))
+        self._channel.sendall(f"{number} {question}\n".encode())
+        answer = json.loads(self._answers.readline(_ANSWER_BYTES))
+        if not isinstance(answer, dict) or answer.get("number") != number:
+            raise ValueError("an answer to another question")
+        return answer
 
 
-def _end(process: subprocess.Popen[bytes], answers: BinaryIO, channel: socket.socket) -> None:
+def _end(owner: int, process: subprocess.Popen[bytes], answers: BinaryIO, channel: socket.socket) -> None:
     answers.close()
     channel.close()
+    if os.getpid() != owner:
+        return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

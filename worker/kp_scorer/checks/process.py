@@ -12,7 +12,9 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from kp_scorer.decision import Findings
+from pydantic import ValidationError
+
+from kp_scorer.decision import CheckResult, Findings
 from kp_scorer.errors import SettingsError
 from kp_scorer.trace import ReasoningTrace
 
@@ -23,6 +25,7 @@ _SPARE_S: Final = 1.0
 def main() -> None:
     """Load the checks, then run one for each line from the channel, until its other end is closed."""
     channel, start_s, timeout_s, *names = sys.argv[1:]
+    own_pid = os.getpid()
     _end_in(float(start_s))
     # Only the soft limit: a check that needs more may raise it.
     with suppress(ValueError):
@@ -34,12 +37,16 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             stream.write(json.dumps(answer).encode() + b"\n")
             stream.flush()
-            name, _, content = stream.readline().partition(b" ")
-            if not content:
+            number, _, question = stream.readline().partition(b" ")
+            if not question:
                 # Threads that a check started do not keep it.
                 os._exit(0)
+            name, _, content = question.partition(b" ")
             _end_in(float(timeout_s))
-            answer = _answer(checks[name.decode()], content)
+            answer = _answer(checks[name.decode()], content) | {"number": int(number)}
+            if os.getpid() != own_pid:
+                # The check forked, and its child returned.
+                os._exit(1)
 
 
 def _end_in(seconds: float) -> None:
@@ -57,17 +64,24 @@ def _load(names: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
                 raise SettingsError(f"expected {name} to be an entry point of one package, got {len(entries)}")
             (entry,) = entries
             checks[name] = check = entry.load()
+            version = getattr(check, "version", None) or (entry.dist.version if entry.dist else "none")
+            versions[name] = CheckResult(name=name, version=version).version
+        except ValidationError:
+            return {}, {"problem": f"{name}: version: expected a text of 1 to 64 characters of ASCII without spaces"}
         except SettingsError as error:
             return {}, {"problem": str(error)}
         except BaseException as error:
             return {}, {"problem": f"{name} cannot be loaded: {type(error).__name__}: {error}"}
-        versions[name] = getattr(check, "version", None) or (entry.dist.version if entry.dist else "none")
     return checks, {"versions": versions}
 
 
 def _answer(check: Any, content: bytes) -> dict[str, Any]:
     try:
-        return {"findings": Findings.model_validate(check(_trace(content))).model_dump()}
+        findings = check(_trace(content))
+        try:
+            return {"findings": Findings.model_validate(findings).model_dump()}
+        except ValidationError:
+            return {"error": "it returned no Findings, or some that are out of bounds"}
     except MemoryError:
         os._exit(1)
     except BaseException as error:

@@ -1,7 +1,7 @@
 """The check for secrets: keys, tokens and passwords, by the rules of Kingfisher and some of ours."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,8 @@ except ImportError as error:
 
 
 _NAME_CHARS: Final = 64
+_PIECE_CHARS: Final = 65_536
+"""The time for a hostile text grows faster than its length."""
 
 
 class Secrets:
@@ -30,10 +32,24 @@ class Secrets:
 
     def __call__(self, trace: ReasoningTrace) -> Findings:
         """Look at all texts of the trace, those within free-form objects included."""
-        secrets = self._scanner.scan("\n".join(_lines(trace.model_dump(exclude_none=True))))
-        # A rule is named "collection.name" or "collection.group/name".
-        kinds = Counter(secret.rule_id.partition(".")[2].rpartition("/")[2] for secret in secrets if secret.visible)
+        kinds = Counter[str]()
+        for piece in _pieces(_lines(trace.model_dump(exclude_none=True))):
+            # A rule is named "collection.name" or "collection.group/name".
+            secrets = (secret for secret in self._scanner.scan(piece) if secret.visible)
+            kinds.update(secret.rule_id.partition(".")[2].rpartition("/")[2] for secret in secrets)
         return Findings(kinds=dict(kinds.most_common(MOST_FINDINGS)), outcome="rejected" if kinds else None)
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """The lines joined to texts of some such length; no line is divided, as it may hold a secret."""
+    piece, chars = list[str](), 0
+    for line in lines:
+        piece.append(line)
+        chars += len(line)
+        if chars > _PIECE_CHARS:
+            yield "\n".join(piece)
+            piece, chars = [], 0
+    yield "\n".join(piece)
 
 
 def _lines(value: object, name: str = "") -> Iterator[str]:

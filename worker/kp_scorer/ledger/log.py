@@ -66,21 +66,9 @@ def _append(
 ) -> None: ...
 
 
-class _Erased(NamedTuple):
-    last: bytes
-    trace_ids: list[bytes]
-
-
-@script(row(_Erased))
+@script(tuple[bytes, list[bytes]])
 def _erase_entries(
-    *,
-    keys: LogKeys,
-    start: str,
-    count: int,
-    erasures_ttl_ms: int,
-    most: int,
-    record_prefix: str,
-    trace_ids: Sequence[str],
+    *, keys: LogKeys, start: str, count: int, erasures_ttl_ms: int, most: int, record_prefix: str, trace_ids: Sequence[str]
 ) -> None: ...
 
 

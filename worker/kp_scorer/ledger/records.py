@@ -39,7 +39,6 @@ class Record(NamedTuple):
     reason: Reason | None = None
     """Why it is dead; None if it is not. A record that cannot be read is dead, and ``damaged``."""
     detail: str = ""
-    """What exactly it died of."""
     attempts: int = 0
     """How many workers have ended while they decided it."""
     is_held: bool = False
@@ -148,7 +147,7 @@ def dead_letter_id_of(payload: bytes) -> str:
 
 
 class MemoryLedger:
-    """The part of :class:`~kp_scorer.ledger.RedisLedger` that deciding needs, as long as the process lives.
+    """The part of :class:`~kp_scorer.ledger.redis_ledger.RedisLedger` that deciding needs, as long as the process lives.
 
     It holds the records of the newest traces, ``most`` of them; of any number without.
     """

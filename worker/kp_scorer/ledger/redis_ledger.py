@@ -192,16 +192,12 @@ class RedisLedger:
 
     def decided(self, trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
         """Read decisions, in order; None where there is none. What is wrong with a damaged record goes to :attr:`damaged`."""
-        records = self.look_up(trace_ids)
-        self.damaged |= {
-            trace_id: record.detail
-            for trace_id, record in zip(trace_ids, records, strict=True)
-            if record and record.reason == "damaged"
-        }
-        return [
-            DecidedTrace(record.decision, record.digest, record.good) if record and record.decision else None
-            for record in records
-        ]
+        decided: list[DecidedTrace | None] = []
+        for trace_id, record in zip(trace_ids, self.look_up(trace_ids), strict=True):
+            if record and record.reason == "damaged":
+                self.damaged[trace_id] = record.detail
+            decided.append(DecidedTrace(record.decision, record.digest, record.good) if record and record.decision else None)
+        return decided
 
     def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:
         """Yield every decision that is kept, or of the traces with these ids.

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import redis
@@ -22,7 +23,7 @@ from kp_scorer.settings import Settings, load_settings
 
 
 @reports_outages("redis.url")
-class Store:
+class Store(AbstractContextManager["Store"]):
     """What lies under one prefix. A context manager; connects on first use; raises ServiceUnavailable."""
 
     def __init__(self, client: redis.Redis, settings: Settings, counter: DeadLetterCounter | None = None) -> None:
@@ -86,9 +87,6 @@ class Store:
         """Close the connections."""
         self._client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -96,14 +94,8 @@ class Store:
 def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
     """Yield every decision that the ledger holds, in no order. One made meanwhile may be missing; none comes twice.
 
-    Records that are damaged are left out.
-
-    Args:
-        settings: where the ledger is; by default what the environment and the configuration file say.
-
-    Raises:
-        SettingsError: a setting is wrong, or nothing says where Redis is.
-        ServiceUnavailable: Redis cannot be reached.
+    Records that are damaged are left out. The settings are by default those of the environment and the configuration file.
+    SettingsError if one is wrong, or nothing says where Redis is; ServiceUnavailable if Redis cannot be reached.
     """
     # Redis gives some twice while the table of its keys shrinks.
     read = set[str]()

@@ -58,11 +58,7 @@ Decisions = Callable[[Sequence[str]], Sequence[DecidedTrace | None]]
 
 
 def audit(
-    entries: Sequence[Entry],
-    decisions: Decisions,
-    window: Window,
-    advance: Callable[[int, int], None],
-    most: int | None = None,
+    entries: Sequence[Entry], decisions: Decisions, window: Window, advance: Callable[[int, int], None], most: int | None = None
 ) -> Report:
     """Replay the entries of a log, or ``most`` of them, chosen at random, against the decisions.
 

@@ -71,6 +71,8 @@ class Pins:
         self._by_name: dict[str, tuple[str, PinnedSet]] = {}
         self.has_texts = False
         """Whether objectives are compared, too. Any thread may ask."""
+        self.missing = ""
+        """Which set is gone, since when nothing is decided; empty if none. Any thread may read it."""
 
     def load(self) -> None:
         """Read all sets; raises SettingsError if one does not exist, ServiceUnavailable if they cannot be read."""
@@ -86,8 +88,10 @@ class Pins:
                 self._by_name.pop(name, None)
                 pinned = self._sets.read(name) if version else None
                 if pinned is None or pinned.vectors.shape[1] != self._dimensions:
-                    raise ServiceUnavailable(f"novelty.pinned: {name}: the set is gone or damaged; see `kp-scorer cache pin`")
+                    self.missing = f"novelty.pinned: {name}: the set is gone or damaged; see `kp-scorer cache pin`"
+                    raise ServiceUnavailable(self.missing)
                 self._by_name[name] = pinned.version, pinned
+        self.missing = ""
         self.has_texts = any(pinned.kind == "texts" for _, pinned in self._by_name.values())
 
     def compare(self, vectors: NDArray[np.float32], asked: Sequence[NDArray[np.float32] | None]) -> list[tuple[Pinned, ...]]:

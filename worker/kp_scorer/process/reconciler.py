@@ -7,7 +7,8 @@ from kp_scorer.broker.backlog import waiting
 from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.wire import checked_id
-from kp_scorer.ledger import LostSubmission, Store
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import LostSubmission
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings.sections import LedgerSettings
 

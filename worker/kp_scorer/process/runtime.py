@@ -62,7 +62,8 @@ class Runtime:
         self.node = ""
         """What monitors know this worker by."""
         self._supervisor = Supervisor(os.environ)
-        self._patience = Patience(settings.worker.patience_s, self._supervisor.extend_start)
+        # Another minute for systemd, which would end what starts for too long.
+        self._patience = Patience(settings.worker.patience_s, partial(self._supervisor.notify, "EXTEND_TIMEOUT_USEC=60000000"))
         self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
         self._is_ready = self._is_stopping = False
@@ -228,6 +229,8 @@ class Runtime:
         elif self._pipeline and (behind_s := self._pipeline.mirror_behind_s()) > _SILENT_S:
             # Implied if Redis is away.
             yield f"novelty log: last read to its end {behind_s:.0f} s ago"
+        if self._novelty and self._novelty.missing:
+            yield self._novelty.missing
         if not self.heartbeat.is_running:
             yield "broker: there is no connection to it"
         elif self.heartbeat.elapsed_s() > _SILENT_S:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kp_scorer.broker.wire import BEGINNING_BYTES, CUT_MARK
-from kp_scorer.ledger import Published
+from kp_scorer.ledger.decision_stream import Published
 from kp_scorer.ledger.keys import KEPT_S
 from kp_scorer.ledger.scripts import nothing, row, rows, script
 

@@ -88,7 +88,8 @@ def calibrate(
     as KP_SCORING_THRESHOLD win over them. Scores are used as they were decided.
 
     Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, with --stored the
-    labels of `kp-scorer label` do; with traces in FILE it is metadata.success, which is itself a part of their scores.
+    labels of `kp-scorer label` do; with traces in FILE it is metadata.success, which is itself a part of their scores. If
+    traces of the sample (review.sample) have labels, no others count: people label what they come to see.
 
     An interval says what to expect of other traces of the same kind, in 19 of 20 cases. Domains with too few traces, fewer
     than 62 to accept 20%, get one threshold together, as do those to come; but those that have one in the settings keep it.
@@ -99,8 +100,11 @@ def calibrate(
         for decision, label, success in gathered.traces:
             namespaces[namespace_of(decision.trace_id)] += 1
             agents[decision.agent_id or ""] += 1
-            own = label if success is None else success
-            yield decision, own if labels is None else labels.get(decision.trace_id)
+            if labels is None and success is not None:
+                # Every trace has this label, not only those of the sample.
+                yield decision.model_copy(update={"sampled": None}), success
+            else:
+                yield decision, label if labels is None else labels.get(decision.trace_id)
 
     samples = samples_of(pairs(), settings.scoring.aliases)
     total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())

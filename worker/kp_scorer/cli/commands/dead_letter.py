@@ -15,7 +15,8 @@ from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
-from kp_scorer.ledger import DeadLetter, DeadLetters, Store
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters
 from kp_scorer.settings import Settings
 
 

@@ -43,8 +43,8 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
             first = error.errors(include_input=False)[0]
             problem = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else "expected a JSON object"
             raise click.BadParameter(f"line {number}: {problem}") from None
-        if labels.setdefault(label.trace_id, label.good) != label.good:
-            raise click.BadParameter(f"line {number}: good: this trace has the other label on an earlier line")
+        # The latest counts, as in the ledger.
+        labels[label.trace_id] = label.good
     return labels
 
 

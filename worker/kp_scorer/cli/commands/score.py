@@ -72,7 +72,11 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
                     counts[result.outcome] += 1
                     if result.outcome == outcome and result.trace_id not in kept_ids:
                         kept_ids.add(result.trace_id)
-                        scored = {**line.document, "metadata": {**line.document["metadata"], "quality_score": result.score}}
+                        document = line.document
+                        if result.checks and not isinstance(line.trace, InvalidTrace):
+                            # No check has seen fields that a trace does not have.
+                            document = line.trace.model_dump(mode="json", exclude_unset=True)
+                        scored = {**document, "metadata": {**document["metadata"], "quality_score": result.score}}
                         # What no field is for may hold NaN, as it was read.
                         write(json_line(scored, allow_nan=True))
                 case str():

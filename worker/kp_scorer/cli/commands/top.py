@@ -21,7 +21,9 @@ from kp_scorer.cli.display import cell, console
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import in_words, print_row
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store, SubmissionCounts, Timing, WorkerReport
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.monitoring import Timing, WorkerReport
+from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.settings import Settings
 
 _EVERY_S: Final = 2.0
@@ -33,9 +35,9 @@ def stats(settings: Settings) -> None:
     """Print how many submissions there were and what became of them, and what the queues hold: one JSON line, or text.
 
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
-    Full are the results queues and streams with queues.results_limit unread decisions; on a stream is unread what some
-    consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With Redis as the
-    broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
+    Full are results queues and streams with queues.results_limit unread decisions, for which workers wait; on a stream is
+    unread what some consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With
+    Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
 
     Domains counts decisions by the domain that was submitted. Unknown domains are those that no setting names, so that the
     default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
