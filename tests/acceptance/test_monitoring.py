@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -83,28 +84,38 @@ def test_a_worker_that_waits_for_its_redis_is_live_and_not_ready_until_that_is_b
         assert probe("--ready")[0] == 1
 
 
+def is_loading(server: RedisServer) -> bool:
+    try:
+        with server.connect() as client:
+            return not client.ping()
+    except redis.exceptions.ConnectionError as error:
+        return isinstance(error, redis.exceptions.BusyLoadingError)
+
+
 def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: Path) -> None:
     port = free_port()
     probe = Probe(port)
     (tmp_path / "redis").mkdir()
-    with RedisServer(tmp_path / "redis") as server:
+    with RedisServer(tmp_path / "redis") as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
         with server.connect() as client:
             client.eval("for key = 1, 60000 do redis.call('SET', key, '') end", 0)
         server.kill()
         # Ten seconds; it answers some times a second.
         server.launch("key-load-delay 100")
+        wait_until(lambda: is_loading(server))
         urls = {"broker.url": server.url, "redis.url": server.url}
-        worker = launch_worker(
-            load_settings({**urls, "metrics.port": port, "worker.patience_s": 0.5}), tmp_path / "worker.log", FAST_WORKER
-        )
+        settings = load_settings({**urls, "metrics.port": port, "worker.patience_s": 0.2})
+        variables = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        worker = launch_worker(settings, tmp_path / "worker.log", FAST_WORKER, variables)
         try:
             (reason,) = wait_until(lambda: [each for each in probe("--ready")[1] if "LOADING" in each])
             assert reason.startswith("it is starting: redis: redis.url: Redis refuses: LOADING")
             assert probe() == (0, [])
             wait_until(lambda: probe("--ready")[0] == 0, timeout_s=60)
-            lines = worker.events("service_unavailable")
-            assert len(lines) > 1
-            assert {line["detail"].partition(" Redis is")[0] for line in lines} == {"redis.url: Redis refuses: LOADING"}
+            details = [line["detail"] for line in worker.events("service_unavailable")]
+            assert {detail.partition(" Redis is")[0] for detail in details} == {"redis.url: Redis refuses: LOADING"}
+            assert systemd.recv(4_096) == b"EXTEND_TIMEOUT_USEC=60000000"
         finally:
             worker.stop()
 

@@ -182,8 +182,8 @@ def test_dead_trace_names_the_worker_that_dead_lettered_it_and_its_wait() -> Non
 
 def test_course_of_a_decision_is_shown_with_what_took_how_long() -> None:
     text = " ".join(decided_words(Decision.model_validate_json(COMPLETE_DECISION), {}))
-    assert "scorer-1@host decided it at 2026-03-04T05:06:07.890+02:00, at delivery 2: queued 1.234 s, held before" in text
-    assert "look-up 0.002 s, wait for the engine 0.004 s, embedding 0.003 s, placing 0.004 s." in text
+    assert "scorer-1@host decided it at 2026-03-04T05:06:07.890+02:00, at delivery 2: queued 1.234 s, held 0.001 s, " in text
+    assert "look up 0.002 s, wait 0.004 s, embed 0.003 s, place 0.004 s." in text
 
 
 @pytest.mark.parametrize("reason", REASONS)

@@ -29,20 +29,15 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    message_bytes: Count = 1_048_576
-    """Size of the trace as UTF-8 JSON, in bytes."""
-    values: Count = 20_000
-    """Number of objects, lists, texts, numbers and the like; an empty object or list counts as two."""
-    steps: Count = 2_000
-    """Number of steps."""
-    field_chars: Count = 100_000
-    """Length of any one string, in characters."""
-    depth: Annotated[int, Field(ge=8, le=200)] = 32
-    """Nesting of objects and lists, counted from the trace itself."""
+    message_bytes: Count = 1_048_576  # Size of the trace as UTF-8 JSON, in bytes.
+    values: Count = 20_000  # Number of objects, lists, texts, numbers and the like; an empty object or list counts as two.
+    steps: Count = 2_000  # Number of steps.
+    field_chars: Count = 100_000  # Length of any one string, in characters.
+    depth: Annotated[int, Field(ge=8, le=200)] = 32  # Nesting of objects and lists, counted from the trace itself.
 
 
-_MOST_PROBLEMS: Final = 10  # of values over a limit: there may be as many as there are values
-_MOST_DIGITS: Final = 1_000  # of one number: converting it from and to text takes quadratic time
+_MOST_PROBLEMS: Final = 10  # Of values over a limit: there may be as many as there are values.
+_MOST_DIGITS: Final = 1_000  # Of one number: converting it from and to text takes quadratic time.
 _HUGE_NUMBER: Final = f"expected numbers of at most {_MOST_DIGITS} digits"
 _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)

@@ -63,22 +63,16 @@ class Policy(BaseModel):
 
     threshold: Fraction = DEFAULT_THRESHOLD
     thresholds: dict[Domain, Fraction] = {}
-    review: Fraction | None = None
-    """The score from which a trace that is not accepted goes to review; None has none reviewed."""
+    review: Fraction | None = None  # The score from which a trace that is not accepted goes to review; None has none reviewed.
     reviews: dict[Domain, Fraction] = {}
     profiles: dict[Domain, Dimensions] = dict(PROFILES)
-    aliases: dict[Domain, str] = {}
-    """Domains by their aliases; no alias has a profile or bounds of its own."""
-    submitted_thresholds: bool = False
-    """Whether the threshold that a submission asks for replaces the operator's."""
+    aliases: dict[Domain, str] = {}  # Domains by their aliases; no alias has a profile or bounds of its own.
+    submitted_thresholds: bool = False  # Whether the threshold that a submission asks for replaces the operator's.
     cap_step_term: bool = False
-    max_confidence: Fraction = 1.0
-    """What a producer says of its own confidence counts up to this."""
-    min_novelty: Fraction = 0.0
-    """A trace that is less novel is rejected. Unknown novelty passes."""
+    max_confidence: Fraction = 1.0  # What a producer says of its own confidence counts up to this.
+    min_novelty: Fraction = 0.0  # A trace that is less novel is rejected. Unknown novelty passes.
     min_novelties: dict[Domain, Fraction] = {}
-    copies: Literal["score", "reject"] = "score"
-    """What happens to a trace whose content another one in the window has."""
+    copies: Literal["score", "reject"] = "score"  # What happens to a trace whose content another one in the window has.
 
     def profile(self, domain: str) -> str:
         """Name of the profile that weighs traces of ``domain``."""
@@ -125,24 +119,19 @@ def check_weights(weights: Dimensions) -> Dimensions:
 class ComplexityTerms(NamedTuple):
     """The terms whose sum is complexity, before it is limited to 1."""
 
-    types: float
-    """0.5 for all four types of steps, in equal parts."""
-    recovery: float
-    """0.3 if any step recovers from an error."""
-    steps: float
-    """0.2 for every 20 steps."""
+    types: float  # 0.5 for all four types of steps, in equal parts.
+    recovery: float  # 0.3 if any step recovers from an error.
+    steps: float  # 0.2 for every 20 steps.
 
 
 class Score(NamedTuple):
     """A score and the parts it is computed from, named as in a decision."""
 
-    score: float
-    """0..1, after the overrides."""
+    score: float  # 0..1, after the overrides.
     dimensions: Dimensions
     profile: str
     weights: Dimensions
-    composite: float
-    """The weighted sum, 0..1, before the overrides."""
+    composite: float  # The weighted sum, 0..1, before the overrides.
     overrides: tuple[FiredOverride, ...]
 
 

@@ -20,21 +20,20 @@ __all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "convert", "f
 Converted = dict[str, Any] | NotConverted
 """A trace that may be submitted, or the reason why there is none."""
 
-_MOST_CHATS: Final = 1_000  # how many chats wait for one that goes on with them, until the first of them is converted
+_MOST_CHATS: Final = 1_000  # How many chats wait for one that goes on with them, until the first of them is converted.
 _MOST_RECORDS: Final = 50_000
 """Spans or observations in a run. What has more makes no trace within the limits, and would fill the memory first."""
 _MOST_OPEN: Final = 100_000
 """Records of runs that may not be complete. Over it the run that has had none for the longest time is converted as it is."""
 _MOST_ENDED: Final = 100_000
 """Runs that were converted of which the ids are held, so that a record that comes too late is refused."""
-_MOST_NAMES: Final = 10_000  # of fields that were not read: keys may be anything
+_MOST_NAMES: Final = 10_000  # Of fields that were not read: keys may be anything.
 
 
 class _Format(NamedTuple):
     """How the sources of a format are read."""
 
-    fits: Callable[[dict[str, Any]], bool]
-    """Whether an object may be a source of it, or an item of one."""
+    fits: Callable[[dict[str, Any]], bool]  # Whether an object may be a source of it, or an item of one.
     run: Callable[[str, Sequence[Node]], Run]
     records: Callable[[Node], Iterable[Node]] = lambda source: source.items() if isinstance(source.value, list) else [source]
     run_id: Callable[[Node], str | None] = lambda _: None
@@ -42,10 +41,8 @@ class _Format(NamedTuple):
     starts: Callable[[Node], int] = lambda _: 0
     ends: Callable[[Sequence[Node]], int | None] = lambda _: None
     """From which start of another record on a run is complete; None if its latest record does not say that."""
-    has_chats: bool = False
-    """Whether a record may hold what an earlier one holds, and what came after."""
-    is_of_one_file: bool = False
-    """Whether a run is complete at the end of its file."""
+    has_chats: bool = False  # Whether a record may hold what an earlier one holds, and what came after.
+    is_of_one_file: bool = False  # Whether a run is complete at the end of its file.
 
 
 FORMATS: Final = {
@@ -84,12 +81,9 @@ class Converter:
         self._supplied, self._limits, self._name = supplied, limits, name
         self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()
         """The records of runs that may not be complete, by format and id; which had one last is last."""
-        self._records = 0
-        """How many records these are."""
-        self._ends: list[tuple[int, tuple[str, str]]] = []
-        """A heap."""
-        self._latest: dict[str, str] = {}
-        """For each format the id of the run that had a record last."""
+        self._records = 0  # How many records these are.
+        self._ends: list[tuple[int, tuple[str, str]]] = []  # A heap.
+        self._latest: dict[str, str] = {}  # For each format the id of the run that had a record last.
         self._ended: OrderedDict[tuple[str, str], bool] = OrderedDict()
         """Runs that were converted, and whether a record was refused that came too late."""
         self._chats: OrderedDict[bytes, Run] = OrderedDict()

@@ -45,10 +45,8 @@ class SuppliedFields(NamedTuple):
     task_domain: Domain | None
     visibility: Visibility
     privacy_level: PrivacyLevel
-    success: bool | None = None
-    """For runs whose source does not say whether they succeeded."""
-    created_at: IsoDatetime | None = None
-    """For runs whose source does not say when they were."""
+    success: bool | None = None  # For runs whose source does not say whether they succeeded.
+    created_at: IsoDatetime | None = None  # For runs whose source does not say when they were.
     paths: Mapping[str, str] = MappingProxyType({})
     """Dotted paths into a run's record, by the field that they lead to: one of these, or ``id``."""
 
@@ -56,17 +54,14 @@ class SuppliedFields(NamedTuple):
 class Run(NamedTuple):
     """One agent run in a source. What the source lacks is None."""
 
-    node: Node
-    """Where it stands."""
+    node: Node  # Where it stands.
     trace_id: str
     pieces: Sequence[Piece]
     created_at: str | None = None
     success: bool | None = None
     framework: str | None = None
-    answer: Node | None = None
-    """What the run put out in the end, where the format has a place for that."""
-    record: object = None
-    """What the caller's paths lead into; None if that is what stands at ``node``."""
+    answer: Node | None = None  # What the run put out in the end, where the format has a place for that.
+    record: object = None  # What the caller's paths lead into; None if that is what stands at ``node``.
 
 
 def trace_id(kind: str, own: str, content: object) -> str:

@@ -60,16 +60,12 @@ class Piece(NamedTuple):
 
     node: Node
     kind: Literal["user", "agent", "call", "result"]
-    text: str = ""
-    """Of a call: the call as the agent wrote it, where it wrote one."""
-    name: str = ""
-    """Of the tool."""
-    arguments: Any = None
-    """As the format has them: JSON, or a text that mostly is."""
+    text: str = ""  # Of a call: the call as the agent wrote it, where it wrote one.
+    name: str = ""  # Of the tool.
+    arguments: Any = None  # As the format has them: JSON, or a text that mostly is.
     call_id: str = ""
     latency_ms: float | None = None
-    is_error: bool = False
-    """Whether the format says that a result is an error."""
+    is_error: bool = False  # Whether the format says that a result is an error.
 
 
 class Transcript:

@@ -30,13 +30,10 @@ Reads = dict[str, tuple[dict[str, Any], set[str]]]
 class Node(NamedTuple):
     """A value of a source, and its place; a missing value is None, as null is."""
 
-    line: int
-    """The line on which the source begins, counted from 1."""
-    path: str
-    """Dotted, list positions counted from 0, as in :class:`~kp_scorer.errors.Problem`; empty for the source itself."""
+    line: int  # The line on which the source begins, counted from 1.
+    path: str  # Dotted, list positions counted from 0, as in :class:`~kp_scorer.errors.Problem`; empty for the source itself.
     value: Any
-    reads: Reads | None = None
-    """Where it is noted what is read, here and below; None if nobody asks."""
+    reads: Reads | None = None  # Where it is noted what is read, here and below; None if nobody asks.
 
     def at(self, *keys: str) -> "Node":
         """The value under a key of this object, of the object there, and so on."""

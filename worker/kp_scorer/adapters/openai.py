@@ -34,8 +34,7 @@ def batch_id(conversation: Node) -> str | None:
 
 def ends(conversations: Sequence[Node]) -> int | None:
     """0 once both halves of a conversation of a batch are here."""
-    keys = set().union(*(each.object() for each in conversations))
-    return 0 if {"body", "response"} <= keys else None
+    return 0 if {"body", "response"} <= set().union(*(each.object() for each in conversations)) else None
 
 
 def records(source: Node) -> list[Node]:

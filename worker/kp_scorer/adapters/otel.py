@@ -18,14 +18,14 @@ from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, p
 from kp_scorer.adapters.node import MOST_DEPTH, Node
 from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
-_MOST_DIGITS: Final = 19  # of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere
+_MOST_DIGITS: Final = 19  # Of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere.
 _ERROR: Final = (2, "STATUS_CODE_ERROR")
 _MODEL_ATTRIBUTES: Final = ("ai.prompt.messages", "gen_ai.prompt.", "gen_ai.completion.")
 _VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity.input"), "output": ("ai.response.object",)}
 """Attributes of the AI SDK and of OpenLLMetry, beside OpenInference's ``input.value`` and ``output.value``."""
 _GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")
 """A span with one of these attributes follows the GenAI conventions."""
-_LATE_NS: Final = 10_000_000_000  # how long after its root a span of a run may end, and be exported by another process
+_LATE_NS: Final = 10_000_000_000  # How long after its root a span of a run may end, and be exported by another process.
 
 
 def fits(value: dict[str, Any]) -> bool:
@@ -94,8 +94,7 @@ def run(own: str, nodes: Sequence[Node]) -> Run:
     transcript = Transcript()
     spans = [_span(node, transcript) for node in nodes]
     first = min(spans, key=lambda span: span.started_ns)
-    roots = [span for span in spans if not span.parent_id]
-    described = (roots or [first])[0].node
+    described = next((span for span in spans if not span.parent_id), first).node
     record = described.object() | {"attributes": _attributes_of(described).value}
     if described.object().get("resource") is not None:
         record["resource"] = _attributes_of(described.at("resource")).value

@@ -37,12 +37,9 @@ class Span(NamedTuple):
     started_ns: int
     ended_ns: int | None
     kind: SpanKind
-    name: str
-    """Of the tool; empty for a model."""
-    inputs: Sequence[Piece]
-    """Of a tool, its call; of a model, the conversation so far; of another span, its input."""
-    outputs: Sequence[Piece]
-    """Of a tool, its result; of a model, its answer; of another span, its output."""
+    name: str  # Of the tool; empty for a model.
+    inputs: Sequence[Piece]  # Of a tool, its call; of a model, the conversation so far; of another span, its input.
+    outputs: Sequence[Piece]  # Of a tool, its result; of a model, its answer; of another span, its output.
     has_failed: bool = False
 
 
@@ -147,18 +144,13 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
 class _Call:
     """A call in a conversation."""
 
-    place: int
-    """Among the pieces."""
+    place: int  # Among the pieces.
     name: str
     call_id: str
-    by_tool_alone: bool = False
-    """Whether only a tool has recorded it, no model."""
-    started_ns: int = 0
-    """When a tool began it that no model had called yet."""
-    has_begun: bool = False
-    """Whether a tool has begun it."""
-    result: int | None = None
-    """The place of its result among the pieces."""
+    by_tool_alone: bool = False  # Whether only a tool has recorded it, no model.
+    started_ns: int = 0  # When a tool began it that no model had called yet.
+    has_begun: bool = False  # Whether a tool has begun it.
+    result: int | None = None  # The place of its result among the pieces.
 
 
 class _Queues:
@@ -186,10 +178,8 @@ class _History:
     def __init__(self) -> None:
         self.pieces: Sequence[Piece] = []
         self.texts: Counter[tuple[str, str]] = Counter()
-        self.ids: set[str] = set()
-        """Of its calls."""
-        self.calls: set[_Call] = set()
-        """Those of the conversation that its calls are."""
+        self.ids: set[str] = set()  # Of its calls.
+        self.calls: set[_Call] = set()  # Those of the conversation that its calls are.
         self.answered: set[_Call] = set()
         self.open = _Queues(lambda call: call not in self.answered)
 
@@ -199,8 +189,7 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self._texts: Counter[tuple[str, str]] = Counter()
-        """How often each text is among the pieces."""
+        self._texts: Counter[tuple[str, str]] = Counter()  # How often each text is among the pieces.
         self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)
         """All calls by their id, by what they say, and by both, in their order."""
         self._unanswered = _Queues(lambda call: call.result is None)

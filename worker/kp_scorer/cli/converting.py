@@ -19,7 +19,7 @@ from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 _FIELDS: Final = dict(id="id", success="success", confidence="confidence", domain="task_domain", time="created_at")  # noqa: C408
 """By the names of their options, the fields that records may have under other names."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
-_MOST_LINES: Final = 1 << 40  # more than a file has: lines are counted through all files
+_MOST_LINES: Final = 1 << 40  # More than a file has: lines are counted through all files.
 _MOST_FIELDS_NAMED: Final = 12
 _FIELD_NAME_CHARS: Final = 80
 
@@ -32,8 +32,7 @@ class Line(NamedTuple):
     size_bytes: int = 0
     document: Mapping[str, Any] = MappingProxyType({})
     """The trace as it was read, also its fields that are ignored; empty in place of an error."""
-    file: str = ""
-    """Where it is, if there are several files."""
+    file: str = ""  # Where it is, if there are several files.
 
 
 class Conversion:
@@ -45,8 +44,7 @@ class Conversion:
         self._limits, self._name = limits, name
         self._files = [""]
         self._runs = 0
-        self._missing: dict[str, None] = {}
-        """The options that runs lack, in order, as long as none was converted."""
+        self._missing: dict[str, None] = {}  # The options that runs lack, in order, as long as none was converted.
 
     @property
     def has_converted(self) -> bool:
@@ -135,8 +133,7 @@ def converting_options(command: Command) -> Command:
             supplied = _SUPPLIED.validate_python(fields | {"paths": paths})
         except ValidationError as error:
             problem = error.errors()[0]
-            options = click.get_current_context().command.params
-            own = next(option for option in options if option.name == problem["loc"][0])
+            own = next(each for each in click.get_current_context().command.params if each.name == problem["loc"][0])
             raise click.BadParameter(problem["msg"], param=own) from None
         conversion = Conversion(supplied, settings.limits, format_name or "")
         try:

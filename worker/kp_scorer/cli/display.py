@@ -37,15 +37,11 @@ def cell(text: str) -> str:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show progress on stderr: a bar on a terminal, elsewhere a line every few seconds.
-
-    Yields a function of how many are done, and of how many there are in all if that is known.
-    """
+    """Show progress on stderr, as a bar or lines; yield a function of how many are done, and of how many there are in all."""
     out = console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     # Rich would print above the bar also what goes elsewhere than to a terminal.
-    redirects = sys.stdout.isatty()
-    bar = Progress(*columns, console=out, transient=True, redirect_stdout=redirects, disable=not out.is_terminal)
+    bar = Progress(*columns, console=out, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not out.is_terminal)
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
 

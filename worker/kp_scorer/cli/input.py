@@ -28,11 +28,11 @@ from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+', re.DOTALL)
 """What JSON does not begin with: bytes of no text, as in compressed files or UTF-16; or the names of columns."""
-_AROUND_BYTES: Final = 4_096  # how much may stand around a trace on its line: spaces, the end of the line
-_SPREAD: Final = 8  # how many times as long as on one line a trace of a document may be, by its indentation
+_AROUND_BYTES: Final = 4_096  # How much may stand around a trace on its line: spaces, the end of the line.
+_SPREAD: Final = 8  # How many times as long as on one line a trace of a document may be, by its indentation.
 _MOST_BYTES: Final = 2**28
 """How far the end of a line is looked for; and what a list of traces, or JSON that is not traces, may have."""
-_MOST_VALUES: Final = 2**22  # of the same: a value may take a hundred bytes of memory
+_MOST_VALUES: Final = 2**22  # Of the same: a value may take a hundred bytes of memory.
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".traj")
 _FIELD_OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
@@ -45,7 +45,7 @@ _UNKNOWN: Final = (
     f"their shapes: {', '.join(FORMATS)}"
 )
 _OF_DOCUMENTS: Final = {"message_bytes": _MOST_BYTES, "values": _MOST_VALUES}
-_AHEAD_BYTES: Final = 4_194_304  # how much is read ahead: a batch of traces of a few kilobytes, or a few large ones
+_AHEAD_BYTES: Final = 4_194_304  # How much is read ahead: a batch of traces of a few kilobytes, or a few large ones.
 
 
 def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
@@ -275,10 +275,7 @@ def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
 
 
 class ReadAhead:
-    """Reads and decodes an input in a thread of its own, a batch ahead and no further.
-
-    Lines that have arrived are available at once, and nothing waits for further ones.
-    """
+    """Reads an input in a thread of its own, a batch ahead and no further; lines that have arrived are available at once."""
 
     def __init__(self, names: Sequence[str], limits: Limits, most: int, conversion: Conversion | None = None) -> None:
         """Begin to read files, folders, or standard input for ``-``; a batch has ``most`` lines at most."""

@@ -33,7 +33,7 @@ Submitted = str | InvalidTrace | TraceConflict
 """The result for one trace of many: its id, or why it was not submitted."""
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
-_BATCH_SIZE: Final = 100  # how many traces go to the ledger, and to the broker, in one round trip
+_BATCH_SIZE: Final = 100  # How many traces go to the ledger, and to the broker, in one round trip.
 _BATCH_BYTES: Final = 4_194_304
 """How many bytes of them, before the last one: all of it is in memory several times, and has to arrive in time."""
 

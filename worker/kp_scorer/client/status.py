@@ -44,8 +44,7 @@ class Polling:
 
     def __init__(self, trace_ids: Iterable[str], timeout_s: float, answer_s: float) -> None:
         """Begin to wait for ``timeout_s``; a look-up may take ``answer_s`` of it."""
-        self.pending = list(dict.fromkeys(trace_ids))
-        """The traces that are neither decided nor dead."""
+        self.pending = list(dict.fromkeys(trace_ids))  # The traces that are neither decided nor dead.
         self.pause_s = _POLL_FASTEST_S
         self._deadline = time.monotonic() + timeout_s
         self._answer_s = answer_s

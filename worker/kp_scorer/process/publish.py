@@ -120,7 +120,8 @@ class PublishStage:
                 self._count_published(delivery, decision)
 
     def _count_published(self, delivery: Delivery, decision: Decision) -> None:
-        in_flight_s, received = delivery.in_flight_s(), _described(delivery)
+        in_flight_s = delivery.in_flight_s()
+        received = delivery.received.model_dump() if delivery.received else {}
         waited_s = received["queued_ms"] / 1_000 if "queued_ms" in received else None
         self.metrics.count_published(decision, waited_s, in_flight_s)
         log.info(
@@ -181,11 +182,6 @@ class PublishStage:
                 if isinstance(error, self.app.backend.connection_errors):
                     # Each of the others would wait for Redis as long as this one did.
                     return
-
-
-def _described(delivery: Delivery) -> dict[str, Any]:
-    """The worker that received it, how long it was queued, where that is known, and its deliveries; empty before it is read."""
-    return delivery.received.model_dump() if delivery.received else {}
 
 
 def _dead_lettering(delivery: Delivery, reason: Reason, detail: str) -> DeadLettering:

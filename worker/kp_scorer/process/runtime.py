@@ -62,7 +62,8 @@ class Runtime:
         self.node = ""
         """What monitors know this worker by."""
         self._supervisor = Supervisor(os.environ)
-        self._patience = Patience(settings.worker.patience_s, self._supervisor.extend_start)
+        # Another minute for systemd, which would end what starts for too long.
+        self._patience = Patience(settings.worker.patience_s, partial(self._supervisor.notify, "EXTEND_TIMEOUT_USEC=60000000"))
         self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
         self._is_ready = self._is_stopping = False

@@ -1,7 +1,4 @@
-"""A decision in words: why it came out as it did, and what would have had to be different.
-
-Lines have 80 columns, but for ids, which are never broken.
-"""
+"""A decision in words, in lines of 80 columns but for ids: why it came out as it did, and what it would have taken."""
 
 import math
 import textwrap
@@ -50,10 +47,7 @@ def explain(
 
 
 def decided_words(decision: Decision, traces: Traces, policy: Policy | None = None) -> Iterator[str]:
-    """Why a decision came out as it did; its trace and the nearest earlier one add to it where they are at hand.
-
-    With a policy also what it would be in the domain of each of its profiles.
-    """
+    """Why a decision came out as it did, with what its trace and the nearest one say; with a policy also by each profile."""
     trace, nearest = traces.get(decision.trace_id), decision.novelty.nearest
     terms, margin = terms_of(decision), decision.score - decision.threshold
     yield f"{decision.trace_id}: {decision.outcome} with {decision.score:.4f}"
@@ -98,17 +92,9 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
 
 def _course_words(decision: Decision, received: Received) -> str:
     """Which worker decided, when, and what took how long."""
-    timings = decision.timings
-    steps = {
-        "queued": received.queued_ms,
-        "held before its look-up": timings.held_ms,
-        "look-up": timings.look_up_ms,
-        "wait for the engine": timings.wait_ms,
-        "embedding": timings.embed_ms,
-        "placing": timings.place_ms,
-    }
-    spent = ", ".join(f"{step} {ms / 1_000:,.3f} s" for step, ms in steps.items() if ms is not None)
-    return f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {spent}."
+    times = {**received.model_dump(), **decision.timings.model_dump()}
+    spent = [f"{spaced(name[:-3])} {times[name] / 1_000:,.3f} s" for name in times if name.endswith("_ms")]
+    return f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {', '.join(spent)}."
 
 
 def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:

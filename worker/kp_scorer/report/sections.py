@@ -31,11 +31,9 @@ class Chart(NamedTuple):
     chart_id: str
     title: str
     detail: str
-    kind: Literal["scores", "dimension", "acceptance", "novelty"]
-    """How ``page.js`` draws it."""
+    kind: Literal["scores", "dimension", "acceptance", "novelty"]  # How ``page.js`` draws it.
     figures: Mapping[str, Any]
-    counts: Sequence[int] = ()
-    """Its histogram, if it shows one."""
+    counts: Sequence[int] = ()  # Its histogram, if it shows one.
 
 
 class Table(NamedTuple):
@@ -44,8 +42,7 @@ class Table(NamedTuple):
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    is_open: bool = False
-    """Whether the page shows it at once, and not on demand."""
+    is_open: bool = False  # Whether the page shows it at once, and not on demand.
     is_in_text: bool = True
 
 
@@ -57,8 +54,7 @@ class Section(NamedTuple):
     lead: str
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
-    legend: Sequence[Outcome] = ()
-    """The outcomes that its charts distinguish."""
+    legend: Sequence[Outcome] = ()  # The outcomes that its charts distinguish.
 
 
 def title_of(analysis: Analysis) -> str:
@@ -73,8 +69,7 @@ def facts_of(analysis: Analysis, source: str) -> str:
     # Of ISO 8601, the date.
     days = sorted(decision.decided_at[:10] for decision in analysis.total.decisions)
     decided = " to ".join(dict.fromkeys((days[0], days[-1])))
-    facts = [source, f"decided {decided}", f"threshold {_threshold_words(analysis.total)}"]
-    return " · ".join(facts)
+    return f"{source} · decided {decided} · threshold {_threshold_words(analysis.total)}"
 
 
 def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:

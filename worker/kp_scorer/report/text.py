@@ -23,10 +23,7 @@ _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def text(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
-    """An analysis of decisions from ``source``, in which so many lines were ``refused``, as lines of 80 columns.
-
-    What names a trace may make its line longer: ids are never cut off.
-    """
+    """An analysis of decisions from ``source``, in which so many lines were ``refused``, in lines of 80 columns but for ids."""
     figures = ", ".join(f"{name} {figure}" for name, figure in figures_of(analysis, refused).items())
     head = [title_of(analysis), escaped(facts_of(analysis, source)), figures]
     lines = [line for part in head for line in textwrap.wrap(part, COLUMNS)]

@@ -34,7 +34,7 @@ _BODY_WITHIN_S: Final = 20.0
 _RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
-_BODIES: Final = 8  # how many bodies of the largest size may be in memory at once; requests beyond them get 429
+_BODIES: Final = 8  # How many bodies of the largest size may be in memory at once; requests beyond them get 429.
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _OTLP_PATH: Final = "/v1/traces"
 _REJECTED: Final = {"closed": "spans after their run was submitted", "too_large": "a run that is over the limits"}
@@ -47,8 +47,7 @@ Result = TypeVar("Result")
 class SubmittedTrace(BaseModel):
     """What became of one trace of a request."""
 
-    number: int
-    """Its place in the request, from 1."""
+    number: int  # Its place in the request, from 1.
     state: Literal["pending", "invalid", "conflict"]
     trace_id: str | None = None
     problems: list[dict[str, str]] = []
@@ -73,8 +72,7 @@ class _Handlers:
         self._client = client
         self._tokens = tokens
         self._limits = settings.limits
-        of_bodies = {"message_bytes": self._most_bytes, "values": _MOST_VALUES}
-        self._of_bodies = settings.limits.model_copy(update=of_bodies)
+        self._of_bodies = settings.limits.model_copy(update={"message_bytes": self._most_bytes, "values": _MOST_VALUES})
         # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
         # delays none.
         self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
@@ -181,8 +179,7 @@ def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[
     app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(handlers.look_up)
 
     async def probe(request: Request) -> JSONResponse:
-        asks_ready = request.url.path == "/readyz"
-        reasons = submitter.why_not_live() or (submitter.why_not_ready() if asks_ready else [])
+        reasons = submitter.why_not_live() or (submitter.why_not_ready() if request.url.path == "/readyz" else [])
         return JSONResponse({"pid": os.getpid(), "reasons": reasons}, 503 if reasons else 200)
 
     app.get("/livez")(probe)

@@ -31,8 +31,8 @@ _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
 _SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")
 """Zeros are no id by the specification: spans of any agents may have them."""
 _MOST_SPANS: Final = 20_000
-_MOST_SPAN_BYTES: Final = 1_048_576  # of one span: parsed, it takes up to two hundred times as much memory
-_MOST_LASTING_BYTES: Final = 1_024  # of what all spans of a resource keep of it
+_MOST_SPAN_BYTES: Final = 1_048_576  # Of one span: parsed, it takes up to two hundred times as much memory.
+_MOST_LASTING_BYTES: Final = 1_024  # Of what all spans of a resource keep of it.
 
 Fields = dict[str, Any]
 """A span in OTLP's JSON."""

@@ -24,7 +24,7 @@ from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings
 
-_REQUEST_WITHIN_S: Final = 15.0  # a connection on which no request, with all its headers, has begun by then is closed
+_REQUEST_WITHIN_S: Final = 15.0  # A connection on which no request, with all its headers, has begun by then is closed.
 _HEADER_BYTES: Final = 16_384
 _MOST_CONNECTIONS: Final = 512
 _MOST_HANDSHAKES: Final = 128
@@ -78,8 +78,7 @@ class _Listener(socket.socket):
 
     def __init__(self, fileno: int) -> None:
         super().__init__(fileno=fileno)
-        self.handshakes: dict[Any, socket.socket] = {}
-        """By the addresses of the peers."""
+        self.handshakes: dict[Any, socket.socket] = {}  # By the addresses of the peers.
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, peer = super().accept()

@@ -27,7 +27,7 @@ _EVERY_S: Final = 0.5
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
 _SILENT_S: Final = 10.0
-_MOST_VALUES: Final = 300_000  # of a run: converted, they take up to a kilobyte each
+_MOST_VALUES: Final = 300_000  # Of a run: converted, they take up to a kilobyte each.
 _FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
 _LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
@@ -89,8 +89,7 @@ class Submitter:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, "conflict", str(error), decoded.id, decoded.digest())
         except (InvalidTrace, NotConverted) as error:
-            trace_id = f"{TRACE_ID_PREFIX}otel:{run.run_id}"
-            self._store.dead_letters.dead_letter(export, "invalid", _detail(error), trace_id)
+            self._store.dead_letters.dead_letter(export, "invalid", _detail(error), f"{TRACE_ID_PREFIX}otel:{run.run_id}")
 
     def _converted(self, run: ClosedRun, raw: bytes) -> dict[str, Any]:
         """The trace that a run makes; raises InvalidTrace or NotConverted."""

@@ -43,14 +43,11 @@ class ServerUrl(NamedTuple):
     scheme: str
     user: str
     password: str
-    host: str
-    """With sentinels, the first of them, as is the port."""
+    host: str  # With sentinels, the first of them, as is the port.
     port: int | None
-    path: str
-    """Redis' database or RabbitMQ's virtual host; empty for the default."""
+    path: str  # Redis' database or RabbitMQ's virtual host; empty for the default.
     database: int
-    tls_files: dict[str, str]
-    """Paths by redis-py's names: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``."""
+    tls_files: dict[str, str]  # Paths by redis-py's names: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``.
     sentinels: Sentinels | None
 
     @property

@@ -19,10 +19,7 @@ log = structlog.get_logger("kp_scorer.spans.exporting")
 
 
 class Recorder:
-    """Records a span for each message and each step, if its producer's span is sampled.
-
-    ``BatchSpanProcessor`` holds 2,048 spans and drops more, so a slow collector delays nobody.
-    """
+    """Records spans of messages whose producer's span is sampled; with a slow collector more than 2,048 are dropped."""
 
     def __init__(self, source: Destination, node: str) -> None:
         """Export as the worker ``node``, which consumes messages from ``source``.

@@ -13,17 +13,9 @@ from kp_scorer.capacity import FULL_REDIS, Costs, Fleet
 from kp_scorer.cli.output import print_note, print_row
 
 _FLEETS: Final = (1, 10, 100, 1_000)
-_PLANNED: Final = 0.7  # the share of its throughput to plan a fleet for: beyond it, random arrivals wait for long
-_HEADINGS: Final = {
-    "workers": "workers",
-    "traces_per_s": "traces/s",
-    "bottleneck": "bottleneck",
-    "p50_ms": "p50 ms",
-    "p95_ms": "p95 ms",
-    "redis_core": "core",
-    "redis_out_mbit": "Mbit/s",
-    "redis_gb": "GB",
-}
+_PLANNED: Final = 0.7  # The share of its throughput to plan a fleet for: beyond it, random arrivals wait for long.
+_COLUMNS: Final = ("workers", "traces_per_s", "bottleneck", "p50_ms", "p95_ms", "redis_core", "redis_out_mbit", "redis_gb")
+_HEADINGS: Final = ("workers", "traces/s", "bottleneck", "p50 ms", "p95 ms", "core", "Mbit/s", "GB")
 
 
 @click.command(epilog="Example: kp-scorer capacity --workers 4 --cores 2 --tokens 250")
@@ -51,21 +43,14 @@ def capacity(
     divided by its traces a second in `kp-scorer top`. Latencies are those of random arrivals; they are null where the rate is
     above the throughput.
     """
+    threads, in_redis, network = max(1, round(cores)), broker == "redis", gbit * 1e9 / 8
     costs = Costs() if core_ms is None else replace(Costs(), embed_ms=0.0, embed_ms_a_token=core_ms / tokens)
-    table = Table(*(Column(heading, justify="right") for heading in _HEADINGS.values()), box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(*(Column(heading, justify="right") for heading in _HEADINGS), box=SIMPLE_HEAD, pad_edge=False)
     for count in workers or _FLEETS:
-        fleet = Fleet(
-            count,
-            cores * count,
-            threads=max(1, round(cores)),
-            tokens=tokens,
-            queues_in_redis=broker == "redis",
-            network_bytes_a_s=gbit * 1e9 / 8,
-            costs=costs,
-        )
+        fleet = Fleet(count, cores * count, threads, tokens, queues_in_redis=in_redis, network_bytes_a_s=network, costs=costs)
         row = _row(fleet, rate or _PLANNED * fleet.throughput, waiting)
         print_row(row, "")
-        cells = (row[name] for name in _HEADINGS)
+        cells = (row[name] for name in _COLUMNS)
         table.add_row(*("" if value is None else value if isinstance(value, str) else f"{value:,}" for value in cells))
     if sys.stdout.isatty():
         Console().print(table)

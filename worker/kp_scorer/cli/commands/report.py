@@ -14,7 +14,7 @@ from kp_scorer.report.text import text
 from kp_scorer.report.words import shortened
 from kp_scorer.settings import Settings
 
-_SAMPLE: Final = 20_000  # so many decisions take 100 MB
+_SAMPLE: Final = 20_000  # So many decisions take 100 MB.
 
 
 def _draws_nothing(_context: click.Context, _parameter: click.Parameter, as_text: bool) -> bool:

@@ -35,9 +35,9 @@ def stats(settings: Settings) -> None:
     """Print how many submissions there were and what became of them, and what the queues hold: one JSON line, or text.
 
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
-    Full are the results queues and streams with queues.results_limit unread decisions; on a stream is unread what some
-    consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With Redis as the
-    broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
+    Full are results queues and streams with queues.results_limit unread decisions, for which workers wait; on a stream is
+    unread what some consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With
+    Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
 
     Domains counts decisions by the domain that was submitted. Unknown domains are those that no setting names, so that the
     default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted

@@ -33,7 +33,7 @@ _RESTART_PAUSE_S: Final = 2.0
 _MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
 _WORKERS_STOP_S: Final = 60.0
-_STOP_TIMEOUT_S: Final = 100.0  # those of workers, to finish what they have in flight, and some for Redis
+_STOP_TIMEOUT_S: Final = 100.0  # Those of workers, to finish what they have in flight, and some for Redis.
 
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
@@ -72,8 +72,7 @@ def _kept(settings: Settings, data_dir: Path) -> str:
         decisions = [each.decision for each in islice(store.ledger.all_decided(), _MOST_LOOKED_AT)]
     if not decisions:
         return f"it keeps what comes in {data_dir}; there is no decision yet"
-    policy = settings.scoring
-    others = sum(decide_again(each, policy).threshold != each.threshold for each in decisions)
+    others = sum(decide_again(each, settings.scoring).threshold != each.threshold for each in decisions)
     count = f"{len(decisions):,}{' or more' if len(decisions) == _MOST_LOOKED_AT else ''}"
     words = f"{data_dir} keeps {count} decisions from earlier, by {threshold_words(decisions)}"
     stand = f"; {others} of them by another than now, which stand: `kp-scorer up --fresh` starts empty"
