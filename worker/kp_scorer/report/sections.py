@@ -10,12 +10,9 @@ from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.words import OUTCOME_WORDS, OVERRIDE_WORDS, plural, reasons, shown_id, spaced, why
 
-Objectives = Mapping[str, str]
-"""Of traces by id, what each was to do; of those whose contents are at hand."""
-DETAILS: Final = ("why", "objective")
-"""The columns of sentences, which come last."""
-WORDS: Final = frozenset({"trace", "label", *DETAILS})
-"""The columns of tables that hold words, besides the first."""
+Objectives = Mapping[str, str]  # Of traces by id, what each was to do; of those whose contents are at hand.
+DETAILS: Final = ("why", "objective")  # The columns of sentences, which come last.
+WORDS: Final = frozenset({"trace", "label", *DETAILS})  # The columns of tables that hold words, besides the first.
 _LABELS: Final = {True: "good", False: "bad", None: ""}
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
