@@ -10,8 +10,9 @@ or share a user, a reservation or a quoted name, count as one task.
 - ``beyond``: that similarity.
 - ``ratio``: how many times as long it takes to embed the objectives of the traces, too, in turns batch by batch.
 
-Then what comparing with ``--entries`` of 384 dimensions costs, on one thread, as in a worker: ``compare_ms`` is the processor
-time for each of a ``group`` of traces, the median of the repeats; ``write_s`` and ``read_s`` are a set's way to Redis and back,
+Then what comparing objectives with ``--entries`` of 384 dimensions costs, on one thread, as in a worker, where these are ``of``
+texts, the sentences of the traces, or noise, which is the worst case: ``compare_ms`` is the processor time for each of a
+``group`` of traces, the median of the repeats; ``write_s`` and ``read_s`` are a set's way to Redis and back,
 ``redis_bytes`` what it takes there.
 """
 
@@ -28,7 +29,7 @@ import numpy as np
 from kp_scorer.embedding.embedder import Embedder, TokenizedText, Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.ledger import Store
-from kp_scorer.novelty.pins import PinnedSet
+from kp_scorer.novelty.pins import PinnedSearch, PinnedSet
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray
@@ -84,6 +85,7 @@ _REWORDED: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
     {"same": str, "polite": _polite, "synonyms": _with_synonyms, "reordered": _reordered}
 )
 
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _IDENTIFIER: Final = re.compile(r"\b[a-z]+_[a-z]+_\d{4}\b|\b(?=[A-Z]*\d)[A-Z\d]{6}\b|'[A-Z][a-z]+'")
 """A user, a reservation, or a name in quotes: tasks that share one are often one, in the words of another benchmark."""
 _FALSE_ALARMS: Final = 0.001
@@ -111,7 +113,13 @@ def main() -> None:
         rows.append({"benchmark": "pins", "by": name, "ratio": _ratio(embedder, traces)})
         emit(rows[-1])
     show_table(rows)
-    report(list(_costs(options.entries, options.repeats)))
+    embedder = select_embedder(load_settings({}).embedding, "trace")
+    assert embedder
+    say("embedding the sentences of all traces")
+    sentences = _sentences(embedder, traces)
+    asked = np.random.default_rng(1).permutation(_of_plain(embedder, traces))
+    report([row for kind in ("texts", "noise") for row in _costs(kind, sentences, asked, options.entries, options.repeats)])
+    report([_way_to_redis(sentences, options.entries)])
 
 
 def _ratio(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> float:
@@ -124,19 +132,36 @@ def _ratio(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> float:
     return sum(seconds) / seconds[0]
 
 
-def _costs(entries: int, repeats: int) -> Iterator[Row]:
+def _sentences(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
+    texts = (text for trace in traces for text in (trace.task.objective, *(step.content or "" for step in trace.steps)))
+    sentences = dict.fromkeys(part.strip() for text in texts for part in _SENTENCE_END.split(text) if 20 < len(part) < 300)
+    return _embedded(embedder, [embedder.tokenize_plain(sentence) for sentence in sentences])
+
+
+def _set_of(kind: str, sentences: Vectors, entries: int) -> PinnedSet:
+    """So many entries: the sentences, over and over, each time a little changed; or noise, which no texts are."""
     chance = np.random.default_rng(0)
     vectors = chance.standard_normal((entries, 384), np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    pinned = PinnedSet("texts", list(map(str, range(entries))), vectors)
+    if kind == "texts":
+        vectors = np.resize(sentences, vectors.shape) + 0.01 * vectors
+    return PinnedSet("texts", list(map(str, range(entries))), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def _costs(kind: str, sentences: Vectors, asked: Vectors, entries: int, repeats: int) -> Iterator[Row]:
     with threadpool_limits(1, "blas"):
+        search = PinnedSearch(_set_of(kind, sentences, entries))
         for group in (1, 8, 32):
             times = []
-            for _ in range(repeats):
+            for repeat in range(repeats):
+                some = np.roll(asked, repeat * group, axis=0)[:group]
                 started = time.thread_time()
-                pinned.nearest(vectors[:group])
+                search.nearest(some)
                 times.append((time.thread_time() - started) * 1_000 / group)
-            yield {"benchmark": "pins", "entries": entries, "group": group, "compare_ms": median(times)}
+            yield {"benchmark": "pins", "entries": entries, "of": kind, "group": group, "compare_ms": median(times)}
+
+
+def _way_to_redis(sentences: Vectors, entries: int) -> Row:
+    pinned = _set_of("texts", sentences, entries)
     with own_redis() as url, Store.open(load_settings({"redis.url": url})) as store:
         sets = store.pinned_sets("space")
         started = time.perf_counter()
@@ -145,7 +170,7 @@ def _costs(entries: int, repeats: int) -> Iterator[Row]:
         assert sets.read("tasks")
         read_s = time.perf_counter() - written
         (info,) = store.all_pinned_sets()
-        yield {
+        return {
             "benchmark": "pins",
             "entries": entries,
             "write_s": written - started,

@@ -5,8 +5,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
-from kp_scorer.settings import Settings
+from kp_scorer.process.consumer import server_of
+from kp_scorer.settings import Settings, load_settings
 
 from tests.support.arena import BrokerName
 from tests.support.changed_settings import with_changed
@@ -38,3 +40,17 @@ def test_a_lost_connection_is_logged_with_its_reason_and_its_server(
     assert worker.process.returncode == 0
     events = [json.loads(line) for line in worker.text().splitlines()]
     assert [event for event in events if event["logger"] == "py.warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("amqp://user:secret@rabbit/", "rabbit:5672"),
+        ("amqps://rabbit/", "rabbit:5671"),
+        ("redis://:secret@queue/0", "queue:6379"),
+        ("redis+sentinel://one,two:26380/0?primary=scorer&sentinel_password=secret", "one:26379"),
+    ],
+)
+def test_a_server_is_named_by_host_and_port_alone(url: str, server: str) -> None:
+    with make_celery(load_settings({"broker.url": url, "redis.url": "redis://store/0"})) as app:
+        assert server_of(app.connection_for_read()) == server

@@ -13,9 +13,10 @@ from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.novelty import pins as pins_module
-from kp_scorer.novelty.pins import PinnedSet, Pins, audit_pinned
+from kp_scorer.novelty.pins import PinnedSearch, PinnedSet, Pins, audit_pinned
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.settings import load_settings
+from numpy.typing import NDArray
 
 from tests.support.builders import make_trace, step
 from tests.support.word_embedder import WordEmbedder
@@ -56,18 +57,38 @@ def decide(decider: Decider, objective: str, content: str = "seven other words t
     return decision
 
 
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12), st.integers(0, 2**32 - 1))
-def test_nearest_is_what_comparing_one_by_one_gives(entries: int, traces: int, rows_at_once: int, seed: int) -> None:
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_nearest_is_what_comparing_one_by_one_gives(entries: int, traces: int, rows_at_once: int, head: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
     # Few values, so that there are ties.
     vectors = chance.choice([-0.5, 0.5], (entries, 4)).astype(np.float32)
     asked = chance.choice([-0.5, 0.5], (traces, 4)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pins_module, "_SCAN_ROWS", rows_at_once)
-        nearest = PinnedSet("texts", [str(row) for row in range(entries)], vectors).nearest(asked)
+        patch.setattr(pins_module, "_ROWS", rows_at_once)
+        patch.setattr(pins_module, "_HEAD", head)
+        nearest = PinnedSearch(PinnedSet("texts", [str(row) for row in range(entries)], vectors)).nearest(asked)
     for vector, (entry, similarity) in zip(asked, nearest, strict=True):
         similarities = [float(vector @ row) for row in vectors]
         assert (int(entry), similarity) == (similarities.index(max(similarities)), max(similarities))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.01, 0.3, 10.0]), st.booleans())
+def test_nearest_is_exact_whether_entries_are_alike_or_not(seed: int, spread: float, near: bool) -> None:
+    chance = np.random.default_rng(seed)
+    vectors = unit(chance.standard_normal((5, 16))[chance.integers(5, size=300)] + spread * chance.standard_normal((300, 16)))
+    asked = unit(vectors[:20] + 0.1 * chance.standard_normal((20, 16)) if near else chance.standard_normal((20, 16)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pins_module, "_HEAD", 4)
+        nearest = PinnedSearch(PinnedSet("traces", [str(row) for row in range(300)], vectors)).nearest(asked)
+    assert [similarity for _, similarity in nearest] == pytest.approx((asked @ vectors.T).max(axis=1), abs=1e-6)
+    assert [asked[place] @ vectors[int(row)] for place, (row, _) in enumerate(nearest)] == pytest.approx(
+        [similarity for _, similarity in nearest], abs=1e-6
+    )
+
+
+def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
+    lengths: NDArray[np.float64] = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / lengths).astype(np.float32)
 
 
 def test_texts_are_compared_with_the_objective_and_traces_with_all_of_a_trace() -> None:

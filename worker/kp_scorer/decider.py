@@ -149,7 +149,6 @@ class Decider:
     """A trace that so many workers began and did not live to end is dead: it must be what ended them."""
     _: KW_ONLY
     names_nearest: bool = True
-    """Whether decisions name the nearest earlier trace."""
     checks: Checks | None = None
     sample: float = 0.0
     """The share of all traces, 0..1, that is sampled for review."""

@@ -108,18 +108,15 @@ class Embedder:
     """
 
     name: str
-    """Name of the model, for display."""
     engine = "python"
-    """What computes the vectors, for display."""
+    """What computes the vectors; it and the name are for display."""
     space: str
     """Fingerprint of model, weights, truncation, pooling and text recipe: equal if and only if vectors are comparable.
 
     The engine is not part of it: the vectors of a text by any two engines have a cosine of at least 1 - 1e-4.
     """
     dimensions: int
-    """Length of a vector."""
     recipe: Recipe
-    """Makes texts of traces."""
     streams = 1
     """How many passes run at once."""
     most_passes = 1
@@ -158,10 +155,9 @@ class Engine:
 
     name: str
     """Library, precision and device or threads, for display."""
+    # As of an embedder.
     dimensions: int
-    """Length of a vector."""
     max_tokens: int
-    """As of an embedder, as are these:"""
     step: int
     streams = 1
     most_passes = 1

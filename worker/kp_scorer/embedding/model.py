@@ -56,14 +56,12 @@ class ModelFiles(NamedTuple):
 
     path: Path
     name: str
-    """For display."""
     space: str
     """Fingerprint of what makes vectors comparable: the modules' files, the prompt and the truncation."""
     tokenizer: Path
     max_tokens: int
     """The longest text that it takes, special tokens and prompt included."""
     prompt: str = ""
-    """Put before every text."""
     keeps_closing: bool = True
     """Whether a text that is too long keeps its closing special token."""
 

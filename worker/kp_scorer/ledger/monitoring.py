@@ -40,7 +40,6 @@ class WorkerReport(BaseModel):
     embedder: str = ""
     """Name and engine; empty without one, when every novelty is 0.5."""
     in_hand: int = 0
-    """Messages."""
     window_entries: int = 0
     """Entries of the novelty log in its mirror."""
     decisions: dict[Outcome, dict[str, int]] = {}
@@ -53,7 +52,6 @@ class WorkerReport(BaseModel):
     held: Timing = Timing()
     """From taking a message to the publication of its decision."""
     embedded: Timing = Timing()
-    """Batches."""
 
 
 @reports_outages("workers")

@@ -39,7 +39,6 @@ class Record(NamedTuple):
     reason: Reason | None = None
     """Why it is dead; None if it is not. A record that cannot be read is dead, and ``damaged``."""
     detail: str = ""
-    """What exactly it died of."""
     attempts: int = 0
     """How many workers have ended while they decided it."""
     is_held: bool = False

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import redis
@@ -22,7 +23,7 @@ from kp_scorer.settings import Settings, load_settings
 
 
 @reports_outages("redis.url")
-class Store:
+class Store(AbstractContextManager["Store"]):
     """What lies under one prefix. A context manager; connects on first use; raises ServiceUnavailable."""
 
     def __init__(self, client: redis.Redis, settings: Settings, counter: DeadLetterCounter | None = None) -> None:
@@ -85,9 +86,6 @@ class Store:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -18,8 +18,13 @@ from kp_scorer.novelty.log import Entry
 NO_EMBEDDER: Final = (
     "novelty.pinned: no embedder to compare with: install kp-scorer[embedding], or set embedding.embedder to words"
 )
-_SCAN_ROWS: Final = 2_048
-"""Rows compared at once: 3 MB of 384 float32 each, which stay in a core's cache while a batch is compared with them."""
+_HEAD: Final = 128
+"""Axes compared first: of a real text's 384 they hold five sixths."""
+_ROWS: Final = 4_096
+_SLACK: Final = 1e-5
+"""More than the rounding of a bound."""
+_MANY: Final = 4
+"""If one entry in so many reaches the bound, copying those costs more than comparing all."""
 
 
 class PinnedSet(NamedTuple):
@@ -37,17 +42,48 @@ class PinnedSet(NamedTuple):
         digest.update(np.ascontiguousarray(self.vectors, "<f4").data)
         return digest.hexdigest()
 
+
+class PinnedSearch:
+    """Finds what is nearest in a set: exactly, and for texts as they are in the time that a third of the set takes to read.
+
+    By the set's principal axes, a vector is a head, which holds most of it, and a tail. A similarity is at most the product of
+    the heads and that of the tails' lengths (Cauchy and Schwarz). Only entries of which that reaches the similarity of the most
+    promising one are compared whole.
+    """
+
+    def __init__(self, pinned: PinnedSet) -> None:
+        """Find the axes: half a second for 100,000 entries, and a third more of memory."""
+        self._ids, self._vectors = pinned.ids, pinned.vectors
+        _, axes = np.linalg.eigh(self._vectors.T @ self._vectors)
+        # By their weight, which increases.
+        self._axes: NDArray[np.float32] = np.ascontiguousarray(axes[:, -_HEAD:])
+        starts = range(0, len(self._ids), _ROWS)
+        parts = [self._divided(self._vectors[start : start + _ROWS]) for start in starts]
+        self._heads, self._tails = (np.concatenate(part) for part in zip(*parts, strict=True))
+
     def nearest(self, vectors: NDArray[np.float32]) -> list[tuple[str, float]]:
         """The id of the first entry that is most similar to each of ``vectors``, and the cosine similarity, -1..1."""
-        rows = np.zeros(len(vectors), np.intp)
-        best = np.full(len(vectors), -np.inf, np.float32)
-        for start in range(0, len(self.ids), _SCAN_ROWS):
-            similarities = vectors @ self.vectors[start : start + _SCAN_ROWS].T
-            largest = similarities.max(axis=1)
-            is_better = largest > best
-            rows[is_better] = start + similarities[is_better].argmax(axis=1)
-            best = np.maximum(best, largest)
-        return [(self.ids[int(row)], float(np.clip(value, -1, 1))) for row, value in zip(rows, best, strict=True)]
+        heads, tails = self._divided(vectors)
+        return [
+            self._nearest(vector, bounds, tail)
+            for vector, bounds, tail in zip(vectors, heads @ self._heads.T, tails, strict=True)
+        ]
+
+    def _nearest(self, vector: NDArray[np.float32], bounds: NDArray[np.float32], tail: float) -> tuple[str, float]:
+        bounds += tail * self._tails
+        least = vector @ self._vectors[bounds.argmax()] - _SLACK
+        (rows,) = np.nonzero(bounds >= least)
+        if len(rows) * _MANY > len(bounds):
+            rows = np.arange(len(bounds))
+            similarities = self._vectors @ vector
+        else:
+            similarities = self._vectors[rows] @ vector
+        best = similarities.argmax()
+        return self._ids[int(rows[best])], float(np.clip(similarities[best], -1, 1))
+
+    def _divided(self, vectors: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        heads = vectors @ self._axes
+        return heads, np.linalg.norm(vectors - heads @ self._axes.T, axis=1)
 
 
 class PinnedSets(Protocol):
@@ -68,7 +104,7 @@ class Pins:
         self._sets = sets
         self._limits = limits
         self._dimensions = dimensions
-        self._by_name: dict[str, tuple[str, PinnedSet]] = {}
+        self._by_name: dict[str, tuple[str, PinnedSet, PinnedSearch]] = {}
         self.has_texts = False
         """Whether objectives are compared, too. Any thread may ask."""
         self.missing = ""
@@ -90,9 +126,9 @@ class Pins:
                 if pinned is None or pinned.vectors.shape[1] != self._dimensions:
                     self.missing = f"novelty.pinned: {name}: the set is gone or damaged; see `kp-scorer cache pin`"
                     raise ServiceUnavailable(self.missing)
-                self._by_name[name] = pinned.version, pinned
+                self._by_name[name] = pinned.version, pinned, PinnedSearch(pinned)
         self.missing = ""
-        self.has_texts = any(pinned.kind == "texts" for _, pinned in self._by_name.values())
+        self.has_texts = any(pinned.kind == "texts" for _, pinned, _ in self._by_name.values())
 
     def compare(self, vectors: NDArray[np.float32], asked: Sequence[NDArray[np.float32] | None]) -> list[tuple[Pinned, ...]]:
         """What each set, in the order of the settings, has nearest to some traces.
@@ -105,8 +141,8 @@ class Pins:
             raise ServiceUnavailable("novelty.pinned: a set was replaced by one of texts meanwhile")
         columns = []
         for name, (limit, outcome) in self._limits.items():
-            version, pinned = self._by_name[name]
-            nearest = pinned.nearest(vectors if pinned.kind == "traces" else np.stack(objectives))
+            version, pinned, search = self._by_name[name]
+            nearest = search.nearest(vectors if pinned.kind == "traces" else np.stack(objectives))
             parts: dict[str, Any] = {"name": name, "version": version, "limit": limit}
             columns.append(
                 [
@@ -131,13 +167,18 @@ def audit_pinned(
     vectors = {str(entry.place): entry.vector for entry in entries}
     pairs = [(decision, pinned) for decision in decisions for pinned in decision.pinned]
     current = {name: sets.read(name) for name in {pinned.name for _, pinned in pairs}}
-    of_traces = {(name, each.version): each for name, each in current.items() if each and each.kind == "traces"}
+    of_traces = {
+        (name, each.version): (PinnedSearch(each), each.vectors.shape[1:])
+        for name, each in current.items()
+        if each and each.kind == "traces"
+    }
     agreeing, differences = 0, list[dict[str, Any]]()
     for decision, pinned in pairs:
-        checked, vector = of_traces.get((pinned.name, pinned.version)), vectors.get(decision.novelty.entry or "")
-        if checked is None or vector is None or vector.shape != checked.vectors.shape[1:]:
+        search, shape = of_traces.get((pinned.name, pinned.version), (None, None))
+        vector = vectors.get(decision.novelty.entry or "")
+        if search is None or vector is None or vector.shape != shape:
             continue
-        ((_, similarity),) = checked.nearest(vector[None])
+        ((_, similarity),) = search.nearest(vector[None])
         if abs(similarity - pinned.similarity) <= TOLERANCE:
             agreeing += 1
         else:

@@ -28,6 +28,12 @@ _HEARTBEAT_S: Final = 1.0
 log = structlog.get_logger("kp_scorer.process.consumer")
 
 
+def server_of(connection: Any) -> str:
+    """Host and port that a kombu connection leads to; of several sentinels the first."""
+    server = connection.info()
+    return f"{server['hostname']}:{server['port']}"
+
+
 class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """Stores dead letters of poison messages and of those that are no submission.
 
@@ -68,13 +74,13 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         """Connect to the broker, however long that takes."""
 
         def log_failure(error: Exception, _interval_s: float) -> None:
-            log.error("consumer: Cannot connect to", server=conn.host, detail=described(error))
+            log.error("consumer: Cannot connect to", server=server_of(conn), detail=described(error))
 
         return conn.ensure_connection(log_failure, self.app.conf.broker_connection_max_retries, callback=maybe_shutdown)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close a connection that failed, or on which the broker refused something that consuming needs."""
-        log.warning("connection_lost", server=self.connection.host, detail=described(exc))
+        log.warning("connection_lost", server=server_of(self.connection), detail=described(exc))
         super().on_connection_error_after_connected(exc)
         if isinstance(exc, self.channel_errors):
             # Backoff: Celery 5.7.0 connects again at once, and is refused again at once.
@@ -103,7 +109,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
                 next(loop)
         except self.connection_errors + self.channel_errors as error:
             # The broker redelivers what was in flight.
-            log.warning("connection_lost", server=self.connection.host, detail=described(error))
+            log.warning("connection_lost", server=server_of(self.connection), detail=described(error))
         self._runtime.heartbeat.stop()
 
     def create_task_handler(self, *_: Any, **__: Any) -> Callable[[Any], None]:

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from typing import Final, Self
+from contextlib import AbstractContextManager
+from typing import Final
 
 import structlog
 
@@ -46,7 +47,7 @@ class PeriodicTask(VitalThread):
                 self.since_success.start()
 
 
-class PeriodicTasks:
+class PeriodicTasks(AbstractContextManager["PeriodicTasks"]):
     """All periodic tasks. A context manager, which ends them together: a call in progress is finished, and none is started."""
 
     def __init__(self) -> None:
@@ -59,9 +60,6 @@ class PeriodicTasks:
         self.threads.append(task)
         task.start()
         return task
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
