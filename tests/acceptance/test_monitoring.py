@@ -240,6 +240,7 @@ def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matt
         details = [row["detail"] for row in findings["redis"] if row["state"] == "wrong"]
         assert details[0].startswith("it is a Redis Cluster")
         assert details[-1].endswith("set maxmemory")
+        assert "the broker refuses: it is a Redis Cluster" in findings["queues"][0]["detail"]
         server.kill()
         server.launch('rename-command CONFIG ""', "appendonly no")
         server.wait_until_loaded()

@@ -39,16 +39,18 @@ def cell(text: str) -> str:
 def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show progress on stderr, as a bar or lines; yield a function of how many are done, and of how many there are in all."""
     out = console()
+    is_terminal = out.is_terminal
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     # Rich would print above the bar also what goes elsewhere than to a terminal.
-    bar = Progress(*columns, console=out, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not out.is_terminal)
+    bar = Progress(*columns, console=out, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not is_terminal)
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
 
     def advance(done: int, total: int | None) -> None:
         nonlocal noted_s
-        bar.update(task, completed=done, total=total)
-        if not out.is_terminal and time.monotonic() - noted_s >= _NOTE_EVERY_S:
+        if is_terminal:
+            bar.update(task, completed=done, total=total)
+        elif time.monotonic() - noted_s >= _NOTE_EVERY_S:
             noted_s = time.monotonic()
             print_note(f"{label}: {done}{'' if total is None else f' of {total}'}")
 

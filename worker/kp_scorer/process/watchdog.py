@@ -122,10 +122,6 @@ class Supervisor:
             self._fed_at = now
             self.notify("WATCHDOG=1")
 
-    def extend_start(self) -> None:
-        """Report that the process needs a minute more to start."""
-        self.notify("EXTEND_TIMEOUT_USEC=60000000")
-
     def notify(self, state: str) -> None:
         """Report ``READY=1`` once the process receives messages, ``STOPPING=1`` once it finishes what it has in flight."""
         if not self._socket:

@@ -1,0 +1,157 @@
+"""What commands cost by what is stored: records with decisions, a log as long as the default keeps, and dead letters.
+
+For each N a Redis of its own, without its append-only file, gets N records. Each command is a process of its own, with the time
+that Python takes to start; standard output goes nowhere.
+
+- ``seconds``: from its start to its end.
+- ``peak_mb``: its largest resident memory.
+
+Two million records need some 5 GB in Redis.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import redis
+from kp_scorer.ledger.keys import Keys
+from kp_scorer.scoring import novelty_of
+from kp_scorer.settings.sections import NoveltySettings
+from kp_scorer.trace import TRACE_ID_PREFIX
+
+from tests.benchmarks.common import Row, arguments, emit, own_redis, redis_of, say, show_table
+from tests.support.builders import BUILT_IN_DOMAINS, decision
+
+_KEYS: Final = Keys("kp")
+_SPACE: Final = "benchmark"
+_DIMENSIONS: Final = 384
+_AT_ONCE: Final = 2_000
+_TTL_MS: Final = 86_400_000
+_SCORES: Final = 5_000
+"""So many different decisions there are, but for their ids."""
+_FORGOTTEN: Final = 1_000
+
+
+def main() -> None:
+    parser = arguments(__doc__, letters=100_000)
+    parser.add_argument("--records", type=int, nargs="+", default=[200_000, 2_000_000], metavar="N")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    for records in options.records:
+        with own_redis() as url, redis_of(url) as client:
+            client.config_set("appendonly", "no")
+            _fill_records(client, records)
+            _fill_log(client, records)
+            _fill_letters(client, options.letters)
+            ids = "".join(f"{_trace_id(number)}\n" for number in range(records - _FORGOTTEN, records))
+            for command, stdin in {**dict.fromkeys(_commands(records), ""), "forget -": ids}.items():
+                rows.append(_measured(url, command, stdin) | {"records": records})
+                emit(rows[-1])
+    show_table(rows, ("command", "records", "seconds", "peak_mb"))
+
+
+def _commands(records: int) -> list[str]:
+    beginning = _trace_id(records // 2).removeprefix(TRACE_ID_PREFIX)[:8]
+    letter = f"{1:032x}"
+    return [
+        "--version",
+        "cache info",
+        f"explain {beginning}",
+        "audit",
+        "audit --sample 1000",
+        "dead-letter list",
+        f"dead-letter show {letter}",
+        "calibrate --stored --accept 20%",
+        "report --stored --text",
+        f"forget {_trace_id(0)}",
+    ]
+
+
+def _measured(url: str, command: str, stdin: str) -> Row:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as notes:
+        given.write(stdin.encode())
+        given.seek(0)
+        arguments = [sys.executable, "-m", "kp_scorer.cli", *command.split()]
+        environment, started, peak = os.environ | {"KP_BROKER_URL": url}, time.perf_counter(), 0
+        process = psutil.Popen(arguments, env=environment, stdin=given, stdout=subprocess.DEVNULL, stderr=notes)
+        while process.poll() is None:
+            with suppress(psutil.Error):
+                peak = max(peak, process.memory_info().rss)
+            time.sleep(0.01)
+        seconds = time.perf_counter() - started
+        notes.seek(0)
+        *_, last = notes.read().decode().splitlines() or [""]
+    say(f"{command}: exit code {process.returncode}, {seconds:.2f} s: {last}")
+    return {"benchmark": "stored", "command": command, "seconds": seconds, "peak_mb": peak / 1e6}
+
+
+def _trace_id(number: int) -> str:
+    # As with random ids, the beginnings differ.
+    return f"{TRACE_ID_PREFIX}{number * 2_654_435_761 % 2**32:08x}-0000-4000-8000-{number:012}"
+
+
+def _fill_records(client: redis.Redis, records: int) -> None:
+    scores = np.random.default_rng(1).beta(4, 4, _SCORES)
+    domains = [BUILT_IN_DOMAINS[number % len(BUILT_IN_DOMAINS)] for number in range(_SCORES)]
+    stored = [
+        decision("kp:trace:ID", score=float(score), domain=domain).model_dump_json().encode()
+        for score, domain in zip(scores, domains, strict=True)
+    ]
+    for start in range(0, records, _AT_ONCE):
+        pipeline = client.pipeline(transaction=False)
+        for number in range(start, min(start + _AT_ONCE, records)):
+            text = stored[number % _SCORES].replace(b"kp:trace:ID", _trace_id(number).encode())
+            _keep(pipeline, _KEYS.record(_trace_id(number)), {"state": "decided", "digest": bytes(16), "decision": text})
+        pipeline.execute()
+        if not start % 100_000:
+            say(f"filling: {start:,} of {records:,} records")
+    client.hset(_KEYS.counts, mapping={"submitted": records, "decided": records})
+
+
+def _fill_log(client: redis.Redis, records: int) -> None:
+    """Write the log that the newest records rest on, and in these the novelty that it gives."""
+    window = NoveltySettings().window()
+    entries = min(window.kept_elements, records)
+    vectors = np.random.default_rng(2).standard_normal((entries, _DIMENSIONS), np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    now_ms, log = client.time()[0] * 1_000, _KEYS.of_log(_SPACE)
+    pipeline = client.pipeline(transaction=False)
+    for index, vector in enumerate(vectors):
+        trace_id, place = _trace_id(records - 1 - index), f"{now_ms - entries + index}-{index + 1}"
+        fields: dict[Any, Any] = {"i": trace_id, "d": bytes([*index.to_bytes(16, "big")]), "v": vector.astype("<f4").tobytes()}
+        pipeline.xadd(log.log, fields, id=place)
+        earlier = vectors[max(0, index - window.max_elements) : index] @ vector
+        made = decision(trace_id, novelty=novelty_of(float(earlier.max()) if index else None))
+        novelty = made.novelty.model_copy(update={"space": _SPACE, "entry": place})
+        text = made.model_copy(update={"novelty": novelty}).model_dump_json()
+        _keep(pipeline, _KEYS.record(trace_id), {"state": "decided", "digest": fields["d"], "decision": text})
+    head: dict[Any, Any] = {"epoch": "filled", "time_ms": now_ms, "place": entries, "window": str(window)}
+    pipeline.hset(log.head, mapping=head)
+    pipeline.hset(_KEYS.directory, mapping={log.log: 1, "all": 1})
+    pipeline.execute()
+
+
+def _fill_letters(client: redis.Redis, letters: int) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for number in range(letters):
+        letter_id = f"{number:032x}"
+        fields = {"reason": "invalid", "detail": "steps: expected more", "trace_id": _trace_id(10**9 + number), "payload": "{}"}
+        times = dict.fromkeys(("first_ms", "last_ms", "burials", "deliveries"), 1)
+        _keep(pipeline, _KEYS.dead_letter(letter_id), {**fields, **times})
+        pipeline.zadd(_KEYS.dead_letters, {letter_id: number // 10})
+    pipeline.execute()
+
+
+def _keep(pipeline: Any, key: str, fields: dict[str, Any]) -> None:
+    pipeline.hset(key, mapping=fields)
+    pipeline.pexpire(key, _TTL_MS)
+
+
+if __name__ == "__main__":
+    main()
