@@ -147,6 +147,22 @@ def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(
     assert [reviewed["trace_id"] for reviewed in published(settings, "review")] == [decision.trace_id]
 
 
+@pytest.mark.parametrize("via", ["queue", "stream"])
+def test_what_a_full_queue_is_not_sent_is_counted(settings: Settings, redis_client: redis.Redis, via: str) -> None:
+    limited = with_changed(settings, queues__results_limit=2, results__rejected_via=via, scoring__threshold=1.0)
+    decisions = list(score_traces(fresh_samples(6), with_changed(limited, embedding__embedder="none")))
+    left_out = Counter[str]()
+    with make_celery(limited) as app, Store.open(limited) as store:
+        if via == "stream":
+            redis_client.xgroup_create(limited.queues.rejected, "readers", mkstream=True)
+        publisher = Publisher(app, limited, store, lambda name, count: left_out.update({name: count}))
+        assert left_out == ({limited.queues.rejected: 0} if via == "queue" else {})
+        errors = publisher.publish_all([publisher.publication(each, {}, None, set()) for each in decisions])
+    # Of a stream a consumer group must have all, so workers wait.
+    assert [error is None for error in errors] == [via == "queue" or place < 2 for place in range(6)]
+    assert left_out == ({limited.queues.rejected: 4} if via == "queue" else {})
+
+
 def test_reading_decisions_consumes_no_tasks_of_another_app(settings: Settings, redis_client: redis.Redis) -> None:
     names = {"queues__accepted": "shop", "queues__rejected": "shop", "results__task": "shop.decided"}
     of_shop = with_changed(settings, results__accepted_via="task", results__rejected_via="none", **names)

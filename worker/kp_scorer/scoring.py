@@ -13,11 +13,9 @@ from pydantic import BaseModel, ConfigDict
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, NoveltySource, Outcome, Override, ThresholdSource
 from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
 
-UNKNOWN_NOVELTY: Final = 0.5
-"""Novelty when there is nothing to compare with: an empty cache, or no embedder."""
+UNKNOWN_NOVELTY: Final = 0.5  # Novelty when there is nothing to compare with: an empty cache, or no embedder.
 
-DEFAULT_THRESHOLD: Final = 0.75
-"""The reference SDK's threshold."""
+DEFAULT_THRESHOLD: Final = 0.75  # The reference SDK's threshold.
 
 DEFAULT_PROFILE: Final = "default"
 

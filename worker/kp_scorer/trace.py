@@ -13,8 +13,7 @@ from kp_scorer.characters import check_name
 
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
-DOMAIN_BYTES: Final = 200
-"""How long a domain may be, in bytes of UTF-8: it goes to log lines, where anybody may put anything."""
+DOMAIN_BYTES: Final = 200  # How long a domain may be, in bytes of UTF-8: it goes to log lines, where anybody may put anything.
 
 _DIGEST_VERSION: Final = b"kp-digest-1"
 """Names the rules by which digests are made. Under another name every redelivery across an upgrade would be a conflict."""

@@ -17,8 +17,7 @@ from kp_scorer.errors import NotConverted
 
 __all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "convert", "format_of"]
 
-Converted = dict[str, Any] | NotConverted
-"""A trace that may be submitted, or the reason why there is none."""
+Converted = dict[str, Any] | NotConverted  # A trace that may be submitted, or the reason why there is none.
 
 _MOST_CHATS: Final = 1_000  # How many chats wait for one that goes on with them, until the first of them is converted.
 _MOST_RECORDS: Final = 50_000

@@ -49,9 +49,19 @@ log = structlog.get_logger("kp_scorer.broker.results")
 class Publisher:
     """Publishes decisions. Safe to share between threads."""
 
-    def __init__(self, app: Celery, settings: Settings, store: Store) -> None:
-        """Publish through the app's connection pool, and to streams in ``store``."""
+    def __init__(
+        self,
+        app: Celery,
+        settings: Settings,
+        store: Store,
+        count_left_out: Callable[[str, int], None] = lambda name, count: None,
+    ) -> None:
+        """Publish through the app's connection pool, and to streams in ``store``.
+
+        ``count_left_out`` gets how many decisions a full queue that nobody waits for was not sent; of each such queue first 0.
+        """
         self._settings = settings
+        self._count_left_out = count_left_out
         # By name, because several outcomes may go to the same one. One for review also where no trace goes there any more: a
         # decision may have been made before, and not been published.
         outboxes: dict[str, _Outbox] = {
@@ -60,6 +70,9 @@ class Publisher:
         }
         # That for review comes first: what is sampled waits for room there before anybody reads it elsewhere.
         self._outboxes = dict(sorted(outboxes.items(), key=lambda outbox: outbox[0] != settings.queues.review))
+        for name, outbox in self._outboxes.items():
+            if not outbox.waits:
+                count_left_out(name, 0)
 
     def destination(self, decision: Decision) -> Destination | None:
         """The queue or stream that a decision goes to by its outcome, as spans name it; None if it is not published."""
@@ -113,6 +126,10 @@ class Publisher:
                 accepted = outbox.put_all([publications[place] for place in places])
             except (ServiceUnavailable, SettingsError) as error:
                 failure, accepted = error, [False] * len(places)
+            else:
+                if not outbox.waits:
+                    self._count_left_out(name, accepted.count(False))
+                    accepted = [True] * len(places)
             for place, is_accepted in zip(places, accepted, strict=True):
                 if is_accepted:
                     publications[place].published_to.add(name)
@@ -165,7 +182,7 @@ class _Outbox:
         self._lock = threading.Lock()
 
     def put_all(self, publications: Sequence[Publication]) -> list[bool]:
-        """Publish decisions, in order; return for each whether it is dealt with; the others wait for room.
+        """Publish decisions, in order; return for each whether it is.
 
         After an error any of them may be published. Log when it becomes full, and when that is over.
         """
@@ -185,7 +202,7 @@ class _Outbox:
             log.warning("results_full", queue=self.destination.name, unread=unread, waits=self.waits)
         elif was_full and not is_full:
             log.info("results_drained", queue=self.destination.name, unread=unread)
-        return accepted if self.waits else [True] * len(publications)
+        return accepted
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         """Publish; return for each decision whether it is, and how many are unread."""

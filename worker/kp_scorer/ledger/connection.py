@@ -30,6 +30,8 @@ _NAMED: Final = re.compile(
 )
 _QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
 _LONGEST_REFUSAL: Final = 300
+_OF_CLUSTERS: Final = (redis.exceptions.AskError, redis.exceptions.ClusterError, redis.exceptions.ClusterCrossSlotError)
+_IS_CLUSTER: Final = "it is a Redis Cluster, which spreads keys that scripts need together: use one primary, with replicas"
 REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError, redis.exceptions.BusyLoadingError)
 """What redis-py raises where Redis has answered, and says no."""
 
@@ -152,6 +154,8 @@ def refusal(error: redis.exceptions.RedisError) -> str:
         return str(error)
     if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(error.__context__, redis.exceptions.NoScriptError):
         return "it has not the scripts of this version, and this user may not load them: start a worker of this version"
+    if isinstance(error, _OF_CLUSTERS):
+        return _IS_CLUSTER
     if is_full(error):
         return "it is full, its maxmemory is reached"
     # redis-py takes the name off some errors, and keeps it beside them; a script's error has it within.
@@ -223,7 +227,7 @@ def _is_managed(client: redis.Redis) -> bool:
 def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterator[str]:
     """The same by the reply to ``INFO``; if it is managed, without what only its operators can choose."""
     if info.get("cluster_enabled"):
-        yield "it is a Redis Cluster, which spreads keys that scripts need together: use one primary, with replicas"
+        yield _IS_CLUSTER
     version = str(info.get("redis_version", ""))
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _OLDEST:
         yield f"Redis {version} is too old: install 6.2 or later"

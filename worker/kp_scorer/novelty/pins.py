@@ -64,10 +64,7 @@ class PinnedSearch:
     def nearest(self, vectors: NDArray[np.float32]) -> list[tuple[str, float]]:
         """The id of the first entry that is most similar to each of ``vectors``, and the cosine similarity, -1..1."""
         heads, tails = self._divided(vectors)
-        return [
-            self._nearest(vector, bounds, tail)
-            for vector, bounds, tail in zip(vectors, heads @ self._heads.T, tails, strict=True)
-        ]
+        return list(map(self._nearest, vectors, heads @ self._heads.T, tails))
 
     def _nearest(self, vector: NDArray[np.float32], bounds: NDArray[np.float32], tail: float) -> tuple[str, float]:
         bounds += tail * self._tails

@@ -47,6 +47,7 @@ class Metrics:
         self._decisions = counter("decisions", "Decisions published, by outcome and domain", ("outcome", "domain"))
         about = "Decisions made, by domain and the bin of each dimension, the score and the outcome"
         values = counter("values", about, ("domain", "dimension", "bin"))
+        self._left_out = counter("decisions_left_out", "Decisions that a full queue was not sent, by queue", ("queue",))
         self._overrides = counter("overrides", "Rules that changed a score, by rule", ("override",))
         self._dead_letters = counter("dead_letters", "Messages dead-lettered, by reason", ("reason",))
         self._dropped = counter("dead_letters_dropped", "Dead letters dropped to make room, by reason", ("reason",))
@@ -142,6 +143,10 @@ class Metrics:
     def count_dropped(self, reason: Reason, count: int) -> None:
         """Count dead letters that made room for others."""
         self._dropped.labels(reason).inc(count)
+
+    def count_left_out(self, queue: str, count: int) -> None:
+        """Count decisions that a full queue was not sent, as nobody waits for room on it."""
+        self._left_out.labels(queue).inc(count)
 
     def count_decided(self, decision: Decision) -> None:
         """Count a decision that was made now: one that is published again, or once more, is not counted again."""

@@ -122,7 +122,7 @@ class Runtime:
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
         wait_for_services(settings, app, self.store, self._queues, self._patience)
-        self._publisher = Publisher(app, settings, self.store)
+        self._publisher = Publisher(app, settings, self.store, metrics.count_left_out)
         self._novelty = open_novelty(settings, self.store, self._load_embedder, self._patience)
         self._decider = Decider(
             self.store.ledger,

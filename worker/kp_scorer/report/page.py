@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+from functools import partial
 from html import escape
 from importlib import resources
 from importlib.util import find_spec
@@ -71,21 +72,15 @@ def _asset(name: str) -> str:
 
 
 def _section(section: Section) -> Html:
-    legend = (
-        element("li", element("span", class_=f"swatch {outcome}", aria_hidden="true"), OUTCOME_WORDS[outcome])
-        for outcome in section.legend
-    )
-    columns = "narrow" if any(chart.counts for chart in section.charts) or len(section.charts) > 1 else "wide"
-    return element(
-        "section",
-        element("h2", section.heading, id=f"{section.anchor}-heading"),
-        element("p", section.lead, class_="lead"),
-        element("ul", *legend, class_="legend") if section.legend else "",
-        element("div", *map(_figure, section.charts), class_=f"grid {columns}") if section.charts else "",
-        *map(_table, section.tables),
-        id=section.anchor,
-        aria_labelledby=f"{section.anchor}-heading",
-    )
+    label, swatch = f"{section.anchor}-heading", partial(element, "span", aria_hidden="true")
+    parts = [element("h2", section.heading, id=label), element("p", section.lead, class_="lead")]
+    if section.legend:
+        outcomes = (element("li", swatch(class_=f"swatch {each}"), OUTCOME_WORDS[each]) for each in section.legend)
+        parts.append(element("ul", *outcomes, class_="legend"))
+    if section.charts:
+        columns = "narrow" if len(section.charts) > 1 or section.charts[0].counts else "wide"
+        parts.append(element("div", *map(_figure, section.charts), class_=f"grid {columns}"))
+    return element("section", *parts, *map(_table, section.tables), id=section.anchor, aria_labelledby=label)
 
 
 def _figure(chart: Chart) -> Html:

@@ -10,12 +10,9 @@ from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.words import OUTCOME_WORDS, OVERRIDE_WORDS, plural, reasons, shown_id, spaced, why
 
-Objectives = Mapping[str, str]
-"""Of traces by id, what each was to do; of those whose contents are at hand."""
-DETAILS: Final = ("why", "objective")
-"""The columns of sentences, which come last."""
-WORDS: Final = frozenset({"trace", "label", *DETAILS})
-"""The columns of tables that hold words, besides the first."""
+Objectives = Mapping[str, str]  # Of traces by id, what each was to do; of those whose contents are at hand.
+DETAILS: Final = ("why", "objective")  # The columns of sentences, which come last.
+WORDS: Final = frozenset({"trace", "label", *DETAILS})  # The columns of tables that hold words, besides the first.
 _LABELS: Final = {True: "good", False: "bad", None: ""}
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
@@ -23,6 +20,26 @@ _COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
 _FEWEST_SHARED = 10
+_UNMEASURED = "No trace was compared with others: there was no embedder, so every novelty is 0.5."
+_LEADS: Final = {
+    "scores": "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Traces by score, in steps of "
+    "0.05; from the dashed line on, the domain's threshold, they are accepted. Below the value for 25% lies a quarter of all.",
+    "thresholds": "The share of traces that each threshold would accept, if it alone were another one and no submission asked "
+    "for its own. Dashed: what applies now.",
+    "examples": "From the highest score to the lowest. With what weighed most; `kp-scorer explain` has all of it.",
+    "closest-calls": "Decisions that a small change of the threshold would turn, the closest first.",
+    "rejections": "What lowered the scores of rejected traces; one may have several reasons.",
+    "origins": "As traces name their agent and framework, and by the day of the decision, in UTC.",
+    "dimensions": "Complexity: kinds and number of steps, and recoveries from errors. Novelty: 1 minus the similarity to the "
+    "nearest earlier trace. Tool diversity: different tools for each step. Outcome confidence: the producer's own, times 0.3 "
+    "after a failure. Traces by value, before weights and overrides.",
+    "novelty": "Novelty is 1 minus the similarity to the nearest earlier trace: 0 is a repeat. Each dot is a trace. The line "
+    f"is the median of those around it; half of them lie within the band. Near duplicates are similar by {NEAR} or more, or "
+    "have the same content.",
+    "drift": f"The newest seven days of decisions against the seven before, where both have at least {FEWEST} traces. The "
+    f"population stability index of two distributions is 0 where they are alike; above {MUCH:g} much has changed.",
+}
+"""What each section shows, by its anchor."""
 
 
 class Chart(NamedTuple):
@@ -51,10 +68,10 @@ class Section(NamedTuple):
 
     anchor: str
     heading: str
-    lead: str
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     legend: Sequence[Outcome] = ()  # The outcomes that its charts distinguish.
+    lead: str = ""  # What it shows; by default as ever.
 
 
 def title_of(analysis: Analysis) -> str:
@@ -91,7 +108,7 @@ def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
     """The sections that an analysis has something for."""
     first = _scores(analysis), _thresholds(analysis), _examples(analysis, objectives), _closest(analysis, objectives)
     others = (make(analysis) for make in (_rejections, _origins, _dimensions, _novelty, _drift))
-    return [section for section in (*first, *others) if section]
+    return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in (*first, *others) if section]
 
 
 def _scores(analysis: Analysis) -> Section:
@@ -106,15 +123,8 @@ def _scores(analysis: Analysis) -> Section:
         numbers = [f"{count:,}" for count in (len(summary.decisions), *(summary.outcomes[outcome] for outcome in outcomes))]
         rows.append([name, *numbers, *_two_digits(summary.scores.quartiles), _threshold_words(summary)])
     headings = ["domain", "traces", *(OUTCOME_WORDS[outcome] for outcome in outcomes), *_QUARTILES, "threshold"]
-    return Section(
-        "scores",
-        f"Half of all scores lie between {middle.p25:.2f} and {middle.p75:.2f}",
-        "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Traces by score, in steps of 0.05; "
-        "from the dashed line on, the domain's threshold, they are accepted. Below the value for 25% lies a quarter of all. ",
-        histograms,
-        [Table("Scores by domain", headings, rows)],
-        outcomes,
-    )
+    heading = f"Half of all scores lie between {middle.p25:.2f} and {middle.p75:.2f}"
+    return Section("scores", heading, histograms, [Table("Scores by domain", headings, rows)], outcomes)
 
 
 def _thresholds(analysis: Analysis) -> Section:
@@ -127,14 +137,8 @@ def _thresholds(analysis: Analysis) -> Section:
         rows.append([name, *("none" if each is None else f"{each:.2f}" for each in lowest), now])
     headings = ["domain", *(f"{part:.0%}" for part in _SHARES), "now"]
     tenth = lowest_threshold(total.accepted_at, 0.1 * len(total.decisions))
-    return Section(
-        "thresholds",
-        "No threshold would accept one trace in ten" if tenth is None else f"To accept one trace in ten takes {tenth:.2f}",
-        "The share of traces that each threshold would accept, if it alone were another one and no submission asked for its "
-        "own. Dashed: what applies now.",
-        curves,
-        [Table("The threshold that accepts at most", headings, rows, is_open=True)],
-    )
+    heading = "No threshold would accept one trace in ten" if tenth is None else f"To accept one trace in ten takes {tenth:.2f}"
+    return Section("thresholds", heading, curves, [Table("The threshold that accepts at most", headings, rows, is_open=True)])
 
 
 def _drawn(summary: DomainSummary) -> Sequence[float]:
@@ -143,16 +147,9 @@ def _drawn(summary: DomainSummary) -> Sequence[float]:
 
 
 def _examples(analysis: Analysis, objectives: Objectives) -> Section:
-    return Section(
-        "examples",
-        "What is accepted, and what is not",
-        "From the highest score to the lowest. With what weighed most; `kp-scorer explain` has all of it.",
-        tables=[
-            _calls(OUTCOME_WORDS[outcome].capitalize(), decisions, objectives, analysis.labels)
-            for outcome, decisions in analysis.examples.items()
-            if decisions
-        ],
-    )
+    examples = [(OUTCOME_WORDS[outcome].capitalize(), decisions) for outcome, decisions in analysis.examples.items()]
+    tables = [_calls(caption, decisions, objectives, analysis.labels) for caption, decisions in examples if decisions]
+    return Section("examples", "What is accepted, and what is not", tables=tables)
 
 
 def _rejections(analysis: Analysis) -> Section | None:
@@ -164,12 +161,9 @@ def _rejections(analysis: Analysis) -> Section | None:
     del kinds[OVERRIDE_WORDS["recovered_from_errors"]]
     counts = kinds.most_common()
     rows = [[escaped(kind), f"{count:,}", _share(count, len(rejected))] for kind, count in counts]
-    return Section(
-        "rejections",
-        f"Most often: {escaped(counts[0][0])}" if counts else "No single reason",
-        "What lowered the scores of rejected traces; one may have several reasons.",
-        tables=[Table("Reasons for rejection", ["reason", "traces", "share"], rows, is_open=True)],
-    )
+    heading = f"Most often: {escaped(counts[0][0])}" if counts else "No single reason"
+    table = Table("Reasons for rejection", ["reason", "traces", "share"], rows, is_open=True)
+    return Section("rejections", heading, tables=[table])
 
 
 def _origins(analysis: Analysis) -> Section | None:
@@ -186,8 +180,7 @@ def _origins(analysis: Analysis) -> Section | None:
         for origin, groups in origins.items()
         if len(groups) > 1 or (groups[0].name and origin != "day")
     ]
-    lead = "As traces name their agent and framework, and by the day of the decision, in UTC."
-    return Section("origins", "Where traces come from", lead, tables=tables) if tables else None
+    return Section("origins", "Where traces come from", tables=tables) if tables else None
 
 
 def _origin(group: DomainSummary) -> list[str]:
@@ -199,12 +192,9 @@ def _origin(group: DomainSummary) -> list[str]:
 def _closest(analysis: Analysis, objectives: Objectives) -> Section:
     sides = {"Just accepted": analysis.closest.accepted, "Just missed": analysis.closest.missed}
     closest = min((gap(decision) for decisions in sides.values() for decision in decisions), default=None)
-    return Section(
-        "closest-calls",
-        "Guards rejected all traces" if closest is None else f"The closest call is {closest:.3f} from its threshold",
-        "Decisions that a small change of the threshold would turn, the closest first.",
-        tables=[_calls(side, decisions, objectives, analysis.labels) for side, decisions in sides.items() if decisions],
-    )
+    heading = "Guards rejected all traces" if closest is None else f"The closest call is {closest:.3f} from its threshold"
+    tables = [_calls(side, decisions, objectives, analysis.labels) for side, decisions in sides.items() if decisions]
+    return Section("closest-calls", heading, tables=tables)
 
 
 def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, labels: Mapping[str, bool]) -> Table:
@@ -228,22 +218,14 @@ def _dimensions(analysis: Analysis) -> Section:
         histograms.append(Chart(f"dimensions-{number}", name, detail, "dimension", {"counts": counts}, counts))
         rows.append([name, *_two_digits(spread.quartiles)])
     widest, _ = max(spreads, key=lambda each: each[1].quartiles.p75 - each[1].quartiles.p25)
-    return Section(
-        "dimensions",
-        f"Traces differ most in {widest}",
-        "Complexity: kinds and number of steps, and recoveries from errors. Novelty: 1 minus the similarity to the nearest "
-        "earlier trace. Tool diversity: different tools for each step. Outcome confidence: the producer's own, times 0.3 after "
-        "a failure. Traces by value, before weights and overrides.",
-        histograms,
-        [Table("Quartiles of each dimension", ["dimension", *_QUARTILES], rows)],
-    )
+    table = Table("Quartiles of each dimension", ["dimension", *_QUARTILES], rows)
+    return Section("dimensions", f"Traces differ most in {widest}", histograms, [table])
 
 
 def _novelty(analysis: Analysis) -> Section:
     stretches = analysis.novelty.stretches
     if not stretches:
-        lead = "No trace was compared with others: there was no embedder, so every novelty is 0.5."
-        return Section("novelty", "Novelty was not measured", lead)
+        return Section("novelty", "Novelty was not measured", lead=_UNMEASURED)
     first, last = (f"{stretch.quartiles.p50:.2f}" for stretch in (stretches[0], stretches[-1]))
     heading = f"Novelty went from {first} to {last} as traces came"
     if len(stretches) == 1:
@@ -251,15 +233,8 @@ def _novelty(analysis: Analysis) -> Section:
     about = "1 is like nothing before, 0 is a repeat"
     course = Chart("novelty-course", "Novelty", about, "novelty", analysis.novelty._asdict())
     rows = [[f"{each.first:,} to {each.last:,}", *_two_digits(each.quartiles)] for each in stretches]
-    return Section(
-        "novelty",
-        heading,
-        "Novelty is 1 minus the similarity to the nearest earlier trace: 0 is a repeat. Each dot is a trace. The line is the "
-        "median of those around it; half of them lie within the band. Near duplicates are similar by "
-        f"{NEAR} or more, or have the same content.",
-        [course],
-        tables=[Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)],
-    )
+    table = Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)
+    return Section("novelty", heading, [course], [table])
 
 
 def _drift(analysis: Analysis) -> Section | None:
@@ -278,13 +253,7 @@ def _drift(analysis: Analysis) -> Section | None:
             Table("Two weeks", ["domain", "traces before", "now", "accepted before", "now"], counts, is_open=True),
             Table("Stability index", ["domain", *_COMPARED], indices, is_open=True),
         ]
-    return Section(
-        "drift",
-        heading,
-        f"The newest seven days of decisions against the seven before, where both have at least {FEWEST} traces. The "
-        f"population stability index of two distributions is 0 where they are alike; above {MUCH:g} much has changed.",
-        tables=tables,
-    )
+    return Section("drift", heading, tables=tables)
 
 
 def _outcomes(summary: DomainSummary) -> list[Outcome]:

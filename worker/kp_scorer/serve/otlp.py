@@ -34,8 +34,7 @@ _MOST_SPANS: Final = 20_000
 _MOST_SPAN_BYTES: Final = 1_048_576  # Of one span: parsed, it takes up to two hundred times as much memory.
 _MOST_LASTING_BYTES: Final = 1_024  # Of what all spans of a resource keep of it.
 
-Fields = dict[str, Any]
-"""A span in OTLP's JSON."""
+Fields = dict[str, Any]  # A span in OTLP's JSON.
 
 
 def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, list[ReceivedSpan]], int]:

@@ -28,8 +28,7 @@ _REQUEST_WITHIN_S: Final = 15.0  # A connection on which no request, with all it
 _HEADER_BYTES: Final = 16_384
 _MOST_CONNECTIONS: Final = 512
 _MOST_HANDSHAKES: Final = 128
-_MOST_REQUESTS: Final = 1_024
-"""Those too whose connections are closed, until they are worked on. Requests beyond them get 503."""
+_MOST_REQUESTS: Final = 1_024  # Those too whose connections are closed, until they are worked on. Requests beyond them get 503.
 
 log = structlog.get_logger("kp_scorer.serve.server")
 

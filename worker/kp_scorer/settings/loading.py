@@ -16,8 +16,7 @@ from kp_scorer.settings.sections import ScoringSettings, Settings
 
 Sections = dict[str, dict[str, Any]]
 
-_SECRETS: Final = ("KP_BROKER_URL", "KP_REDIS_URL")
-"""Variables of which ``…_FILE`` may name a file with the value."""
+_SECRETS: Final = ("KP_BROKER_URL", "KP_REDIS_URL")  # Variables of which ``…_FILE`` may name a file with the value.
 _LARGEST_SECRET_BYTES: Final = 65_536
 _REFERENCE: Final = "kp-scorer reference kp-scorer.toml"
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-Context = Mapping[str, str]
-"""The headers ``traceparent`` and perhaps ``tracestate``; empty if a message has none."""
+Context = Mapping[str, str]  # The headers ``traceparent`` and perhaps ``tracestate``; empty if a message has none.
 
 NO_CONTEXT: Final[Context] = MappingProxyType({})
 

@@ -108,13 +108,10 @@ def view(now: Snapshot, before: Snapshot | None, problem: str = "") -> Renderabl
 def _totals(now: Snapshot, before: Snapshot | None) -> Table:
     table = Table.grid(padding=(0, 3))
     counts, then = now.counts, before.counts if before else None
-    table.add_row(
-        f"submitted {counts.submitted:,}{_rate(now, before, counts.submitted, then and then.submitted)}",
-        f"decided {counts.decided:,}{_rate(now, before, counts.decided, then and then.decided)}",
-        f"pending {counts.pending:,}, the oldest for {_seconds(now.backlog.oldest_pending_s)}",
-        f"dead {counts.dead:,}",
-        f"dropped {now.dropped:,}",
-    )
+    submitted = f"submitted {counts.submitted:,}{_rate(now, before, counts.submitted, then and then.submitted)}"
+    decided = f"decided {counts.decided:,}{_rate(now, before, counts.decided, then and then.decided)}"
+    pending = f"pending {counts.pending:,}, the oldest for {_seconds(now.backlog.oldest_pending_s)}"
+    table.add_row(submitted, decided, pending, f"dead {counts.dead:,}", f"dropped {now.dropped:,}")
     limit = f" of {now.backlog.limit:,}" if now.backlog.limit else ""
     waiting = [f"{escape(name)} {count:,}" for name, count in now.backlog.submissions.items()]
     waiting += [f"{escape(name)} {count:,}{limit}" for name, count in now.backlog.decisions.items()]
@@ -129,16 +126,11 @@ def _workers(now: Snapshot, before: Snapshot | None) -> Table:
     earlier = {report.node: report for report in before.workers} if before else {}
     for report in now.workers:
         then = earlier.get(report.node)
-        table.add_row(
-            cell(report.node),
-            f"{report.in_hand}",
-            f"{_decided(report):,}{_rate(now, before, _decided(report), _decided(then) if then else None)}",
-            *(_mean(getattr(report, name), getattr(then, name, None)) for name in ("queued", "held", "embedded")),
-            f"{report.window_entries:,}",
-            f"{report.redeliveries:,}",
-            f"{report.dead_letters:,}",
-            cell("; ".join(report.not_ready)) or "yes",
-        )
+        decided = f"{_decided(report):,}{_rate(now, before, _decided(report), _decided(then) if then else None)}"
+        means = (_mean(getattr(report, name), getattr(then, name, None)) for name in ("queued", "held", "embedded"))
+        counts = map("{:,}".format, (report.window_entries, report.redeliveries, report.dead_letters))
+        ready = cell("; ".join(report.not_ready)) or "yes"
+        table.add_row(cell(report.node), f"{report.in_hand}", decided, *means, *counts, ready)
     return table
 
 
