@@ -51,20 +51,7 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
     trace, nearest = traces.get(decision.trace_id), decision.novelty.nearest
     terms, margin = terms_of(decision), decision.score - decision.threshold
     yield f"{decision.trace_id}: {decision.outcome} with {decision.score:.4f}"
-    for guard in decision.guards:
-        if guard.rejects:
-            bound = "" if guard.bound is None else f" of {guard.bound:.4f}"
-            yield f"A guard rejects it whatever its score: scoring.{guard.name}{bound}."
-    for check in decision.checks:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in check.kinds.items()) or "nothing"
-        result = f"failed ({check.failure})" if check.failure else f"found {kinds}"
-        demand = {None: "", "review": ", and demands review", "rejected": ", and rejects it"}[check.outcome]
-        yield from flowing(f"The check {check.name} {result}{demand}.")
-    for pinned in decision.pinned:
-        entry = f" to {shown_id(pinned.nearest)}" if pinned.nearest else ""
-        effect = f"so it is {pinned.outcome} at best" if pinned.outcome else "without effect"
-        similar = f"similar by {pinned.similarity:.4f}{entry}, of {pinned.limit:.4f}"
-        yield from flowing(f"Pinned set {pinned.name}: {similar}, {effect}.")
+    yield from _barred_words(decision)
     # As zero it would seem to pass.
     digits = ".4f" if abs(margin) >= 0.00005 else ".1g"
     how_far = f"{abs(margin):{digits}} {'short of' if margin < 0 else 'above'} the {decision.threshold:.4f} that it needs"
@@ -88,6 +75,24 @@ def decided_words(decision: Decision, traces: Traces, policy: Policy | None = No
             yield f"  {profile:<20}{variant.score:.4f} of {variant.threshold:.4f}: {variant.outcome}"
     yield ""
     yield from _contents(decision, trace, traces.get(nearest.trace_id) if nearest else None)
+
+
+def _barred_words(decision: Decision) -> Iterator[str]:
+    """What keeps it from being accepted, whatever its score."""
+    for guard in decision.guards:
+        if guard.rejects:
+            bound = "" if guard.bound is None else f" of {guard.bound:.4f}"
+            yield f"A guard rejects it whatever its score: scoring.{guard.name}{bound}."
+    for check in decision.checks:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in check.kinds.items()) or "nothing"
+        result = f"failed ({check.failure})" if check.failure else f"found {kinds}"
+        demand = {None: "", "review": ", and demands review", "rejected": ", and rejects it"}[check.outcome]
+        yield from flowing(f"The check {check.name} {result}{demand}.")
+    for pinned in decision.pinned:
+        entry = f" to {shown_id(pinned.nearest)}" if pinned.nearest else ""
+        effect = f"so it is {pinned.outcome} at best" if pinned.outcome else "without effect"
+        similar = f"similar by {pinned.similarity:.4f}{entry}, of {pinned.limit:.4f}"
+        yield from flowing(f"Pinned set {pinned.name}: {similar}, {effect}.")
 
 
 def _course_words(decision: Decision, received: Received) -> str:
