@@ -98,9 +98,7 @@ def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None
     """
     executable = redis_executable()
     _make_private(data_dir)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
-    password = secrets.token_urlsafe(24)
+    password, port = secrets.token_urlsafe(24), _free_port()
     url = f"redis://:{password}@127.0.0.1:{port}/0"
     with ExitStack() as leaving:
         open_files = [leaving.enter_context(_lock(data_dir))]
@@ -160,6 +158,11 @@ def stop(processes: "Sequence[subprocess.Popen[bytes]]", timeout_s: float) -> No
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _make_private(data_dir: Path) -> None:
