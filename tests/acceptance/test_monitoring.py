@@ -309,6 +309,7 @@ METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
 def exposed() -> Samples:
     metrics = Metrics((), ["secrets"])
     metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, 0.0))
+    metrics.count_left_out("decisions.rejected", 0)
     return samples_of(generate_latest(metrics.registry).decode())
 
 

@@ -46,6 +46,8 @@ class Row(NamedTuple):
     single_tool: bool
     is_guarded: bool
     """Whether a guard or a check kept the trace from being accepted, whatever its score."""
+    sampled: float | None
+    """The share of all traces that goes to review for ``kp-scorer quality``, where this one does; each weighs 1 over it."""
     novelty_source: str
     """``embedding``, ``empty_cache`` or ``no_embedder``."""
     nearest_id: str | None

@@ -375,8 +375,6 @@ class Settings(Section):
             is_shared = {*queues.names(first)} & {*queues.names(second)}
             if is_shared and len({results.via(first), results.via(second)} - {"none"}) > 1:
                 yield f"results.{first}_via: expected that of {second}, which shares its name in queues"
-        if self.review.sample and results.review_via == "none":
-            yield "results.review_via: expected another than 'none' where review.sample sends traces there"
         for outcome in get_args(Outcome):
             if results.via(outcome) == "task" and not results.task:
                 yield f"results.task: expected the name of the task to call where results.{outcome}_via is 'task'"

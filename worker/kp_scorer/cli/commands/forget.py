@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -31,17 +31,20 @@ def forget(trace_id: str, settings: Settings) -> None:
     Workers drop the vector with their next batch, idle workers within half a second. A trace that waits on a queue is scored.
     """
     typed_ids = iter([trace_id]) if trace_id != "-" else _lines()
-    erased, unknown = 0, 0
+    erased = unknown = 0
     with Store.open(settings) as store:
         while trace_ids := list(dict.fromkeys(map(exact_trace_id, islice(typed_ids, _ERASED_AT_ONCE)))):
-            for row in _erase(store, trace_ids):
-                print_row(row)
-                if any(row[kind] for kind in ("vectors", "records", "dead_letters")):
-                    erased += 1
-                    print_note(f"erased {row['trace_id']}")
-                else:
-                    unknown += 1
-                    print_note(f"{row['trace_id']}: nothing is kept of this trace: it is unknown, or what was kept has expired")
+            # Each kind of what is kept in one pass.
+            vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
+            letters = [each for each in store.dead_letters.read(trace_ids=trace_ids) if store.dead_letters.drop(each)]
+            dropped = Counter(each.trace_id for each in letters)
+            for each, records in zip(trace_ids, store.ledger.erase(*trace_ids), strict=True):
+                kept = {"vectors": vectors[each], "records": records, "dead_letters": dropped[each]}
+                print_row({"trace_id": each, **kept})
+                erased += any(kept.values())
+                unknown += not any(kept.values())
+                nothing = f"{each}: nothing is kept of this trace: it is unknown, or what was kept has expired"
+                print_note(f"erased {each}" if any(kept.values()) else nothing)
     if erased and settings.results.with_trace:
         print_note("what was published carries the trace: have its readers erase it")
     if unknown:
@@ -50,16 +53,5 @@ def forget(trace_id: str, settings: Settings) -> None:
 
 def _lines() -> Iterator[str]:
     with open_input("-") as stream:
-        lines = (
-            line.decode("utf-8", "backslashreplace") for line in iter(lambda: read_bytes(stream.readline, _MOST_BYTES), b"")
-        )
-        yield from filter(None, (line.rstrip("\r\n") for line in lines))
-
-
-def _erase(store: Store, trace_ids: list[str]) -> Iterator[dict[str, Any]]:
-    """Erase traces, each kind of what is kept of them in one pass; yield how much there was of each."""
-    vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
-    dropped = Counter(each.trace_id for each in store.dead_letters.read(trace_ids=trace_ids) if store.dead_letters.drop(each))
-    for trace_id, records in zip(trace_ids, store.ledger.erase(*trace_ids), strict=True):
-        kept = {"vectors": vectors[trace_id], "records": records, "dead_letters": dropped[trace_id]}
-        yield {"trace_id": trace_id, **kept}
+        lines = iter(lambda: read_bytes(stream.readline, _MOST_BYTES), b"")
+        yield from filter(None, (line.decode("utf-8", "backslashreplace").rstrip("\r\n") for line in lines))
