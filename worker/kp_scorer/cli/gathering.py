@@ -28,18 +28,15 @@ from kp_scorer.offline import decide_offline, offline_decider
 from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace, namespace_of
 
-_MOST_BYTES: Final = 2**20
-"""Of a line with a decision, which takes some two kilobytes."""
+_MOST_BYTES: Final = 2**20  # Of a line with a decision, which takes some two kilobytes.
 
 
 class GatheredTrace(NamedTuple):
     """A decision, and whether its trace is good."""
 
     decision: Decision
-    label: bool | None = None
-    """As the ledger holds it, or as `status` printed it; None if it has none."""
-    success: bool | None = None
-    """Whether it succeeded; None unless a file of traces was read."""
+    label: bool | None = None  # As the ledger holds it, or as `status` printed it; None if it has none.
+    success: bool | None = None  # Whether it succeeded; None unless a file of traces was read.
 
 
 @dataclass(slots=True)
@@ -51,8 +48,7 @@ class Gathered:
     source: str
     refused: int = 0
     """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged; once all are read."""
-    dead_letters: int = 0
-    """How many there are, of all producers; 0 unless the ledger was read."""
+    dead_letters: int = 0  # How many there are, of all producers; 0 unless the ledger was read.
 
     def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> None:
         """Leave out what an option that chooses names does not name."""

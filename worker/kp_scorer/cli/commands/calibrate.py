@@ -24,14 +24,11 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.trace import namespace_of
 
-_OTHER_DOMAINS: Final = "(all others)"
-"""What has no threshold of its own; the brackets distinguish it from a domain."""
+_OTHER_DOMAINS: Final = "(all others)"  # What has no threshold of its own; the brackets distinguish it from a domain.
 _NEAR: Final = 0.02
-_NAMED: Final = 5
-"""So many producers are named, those with most traces."""
+_NAMED: Final = 5  # So many producers are named, those with most traces.
 _LEAST_SHARE: Final = 0.001
-_DIGITS: Final = 12
-"""So many digits make a share in percents exact: 99.9 / 100 is not 0.999."""
+_DIGITS: Final = 12  # So many digits make a share in percents exact: 99.9 / 100 is not 0.999.
 _HEAD: Final = (
     "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
     "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",

@@ -25,8 +25,7 @@ from kp_scorer.report.words import plural
 from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace
 
-_FEW: Final = 5
-"""So many decisions of a file are explained without --id."""
+_FEW: Final = 5  # So many decisions of a file are explained without --id.
 _FILES: Final = (".json", ".jsonl", ".ndjson", ".gz")
 _REMEDIES: Final[dict[str, str]] = {
     "malformed": "Sent again as it is it would die again: have its producer send a trace.",

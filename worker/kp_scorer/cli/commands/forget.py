@@ -16,8 +16,7 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 _ERASED_AT_ONCE: Final = 1_000
-_MOST_BYTES: Final = 2**20
-"""Of a line with an id."""
+_MOST_BYTES: Final = 2**20  # Of a line with an id.
 
 
 @click.command(epilog="Example: kp-scorer forget kp:trace:4f1c20a9-7d0e-4f3b-9c55-2b1f6f0d8a11")

@@ -32,8 +32,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME
 from kp_scorer.trace import ReasoningTrace
 
-_NOTHING_CHECKED: Final = 5
-"""The exit code of an audit that found nothing to recompute."""
+_NOTHING_CHECKED: Final = 5  # The exit code of an audit that found nothing to recompute.
 _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")
 
 
