@@ -83,6 +83,11 @@ def test_logs_and_pinned_sets_are_listed_without_looking_through_all_keys(filled
     assert "scan" in filled.calls("cache", "info")
     assert json.loads(filled.run("cache", "info").stdout)["space"] == SPACE
     assert 0 < filled.client.ttl(KEYS.directory) <= 86_400
+    # Appending does not put off when logs are looked for again, which others may have restored.
+    filled.client.expire(KEYS.directory, 100)
+    with Store.open(filled.settings) as store:
+        store.novelty_log(SPACE).append([candidate(trace_id(RECORDS), 50, dimensions=4)], None)
+    assert 0 < filled.client.ttl(KEYS.directory) <= 100
 
 
 def test_many_traces_are_erased_in_one_pass(filled: Filled) -> None:

@@ -138,7 +138,7 @@ MUTANTS: Final = (
         "",
         "the place of what is erased is kept",
     ),
-    Mutant("append", "redis.call('HSET', directory, log, 1)", "", "a log is not listed"),
+    Mutant("append", "redis.call('HSET', directory, log, 1) == 1", "false", "a log is not listed"),
     Mutant("append", "place + #records", "place", "a place is kept whose window its own batch pushes out"),
     Mutant("erase_entries", "if is_wanted[trace_id] then", "if true then", "others are erased"),
     Mutant("erase_entries", "redis.call('XADD', erasures, 'MAXLEN', '~', most, '*', 'e', entry)", "", "mirrors are not told"),

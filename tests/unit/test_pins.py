@@ -65,6 +65,7 @@ def test_nearest_is_what_comparing_one_by_one_gives(entries: int, traces: int, r
     asked = chance.choice([-0.5, 0.5], (traces, 4)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pins_module, "_ROWS", rows_at_once)
+        patch.setattr(pins_module, "_AT_ONCE", rows_at_once)
         patch.setattr(pins_module, "_HEAD", head)
         nearest = PinnedSearch(PinnedSet("texts", [str(row) for row in range(entries)], vectors)).nearest(asked)
     for vector, (entry, similarity) in zip(asked, nearest, strict=True):

@@ -28,7 +28,7 @@ def listed_keys(client: redis.Redis, keys: Keys) -> list[str]:
         with client.pipeline(transaction=False) as step, suppress(redis.exceptions.ResponseError):
             list_keys(step, keys, [*listed, _ALL])
             step.execute()
-    return sorted(map(text_in, listed))
+    return sorted(text_in(key) for key in listed if key != _ALL)
 
 
 def list_keys(step: "redis.client.Pipeline", keys: Keys, added: Iterable[bytes | str]) -> None:

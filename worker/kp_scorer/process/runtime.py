@@ -87,6 +87,7 @@ class Runtime:
         # Celery prints its banner, and that it stops, on stdout, which is for programs; nor is that one of the log's lines.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         if not sys.stderr.isatty():
+            instance.quiet = True
             sys.__stdout__ = None  # type: ignore[misc]
 
     def _open(self, sender: Any, **_: Any) -> None:

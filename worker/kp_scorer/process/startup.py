@@ -35,8 +35,8 @@ class Patience:
         self.waits_for = ""
         """The service that it waits for, and why; empty if for none. Any thread may read it."""
 
-    def wait_for(self, service: str, reach: Callable[[], Answer], *, is_endless: bool = False) -> Answer:
-        """Retry until a service answers; raise the last ServiceUnavailable once patience ends, if it is not endless."""
+    def wait_for(self, service: str, reach: Callable[[], Answer], is_endless: Callable[[], bool] = lambda: False) -> Answer:
+        """Retry until a service answers; raise the last ServiceUnavailable once patience ends, while it is not endless."""
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
@@ -44,7 +44,7 @@ class Patience:
             except ServiceUnavailable as error:
                 if _is_loading(error):
                     deadline = time.monotonic() + self._patience_s
-                elif time.monotonic() > deadline and not is_endless:
+                elif time.monotonic() > deadline and not is_endless():
                     raise
                 self.waits_for = f"{service}: {error}"
                 log.warning("service_unavailable", service=service, detail=str(error))
@@ -90,7 +90,7 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     if pins:
         # An operator has to pin a set that is missing, which `up` brings the Redis for.
-        patience.wait_for("pinned sets", pins.refresh, is_endless=True)
+        patience.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
     novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window(), pins)
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
     log.info("novelty_log_read", entries=patience.wait_for("redis", novelty.cache.catch_up))

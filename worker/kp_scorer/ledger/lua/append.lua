@@ -78,8 +78,8 @@ if #records > 0 then
         redis.call('PEXPIRE', log, string.format('%.0f', ttl_ms + slack_ms))
         -- The head must outlive the log: a log that went on from place 1 would assign places twice.
         redis.call('PEXPIRE', head, string.format('%.0f', ttl_ms + slack_ms + 60000))
-        redis.call('HSET', directory, log, 1)
-        redis.call('PEXPIRE', directory, 86400000)
+        -- No longer after each append, or it would never be made anew with what others have restored.
+        if redis.call('HSET', directory, log, 1) == 1 then redis.call('PEXPIRE', directory, 86400000) end
     end
 end
 
