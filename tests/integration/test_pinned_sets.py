@@ -155,7 +155,7 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
     log = tmp_path / "worker.log"
     with start_worker(changed, log, command=FAST_WORKER, ready=False) as started, Client(changed) as client:
         wait_until(lambda: started.events("service_unavailable"))
-        assert "novelty.pinned: tasks: the set is gone" in started.text()
+        assert "novelty.pinned: tasks: not pinned in this space" in started.text()
         keep(store, "tasks", word_hash_set("wash the car"), "word-hash-1")
         first = decide(client, "count the open invoices")
         assert (first.outcome, first.pinned[0].name, first.pinned[0].nearest) == ("accepted", "tasks", "1")
@@ -165,7 +165,7 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
         store.pinned_sets("word-hash-1").remove("tasks")
         waiting = client.submit(minimal_payload(trace_id=new_id(), objective="count the open invoices"))
         wait_until(lambda: started.events("trace_waits"))
-        wait_until(lambda: "novelty.pinned: tasks: the set is gone" in str(store.workers.reports()))
+        wait_until(lambda: "novelty.pinned: tasks: not pinned in this space" in str(store.workers.reports()))
         keep(store, "tasks", of_tasks, "word-hash-1")
         assert client.wait(waiting, timeout_s=60).outcome == "rejected"
     audited = run("audit", KP_BROKER_URL=settings.broker.url)

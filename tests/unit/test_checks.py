@@ -158,7 +158,11 @@ def test_a_check_knows_no_settings(open_checks: Open, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("nobody", "checks: expected nobody to be an entry point of one package, got 0"),
+        (
+            "nobody",
+            "checks: nobody: expected an entry point of one package, got 0; there are "
+            "['broken', 'count_steps', 'look_around', 'misbehave', 'secrets', 'versioned']",
+        ),
         ("versioned", "checks: versioned: version: expected a text of 1 to 64 characters of ASCII without spaces"),
         ("broken", "checks: broken cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),
     ],

@@ -145,7 +145,7 @@ def test_a_replaced_set_counts_at_once_and_one_that_is_gone_stops_deciding() -> 
     decision = decide(decider, "book a flight", "second")
     assert (decision.outcome, decision.pinned[0].version) == ("rejected", shelf["tasks"].version)
     replaced = shelf.pop("tasks")
-    with pytest.raises(ServiceUnavailable, match=r"novelty\.pinned: tasks: the set is gone"):
+    with pytest.raises(ServiceUnavailable, match=r"novelty\.pinned: tasks: not pinned in this space"):
         decide(decider, "book a flight", "third")
     shelf["tasks"] = replaced
     assert decide(decider, "book a flight", "third").outcome == "rejected"

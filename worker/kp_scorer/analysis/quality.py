@@ -75,8 +75,9 @@ def qualities(decisions: Iterable[Decision], labels: Mapping[str, bool], aliases
 
 def _quality(domains: tuple[str, ...], rows: Sequence[tuple[float, bool, bool, float]]) -> Quality:
     judged = Judged(*map(np.array, zip(*rows, strict=True)))
-    low, high = judged.scores.min(), judged.scores.max()
-    tried = (step / 20 for step in range(21) if low < step / 20 <= high)
+    # What is barred is accepted by no threshold.
+    scores = judged.scores[np.isfinite(judged.scores)]
+    tried = (step / 20 for step in range(21) if scores.size and scores.min() < step / 20 <= scores.max())
     return Quality(domains, len(rows), (judged.estimate(), *map(judged.estimate, tried)))
 
 

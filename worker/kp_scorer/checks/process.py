@@ -61,7 +61,8 @@ def _load(names: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             entries = entry_points(group="kp_scorer.checks", name=name)
             if len(entries) != 1:
-                raise SettingsError(f"expected {name} to be an entry point of one package, got {len(entries)}")
+                have = sorted(entry.name for entry in entry_points(group="kp_scorer.checks"))
+                raise SettingsError(f"{name}: expected an entry point of one package, got {len(entries)}; there are {have}")
             (entry,) = entries
             checks[name] = check = entry.load()
             version = getattr(check, "version", None) or (entry.dist.version if entry.dist else "none")
@@ -77,11 +78,11 @@ def _load(names: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _answer(check: Any, content: bytes) -> dict[str, Any]:
     try:
-        findings = check(_trace(content))
-        try:
-            return {"findings": Findings.model_validate(findings).model_dump()}
-        except ValidationError:
-            return {"error": "it returned no Findings, or some that are out of bounds"}
+        return {"findings": Findings.model_validate(check(_trace(content))).model_dump()}
+    except ValidationError as error:
+        # Only the field, as values and names within may be text of the trace.
+        fields = {str(each["loc"][0]) for each in error.errors(include_input=False) if each["loc"]}
+        return {"error": f"it made no valid {error.title}: {', '.join(sorted(fields & Findings.model_fields.keys()))}"}
     except MemoryError:
         os._exit(1)
     except BaseException as error:

@@ -114,22 +114,25 @@ class Pins:
 
     def load(self) -> None:
         """Read all sets; raises SettingsError if one does not exist, ServiceUnavailable if they cannot be read."""
-        if missing := [name for name, version in self._versions() if version is None]:
-            raise SettingsError(f"novelty.pinned: {', '.join(missing)}: not pinned in this space; see `kp-scorer cache pin`")
+        if absent := _absent(self._versions()):
+            raise SettingsError(absent)
         self.refresh()
 
     def refresh(self) -> None:
         """Read anew what has another version; raises ServiceUnavailable if a set is gone."""
-        for name, version in self._versions():
+        versions = self._versions()
+        self.missing = _absent(versions)
+        if self.missing:
+            raise ServiceUnavailable(self.missing)
+        for name, version in versions:
             if name not in self._by_name or self._by_name[name][0] != version:
                 # First, or both would take memory at once.
                 self._by_name.pop(name, None)
-                pinned = self._sets.read(name) if version else None
+                pinned = self._sets.read(name)
                 if pinned is None or pinned.vectors.shape[1] != self._dimensions:
-                    self.missing = f"novelty.pinned: {name}: the set is gone or damaged; see `kp-scorer cache pin`"
+                    self.missing = f"novelty.pinned: {name}: the set is damaged; pin it again by `kp-scorer cache pin`"
                     raise ServiceUnavailable(self.missing)
                 self._by_name[name] = pinned.version, pinned, PinnedSearch(pinned)
-        self.missing = ""
         self.has_texts = any(pinned.kind == "texts" for _, pinned, _ in self._by_name.values())
 
     def compare(self, vectors: NDArray[np.float32], asked: Sequence[NDArray[np.float32] | None]) -> list[tuple[Pinned, ...]]:
@@ -156,6 +159,11 @@ class Pins:
 
     def _versions(self) -> list[tuple[str, str | None]]:
         return list(zip(self._limits, self._sets.versions(list(self._limits)), strict=True))
+
+
+def _absent(versions: Sequence[tuple[str, str | None]]) -> str:
+    names = ", ".join(name for name, version in versions if version is None)
+    return names and f"novelty.pinned: {names}: not pinned in this space; see `kp-scorer cache pin`"
 
 
 def audit_pinned(

@@ -90,9 +90,9 @@ def _barred_words(decision: Decision) -> Iterator[str]:
         yield from flowing(f"The check {check.name} {result}{demand}.")
     for pinned in decision.pinned:
         entry = f" to {shown_id(pinned.nearest)}" if pinned.nearest else ""
-        effect = f"so it is {pinned.outcome} at best" if pinned.outcome else "without effect"
-        similar = f"similar by {pinned.similarity:.4f}{entry}, of {pinned.limit:.4f}"
-        yield from flowing(f"Pinned set {pinned.name}: {similar}, {effect}.")
+        effect = {None: "", "review": "; it demands review", "rejected": "; it rejects the trace"}[pinned.outcome]
+        similar = f"similarity {pinned.similarity:.4f}{entry}, the limit is {pinned.limit:.4f}"
+        yield from flowing(f"Pinned set {pinned.name}: {similar}{effect}.")
 
 
 def _course_words(decision: Decision, received: Received) -> str:
