@@ -96,8 +96,9 @@ class LogModel:
         self.entries.append(LogEntry(self.time_ms, self.number, trace_id, digest, counts))
         books.expires_in(LOG, _LIFE_MS)
         books.expires_in(HEAD, _LIFE_MS + 60_000)
+        if not self.is_listed:
+            books.expires_in(DIRECTORY, 86_400_000)
         self.is_listed = True
-        books.expires_in(DIRECTORY, 86_400_000)
         return self.entries[-1].place
 
     def _trim(self) -> None:
