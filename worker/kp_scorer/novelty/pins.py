@@ -23,7 +23,7 @@ _HEAD: Final = 128
 _ROWS: Final = 4_096
 _AT_ONCE: Final = 32
 _SLACK: Final = 1e-5
-"""More than the rounding of a bound."""
+"""Much more than the rounding of a bound."""
 _MANY: Final = 4
 """If one entry in so many reaches the bound, copying those costs more than comparing all."""
 
@@ -45,7 +45,7 @@ class PinnedSet(NamedTuple):
 
 
 class PinnedSearch:
-    """Finds what is nearest in a set: exactly, and for texts as they are in the time that a third of the set takes to read.
+    """Finds what is nearest in a set: exactly, and among real texts in the time that a third of the set takes to read.
 
     By the set's principal axes, a vector is a head, which holds most of it, and a tail. A similarity is at most the product of
     the heads and that of the tails' lengths (Cauchy and Schwarz). Only entries of which that reaches the similarity of the most
