@@ -63,7 +63,7 @@ def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
     chance, started = random.Random(chosen.seed), time.monotonic()
     changed = {"embedding.threads": 1, "broker.timeout_s": 10.0, "redis.timeout_s": 10.0} | (_GATED if chosen.gated else {})
     settings = arena.settings(**changed)
-    load, submitted, violation = list(_traces(chosen.traces, chance)), list[str](), None
+    load, submitted, violation = list(traces(chosen.traces, chance)), list[str](), None
     if chosen.gated:
         tasks = (" ".join(trace["task"]["objective"].split()) for trace in load[::20])
         _run("cache", "pin", "tasks", "-", settings=settings, stdin="\n".join(tasks))
@@ -95,7 +95,7 @@ def _run(*arguments: str, settings: Settings, stdin: str = "") -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _traces(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
+def traces(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
     path = REFERENCE_TRACES / "traces.jsonl"
     templates = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else sample_traces()
     for place, trace in enumerate(itertools.islice(itertools.cycle(templates), count)):

@@ -1,0 +1,157 @@
+"""``python -m tests.chaos.soak --broker rabbitmq --minutes 60``: three workers under a steady load while things break.
+
+Every ten seconds a worker is killed or asked to stop, connections to the store or the broker are closed, or Redis is killed and
+started again. The first worker lives through it all, and its resident memory is read: a line through the readings of the last
+three quarters gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided once and published, every
+audit on the way agreed, and the interval reaches down to less than 1 MB an hour.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+from kp_scorer.client import Client
+from kp_scorer.settings.loading import as_environment
+
+from tests.chaos.kill_run import traces
+from tests.support.arena import Arena, submit
+from tests.support.commands import run
+from tests.support.fleet import Fleet
+from tests.support.processes import KP_SCORER_WORKER
+from tests.support.rabbitmq import RABBITMQ_URL, own_queues, own_virtual_host
+
+_BREAK_S: Final = 10.0
+_READ_S: Final = 15.0
+_AUDIT_S: Final = 180.0
+"""The log keeps 11,000 entries, more than a load of 40 a second adds between two audits."""
+
+_WORKERS: Final = 3
+_FLAT_MB_PER_HOUR: Final = 1.0
+
+
+def main() -> int:
+    """Load, break, audit and check; progress goes to stderr, a summary as JSON to stdout."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--broker", choices=["redis", "rabbitmq"], default="redis")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--rate", type=float, default=20.0, metavar="TRACES_PER_S")
+    parser.add_argument("--embedder", choices=["words", "default"], default="words")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        own_virtual_host(RABBITMQ_URL) if chosen.broker == "rabbitmq" else nullcontext("") as url,
+        Arena(chosen.broker, url, Path(directory), own_queues()) as arena,
+    ):
+        summary = _Soak(arena, chosen).run()
+    print(json.dumps(vars(chosen) | summary))  # noqa: T201
+    return 1 if summary["violation"] else 0
+
+
+class _Soak:
+    def __init__(self, arena: Arena, chosen: argparse.Namespace) -> None:
+        self._arena = arena
+        self._chosen = chosen
+        self._chance = random.Random(chosen.seed)
+        embedder = {"embedding.embedder": "words"} if chosen.embedder == "words" else {"embedding.threads": 1}
+        self._settings = arena.settings_behind_proxies(**embedder)
+        self._load = traces(10**9, self._chance)
+        self._submitted: list[str] = []
+        self._broken = Counter[str]()
+        self._audits = 0
+        self._memory: list[tuple[float, float]] = []
+        """Seconds since the start, and MB."""
+
+    def run(self) -> dict[str, Any]:
+        violation = None
+        logs = self._arena.directory / "logs"
+        with Fleet(self._settings, logs, _WORKERS, KP_SCORER_WORKER, supervised=True) as fleet:
+            fleet.wait_until_ready()
+            survivor = psutil.Process(fleet[0].process.pid)
+            try:
+                self._soak(fleet, survivor)
+                # The log keeps only the newest entries, so that not every decision has one.
+                self._arena.finish(fleet, self._submitted, store_lost_writes=True)
+            except AssertionError as error:
+                violation = str(error)
+            codes = Counter(fleet.ends)
+        slope, margin = _growth(self._memory)
+        if violation is None and slope - margin > _FLAT_MB_PER_HOUR:
+            violation = f"memory grows by {slope:.2f} MB an hour, give or take {margin:.2f}"
+        return {
+            "submitted": len(self._submitted),
+            "broken": dict(self._broken),
+            "exit_codes": dict(codes),
+            "audits": self._audits,
+            "mb": round(float(np.median([mb for _, mb in self._memory])), 1),
+            "mb_per_hour": round(slope, 2),
+            "mb_per_hour_margin": round(margin, 2),
+            "violation": violation,
+        }
+
+    def _soak(self, fleet: Fleet, survivor: psutil.Process) -> None:
+        started = time.monotonic()
+        end = started + 60 * self._chosen.minutes
+        due = {self._break: started + _BREAK_S, self._read: started + _READ_S, self._audit: started + _AUDIT_S}
+        every = {self._break: _BREAK_S, self._read: _READ_S, self._audit: _AUDIT_S}
+        with Client(self._settings) as client:
+            while (now := time.monotonic()) < end:
+                # A producer that was held up catches up, as agents would that all tried again.
+                missing = int((now - started) * self._chosen.rate) - len(self._submitted)
+                self._submitted += submit(client, list(itertools.islice(self._load, min(missing, 100))), patience_s=120)
+                time.sleep(0.2)
+                assert survivor.is_running(), "the worker that nobody killed has ended"
+                for action, at in due.items():
+                    if now >= at:
+                        due[action] = now + every[action]
+                        action(fleet, survivor, now - started)
+
+    def _break(self, fleet: Fleet, _survivor: psutil.Process, _elapsed_s: float) -> None:
+        kind = self._chance.choice(["kill", "terminate", "cut store", "cut broker", "restart Redis"])
+        self._broken[kind] += 1
+        if kind == "kill":
+            fleet.kill(self._chance.randrange(1, _WORKERS))
+        elif kind == "terminate":
+            fleet[self._chance.randrange(1, _WORKERS)].process.terminate()
+        elif kind == "cut store":
+            self._arena.store_proxy.cut()
+        elif kind == "cut broker":
+            self._arena.broker_proxy.cut()
+        else:
+            self._arena.redis.kill()
+            self._arena.redis.start()
+
+    def _read(self, _fleet: Fleet, survivor: psutil.Process, elapsed_s: float) -> None:
+        self._memory.append((elapsed_s, survivor.memory_info().rss / 1e6))
+
+    def _audit(self, _fleet: Fleet, _survivor: psutil.Process, elapsed_s: float) -> None:
+        done = run("audit", **as_environment(self._settings))
+        print(f"{elapsed_s:.0f} s, {len(self._submitted)} submitted, {done.stderr}", file=sys.stderr)  # noqa: T201
+        assert done.returncode == 0, done.stderr
+        self._audits += 1
+
+
+def _growth(readings: list[tuple[float, float]]) -> tuple[float, float]:
+    """The slope of a line through the readings, in MB an hour, and half of its 95% interval.
+
+    Readings are averaged into at most 24 blocks, as neighbours are alike and would make the interval too narrow.
+    """
+    later = readings[len(readings) // 4 :]
+    blocks = np.array([np.mean(block, axis=0) for block in np.array_split(np.array(later), min(24, len(later)))])
+    hours, megabytes = blocks[:, 0] / 3600, blocks[:, 1]
+    (slope, _), covariance = np.polyfit(hours, megabytes, 1, cov=True)
+    return float(slope), float(2.07 * np.sqrt(covariance[0, 0]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
