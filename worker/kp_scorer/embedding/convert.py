@@ -16,9 +16,7 @@ from kp_scorer.embedding.openvino_engine import openvino
 from kp_scorer.embedding.torch_engine import load_model, unit_vectors
 
 _TOLERANCE: Final = 1e-4
-
-_LONGEST_CHECKED: Final = 1_024
-"""Tokens of the longest text that is checked: a longer one would take minutes."""
+_LONGEST_CHECKED: Final = 1_024  # Tokens of the longest text that is checked: a longer one would take minutes.
 
 
 class _UnitVectors(torch.nn.Module):

@@ -21,8 +21,7 @@ class Row(NamedTuple):
     """What is embedded of a text."""
 
     ids: Ids
-    is_whole: bool
-    """Whether that is all of it."""
+    is_whole: bool  # Whether that is all of it.
 
 
 class Tokens:

@@ -22,8 +22,7 @@ from kp_scorer.errors import SettingsError
 _MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}
 """Tokens of one forward pass: on CPU 8 full texts or a hundred short ones, on a GPU 128 full texts."""
 
-_SAMPLE: Final = "Refund it: don't!"
-"""Short enough for any model, and with what tokenizers treat differently."""
+_SAMPLE: Final = "Refund it: don't!"  # Short enough for any model, and with what tokenizers treat differently.
 
 
 class TorchEngine(Engine):

@@ -20,21 +20,18 @@ _PLAIN_PIECES: Final = 6
 _PLAIN: Final = re.compile(r"[ \n]")
 """So many pieces are what stands between such characters, which no token reaches across: 512 tokens of most long texts."""
 
-_AT_ONCE: Final = 4_096
-"""Characters whose classes are looked up at once; more would take more memory and no less time."""
+_AT_ONCE: Final = 4_096  # Characters whose classes are looked up at once; more would take more memory and no less time.
 
 _DROPPED, _SPACE, _ALONE, _WORD, _UNKNOWN, _ADDED, _OF_ADDED = b"- 1wu[]"
 """Classes of characters: dropped, white space, a token or more by itself, of a word, of a word that is unknown with it, the
 first character of an added token, its others."""
 _LETTERS: Final = re.compile(rb"[wu]+")
-
 _SURROGATES: Final = range(0xD800, 0xE000)
-_ALIKE: Final = (
+_ALIKE: Final = (  # Code points of which the first in each range stands for all.
     *(range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0x20000, 0x2A6D0), range(0x2A700, 0x2B730)),  # ideographs
     *(range(0x30000, 0xE0000), range(0xE1000, 0xF0000)),  # rare ideographs, and nothing yet
     *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)),  # private use
 )
-"""Code points of which the first in each range stands for all."""
 
 
 class Units:
@@ -134,12 +131,10 @@ def _added_tokens(description: Mapping[str, Any]) -> list[str]:
 
 
 def _alphabet(description: Mapping[str, Any]) -> set[str]:
-    """Characters of the vocabulary, which words that are not unknown are made of."""
     return set("".join(description["model"]["vocab"].keys() - set(_added_tokens(description))))
 
 
 def _classes_of_all(tokenizer: Tokenizer, alphabet: set[str]) -> NDArray[np.uint8]:
-    """The class of every code point."""
     # The tokenizer refuses surrogates, where it is given any.
     classes = np.full(0x110000, _WORD, np.uint8)
     different = np.ones(0x110000, np.bool_)
@@ -158,7 +153,6 @@ def _classes_of_all(tokenizer: Tokenizer, alphabet: set[str]) -> NDArray[np.uint
 
 
 def _normalized(tokenizer: Tokenizer, characters: Sequence[str]) -> list[str]:
-    """What each character becomes by itself."""
     normalize = tokenizer.normalizer.normalize_str
     _, *normal, _ = normalize(f"!{'!'.join(characters)}!").split("!")
     return normal if len(normal) == len(characters) else list(map(normalize, characters))

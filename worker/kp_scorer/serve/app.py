@@ -64,8 +64,6 @@ class TraceStatus(BaseModel):
 
 
 class _Handlers:
-    """What each path does."""
-
     def __init__(self, settings: Settings, store: Store, client: Client, tokens: Sequence[str]) -> None:
         self._most_bytes = settings.serve.body_bytes
         self._store = store

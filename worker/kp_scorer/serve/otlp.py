@@ -20,7 +20,6 @@ from kp_scorer.ledger.runs import ReceivedSpan
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
-
 SERVICE: Final = "service.name"
 SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
 """What spans do not carry by any convention: attributes of these names after ``kp.`` do, on a root or its resource."""
@@ -40,8 +39,7 @@ Fields = dict[str, Any]  # A span in OTLP's JSON.
 def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, list[ReceivedSpan]], int]:
     """Read an export: its spans by the ids of their runs, and how many were none, or too large.
 
-    Raises:
-        InvalidTrace, NotConverted: it is none; the error names the place, never the content.
+    Raises InvalidTrace, NotConverted: it is none; the error names the place, never the content.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0

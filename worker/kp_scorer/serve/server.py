@@ -36,8 +36,7 @@ log = structlog.get_logger("kp_scorer.serve.server")
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then answer what has begun, and return.
 
-    Raises:
-        SettingsError: the tokens or the certificate cannot be used, or it cannot listen there.
+    Raises SettingsError: the tokens or the certificate cannot be used, or it cannot listen there.
     """
     tokens = read_tokens(settings.serve.tokens)
     _check_certificate(settings.serve)

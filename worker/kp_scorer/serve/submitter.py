@@ -92,7 +92,6 @@ class Submitter:
             self._store.dead_letters.dead_letter(export, "invalid", _detail(error), f"{TRACE_ID_PREFIX}otel:{run.run_id}")
 
     def _converted(self, run: ClosedRun, raw: bytes) -> dict[str, Any]:
-        """The trace that a run makes; raises InvalidTrace or NotConverted."""
         most = self._settings.serve
         if run.is_too_large:
             raise InvalidTrace([Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")])

@@ -16,8 +16,7 @@ _TOKEN: Final = re.compile(r"[!-~]{16,512}")
 def read_tokens(file: str) -> list[str]:
     """Read a file with a token on each line; lines that begin with # are comments. No file, no tokens.
 
-    Raises:
-        SettingsError: it cannot be read, others may write to it, it has no token, or one that is none.
+    Raises SettingsError: it cannot be read, others may write to it, it has no token, or one that is none.
     """
     try:
         if file:
