@@ -39,7 +39,7 @@ _OFFSET_POSITIONS: Final = frozenset({"camembert", "longformer", "mpnet", "rober
 _CONVERSION: Final = 3
 """Version of the conversion: change it when models are converted differently, so that older files are not used."""
 
-_CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.convert import main; main()"
+_CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.torch_engine import main; main()"
 """Run in its own Python process. Without garbage collection, which finds hardly any, its imports take a sixth less time."""
 
 _CONVERTED: Final = "model.xml"
