@@ -45,8 +45,7 @@ class SuppliedFields(NamedTuple):
     privacy_level: PrivacyLevel
     success: bool | None = None  # For runs whose source does not say whether they succeeded.
     created_at: IsoDatetime | None = None  # For runs whose source does not say when they were.
-    paths: Mapping[str, str] = MappingProxyType({})
-    """Dotted paths into a run's record, by the field that they lead to: one of these, or ``id``."""
+    paths: Mapping[str, str] = MappingProxyType({})  # Dotted, into a run's record, by the field: one of these, or ``id``.
 
 
 class Run(NamedTuple):

@@ -96,8 +96,7 @@ class _Process:
         self.owner = os.getpid()
         self._numbers = itertools.count(1)
         self._channel, self._answers = ours, ours.makefile("rb")
-        self.end = weakref.finalize(self, _end, self.owner, process, self._answers, ours)
-        """End it; at the latest it ends with this object, or with the worker."""
+        self.end = weakref.finalize(self, _end, self.owner, process, self._answers, ours)  # Or it ends with self.
         try:
             ours.settimeout(start_s)
             loaded = json.loads(self._answers.readline(_ANSWER_BYTES))

@@ -17,8 +17,7 @@ from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8  # With more, a pass gains little by each; more workers use further cores better.
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")
-"""Device nodes of NVIDIA's driver, of GPUs under WSL, and of AMD's driver, which torch calls CUDA too."""
+_GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # NVIDIA's, WSL's, and AMD's, which torch calls CUDA too.
 
 # By way of the standard library, because this also runs in programs of others, whose stdout is not ours to write to.
 log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])

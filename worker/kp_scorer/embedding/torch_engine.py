@@ -25,9 +25,7 @@ from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import SettingsError
 
-_MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}
-"""Tokens of one forward pass: on CPU 8 full texts or a hundred short ones, on a GPU 128 full texts."""
-
+_MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}  # Of a pass: on CPU 8 full texts, on a GPU 128.
 _SAMPLE: Final = "Refund it: don't!"  # Short enough for any model, and with what tokenizers treat differently.
 _TOLERANCE: Final = 1e-4
 _LONGEST_CHECKED: Final = 1_024  # Tokens of the longest text that is checked: a longer one would take minutes.

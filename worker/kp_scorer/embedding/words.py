@@ -39,8 +39,7 @@ _MOST_WORDS: Final = 32_768
 a text made of nothing but different words takes."""
 
 _REMEMBERED: Final = 32_768
-_REMEMBERED_CHARS: Final = 64
-"""How many words' hashes are remembered, which saves most of the time, and how long such a word may be: 16 MB at most."""
+_REMEMBERED_CHARS: Final = 64  # Of a word whose hash is remembered: 16 MB at most, which save most of the time.
 
 
 class WordsEmbedder(Embedder):
