@@ -83,10 +83,7 @@ class NoveltyMeter:
         return Candidate(trace.id, digest, vector, counts)
 
     def place(self, candidates: Sequence[Candidate], asked: Sequence[Vector | None] = ()) -> list[Comparison | None]:
-        """Place candidates in the log, which is idempotent, and compare each; None if another digest has its id.
-
-        ``asked`` are the vectors of their objectives alone, where sets are pinned.
-        """
+        """Place candidates, idempotently, and compare each, and the vectors ``asked``; None if another digest has its id."""
         if self._pins:
             # First, so that nothing is placed that cannot be decided.
             self._pins.refresh()

@@ -245,11 +245,9 @@ class _Conversation:
         return pieces, self._matches([piece for piece in pieces if piece.kind == "call"])
 
     def _matches(self, calls: Sequence[Piece]) -> list[_Call | None]:
-        """For each call in a list of messages the one that it is, if that came up already.
-
-        A list may lack its beginning, so its calls are the last ones. A call is the same if only its arguments differ, which
-        may be recorded in other words, unless its id comes up more often than it did before.
-        """
+        # For each call in a list of messages the one that it is, if that came up already. A list may lack its beginning, so its
+        # calls are the last ones. A call is the same if only its arguments differ, which may be recorded in other words, unless
+        # its id comes up more often than it did before.
         ids = Counter(map(_id, calls))
         keys = Counter((_id(call), _words(call)) for call in calls)
         # Gemini numbers the calls of an answer, but not where it is repeated.

@@ -108,11 +108,8 @@ class _Process:
         self.versions: dict[str, str] = loaded["versions"]
 
     def ask(self, question: str, timeout_s: float) -> dict[str, Any]:
-        """Send the name of a check and a trace, and wait for the answer.
-
-        TimeoutError if either takes longer, another OSError or ValueError if the process has ended; then no answer comes.
-        ValueError also if what came is no answer to this question.
-        """
+        # Send the name of a check and a trace, and wait for the answer. TimeoutError if either takes longer, another OSError or
+        # ValueError if the process has ended; then no answer comes. ValueError also if what came is no answer to this question.
         number = next(self._numbers)
         self._channel.settimeout(timeout_s)
         self._channel.sendall(f"{number} {question}\n".encode())

@@ -84,10 +84,7 @@ class TokenizedText(NamedTuple):
 
 
 class Embedder:
-    """Turns texts into vectors. Any thread may tokenize.
-
-    As it is, one that makes a vector of the text itself, with no tokenizer and no engine: it need only have ``embed``.
-    """
+    """Turns texts into vectors; any thread may tokenize. One without a tokenizer and an engine need only have ``embed``."""
 
     name: str
     engine = "python"  # What computes the vectors; it and the name are for display.
@@ -112,10 +109,7 @@ class Embedder:
         return self.tokenize(text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
-        """Run one pass; ``together``: on all cores, as no other pass runs meanwhile.
-
-        It returns float32 unit vectors of shape (len(texts), dimensions).
-        """
+        """Run one pass, ``together`` on all cores, to float32 unit vectors of shape (len(texts), dimensions)."""
         return self.embed_tokenized(texts)
 
     def embed(self, texts: Sequence[str]) -> Vectors:

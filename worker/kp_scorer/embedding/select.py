@@ -26,11 +26,9 @@ log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.s
 def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *, converts: bool = True) -> Embedder | None:
     """Load the embedder; None if the settings ask for none, or if none can run and none is required.
 
-    Nothing is written unless it ``converts`` a model that was not converted yet.
-
-    Raises:
-        SettingsError: the embedder is required and not installed, or the model or the chosen engine cannot be loaded.
-        ModelUnconverted: the model would have to be converted.
+    Nothing is written unless it ``converts`` a model that was not converted yet. Raises SettingsError: the embedder is required
+    and not installed, or the model or the chosen engine cannot be loaded. ModelUnconverted: the model would have to be
+    converted.
     """
     if settings.embedder == "none":
         return None

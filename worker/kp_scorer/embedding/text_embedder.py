@@ -186,10 +186,7 @@ class Tokens:
     """
 
     def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
-        """Read a ``tokenizer.json``, or raise SettingsError if it holds none.
-
-        Unless it is BERT's, only the first 16 characters for each token are tokenised.
-        """
+        """Read a ``tokenizer.json``, or raise SettingsError; unless it is BERT's, 16 characters a token are tokenised."""
         try:
             text = path.read_text("utf-8")
             self._tokenizer = Tokenizer.from_str(text)

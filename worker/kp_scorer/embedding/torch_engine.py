@@ -77,10 +77,7 @@ def unit_vectors(
 
 
 def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
-    """Load a sentence-transformers model from a local directory.
-
-    SettingsError if sentence-transformers cannot, or makes other tokens of a text than the tokenizer's file.
-    """
+    """Load a model from a local directory; SettingsError if that fails, or its tokens are not those of the tokenizer's file."""
     transformers.utils.logging.disable_progress_bar()
     try:
         model = SentenceTransformer(str(path), device=device, local_files_only=True).eval()
@@ -93,10 +90,8 @@ def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
 
 
 class _UnitVectors(torch.nn.Module):
-    """The model with normalisation at its end and, if it masks ``keys_only``, a mask over these.
-
-    Otherwise the model builds a mask over every query and key, as large as the attention itself, in each forward pass.
-    """
+    # The model with normalisation at its end and, if it masks ``keys_only``, a mask over these. Otherwise the model builds a
+    # mask over every query and key, as large as the attention itself, in each forward pass.
 
     def __init__(self, model: SentenceTransformer, keys_only: bool) -> None:
         super().__init__()

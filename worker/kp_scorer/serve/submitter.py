@@ -161,10 +161,7 @@ def _supplied(values: dict[str, Any]) -> SuppliedFields:
 
 
 def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, list[ReceivedSpan]], int]:
-    """Read an export: its spans by the ids of their runs, and how many were none, or too large.
-
-    Raises InvalidTrace, NotConverted: it is none; the error names the place, never the content.
-    """
+    """Spans of an export by their runs' ids, and how many were none or too large; InvalidTrace, NotConverted if it is none."""
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0
     for number, fields in enumerate(_from_json(body, limits) if media_type == JSON else _from_protobuf(body)):
