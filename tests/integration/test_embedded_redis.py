@@ -11,8 +11,7 @@ from threading import Thread
 import pytest
 import redis
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.local import embedded
-from kp_scorer.local.embedded import Running, embedded_redis, running
+from kp_scorer.local import Running, embedded, embedded_redis, running
 
 ANOTHER_USER = 12_345
 

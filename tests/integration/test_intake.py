@@ -13,12 +13,12 @@ import pytest
 from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Connection
-from kp_scorer.broker import side_queues
+from kp_scorer.broker import dead_letters as side_queues
 from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.dead_letters import SideQueue
 from kp_scorer.broker.publishing import declare_queues, publish_confirmed
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.side_queues import SideQueue
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable

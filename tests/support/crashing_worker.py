@@ -32,7 +32,7 @@ from typing import Any
 
 import amqp.channel
 import redis
-from kp_scorer.broker import side_queues
+from kp_scorer.broker import dead_letters as side_queues
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.redis_transport import queue
 from kp_scorer.broker.results import Publisher
