@@ -95,7 +95,7 @@ __all__ = [
     "stored_labels",
 ]
 
-_MODULES: Final = {
+_MODULES: Final = {  # Where each name is defined; the others are in ``errors``.
     "analysis.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision", "Findings"},
@@ -106,7 +106,6 @@ _MODULES: Final = {
     "ledger.store": {"stored_decisions", "stored_labels"},
     "trace": {"ReasoningTrace"},
 }
-"""Where each name is defined; the others are in ``errors``."""
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,7 @@ from typing import Final, Literal
 
 Resource = Literal["workers' cores", "Redis' core", "Redis' network"]
 
-FULL_REDIS: Final = 0.7
-"""Plan with no more of Redis' one core: it also writes its file, and a slow command delays all others."""
+FULL_REDIS: Final = 0.7  # Plan with no more of Redis' one core: it also writes its file, and a slow command delays all others.
 
 
 @dataclass(frozen=True, slots=True)

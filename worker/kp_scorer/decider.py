@@ -118,16 +118,12 @@ class Case:
 
     trace: ReasoningTrace
     identity: Identity
-    is_claimed: bool = False
-    """Whether this worker decides it."""
+    is_claimed: bool = False  # Whether this worker decides it.
     vector: Vector | None = None
-    asked: Vector | None = None
-    """Of its objective alone, where texts are pinned."""
-    tokens: tuple[int | None, int | None] = (None, None)
-    """How many are embedded, and how many its text has."""
+    asked: Vector | None = None  # Of its objective alone, where texts are pinned.
+    tokens: tuple[int | None, int | None] = (None, None)  # How many are embedded, and how many its text has.
     checks: tuple[CheckResult, ...] = ()
-    resolved: Resolved | None = None
-    """None until it is resolved, and for a trace that is to be decided again, alone."""
+    resolved: Resolved | None = None  # None until it is resolved, and for a trace that is to be decided again, alone.
     received: Received | None = None
     times_ms: dict[str, float] = field(default_factory=dict)
     """Of its steps so far, by the fields of :class:`~kp_scorer.decision.Timings`."""
@@ -143,15 +139,12 @@ class Decider:
 
     ledger: Ledger
     policy: Policy
-    novelty: NoveltyMeter | None
-    """Without it every trace's novelty is unknown."""
-    max_attempts: int
-    """A trace that so many workers began and did not live to end is dead: it must be what ended them."""
+    novelty: NoveltyMeter | None  # Without it every trace's novelty is unknown.
+    max_attempts: int  # A trace that so many workers began and did not live to end is dead: it must be what ended them.
     _: KW_ONLY
     names_nearest: bool = True
     checks: Checks | None = None
-    sample: float = 0.0
-    """The share of all traces, 0..1, that is sampled for review."""
+    sample: float = 0.0  # The share of all traces, 0..1, that is sampled for review.
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
         """Decide the traces, in order; ``alone``: there is one, which failed before together with others.
@@ -225,7 +218,6 @@ class Decider:
 
     @contextmanager
     def _releasing(self, claimed: Sequence[Case]) -> Iterator[None]:
-        """Release traces if deciding them ends in an error."""
         try:
             yield
         except Exception:

@@ -30,8 +30,6 @@ _MOST_NAMES: Final = 10_000  # Of fields that were not read: keys may be anythin
 
 
 class _Format(NamedTuple):
-    """How the sources of a format are read."""
-
     fits: Callable[[dict[str, Any]], bool]  # Whether an object may be a source of it, or an item of one.
     run: Callable[[str, Sequence[Node]], Run]
     records: Callable[[Node], Iterable[Node]] = lambda source: source.items() if isinstance(source.value, list) else [source]
@@ -44,7 +42,7 @@ class _Format(NamedTuple):
     is_of_one_file: bool = False  # Whether a run is complete at the end of its file.
 
 
-FORMATS: Final = {
+FORMATS: Final = {  # In the order in which they are tried on a source.
     "otel": _Format(otel.fits, otel.run, otel.records, otel.run_id, otel.starts, otel.ends),
     "langfuse": _Format(langfuse.fits, langfuse.run, langfuse.records, langfuse.run_id, ends=langfuse.ends),
     "sweagent": _Format(agents.is_sweagent, agents.run_of_sweagent),
@@ -55,7 +53,6 @@ FORMATS: Final = {
     "codex": _Format(agents.is_codex, agents.run_of_codex, run_id=agents.id_of_codex, is_of_one_file=True),
     "openai": _Format(openai.fits, openai.run, openai.records, openai.batch_id, ends=openai.ends, has_chats=True),
 }
-"""In the order in which they are tried on a source."""
 
 
 def format_of(value: object) -> str:

@@ -85,7 +85,6 @@ def _run(own: str, lines: Sequence[Node], pieces: Sequence[Piece], kind: str) ->
 
 
 def _time(records: Sequence[Node]) -> str | None:
-    """The first time in records that may have one each."""
     return next((time for record in records if (time := record.at("timestamp").text())), None)
 
 

@@ -16,14 +16,12 @@ from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-_OPTIONS: Final = {
+_OPTIONS: Final = {  # What supplies a field that a source lacks.
     "confidence": ("outcome.confidence", "--confidence"),
     "task_domain": ("metadata.task_domain", "--domain"),
     "created_at": ("metadata.created_at", "--created-at"),
     "success": ("metadata.success", "--success or --failed"),
 }
-"""What supplies a field that a source lacks."""
 _SUCCESSES: Final = ("true", "yes", "success", "passed", "resolved")
 _FAILURES: Final = ("false", "no", "failure", "failed", "error")
 _LEAST_SUCCESSFUL_NUMBER: Final = 0.5
@@ -102,10 +100,8 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
     """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`.
 
     The objective is the first message of the user, the result the last of the agent; without one, the last result of a tool.
-
-    Raises:
-        NotConverted: there is no objective, no step or no result; a field that the source lacks is not supplied either; or
-            the trace is over a limit.
+    Raises NotConverted: there is no objective, no step or no result; a field that the source lacks is not supplied either; or
+    the trace is over a limit.
     """
     objective = next((piece for piece in run.pieces if piece.kind == "user"), None)
     if objective is None:
@@ -157,7 +153,6 @@ def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
 
 
 def _field(name: str, value: object, run: Run, place: Node) -> Any:
-    """A field of the trace by the value in a record; ``place`` is that value's."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     match name, value:
         case "id", str() | int():

@@ -77,7 +77,6 @@ def _body(conversation: Node, key: str) -> Node:
 
 
 def _first(message: Node, *keys: str) -> Node:
-    """What an object has under the first of the keys that it has; without any, the object itself."""
     value = message.first(*keys) if isinstance(message.value, dict) else message
     return message if value.value is None else value
 

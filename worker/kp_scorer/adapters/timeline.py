@@ -142,8 +142,6 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call in a conversation."""
-
     place: int  # Among the pieces.
     name: str
     call_id: str
@@ -173,8 +171,6 @@ class _Queues:
 
 
 class _History:
-    """A list of messages that a model got, as far as it was looked at."""
-
     def __init__(self) -> None:
         self.pieces: Sequence[Piece] = []
         self.texts: Counter[tuple[str, str]] = Counter()
@@ -201,7 +197,6 @@ class _Conversation:
         """Whether an id stands for several calls, so that only an entire list says which of them it has."""
 
     def add(self, number: int, span: Span, *, is_end: bool) -> None:
-        """Go on to the beginning or the end of a span."""
         match span.kind, is_end:
             case "event", True:
                 self.pieces += span.outputs

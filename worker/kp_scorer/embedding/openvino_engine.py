@@ -29,8 +29,7 @@ finally:
     if _reporter_before is not None:
         _modules[_REPORTER] = _reporter_before
 
-_SAME: Final = 0.99
-"""Similarity above which two vectors are of one text; in half precision they differ by less than 0.001."""
+_SAME: Final = 0.99  # Similarity above which two vectors are of one text; in half precision they differ by less than 0.001.
 _TRIES: Final = 3
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _DISAGREE: Final = "openvino gives different vectors for one text"
@@ -157,12 +156,10 @@ class _Threads:
         self._side_by_side = _Streams(core, model, threads) if threads > 1 else self._together
 
     def run_pass(self, inputs: Sequence[Int64s], *, together: bool) -> Vectors:
-        """Run a forward pass on all threads ``together``, or on one."""
         (vectors,) = (self._together if together else self._side_by_side).run([inputs])
         return vectors
 
     def run(self, inputs: Sequence[Sequence[Int64s]]) -> list[Vectors]:
-        """Run a forward pass for each of the inputs, which come in order of length, shortest first."""
         # After an equal number for each thread, a few left over are done sooner by all threads together.
         left_over = len(inputs) % self._threads
         if left_over > self._threads // 2:
@@ -185,7 +182,6 @@ class _Streams:
         self._idle: list[openvino.InferRequest] = []
 
     def run(self, inputs: Sequence[Sequence[Int64s]]) -> list[Vectors]:
-        """Run a forward pass for each of the inputs, in order."""
         running: deque[openvino.InferRequest] = deque()
         results = []
         for arrays in inputs:

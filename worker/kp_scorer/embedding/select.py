@@ -15,11 +15,8 @@ from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
-_MOST_THREADS: Final = 8
-"""With more, a pass gains little by each; more workers use further cores better."""
-
+_MOST_THREADS: Final = 8  # With more, a pass gains little by each; more workers use further cores better.
 _CGROUP: Final = Path("/sys/fs/cgroup")
-
 _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")
 """Device nodes of NVIDIA's driver, of GPUs under WSL, and of AMD's driver, which torch calls CUDA too."""
 

@@ -18,9 +18,8 @@ from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import check_writer
 from kp_scorer.ledger import Store
-from kp_scorer.serve.app import make_app
+from kp_scorer.serve.app import make_app, read_tokens
 from kp_scorer.serve.submitter import Submitter
-from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings
 
@@ -36,8 +35,7 @@ log = structlog.get_logger("kp_scorer.serve.server")
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then answer what has begun, and return.
 
-    Raises:
-        SettingsError: the tokens or the certificate cannot be used, or it cannot listen there.
+    Raises SettingsError: the tokens or the certificate cannot be used, or it cannot listen there.
     """
     tokens = read_tokens(settings.serve.tokens)
     _check_certificate(settings.serve)

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 def open_recorder(source: Destination, node: str) -> "Recorder":
     """Export spans of the messages that the worker ``node`` consumes from ``source``, as variables ``OTEL_…`` configure it.
 
-    Raises:
-        SettingsError: OpenTelemetry is not installed, or refuses the value of a variable.
+    Raises SettingsError: OpenTelemetry is not installed, or refuses the value of a variable.
     """
     try:
         from kp_scorer.spans.exporting import Recorder

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 Context = Mapping[str, str]  # The headers ``traceparent`` and perhaps ``tracestate``; empty if a message has none.
 
 NO_CONTEXT: Final[Context] = MappingProxyType({})
-
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 TRACE_ID: Final = "kp_scorer.trace.id"

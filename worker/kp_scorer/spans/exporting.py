@@ -24,8 +24,7 @@ class Recorder:
     def __init__(self, source: Destination, node: str) -> None:
         """Export as the worker ``node``, which consumes messages from ``source``.
 
-        Raises:
-            ValueError: OpenTelemetry refuses the value of a variable.
+        Raises ValueError: OpenTelemetry refuses the value of a variable.
         """
         # This logger quotes headers that it cannot parse, and with them passwords (opentelemetry-api 1.45.2).
         logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL)
