@@ -7,8 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 
-SCHEMA_VERSION: Literal[1] = 1
-"""Stays as long as versions only add fields that may be missing; readers of this one refuse any other."""
+SCHEMA_VERSION: Literal[1] = 1  # Stays as long as versions only add fields that may be missing; readers refuse any other.
 
 Outcome = Literal["accepted", "review", "rejected"]  # From the mildest to the strictest.
 ThresholdSource = Literal["default", "domain", "submission"]
@@ -69,10 +68,8 @@ class Findings(_Part):
     model_config = ConfigDict(extra="forbid")
 
     kinds: Annotated[dict[CheckName, Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=MOST_FINDINGS)] = {}
-    """How many of each kind there are."""
     numbers: Annotated[dict[CheckName, float], Field(max_length=MOST_FINDINGS)] = {}  # Whatever else it measures.
-    outcome: Demand | None = None
-    """The outcome that it demands, whatever the score; the strictest wins, and settings may allow less."""
+    outcome: Demand | None = None  # What it demands, whatever the score; the strictest wins, and settings may allow less.
 
 
 class CheckResult(Findings):
@@ -82,8 +79,7 @@ class CheckResult(Findings):
 
     name: CheckName
     version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
-    failure: CheckFailure | None = None
-    """Why it found nothing; then a check that may demand an outcome demands review, as nobody has seen what is in the trace."""
+    failure: CheckFailure | None = None  # Why it found nothing; then a check that may demand an outcome demands review.
 
 
 class Nearest(_Part):
@@ -97,16 +93,13 @@ class Novelty(_Part):
     """Where the novelty came from."""
 
     source: NoveltySource
-    nearest: Nearest | None = None
-    """None where the window has none to compare with, without an embedder, and where ``results.nearest`` is off."""
+    nearest: Nearest | None = None  # None without one in the window, without an embedder, and where ``results.nearest`` is off.
     duplicate_of: str | None = None  # Id of the earliest trace in the window with the same content; None as for the nearest.
     embedder: str | None = None  # Name of the model that embedded the trace.
     embedded_tokens: int | None = None  # How many tokens of its text were embedded; None where the embedder counts none.
-    text_tokens: int | None = None
-    """How many tokens its text has; None where those are more than were embedded, as the rest is not tokenised."""
+    text_tokens: int | None = None  # How many it has; None where more than were embedded, as the rest is not tokenised.
     space: str | None = None  # Fingerprint of what makes vectors comparable; the name of the novelty log begins with it.
-    entry: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")] | None = None
-    """Place in the novelty log: ``<Redis time in ms>-<number, from 1>``."""
+    entry: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")] | None = None  # ``<Redis time in ms>-<number, from 1>``.
 
 
 class Pinned(_Part):
@@ -126,8 +119,7 @@ class Received(_Part):
     worker: str  # Its name, as ``kp-scorer top`` shows it.
     queued_ms: Annotated[int | None, Field(ge=0, exclude_if=lambda queued_ms: queued_ms is None)] = None
     """From its sending to this delivery; left out where neither its producer nor RabbitMQ says when it was sent."""
-    deliveries: Annotated[int, Field(ge=1)]
-    """How often it was delivered, this time included; more than once if a worker ended or requeued it."""
+    deliveries: Annotated[int, Field(ge=1)]  # This one included; more than one if a worker ended or requeued it.
 
 
 class Timings(_Part):
@@ -150,35 +142,28 @@ class Decision(_Part):
     domain: str  # As it was submitted.
     agent_id: str | None = None  # As the trace has it, as the next three; None also where it has more than 200 characters.
     framework: str | None = None
-    visibility: Visibility | None = None
-    """How the trace may be shared; None only in decisions of earlier versions. The same holds for ``privacy_level``."""
+    visibility: Visibility | None = None  # None, as the next, only in decisions of earlier versions.
     privacy_level: PrivacyLevel | None = None
     taken_for: str | None = None  # The domain whose profile and bounds apply instead, by one of the operator's aliases.
     outcome: Outcome
     score: Fraction
     threshold: Fraction
-    threshold_source: ThresholdSource
-    """Whether the threshold is that of all domains, of the trace's domain, or the one that the submission asked for."""
+    threshold_source: ThresholdSource  # Of all domains, of the trace's, or what its submission asked for.
     review: Fraction | None = None  # The score from which a trace that is not accepted goes to review; none does without.
     dimensions: Dimensions
     profile: str
     weights: Dimensions  # The profile's weight for each dimension; they sum to 1.
     composite: Fraction  # The weighted sum before any override.
     overrides: tuple[FiredOverride, ...] = ()
-    guards: Annotated[tuple[Guard, ...], Field(exclude_if=lambda guards: not guards)] = ()
-    """Those that apply, whether they fired or not. Left out of the message if there are none."""
-    checks: Annotated[tuple[CheckResult, ...], Field(exclude_if=lambda checks: not checks)] = ()
-    """Those that ran on the trace. Left out of the message if there are none."""
+    guards: Annotated[tuple[Guard, ...], Field(exclude_if=lambda guards: not guards)] = ()  # Fired or not.
+    checks: Annotated[tuple[CheckResult, ...], Field(exclude_if=lambda checks: not checks)] = ()  # Those that ran on the trace.
     sampled: Annotated[float | None, Field(gt=0, le=1, exclude_if=lambda sampled: sampled is None)] = None
-    """The probability by which the trace went to review as one of the sample; left out of the message if it did not."""
     novelty: Novelty
-    pinned: Annotated[tuple[Pinned, ...], Field(exclude_if=lambda pinned: not pinned)] = ()
-    """By each pinned set that applies. Left out of the message if there are none."""
-    received: Annotated[Received | None, Field(exclude_if=lambda received: received is None)] = None
-    """Left out of decisions that were made offline, or by earlier versions."""
+    pinned: Annotated[tuple[Pinned, ...], Field(exclude_if=lambda pinned: not pinned)] = ()  # By each set that applies.
+    received: Annotated[Received | None, Field(exclude_if=lambda received: received is None)] = None  # None offline.
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]
-    """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""
+    """In UTC, by the worker's clock; the order is that of ``novelty.entry``."""
     trace: Annotated[dict[str, Any] | None, Field(exclude_if=lambda trace: trace is None)] = None
     """With ``results.with_trace``, the trace as it was submitted, its ``metadata.quality_score`` being the score.
 

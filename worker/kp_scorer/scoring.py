@@ -28,7 +28,7 @@ _WEIGHTS: Final = {  # Complexity, novelty, tool diversity, outcome confidence.
 PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
     {name: Dimensions(**dict(zip(Dimensions.model_fields, row, strict=True))) for name, row in _WEIGHTS.items()}
 )
-"""The reference SDK's profiles. A domain that is not among them, matched exactly, gets the default."""
+"""The reference SDK's; domains that are not among them get the default."""
 
 
 class Bounds(NamedTuple):

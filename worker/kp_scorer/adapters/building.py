@@ -45,8 +45,7 @@ class SuppliedFields(NamedTuple):
     privacy_level: PrivacyLevel
     success: bool | None = None  # For runs whose source does not say whether they succeeded.
     created_at: IsoDatetime | None = None  # For runs whose source does not say when they were.
-    paths: Mapping[str, str] = MappingProxyType({})
-    """Dotted paths into a run's record, by the field that they lead to: one of these, or ``id``."""
+    paths: Mapping[str, str] = MappingProxyType({})  # Dotted, into a run's record, by the field: one of these, or ``id``.
 
 
 class Run(NamedTuple):
@@ -184,11 +183,9 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
 
 
 def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """The steps that pieces are.
-
-    All that the agent does up to the next result or message of the user is one turn. If one of the results before it is an
-    error and a tool is called in it, its first step is a recovery. A turn without a call tries nothing again.
-    """
+    # The steps that pieces are. All that the agent does up to the next result or message of the user is one turn. If one of the
+    # results before it is an error and a tool is called in it, its first step is a recovery. A turn without a call tries
+    # nothing again.
     steps: list[dict[str, Any]] = []
     after_error = False
     for is_turn, group in groupby(pieces, key=lambda piece: piece.kind in ("agent", "call")):

@@ -19,14 +19,13 @@ _ERROR: Final = re.compile(
 )
 _ERROR_KEYS: Final = ("error", "isError", "is_error")
 _MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
-_SPEAKERS: Final[dict[str, Speaker | None]] = {
+_SPEAKERS: Final[dict[str, Speaker | None]] = {  # Who speaks in a message, by its role, or its type where it has that.
     # Instructions are no part of a run.
     **dict.fromkeys(("system", "developer"), None),
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "ai", "model", "tool-call"), "agent"),
     **dict.fromkeys(("tool", "function", "tool-response", "functionexecutionresult"), "result"),
 }
-"""Who speaks in a message, by its role, or by its type where it has that instead."""
 _CONTENTS: Final = ("parts", "content", "blocks", "text", "message")
 _NAMES: Final = ("name", "toolName", "tool_name", "function_name")
 _ARGUMENTS: Final = ("arguments", "args", "input", "server_tool_call")
@@ -38,19 +37,16 @@ _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_cal
 _ENDS_OF_RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_result")
 _CALL_KEYS: Final = ("functionCall", "function_call", "toolUse", "tool_call")
 _RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult", "tool_call_result")
-"""Keys of blocks without a type that hold a call, or its result."""
 _THOUGHTS: Final = ("reasoning", "thinking")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})
-"""Fields that are no arguments of a built-in tool."""
-_ALTERNATIVES: Final = ("choices", "candidates", "generations")
-"""Keys of several answers to a request, of which clients use the first."""
+"""No arguments of a built-in tool."""
+_ALTERNATIVES: Final = ("choices", "candidates", "generations")  # Several answers to a request, of which clients use the first.
 _HOLDERS: Final = {  # Keys of a request, or of an answer, that hold its messages or its text.
     "user": "messages contents new_message input prompt question query task message content kwargs".split(),  # noqa: SIM905
     "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "text"),
 }
 _OF_ANSWERS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
-_OF_DEFINITIONS: Final = {"function", "input_schema", "inputSchema", "parameters"}
-"""Fields of tools that some record among the messages."""
+_OF_DEFINITIONS: Final = {"function", "input_schema", "inputSchema", "parameters"}  # Of tools that some record among messages.
 _TRANSCRIPT: Final = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.MULTILINE | re.IGNORECASE)
 
 

@@ -17,7 +17,6 @@ from kp_scorer.adapters.messages import Piece, Speaker, Transcript, is_message, 
 from kp_scorer.adapters.node import Node
 
 _KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "request", "response", "prompt", "custom_id"})
-"""Any of them is in an object that is a conversation, or a part of one."""
 
 
 def fits(value: dict[str, Any]) -> bool:

@@ -23,8 +23,7 @@ _ERROR: Final = (2, "STATUS_CODE_ERROR")
 _MODEL_ATTRIBUTES: Final = ("ai.prompt.messages", "gen_ai.prompt.", "gen_ai.completion.")
 _VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity.input"), "output": ("ai.response.object",)}
 """Attributes of the AI SDK and of OpenLLMetry, beside OpenInference's ``input.value`` and ``output.value``."""
-_GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")
-"""A span with one of these attributes follows the GenAI conventions."""
+_GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")  # One is in each GenAI span.
 _LATE_NS: Final = 10_000_000_000  # How long after its root a span of a run may end, and be exported by another process.
 
 

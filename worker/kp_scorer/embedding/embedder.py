@@ -22,9 +22,7 @@ Int64s = NDArray[np.int64]
 Ids = list[int]  # Token ids of one text, special tokens included.
 
 MAX_TOKENS: Final = 512  # Of the default model's texts only so many leading tokens count, special tokens included.
-_SEPARATOR: Final = "\x1e"
-"""Between the passages of a text: ASCII's record separator, which BERT's normalizer drops from any text."""
-
+_SEPARATOR: Final = "\x1e"  # Between the passages of a text: ASCII's record separator, which BERT's normalizer drops.
 _PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
 """Longer than most models read, so that it takes all that the longest trace would take."""
 
@@ -45,8 +43,7 @@ class Part:
 class Recipe:
     """Which text of a trace is embedded, how much of each part counts, and how the parts' vectors become one."""
 
-    mark: str
-    """The end of the space's name: change it with whatever changes a vector, so that vectors of two recipes never meet."""
+    mark: str  # The end of the space's name: change it with whatever changes a vector, so that two recipes' never meet.
     parts: tuple[Part, ...]
     text: Callable[[ReasoningTrace], str]
 
@@ -62,12 +59,8 @@ def _asked_and_did(trace: ReasoningTrace) -> str:
     return trace.task.objective.replace(_SEPARATOR, "") + _SEPARATOR + trace.did
 
 
-TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embedding_text)
-"""The reference's: the objective and all contents."""
-
+TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embedding_text)  # The reference's.
 ASKED_AND_DID: Final = Recipe(".asked_and_did.1", (Part(96, True, 0.6), Part(256, True, 0.4)), _asked_and_did)
-"""The objective, and what was done, each by a vector of its own."""
-
 RECIPES: Final[Mapping[RecipeName, Recipe]] = MappingProxyType({"trace": TRACE, "asked_and_did": ASKED_AND_DID})
 
 
@@ -91,10 +84,7 @@ class TokenizedText(NamedTuple):
 
 
 class Embedder:
-    """Turns texts into vectors. Any thread may tokenize.
-
-    As it is, one that makes a vector of the text itself, with no tokenizer and no engine: it need only have ``embed``.
-    """
+    """Turns texts into vectors; any thread may tokenize. One without a tokenizer and an engine need only have ``embed``."""
 
     name: str
     engine = "python"  # What computes the vectors; it and the name are for display.
@@ -107,8 +97,7 @@ class Embedder:
     recipe: Recipe
     streams = 1  # How many passes run at once.
     most_passes = 1  # How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine.
-    max_tokens = 0
-    """The most tokens of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own."""
+    max_tokens = 0  # Of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own.
     step = 1  # Texts share a pass only if the lengths of their parts round up to the same multiples of this.
 
     def tokenize(self, text: str) -> TokenizedText:
@@ -120,10 +109,7 @@ class Embedder:
         return self.tokenize(text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
-        """Run one pass; ``together``: on all cores, as no other pass runs meanwhile.
-
-        It returns float32 unit vectors of shape (len(texts), dimensions).
-        """
+        """Run one pass, ``together`` on all cores, to float32 unit vectors of shape (len(texts), dimensions)."""
         return self.embed_tokenized(texts)
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -36,9 +36,7 @@ _SENTENCE_CONFIG: Final = "sentence_*_config.json"
 _OFFSET_POSITIONS: Final = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "xmod"})
 """Types of models that number positions from behind the padding token's id."""
 
-_CONVERSION: Final = 3
-"""Version of the conversion: change it when models are converted differently, so that older files are not used."""
-
+_CONVERSION: Final = 3  # Change it when models are converted differently, so that older files are not used.
 _CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.torch_engine import main; main()"
 """Run in its own Python process. Without garbage collection, which finds hardly any, its imports take a sixth less time."""
 

@@ -50,10 +50,7 @@ class OpenVinoEngine(Engine):
     step = 32
 
     def __init__(self, file: Path, threads: int, longest: int) -> None:
-        """Read a converted model and compile it for ``threads`` threads and texts of at most ``longest`` tokens.
-
-        EngineUnavailable if it gives different vectors for one text.
-        """
+        """Compile a converted model for texts of at most ``longest`` tokens; EngineUnavailable if its vectors disagree."""
         self.streams = threads
         # One waits behind each that runs.
         self.most_passes = 2 * threads if threads > 1 else 1
@@ -81,11 +78,9 @@ class OpenVinoEngine(Engine):
         raise EngineUnavailable(_DISAGREE)
 
     def _agrees(self, length: int) -> bool:
-        """Whether a text of so many tokens gets the same vector, however its pass is run.
-
-        One process in some hundreds was seen to have a stream that gives other vectors for as long as it lives, and those would
-        stay in the log. Compiled anew, the streams are others.
-        """
+        # Whether a text of so many tokens gets the same vector, however its pass is run. One process in some hundreds was seen
+        # to have a stream that gives other vectors for as long as it lives, and those would stay in the log. Compiled anew, the
+        # streams are others.
         text = [[0] * length]
         (alone,), *side_by_side = *self.run([text]), *self.run([text] * self.streams)
         # NaN is never the same.
@@ -114,11 +109,9 @@ class OpenVinoEngine(Engine):
 
 
 def _with_gates_apart(model: openvino.Model) -> openvino.Model:
-    """The model, its gated layers (as ModernBERT has them) such that OpenVINO does not fuse them.
-
-    On a processor with AMX the fused layer divides by half of a stream's threads, rounded down, so with one thread the process
-    dies (OpenVINO 2026.4.1; its issue 28550).
-    """
+    # The model, its gated layers (as ModernBERT has them) such that OpenVINO does not fuse them. On a processor with AMX the
+    # fused layer divides by half of a stream's threads, rounded down, so with one thread the process dies (OpenVINO 2026.4.1;
+    # its issue 28550).
     gates = (op for op in model.get_ops() if op.get_type_name() in ("Gelu", "Swish"))
     for product in (user.get_node() for gate in gates for user in gate.output(0).get_target_inputs()):
         if product.get_type_name() == "Multiply":
@@ -144,11 +137,9 @@ def _for_one_full_text(model: openvino.Model, length: int) -> openvino.Model:
 
 
 class _Threads:
-    """Runs forward passes one after the other on all threads, or side by side on one thread each.
-
-    Side by side is faster for several passes, because threads that share one wait for each other a hundred times in it; a
-    single pass is done soonest by all threads.
-    """
+    # Runs forward passes one after the other on all threads, or side by side on one thread each. Side by side is faster for
+    # several passes, because threads that share one wait for each other a hundred times in it; a single pass is done soonest by
+    # all threads.
 
     def __init__(self, core: openvino.Core, model: openvino.Model, threads: int) -> None:
         self._threads = threads
@@ -170,10 +161,8 @@ class _Threads:
 
 
 class _Streams:
-    """A model compiled for several streams, and requests that wait inside OpenVINO for a free stream.
-
-    So a stream needs no Python between texts: it would often wait for another thread to release the interpreter.
-    """
+    # A model compiled for several streams, and requests that wait inside OpenVINO for a free stream. So a stream needs no
+    # Python between texts: it would often wait for another thread to release the interpreter.
 
     def __init__(self, core: openvino.Core, model: openvino.Model, streams: int) -> None:
         self._model = core.compile_model(model, "CPU", {"NUM_STREAMS": streams})

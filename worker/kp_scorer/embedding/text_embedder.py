@@ -15,15 +15,10 @@ from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Engine, Ids, Reci
 from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.errors import SettingsError
 
-_MOST_CHARS_PER_TOKEN: Final = 16
-"""Of texts for another tokenizer than BERT's so many characters are read for each token; prose has five."""
-_PIECE_CHARS: Final = 500
-"""Characters of a piece, or a few more. The most costly to tokenise, long words of syllables, take 10 ms."""
-
+_MOST_CHARS_PER_TOKEN: Final = 16  # So many are read for another tokenizer than BERT's; prose has five.
+_PIECE_CHARS: Final = 500  # Of a piece, or a few more. The most costly to tokenise, long words of syllables, take 10 ms.
 _PLAIN_PIECES: Final = 6
-_PLAIN: Final = re.compile(r"[ \n]")
-"""So many pieces are what stands between such characters, which no token reaches across: 512 tokens of most long texts."""
-
+_PLAIN: Final = re.compile(r"[ \n]")  # Pieces end at such characters: so many have 512 tokens of most long texts.
 _AT_ONCE: Final = 4_096  # Characters whose classes are looked up at once; more would take more memory and no less time.
 
 _DROPPED, _SPACE, _ALONE, _WORD, _UNKNOWN, _ADDED, _OF_ADDED = b"- 1wu[]"
@@ -191,10 +186,7 @@ class Tokens:
     """
 
     def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
-        """Read a ``tokenizer.json``, or raise SettingsError if it holds none.
-
-        Unless it is BERT's, only the first 16 characters for each token are tokenised.
-        """
+        """Read a ``tokenizer.json``, or raise SettingsError; unless it is BERT's, 16 characters a token are tokenised."""
         try:
             text = path.read_text("utf-8")
             self._tokenizer = Tokenizer.from_str(text)

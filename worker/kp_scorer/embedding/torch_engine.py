@@ -25,9 +25,7 @@ from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import SettingsError
 
-_MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}
-"""Tokens of one forward pass: on CPU 8 full texts or a hundred short ones, on a GPU 128 full texts."""
-
+_MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}  # Of a pass: on CPU 8 full texts, on a GPU 128.
 _SAMPLE: Final = "Refund it: don't!"  # Short enough for any model, and with what tokenizers treat differently.
 _TOLERANCE: Final = 1e-4
 _LONGEST_CHECKED: Final = 1_024  # Tokens of the longest text that is checked: a longer one would take minutes.
@@ -79,10 +77,7 @@ def unit_vectors(
 
 
 def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
-    """Load a sentence-transformers model from a local directory.
-
-    SettingsError if sentence-transformers cannot, or makes other tokens of a text than the tokenizer's file.
-    """
+    """Load a model from a local directory; SettingsError if that fails, or its tokens are not those of the tokenizer's file."""
     transformers.utils.logging.disable_progress_bar()
     try:
         model = SentenceTransformer(str(path), device=device, local_files_only=True).eval()
@@ -95,10 +90,8 @@ def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
 
 
 class _UnitVectors(torch.nn.Module):
-    """The model with normalisation at its end and, if it masks ``keys_only``, a mask over these.
-
-    Otherwise the model builds a mask over every query and key, as large as the attention itself, in each forward pass.
-    """
+    # The model with normalisation at its end and, if it masks ``keys_only``, a mask over these. Otherwise the model builds a
+    # mask over every query and key, as large as the attention itself, in each forward pass.
 
     def __init__(self, model: SentenceTransformer, keys_only: bool) -> None:
         super().__init__()

@@ -39,15 +39,11 @@ _MOST_WORDS: Final = 32_768
 a text made of nothing but different words takes."""
 
 _REMEMBERED: Final = 32_768
-_REMEMBERED_CHARS: Final = 64
-"""How many words' hashes are remembered, which saves most of the time, and how long such a word may be: 16 MB at most."""
+_REMEMBERED_CHARS: Final = 64  # Of a word whose hash is remembered: 16 MB at most, which save most of the time.
 
 
 class WordsEmbedder(Embedder):
-    """Embeds what was asked and what was done, each by its words.
-
-    Whatever ``novelty.recipe`` says: the words of a trace as one text tell repeats from new tasks no better than the reference.
-    """
+    """Embeds what was asked and what was done by their words, whatever ``novelty.recipe`` says: as one text they tell less."""
 
     name = "words"
     engine = "a hash on 1 thread"
@@ -66,10 +62,8 @@ class WordsEmbedder(Embedder):
         return vectors
 
     def _vector(self, text: str) -> NDArray[np.float64]:
-        """The weighted sum of a text's passages, of length 1.
-
-        A passage without words counts nothing. A text without any gets the first unit vector.
-        """
+        # The weighted sum of a text's passages, of length 1. A passage without words counts nothing. A text without any gets
+        # the first unit vector.
         summed = np.zeros(_DIMENSIONS)
         for part, passage in zip(self.recipe.parts, self.recipe.passages(text), strict=True):
             counted = self._counted(passage)

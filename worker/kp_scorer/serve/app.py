@@ -249,9 +249,6 @@ def read_tokens(file: str) -> list[str]:
 def admits(tokens: Sequence[str], token: str) -> bool:
     """Whether a request with this token, or with an empty one, is admitted; each is where there are none."""
     # Digests are of one length, and all are compared, so that how long it takes tells nothing.
-    matches = [hmac.compare_digest(_digest(token), _digest(each)) for each in tokens]
+    own = sha256(token.encode("utf-8", "surrogatepass")).digest()
+    matches = [hmac.compare_digest(own, sha256(each.encode()).digest()) for each in tokens]
     return any(matches) or not matches
-
-
-def _digest(token: str) -> bytes:
-    return sha256(token.encode("utf-8", "surrogatepass")).digest()

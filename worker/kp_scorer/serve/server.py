@@ -33,10 +33,7 @@ log = structlog.get_logger("kp_scorer.serve.server")
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then answer what has begun, and return.
-
-    Raises SettingsError: the tokens or the certificate cannot be used, or it cannot listen there.
-    """
+    """Serve until SIGTERM or SIGINT, then answer what has begun; SettingsError if tokens, certificate or port are unusable."""
     tokens = read_tokens(settings.serve.tokens)
     _check_certificate(settings.serve)
     listener = _listener(settings.serve)
@@ -88,10 +85,8 @@ class _Listener(socket.socket):
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes.
-
-    Of too many it closes the one that has waited longest, so that probes are answered whatever peers hold open.
-    """
+    # Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes. Of too
+    # many it closes the one that has waited longest, so that probes are answered whatever peers hold open.
 
     def __init__(self, handshakes: dict[Any, socket.socket], **options: Any) -> None:
         super().__init__(**options)

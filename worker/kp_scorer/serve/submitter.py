@@ -35,11 +35,9 @@ SERVICE: Final = "service.name"
 SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
 """What spans do not carry by any convention: attributes of these names after ``kp.`` do, on a root or its resource."""
 
-_OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})
-"""The attributes of a resource that its spans keep."""
+_OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})  # What spans keep of their resource's.
 _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
-_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")
-"""Zeros are no id by the specification: spans of any agents may have them."""
+_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # Zeros are no id: spans of any agents may have them.
 _MOST_SPANS: Final = 20_000
 _MOST_SPAN_BYTES: Final = 1_048_576  # Of one span: parsed, it takes up to two hundred times as much memory.
 _MOST_LASTING_BYTES: Final = 1_024  # Of what all spans of a resource keep of it.
@@ -51,7 +49,6 @@ _MOST_VALUES: Final = 300_000  # Of a run: converted, they take up to a kilobyte
 _FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
 _LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
-"""By the fields of a trace that nothing supplies, what to do about it."""
 
 Fields = dict[str, Any]  # A span in OTLP's JSON.
 
@@ -102,7 +99,8 @@ class Submitter:
 
     def _submit(self, run: ClosedRun) -> None:
         # Without its id, all runs of which no span was stored would be the same dead letter.
-        export = export_of(run.spans or [b'{"traceId":"%s"}' % run.run_id.encode()])
+        spans = b",".join(run.spans) or b'{"traceId":"%s"}' % run.run_id.encode()
+        export = b'{"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % spans
         try:
             trace = self._converted(run, export)
             self._client.submit(trace)
@@ -111,7 +109,8 @@ class Submitter:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, "conflict", str(error), decoded.id, decoded.digest())
         except (InvalidTrace, NotConverted) as error:
-            self._store.dead_letters.dead_letter(export, "invalid", _detail(error), f"{TRACE_ID_PREFIX}otel:{run.run_id}")
+            detail = str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))
+            self._store.dead_letters.dead_letter(export, "invalid", detail, f"{TRACE_ID_PREFIX}otel:{run.run_id}")
 
     def _converted(self, run: ClosedRun, raw: bytes) -> dict[str, Any]:
         most = self._settings.serve
@@ -161,15 +160,8 @@ def _supplied(values: dict[str, Any]) -> SuppliedFields:
         raise InvalidTrace([Problem(f"kp.{name}", message) for name, message in names.items()]) from None
 
 
-def _detail(error: InvalidTrace | NotConverted) -> str:
-    return str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))
-
-
 def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, list[ReceivedSpan]], int]:
-    """Read an export: its spans by the ids of their runs, and how many were none, or too large.
-
-    Raises InvalidTrace, NotConverted: it is none; the error names the place, never the content.
-    """
+    """Spans of an export by their runs' ids, and how many were none or too large; InvalidTrace, NotConverted if it is none."""
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0
     for number, fields in enumerate(_from_json(body, limits) if media_type == JSON else _from_protobuf(body)):
@@ -221,11 +213,6 @@ def _checked(lasting: list[Any]) -> list[Any]:
 
 def _as_bytes(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def export_of(spans: Sequence[bytes]) -> bytes:
-    """Stored spans as one export."""
-    return b'{"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % b",".join(spans)
 
 
 def success(media_type: str, rejected: int, message: str) -> bytes:
