@@ -22,7 +22,7 @@ import structlog
 from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.errors import EngineUnavailable, ModelUnconverted, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours
-from kp_scorer.local.folders import cache_dir
+from kp_scorer.local import cache_dir
 
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _DEFAULT_SPACE: Final = "all-MiniLM-L6-v2-b7d7cb00cf25"

@@ -26,7 +26,7 @@ from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.pins import MOST_ENTRIES
+from kp_scorer.ledger.log import MOST_ENTRIES
 from kp_scorer.novelty.audit import DecidedTrace
 from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.novelty.log import Place
