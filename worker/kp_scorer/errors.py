@@ -1,5 +1,23 @@
 """Every error this package raises on purpose, one class for each thing a caller does next.
 
+    ScorerError
+    ├── SettingsError            correct the setting, start again
+    ├── InvalidTrace             correct the trace; a worker dead-letters it
+    │   └── UnknownFormat        see that it is a trace, or convert it to one
+    ├── NotConverted             correct the source in the other format, or pass the option for what it lacks
+    │   └── FieldsMissing        pass the options that it names
+    ├── TraceConflict            use another id; a worker dead-letters it
+    ├── TraceDead                look at the dead letter; no decision will come
+    ├── DecisionTimeout          wait again, if the trace is known
+    ├── OutputFailed             give the command a stdout that it can write to
+    ├── ModelUnconverted         let the first worker convert the model
+    ├── EngineUnavailable        try the next engine; none is left: SettingsError, or no embedder
+    └── ServiceUnavailable       try again later; nothing was lost
+        ├── NoQueue              start the worker that declares the queue
+        ├── QueueFull            try again later, and more slowly
+        ├── TraceHeld            another worker is deciding it; look again in a moment
+        └── EmbedderUnhealthy    requeue all that is in flight and exit; another process can embed
+
 No message holds trace content: only field paths, ids, names of settings, and what was expected.
 """
 
