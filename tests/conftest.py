@@ -14,7 +14,7 @@ import redis
 from kombu import Connection
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.local.embedded import embedded_redis
+from kp_scorer.local import embedded_redis
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.arena import Arena, BrokerName

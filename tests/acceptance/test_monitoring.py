@@ -28,7 +28,7 @@ from kp_scorer.client import Client
 from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.monitoring import WorkerReport
+from kp_scorer.ledger.store import WorkerReport
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings, load_settings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
-from kp_scorer.local.embedded import running
+from kp_scorer.local import running
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support import node

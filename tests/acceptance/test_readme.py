@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 import pytest
-from kp_scorer.local.embedded import running
+from kp_scorer.local import running
 
 from tests.support.commands import COMMAND, run_in_shell
 from tests.support.documents import blocks

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kp_scorer.local.embedded import running
+from kp_scorer.local import running
 
 from tests.support.commands import COMMAND, run, run_at_terminal
 from tests.support.processes import free_port, wait_until

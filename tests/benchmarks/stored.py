@@ -6,6 +6,9 @@ that Python takes to start; standard output goes nowhere.
 - ``seconds``: from its start to its end.
 - ``peak_mb``: its largest resident memory.
 
+In the end Redis starts again from a copy of its data, and a worker that counts words starts at the same moment: ``Redis loads``
+and ``worker`` are the seconds from there until each is ready.
+
 Two million records need some 5 GB in Redis.
 """
 
@@ -14,7 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,11 +28,14 @@ import psutil
 import redis
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import novelty_of
+from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 from tests.benchmarks.common import Row, arguments, emit, own_redis, redis_of, say, show_table
 from tests.support.builders import BUILT_IN_DOMAINS, decision
+from tests.support.processes import Worker, launch_worker
+from tests.support.servers import RedisServer, answers
 
 _KEYS: Final = Keys("kp")
 _SPACE: Final = "benchmark"
@@ -44,16 +53,50 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[Row] = []
     for records in options.records:
-        with own_redis() as url, redis_of(url) as client:
-            client.config_set("appendonly", "no")
-            _fill_records(client, records)
-            _fill_log(client, records)
-            _fill_letters(client, options.letters)
-            ids = "".join(f"{_trace_id(number)}\n" for number in range(records - _FORGOTTEN, records))
-            for command, stdin in {**dict.fromkeys(_commands(records), ""), "forget -": ids}.items():
-                rows.append(_measured(url, command, stdin) | {"records": records})
+        with tempfile.TemporaryDirectory(prefix="kp-copy-") as copy:
+            for row in chain(_commands_measured(records, options.letters, copy), _start_measured(Path(copy))):
+                rows.append(row | {"records": records})
                 emit(rows[-1])
     show_table(rows, ("command", "records", "seconds", "peak_mb"))
+
+
+def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
+    """What each command costs; a copy of the data goes into a directory before."""
+    with own_redis() as url, redis_of(url) as client:
+        client.config_set("appendonly", "no")
+        _fill_records(client, records)
+        _fill_log(client, records)
+        _fill_letters(client, letters)
+        client.config_set("dir", copy)
+        client.save()
+        ids = "".join(f"{_trace_id(number)}\n" for number in range(records - _FORGOTTEN, records))
+        for command, stdin in {**dict.fromkeys(_commands(records), ""), "forget -": ids, "dead-letter drop --yes": ""}.items():
+            yield _measured(url, command, stdin)
+
+
+def _start_measured(directory: Path) -> Iterator[Row]:
+    """How long Redis takes to load the copy in a directory, and a worker that starts meanwhile to be ready."""
+    server = RedisServer(directory)
+    settings = load_settings({"broker.url": server.url, "redis.url": server.url, "embedding.embedder": "words"})
+    server.launch("appendonly no")
+    started = time.perf_counter()
+    worker = launch_worker(settings, directory / "worker.log")
+    try:
+        with redis_of(server.url) as client:
+            _wait_until(worker, lambda: answers(client))
+        yield {"benchmark": "stored", "command": "Redis loads", "seconds": time.perf_counter() - started}
+        _wait_until(worker, lambda: bool(worker.events("worker_ready")))
+        seconds = time.perf_counter() - started
+        yield {"benchmark": "stored", "command": "worker", "seconds": seconds, "peak_mb": worker.peak_bytes() / 1e6}
+    finally:
+        worker.stop()
+        server.kill()
+
+
+def _wait_until(worker: Worker, condition: Callable[[], bool]) -> None:
+    while not condition():
+        assert worker.process.poll() is None, worker.text()
+        time.sleep(0.01)
 
 
 def _commands(records: int) -> list[str]:
@@ -62,6 +105,7 @@ def _commands(records: int) -> list[str]:
     return [
         "--version",
         "cache info",
+        f"explain {_trace_id(records // 2)}",
         f"explain {beginning}",
         "audit",
         "audit --sample 1000",

@@ -10,7 +10,7 @@ import redis
 from kp_scorer.client import Client
 from kp_scorer.embedding.model import find_model
 from kp_scorer.ledger import Store
-from kp_scorer.local.embedded import redis_executable
+from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.arena import IMPATIENT, Arena

@@ -10,9 +10,9 @@ from threading import Thread
 
 import pytest
 import redis
+from kp_scorer import local
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.local import embedded
-from kp_scorer.local.embedded import Running, embedded_redis, running
+from kp_scorer.local import Running, embedded_redis, running
 
 ANOTHER_USER = 12_345
 
@@ -104,7 +104,7 @@ def test_no_password_is_sent_to_another_server_on_the_port_of_a_killed_one(note:
 
 def test_no_password_is_sent_to_another_server_that_has_the_port_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listener(0) as received:
-        monkeypatch.setattr(embedded, "_free_port", lambda: received.port)
+        monkeypatch.setattr(local, "_free_port", lambda: received.port)
         with pytest.raises(ServiceUnavailable, match="did not start"), embedded_redis(tmp_path / "data"):
             pass
     assert received == []

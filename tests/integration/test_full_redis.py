@@ -24,7 +24,7 @@ from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.connection import shortcomings
-from kp_scorer.ledger.monitoring import WorkerReport
+from kp_scorer.ledger.store import WorkerReport
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.changed_settings import with_changed

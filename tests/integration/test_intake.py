@@ -13,12 +13,12 @@ import pytest
 from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Connection
-from kp_scorer.broker import side_queues
+from kp_scorer.broker import dead_letters
 from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.dead_letters import SideQueue
 from kp_scorer.broker.publishing import declare_queues, publish_confirmed
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.side_queues import SideQueue
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
@@ -184,7 +184,7 @@ def test_a_message_that_rabbitmq_refuses_is_dead_lettered_and_blocks_no_other(
             raise PreconditionFailed("message size 5 is larger than configured max size 4")
         return publish_confirmed(producer, messages, *args)
 
-    monkeypatch.setattr(side_queues, "publish_confirmed", refuse)
+    monkeypatch.setattr(dead_letters, "publish_confirmed", refuse)
     put(settings_here, [b"first", b"large", b"second"])
     intake.drain()
     wait_until(lambda: rabbitmq.waiting("traces") == 3)
@@ -203,7 +203,7 @@ def test_messages_stay_on_the_intake_during_an_outage(
 
     put(settings_here, [b"1", b"2"])
     with monkeypatch.context() as patch:
-        patch.setattr(side_queues, "publish_confirmed", fail)
+        patch.setattr(dead_letters, "publish_confirmed", fail)
         with pytest.raises(ServiceUnavailable):
             intake.drain()
     wait_until(lambda: rabbitmq.waiting("intake") == 2)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from kp_scorer.embedding.convert import convert
 from kp_scorer.embedding.embedder import RECIPES, TRACE, Embedder, Vectors
 from kp_scorer.embedding.model import ModelFiles, find_model
 from kp_scorer.embedding.openvino_engine import OpenVinoEngine
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
+from kp_scorer.embedding.torch_engine import convert
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
 from sentence_transformers import SentenceTransformer

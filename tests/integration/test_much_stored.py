@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -151,6 +152,17 @@ def test_an_audit_says_by_its_exit_code_that_it_could_check_nothing(filled: Fill
     decide_as_the_log_says(filled)
     checked = filled.run("audit")
     assert (checked.exit_code, f"{SPACE}: 50 entries, 50 agree, 0 differ" in checked.stderr) == (0, True), checked.output
+    _, _, last = checked.stderr.strip().rpartition(" --since ")
+    with Store.open(filled.settings) as store:
+        places = [entry.place for log in store.novelty_logs() for entry in log.entries()]
+    assert last == str(places[-1])
+    resumed = filled.run("audit", "--since", last)
+    assert (resumed.exit_code, f"{SPACE}: 0 of 50 entries, 0 agree" in resumed.stderr) == (5, True), resumed.output
+    newest = filled.run("audit", "--since", str(places[-4]))
+    assert (newest.exit_code, f"{SPACE}: 3 of 50 entries, 3 agree" in newest.stderr) == (0, True), newest.output
+    assert filled.run("audit", "--since", datetime.fromtimestamp(places[0].time_ms // 1_000, UTC).isoformat()).exit_code == 0
+    assert filled.run("audit", "--since", "9999-01-01").exit_code == 5
+    assert filled.run("audit", "--since", "yesterday").exit_code == 2
     some = filled.run("audit", "--sample", "10")
     assert (some.exit_code, f"{SPACE}: 10 of 50 entries, 10 agree" in some.stderr) == (0, True), some.output
 

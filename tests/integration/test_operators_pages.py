@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
-from kp_scorer.local.embedded import redis_executable
+from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 

@@ -14,10 +14,10 @@ import pytest
 from celery import Celery
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.dead_letters import SideQueue
 from kp_scorer.broker.publishing import declare_queues, send_again
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.side_queues import SideQueue
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, deliveries_by, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits

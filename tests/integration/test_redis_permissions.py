@@ -35,7 +35,7 @@ from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Submission
 from kp_scorer.ledger.scripts import Script
-from kp_scorer.local.embedded import redis_executable
+from kp_scorer.local import redis_executable
 from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.audit import audit
 from kp_scorer.novelty.pins import PinnedSet

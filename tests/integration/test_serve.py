@@ -19,8 +19,8 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.runs import ReceivedSpan
+from kp_scorer.serve.app import read_tokens
 from kp_scorer.serve.submitter import Submitter
-from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings, load_settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 import structlog
-from kp_scorer.local.embedded import embedded_redis
+from kp_scorer.local import embedded_redis
 
 from tests.model.patched_scripts import DEADLINES_KEY, NOW_KEY
 

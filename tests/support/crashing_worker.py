@@ -32,7 +32,7 @@ from typing import Any
 
 import amqp.channel
 import redis
-from kp_scorer.broker import side_queues
+from kp_scorer.broker import dead_letters
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.redis_transport import queue
 from kp_scorer.broker.results import Publisher
@@ -168,7 +168,7 @@ def _deliver_twice(handle: Function) -> Function:
 
 
 def main() -> None:
-    _wrap(side_queues, "publish_confirmed", _after(_MOVED))
+    _wrap(dead_letters, "publish_confirmed", _after(_MOVED))
     # Moved, and not noted yet.
     _wrap(redis.Redis, "parse_response", _after(_RECEIVED, lambda reply, _, __, command: command == "BLMOVE" and bool(reply)))
     _wrap(queue.receive, "parse", _after(_RECEIVED, lambda messages, _: bool(messages)))

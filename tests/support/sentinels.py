@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import redis
-from kp_scorer.local.embedded import redis_executable
+from kp_scorer.local import redis_executable
 
 from tests.support.processes import free_port, wait_until
 from tests.support.servers import RedisServer

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 import redis
-from kp_scorer.local.embedded import redis_executable
+from kp_scorer.local import redis_executable
 
 from tests.support.processes import free_port, wait_until
 

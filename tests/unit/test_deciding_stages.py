@@ -14,10 +14,8 @@ from kp_scorer.embedding.embedder import TRACE, Embedder, TokenizedText, Vectors
 from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable, TraceConflict
 from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
-from kp_scorer.process.admission import Admission
-from kp_scorer.process.decide import DecideStage, LookUpStage
-from kp_scorer.process.delivery import Delivery
-from kp_scorer.process.embed import EmbedStage
+from kp_scorer.process.admission import Admission, Delivery
+from kp_scorer.process.decide import DecideStage, EmbedStage, LookUpStage
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.scoring import Policy
 from prometheus_client import generate_latest

@@ -1,6 +1,7 @@
 """Decisions as others have written them, as flat rows, as tables of pandas and polars; and what an audit makes of one."""
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, get_args, get_type_hints
 
@@ -129,6 +130,39 @@ def test_a_decision_rests_on_an_entry_of_its_own_content(novelty: float, is_of_o
         (difference.trace_id, difference.entry, difference.decided, difference.recomputed, difference.is_of_other_content)
         for difference in report.differences
     ] == ([] if agrees else [(ENTRY.trace_id, "1000-1", novelty, 0.5, is_of_other_content)])
+
+
+def test_entries_after_a_place_are_audited_against_windows_that_begin_before_it() -> None:
+    made = Decision.model_validate_json(decision_on("kp:trace:1"))
+    log = [Entry(Place(1_000, number), f"kp:trace:{number}", bytes([number] * 16), ENTRY.vector) for number in (1, 2, 3, 4)]
+    # As each has the vector of the first, but for that all are repeats. The last is not decided yet.
+    decided = {
+        entry.trace_id: DecidedTrace(
+            made.model_copy(
+                update={
+                    "novelty": made.novelty.model_copy(update={"entry": str(entry.place)}),
+                    "dimensions": made.dimensions.model_copy(update={"novelty": 0.0}),
+                }
+            ),
+            entry.digest,
+        )
+        for entry in log[:3]
+    }
+
+    def since(place: str, entries: Sequence[Entry] = log) -> Report:
+        window = Window(10, 60_000, 0, 0)
+        return audit(
+            entries, lambda ids: list(map(decided.get, ids)), window, lambda done, total: None, since=Place.parse(place)
+        )
+
+    assert [each.trace_id for each in since("0-0").differences] == ["kp:trace:1"]
+    later = since("1000-1")
+    assert (later.entries, later.agreeing, later.undecided, later.last) == (3, 2, 1, Place(1_000, 3))
+    nothing = since(str(later.last))
+    assert (nothing.entries, nothing.agreeing, nothing.last) == (1, 0, None)
+    # What is damaged counts by its place, too.
+    damaged = [log[0]._replace(trace_id=""), log[1], log[2]._replace(trace_id="")]
+    assert (since("0-0", damaged).damaged, since("1000-1", damaged).damaged, since("1000-3", damaged).damaged) == (2, 1, 0)
 
 
 def test_a_decision_that_rests_on_another_entry_is_not_compared_with_this_one() -> None:

@@ -18,7 +18,7 @@ from kp_scorer.broker.wire import SENT_MS, queued_s
 from kp_scorer.cli.commands.health import health
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, SettingsError
-from kp_scorer.ledger.monitoring import Timing
+from kp_scorer.ledger.store import Timing
 from kp_scorer.process.http import http_server
 from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
 from kp_scorer.process.watchdog import VitalThread, Watchdog

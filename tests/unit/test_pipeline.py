@@ -16,7 +16,7 @@ from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable
 from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.ledger.records import MemoryLedger
-from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.admission import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kp_scorer.embedding import units
+from kp_scorer.embedding import text_embedder
 from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.text_embedder import Tokens
@@ -55,8 +55,8 @@ def reference(tokenizer_file: Path) -> Tokenizer:
 def in_pieces(chars: int) -> Iterator[None]:
     """Texts are read and tokenised in pieces of so many characters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "_PIECE_CHARS", chars)
-        patch.setattr(units, "_AT_ONCE", chars)
+        patch.setattr(text_embedder, "_PIECE_CHARS", chars)
+        patch.setattr(text_embedder, "_AT_ONCE", chars)
         yield
 
 

@@ -61,41 +61,16 @@ if TYPE_CHECKING:
     from kp_scorer.settings import Settings, load_settings
     from kp_scorer.trace import ReasoningTrace
 
+# fmt: off
 __all__ = [
-    "AsyncClient",
-    "Client",
-    "Decision",
-    "DecisionTimeout",
-    "Findings",
-    "InvalidTrace",
-    "NotConverted",
-    "Problem",
-    "Reason",
-    "ReasoningTrace",
-    "Row",
-    "Scorer",
-    "ScorerError",
-    "ServiceUnavailable",
-    "Settings",
-    "SettingsError",
-    "Status",
-    "Submitted",
-    "Trace",
-    "TraceConflict",
-    "TraceDead",
-    "calibrate",
-    "convert",
-    "explain",
-    "load_settings",
-    "re_decide",
-    "read_decisions",
-    "rows",
-    "score_traces",
-    "stored_decisions",
-    "stored_labels",
+    "AsyncClient", "Client", "Decision", "DecisionTimeout", "Findings", "InvalidTrace", "NotConverted", "Problem", "Reason",
+    "ReasoningTrace", "Row", "Scorer", "ScorerError", "ServiceUnavailable", "Settings", "SettingsError", "Status", "Submitted",
+    "Trace", "TraceConflict", "TraceDead", "calibrate", "convert", "explain", "load_settings", "re_decide", "read_decisions",
+    "rows", "score_traces", "stored_decisions", "stored_labels",
 ]
+# fmt: on
 
-_MODULES: Final = {
+_MODULES: Final = {  # Where each name is defined; the others are in ``errors``.
     "analysis.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision", "Findings"},
@@ -106,7 +81,6 @@ _MODULES: Final = {
     "ledger.store": {"stored_decisions", "stored_labels"},
     "trace": {"ReasoningTrace"},
 }
-"""Where each name is defined; the others are in ``errors``."""
 
 
 def __getattr__(name: str) -> Any:

@@ -6,16 +6,12 @@ from typing import Final, Literal
 
 Resource = Literal["workers' cores", "Redis' core", "Redis' network"]
 
-FULL_REDIS: Final = 0.7
-"""Plan with no more of Redis' one core: it also writes its file, and a slow command delays all others."""
+FULL_REDIS: Final = 0.7  # Plan with no more of Redis' one core: it also writes its file, and a slow command delays all others.
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of one trace, in milliseconds of one core and in bytes; each field names the benchmark that measures it.
-
-    ``tests/benchmarks/README.md`` names the machine.
-    """
+    """Costs of one trace, in ms of a core and in bytes, by the benchmark named, on the machine of ``tests/benchmarks``."""
 
     embed_ms: float = 3.5  # Embedding a text, whatever its length (``engine``).
     embed_ms_a_token: float = 0.167  # Embedding each of its tokens that count (``engine``).

@@ -17,8 +17,6 @@ _IGNORED: Final = (
 )
 _IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_IGNORED}]")
 _IS_ODD_SPACE: Final = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000\U00016fe4]")
-"""Spaces other than U+0020, Braille's blank, and the filler of Khitan."""
-
 _ACTS: Final = re.compile(f"[{_ACTING}]")
 _ACTS_WITHIN_LINES: Final = re.compile(f"(?!\n)[{_ACTING}]")
 

@@ -24,11 +24,9 @@ from kp_scorer.trace import ReasoningTrace
 
 _NAME_CHARS: Final = 200
 
-Resolved = Decision | TraceConflict | TraceDead | TraceHeld
-"""How a trace is resolved: a decision, why there will be none, or that another worker is deciding it."""
+Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # Held: another worker is deciding it.
 
-Comparison = tuple[Novelty, tuple[Pinned, ...]]
-"""What a trace in the log is like: earlier traces, and the entries of pinned sets."""
+Comparison = tuple[Novelty, tuple[Pinned, ...]]  # With earlier traces, and with the entries of pinned sets.
 
 
 def open_pins(settings: Settings, store: Store | None, embedder: Embedder | None) -> Pins | None:
@@ -85,10 +83,7 @@ class NoveltyMeter:
         return Candidate(trace.id, digest, vector, counts)
 
     def place(self, candidates: Sequence[Candidate], asked: Sequence[Vector | None] = ()) -> list[Comparison | None]:
-        """Place candidates in the log, which is idempotent, and compare each; None if another digest has its id.
-
-        ``asked`` are the vectors of their objectives alone, where sets are pinned.
-        """
+        """Place candidates, idempotently, and compare each, and the vectors ``asked``; None if another digest has its id."""
         if self._pins:
             # First, so that nothing is placed that cannot be decided.
             self._pins.refresh()
@@ -118,19 +113,14 @@ class Case:
 
     trace: ReasoningTrace
     identity: Identity
-    is_claimed: bool = False
-    """Whether this worker decides it."""
+    is_claimed: bool = False  # Whether this worker decides it.
     vector: Vector | None = None
-    asked: Vector | None = None
-    """Of its objective alone, where texts are pinned."""
-    tokens: tuple[int | None, int | None] = (None, None)
-    """How many are embedded, and how many its text has."""
+    asked: Vector | None = None  # Of its objective alone, where texts are pinned.
+    tokens: tuple[int | None, int | None] = (None, None)  # How many are embedded, and how many its text has.
     checks: tuple[CheckResult, ...] = ()
-    resolved: Resolved | None = None
-    """None until it is resolved, and for a trace that is to be decided again, alone."""
+    resolved: Resolved | None = None  # None until it is resolved, and for a trace that is to be decided again, alone.
     received: Received | None = None
-    times_ms: dict[str, float] = field(default_factory=dict)
-    """Of its steps so far, by the fields of :class:`~kp_scorer.decision.Timings`."""
+    times_ms: dict[str, float] = field(default_factory=dict)  # Of its steps so far, by the fields of ``Timings``.
 
 
 @dataclass
@@ -143,15 +133,12 @@ class Decider:
 
     ledger: Ledger
     policy: Policy
-    novelty: NoveltyMeter | None
-    """Without it every trace's novelty is unknown."""
-    max_attempts: int
-    """A trace that so many workers began and did not live to end is dead: it must be what ended them."""
+    novelty: NoveltyMeter | None  # Without it every trace's novelty is unknown.
+    max_attempts: int  # A trace that so many workers began and did not live to end is dead: it must be what ended them.
     _: KW_ONLY
     names_nearest: bool = True
     checks: Checks | None = None
-    sample: float = 0.0
-    """The share of all traces, 0..1, that is sampled for review."""
+    sample: float = 0.0  # The share of all traces, 0..1, that is sampled for review.
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
         """Decide the traces, in order; ``alone``: there is one, which failed before together with others.
@@ -225,7 +212,6 @@ class Decider:
 
     @contextmanager
     def _releasing(self, claimed: Sequence[Case]) -> Iterator[None]:
-        """Release traces if deciding them ends in an error."""
         try:
             yield
         except Exception:

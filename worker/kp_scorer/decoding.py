@@ -42,7 +42,6 @@ _HUGE_NUMBER: Final = f"expected numbers of at most {_MOST_DIGITS} digits"
 _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
 _JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
-"""For messages of pydantic that name types of Python."""
 _STRING: Final = re.compile(rb'"[^"]*"')
 
 

@@ -24,8 +24,7 @@ No message holds trace content: only field paths, ids, names of settings, and wh
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, Literal, NamedTuple, get_args
 
-Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost", "damaged"]
-"""Why a submission is a dead letter."""
+Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost", "damaged"]  # Of a dead letter.
 
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 
@@ -33,8 +32,7 @@ REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 class ScorerError(Exception):
     """Base of every error of the scorer."""
 
-    exit_code: ClassVar[int] = 1
-    """Exit code of a process that ends because of this error."""
+    exit_code: ClassVar[int] = 1  # Exit code of a process that ends because of this error.
 
 
 class SettingsError(ScorerError):
@@ -46,10 +44,8 @@ class SettingsError(ScorerError):
 class Problem(NamedTuple):
     """One thing wrong with a submission."""
 
-    field: str
-    """Path of the field, dotted, list positions counted from 0: ``steps.3.tool.name``; ``$`` is the whole message."""
-    expected: str
-    """What was expected there, without the offending value."""
+    field: str  # Path of the field, dotted, list positions counted from 0: ``steps.3.tool.name``; ``$`` is the whole message.
+    expected: str  # What was expected there, without the offending value.
 
 
 class InvalidTrace(ScorerError):

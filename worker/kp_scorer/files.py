@@ -15,11 +15,7 @@ _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_regular(path: Path | str, mode: str = "rb", *, follow: bool = True, **options: Any) -> IO[Any]:
-    """Open a regular file, with the options of ``open``; without ``follow`` a symbolic link is refused.
-
-    Raises:
-        OSError: it cannot be opened, or is a FIFO, a device or a directory.
-    """
+    """Open a regular file; without ``follow`` no symbolic link. OSError if it is none: a FIFO, a device or a directory."""
 
     def opener(name: str, flags: int) -> int:
         # Without waiting: nobody may ever open the other end of a FIFO.
@@ -40,11 +36,7 @@ def open_regular(path: Path | str, mode: str = "rb", *, follow: bool = True, **o
 
 
 def read_text(path: Path | str, most_bytes: int) -> str:
-    """Read a regular file of at most so many bytes of UTF-8, which may begin with a byte order mark.
-
-    Raises:
-        OSError: it is none; its ``strerror`` is for people, and quotes nothing of the content.
-    """
+    """Read a regular file of at most so many bytes of UTF-8; an OSError's ``strerror`` quotes nothing of the content."""
     with open_regular(path) as file:
         content: bytes = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -56,11 +48,7 @@ def read_text(path: Path | str, most_bytes: int) -> str:
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """Read a TOML file of at most a mebibyte.
-
-    Raises:
-        OSError: it is none, as by ``read_text``, or what is wrong with it.
-    """
+    """Read a TOML file of at most a mebibyte. Raises OSError: it is none, as by ``read_text``, or what is wrong with it."""
     try:
         return tomllib.loads(read_text(path, _MOST_TOML_BYTES))
     except tomllib.TOMLDecodeError as error:

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import traceback
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -38,7 +38,7 @@ def configure_logs(settings: LogSettings) -> None:
     # Plain tracebacks in both: those that structlog makes for terminals show local variables, and with them traces.
     rendering: list[Processor] = [structlog.processors.format_exc_info]
     rendering += (
-        [structlog.processors.JSONRenderer(_as_line)]
+        [structlog.processors.JSONRenderer(lambda event, **options: escaped(json.dumps(event, **options)))]
         if as_json
         else [_escaped, structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
     )
@@ -61,10 +61,6 @@ def raised_at(error: BaseException) -> str:
     """Function, file and line that raised an error, for logs of errors whose message may quote a trace."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.name} in {frame.filename}:{frame.lineno}"
-
-
-def _as_line(event: EventDict, **options: Any) -> str:
-    return escaped(json.dumps(event, **options))
 
 
 def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -14,26 +14,21 @@ from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, Novel
 from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
 
 UNKNOWN_NOVELTY: Final = 0.5  # Novelty when there is nothing to compare with: an empty cache, or no embedder.
-
 DEFAULT_THRESHOLD: Final = 0.75  # The reference SDK's threshold.
-
 DEFAULT_PROFILE: Final = "default"
-
 _STEPS_FOR_FULL_TERM: Final = 20
-
-_WEIGHTS: Final = {
+_WEIGHTS: Final = {  # Complexity, novelty, tool diversity, outcome confidence.
     DEFAULT_PROFILE: (0.25, 0.35, 0.15, 0.25),
     "finance": (0.20, 0.25, 0.10, 0.45),
     "code": (0.20, 0.30, 0.30, 0.20),
     "medical": (0.15, 0.20, 0.10, 0.55),
     "customer_service": (0.20, 0.30, 0.20, 0.30),
 }
-"""Complexity, novelty, tool diversity, outcome confidence."""
 
 PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
     {name: Dimensions(**dict(zip(Dimensions.model_fields, row, strict=True))) for name, row in _WEIGHTS.items()}
 )
-"""The reference SDK's profiles. A domain that is not among them, matched exactly, gets the default."""
+"""The reference SDK's; domains that are not among them get the default."""
 
 
 class Bounds(NamedTuple):

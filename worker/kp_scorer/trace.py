@@ -14,7 +14,6 @@ from kp_scorer.characters import check_name
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
 DOMAIN_BYTES: Final = 200  # How long a domain may be, in bytes of UTF-8: it goes to log lines, where anybody may put anything.
-
 _DIGEST_VERSION: Final = b"kp-digest-1"
 """Names the rules by which digests are made. Under another name every redelivery across an upgrade would be a conflict."""
 
@@ -71,8 +70,6 @@ def _domain(text: str) -> str:
 
 
 class _Part(BaseModel):
-    """Base of every part of a trace: strict, frozen, unknown fields ignored."""
-
     model_config = ConfigDict(
         frozen=True, extra="ignore", strict=True, allow_inf_nan=False, hide_input_in_errors=True, serialize_by_alias=True
     )

@@ -20,31 +20,26 @@ __all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "convert", "f
 Converted = dict[str, Any] | NotConverted  # A trace that may be submitted, or the reason why there is none.
 
 _MOST_CHATS: Final = 1_000  # How many chats wait for one that goes on with them, until the first of them is converted.
-_MOST_RECORDS: Final = 50_000
-"""Spans or observations in a run. What has more makes no trace within the limits, and would fill the memory first."""
+_MOST_RECORDS: Final = 50_000  # In a run. What has more makes no trace within the limits, and would fill the memory.
 _MOST_OPEN: Final = 100_000
-"""Records of runs that may not be complete. Over it the run that has had none for the longest time is converted as it is."""
-_MOST_ENDED: Final = 100_000
-"""Runs that were converted of which the ids are held, so that a record that comes too late is refused."""
+"""Records of open runs. Over it the run that has had none for the longest time is converted as it is."""
+_MOST_ENDED: Final = 100_000  # Converted runs of which the ids are held, so that a record that comes too late is refused.
 _MOST_NAMES: Final = 10_000  # Of fields that were not read: keys may be anything.
 
 
 class _Format(NamedTuple):
-    """How the sources of a format are read."""
-
     fits: Callable[[dict[str, Any]], bool]  # Whether an object may be a source of it, or an item of one.
     run: Callable[[str, Sequence[Node]], Run]
     records: Callable[[Node], Iterable[Node]] = lambda source: source.items() if isinstance(source.value, list) else [source]
     run_id: Callable[[Node], str | None] = lambda _: None
     """By which id records make one run: None if one is a run alone, empty if it belongs to the run of the record before."""
     starts: Callable[[Node], int] = lambda _: 0
-    ends: Callable[[Sequence[Node]], int | None] = lambda _: None
-    """From which start of another record on a run is complete; None if its latest record does not say that."""
+    ends: Callable[[Sequence[Node]], int | None] = lambda _: None  # The start of a record after the run; None if not known.
     has_chats: bool = False  # Whether a record may hold what an earlier one holds, and what came after.
     is_of_one_file: bool = False  # Whether a run is complete at the end of its file.
 
 
-FORMATS: Final = {
+FORMATS: Final = {  # In the order in which they are tried on a source.
     "otel": _Format(otel.fits, otel.run, otel.records, otel.run_id, otel.starts, otel.ends),
     "langfuse": _Format(langfuse.fits, langfuse.run, langfuse.records, langfuse.run_id, ends=langfuse.ends),
     "sweagent": _Format(agents.is_sweagent, agents.run_of_sweagent),
@@ -55,7 +50,6 @@ FORMATS: Final = {
     "codex": _Format(agents.is_codex, agents.run_of_codex, run_id=agents.id_of_codex, is_of_one_file=True),
     "openai": _Format(openai.fits, openai.run, openai.records, openai.batch_id, ends=openai.ends, has_chats=True),
 }
-"""In the order in which they are tried on a source."""
 
 
 def format_of(value: object) -> str:
@@ -72,19 +66,17 @@ class Converter:
 
     def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
         """Without the ``name`` of a format, each source has the one that fits it."""
-        self.unread: Counter[str] = Counter()
-        """In how many of the converted runs fields of their records were not read, by the names of these."""
+        self.unread: Counter[str] = Counter()  # In how many converted runs fields were not read, by the names of these.
         self.counts: Counter[str] = Counter()
         """How many ``traces`` they are, how many of these are ``toolless``, and how many ``steps``, ``calls`` of tools,
         ``errors`` and ``recoveries`` they have; how many chats are ``continued`` in another, and so no runs."""
         self._supplied, self._limits, self._name = supplied, limits, name
         self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()
-        """The records of runs that may not be complete, by format and id; which had one last is last."""
+        """By format and id; which had a record last is last."""
         self._records = 0  # How many records these are.
         self._ends: list[tuple[int, tuple[str, str]]] = []  # A heap.
         self._latest: dict[str, str] = {}  # For each format the id of the run that had a record last.
-        self._ended: OrderedDict[tuple[str, str], bool] = OrderedDict()
-        """Runs that were converted, and whether a record was refused that came too late."""
+        self._ended: OrderedDict[tuple[str, str], bool] = OrderedDict()  # And whether one that came too late was refused.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:

@@ -19,7 +19,7 @@ from kp_scorer.adapters.node import Node
 
 _COMMAND: Final = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)
 _ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}
-"""By who speaks in a step of ATIF, which is a message otherwise."""
+"""By who speaks in a step of ATIF, a message otherwise."""
 _OF_CODEX: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
 
@@ -85,7 +85,6 @@ def _run(own: str, lines: Sequence[Node], pieces: Sequence[Piece], kind: str) ->
 
 
 def _time(records: Sequence[Node]) -> str | None:
-    """The first time in records that may have one each."""
     return next((time for record in records if (time := record.at("timestamp").text())), None)
 
 

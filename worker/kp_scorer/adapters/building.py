@@ -16,14 +16,12 @@ from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-_OPTIONS: Final = {
+_OPTIONS: Final = {  # What supplies a field that a source lacks.
     "confidence": ("outcome.confidence", "--confidence"),
     "task_domain": ("metadata.task_domain", "--domain"),
     "created_at": ("metadata.created_at", "--created-at"),
     "success": ("metadata.success", "--success or --failed"),
 }
-"""What supplies a field that a source lacks."""
 _SUCCESSES: Final = ("true", "yes", "success", "passed", "resolved")
 _FAILURES: Final = ("false", "no", "failure", "failed", "error")
 _LEAST_SUCCESSFUL_NUMBER: Final = 0.5
@@ -47,8 +45,7 @@ class SuppliedFields(NamedTuple):
     privacy_level: PrivacyLevel
     success: bool | None = None  # For runs whose source does not say whether they succeeded.
     created_at: IsoDatetime | None = None  # For runs whose source does not say when they were.
-    paths: Mapping[str, str] = MappingProxyType({})
-    """Dotted paths into a run's record, by the field that they lead to: one of these, or ``id``."""
+    paths: Mapping[str, str] = MappingProxyType({})  # Dotted, into a run's record, by the field: one of these, or ``id``.
 
 
 class Run(NamedTuple):
@@ -102,10 +99,8 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
     """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`.
 
     The objective is the first message of the user, the result the last of the agent; without one, the last result of a tool.
-
-    Raises:
-        NotConverted: there is no objective, no step or no result; a field that the source lacks is not supplied either; or
-            the trace is over a limit.
+    Raises NotConverted: there is no objective, no step or no result; a field that the source lacks is not supplied either; or
+    the trace is over a limit.
     """
     objective = next((piece for piece in run.pieces if piece.kind == "user"), None)
     if objective is None:
@@ -157,7 +152,6 @@ def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
 
 
 def _field(name: str, value: object, run: Run, place: Node) -> Any:
-    """A field of the trace by the value in a record; ``place`` is that value's."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     match name, value:
         case "id", str() | int():
@@ -189,11 +183,9 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
 
 
 def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """The steps that pieces are.
-
-    All that the agent does up to the next result or message of the user is one turn. If one of the results before it is an
-    error and a tool is called in it, its first step is a recovery. A turn without a call tries nothing again.
-    """
+    # The steps that pieces are. All that the agent does up to the next result or message of the user is one turn. If one of the
+    # results before it is an error and a tool is called in it, its first step is a recovery. A turn without a call tries
+    # nothing again.
     steps: list[dict[str, Any]] = []
     after_error = False
     for is_turn, group in groupby(pieces, key=lambda piece: piece.kind in ("agent", "call")):

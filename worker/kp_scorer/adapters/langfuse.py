@@ -83,7 +83,6 @@ def run(own: str, items: Sequence[Node]) -> Run:
 
 
 def _with_scores(trace: Node) -> dict[str, Any]:
-    """A trace with its scores by name."""
     scores = trace.object().get("scores")
     scores = [score for score in scores if isinstance(score, dict)] if isinstance(scores, list) else []
     named = {each.get("name"): each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
@@ -139,7 +138,6 @@ def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
 
 
 def _returned(node: Node) -> list[Piece]:
-    """What a tool or an event put out, or why it failed."""
     text, is_error = returned_in(node.at("output").parsed().value)
     if isinstance(node.at("output").value, str) and text == as_json(node.at("output").parsed().value):
         # As it is written there.

@@ -19,14 +19,13 @@ _ERROR: Final = re.compile(
 )
 _ERROR_KEYS: Final = ("error", "isError", "is_error")
 _MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
-_SPEAKERS: Final[dict[str, Speaker | None]] = {
+_SPEAKERS: Final[dict[str, Speaker | None]] = {  # Who speaks in a message, by its role, or its type where it has that.
     # Instructions are no part of a run.
     **dict.fromkeys(("system", "developer"), None),
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "ai", "model", "tool-call"), "agent"),
     **dict.fromkeys(("tool", "function", "tool-response", "functionexecutionresult"), "result"),
 }
-"""Who speaks in a message, by its role, or by its type where it has that instead."""
 _CONTENTS: Final = ("parts", "content", "blocks", "text", "message")
 _NAMES: Final = ("name", "toolName", "tool_name", "function_name")
 _ARGUMENTS: Final = ("arguments", "args", "input", "server_tool_call")
@@ -38,20 +37,16 @@ _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_cal
 _ENDS_OF_RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_result")
 _CALL_KEYS: Final = ("functionCall", "function_call", "toolUse", "tool_call")
 _RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult", "tool_call_result")
-"""Keys of blocks without a type that hold a call, or its result."""
 _THOUGHTS: Final = ("reasoning", "thinking")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})
-"""Fields that are no arguments of a built-in tool."""
-_ALTERNATIVES: Final = ("choices", "candidates", "generations")
-"""Keys of several answers to a request, of which clients use the first."""
-_HOLDERS: Final = {
+"""No arguments of a built-in tool."""
+_ALTERNATIVES: Final = ("choices", "candidates", "generations")  # Several answers to a request, of which clients use the first.
+_HOLDERS: Final = {  # Keys of a request, or of an answer, that hold its messages or its text.
     "user": "messages contents new_message input prompt question query task message content kwargs".split(),  # noqa: SIM905
     "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "text"),
 }
-"""Keys of a request, or of an answer, that hold its messages or its text."""
 _OF_ANSWERS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
-_OF_DEFINITIONS: Final = {"function", "input_schema", "inputSchema", "parameters"}
-"""Fields of tools that some record among the messages."""
+_OF_DEFINITIONS: Final = {"function", "input_schema", "inputSchema", "parameters"}  # Of tools that some record among messages.
 _TRANSCRIPT: Final = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.MULTILINE | re.IGNORECASE)
 
 
@@ -152,7 +147,6 @@ def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_
 
 
 def _pieces_of_transcript(content: Node) -> Iterator[Piece]:
-    """The pieces in a text that has messages a line each, or more, with the role before it."""
     _, *parts = _TRANSCRIPT.split(content.text())
     for role, text in zip(parts[::2], parts[1::2], strict=True):
         if (speaker := _SPEAKERS[role.lower()]) and text.strip() != "None":
@@ -258,7 +252,6 @@ def _blocks_in(content: Node) -> Node:
 
 
 def _call(call: Node) -> Piece:
-    """A call: its name, its arguments and its id, under any of the names that these have."""
     function = call
     if not any(key in call.object() for key in _NAMES):
         function = call.at("function" if call.at("custom").value is None else "custom")
@@ -267,7 +260,6 @@ def _call(call: Node) -> Piece:
 
 
 def _result(holder: Node, content: Node) -> Piece:
-    """A result, in a message or a block, which says which call it answers."""
     text, is_error = returned_in(content.value)
     is_error = is_error or any(holder.at(key).value is True for key in _ERROR_KEYS) or holder.at("status").value == "error"
     call_id, name = holder.first(*_IDS).text(), holder.first(*_NAMES).text()
@@ -318,7 +310,6 @@ def _sort_of(block: object) -> str:
 
 
 def _is_item(value: object) -> bool:
-    """Whether a value among what a model got or put out is a message or a block."""
     return is_message(value) or bool(_sort_of(value))
 
 
@@ -366,7 +357,6 @@ def _with_role(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _role(name: object) -> str:
-    """The role that a message has by the name of its role, its type or its class."""
     own = name.lower().rpartition(".")[2] if isinstance(name, str) else ""
     return own.removesuffix("chunk").removesuffix("message")
 
@@ -377,7 +367,6 @@ def _type(block: object) -> str:
 
 
 def _own_fields(item: Node, kind: str) -> dict[str, Any]:
-    """The fields of a call of one of OpenAI's own tools, without the images that some make."""
     fields = {key: value for key, value in item.object().items() if key not in _BESIDE_A_CALL}
     if kind == "image_generation_call":
         fields.pop("result", None)

@@ -8,23 +8,19 @@ from typing import Any, Final, NamedTuple
 
 from kp_scorer.errors import NotConverted, Problem
 
-MOST_DEPTH: Final = 100
-"""Of a source: far more than any of these formats nests, and little enough to be walked through and printed."""
-
+MOST_DEPTH: Final = 100  # Of a source: far more than any format nests, and little enough to be walked through and printed.
 _MOST_SHOWN: Final = 1_000_000
 _HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)=)")
 """How a text begins that may hold an object or a list; pydantic shows a message as its fields, the role or content first."""
-_NO_PYTHON: Final = re.compile(
+_NO_PYTHON: Final = re.compile(  # No Python in what it shows: enumerations, addresses, fields without commas.
     r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|<[\w.]+: ('[^'\n]*')>|<[^<>]*>|(?<=[^\s,(\[{])\s+(?=\w+=)""", re.DOTALL
 )
-"""What is no Python in what Python shows: enumerations, objects that show only their address, fields without commas."""
 
 _NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", "traceId", "kind", "role"})
 """Fields that say what an object is; to most readers its other fields say the same."""
 
-Reads = dict[str, tuple[dict[str, Any], set[str]]]
-"""The objects of a run that were read field by field, by their paths, each with the keys that were."""
+Reads = dict[str, tuple[dict[str, Any], set[str]]]  # The objects of a run by their paths, each with the keys that were read.
 
 
 class Node(NamedTuple):

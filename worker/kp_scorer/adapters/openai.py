@@ -17,7 +17,6 @@ from kp_scorer.adapters.messages import Piece, Speaker, Transcript, is_message, 
 from kp_scorer.adapters.node import Node
 
 _KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "request", "response", "prompt", "custom_id"})
-"""Any of them is in an object that is a conversation, or a part of one."""
 
 
 def fits(value: dict[str, Any]) -> bool:
@@ -77,7 +76,6 @@ def _body(conversation: Node, key: str) -> Node:
 
 
 def _first(message: Node, *keys: str) -> Node:
-    """What an object has under the first of the keys that it has; without any, the object itself."""
     value = message.first(*keys) if isinstance(message.value, dict) else message
     return message if value.value is None else value
 

@@ -23,8 +23,7 @@ _ERROR: Final = (2, "STATUS_CODE_ERROR")
 _MODEL_ATTRIBUTES: Final = ("ai.prompt.messages", "gen_ai.prompt.", "gen_ai.completion.")
 _VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity.input"), "output": ("ai.response.object",)}
 """Attributes of the AI SDK and of OpenLLMetry, beside OpenInference's ``input.value`` and ``output.value``."""
-_GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")
-"""A span with one of these attributes follows the GenAI conventions."""
+_GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")  # One is in each GenAI span.
 _LATE_NS: Final = 10_000_000_000  # How long after its root a span of a run may end, and be exported by another process.
 
 
@@ -61,7 +60,6 @@ def records(source: Node) -> list[Node]:
 
 
 def _span_of_console(span: Node) -> Node:
-    """A span that Python's SDK printed, with the protocol's fields in place of its own."""
     parts = {"traceId": ("context", "trace_id"), "spanId": ("context", "span_id"), "parentSpanId": ("parent_id",)}
     fields: dict[str, Any] = {key: span.at(*path).text().removeprefix("0x") for key, path in parts.items()}
     for key, path in (("startTimeUnixNano", "start_time"), ("endTimeUnixNano", "end_time")):
@@ -181,7 +179,6 @@ def _nested(paths: dict[str, Any]) -> Any:
 
 
 def _attributes_of(holder: Node) -> Node:
-    """The attributes of a span, an event or a resource, by their keys; raises NotConverted for what is no key with a value."""
     pairs = holder.at("attributes")
     if isinstance(pairs.value, dict):
         return pairs
@@ -189,7 +186,6 @@ def _attributes_of(holder: Node) -> Node:
 
 
 def _results_of(span: Node, attributes: Node) -> list[Piece]:
-    """The result of a tool's span, or its error; nothing if contents were not recorded."""
     has_failed = _is_failed(span) or attributes.at("error.type").value is not None
     returned = attributes.first("gen_ai.tool.call.result", "ai.toolCall.result", "traceloop.entity.output", "output.value")
     text = text_in(returned.value) or (_failure_of(span) if has_failed else "")
@@ -197,13 +193,11 @@ def _results_of(span: Node, attributes: Node) -> list[Piece]:
 
 
 def _is_failed(span: Node) -> bool:
-    """Whether the status of a span is that it contains an error."""
     status = span.at("status")
     return status.value is not None and status.at("code").value in _ERROR
 
 
 def _failure_of(span: Node) -> str:
-    """The error of a failed span: the message of its status, or that of the exception that it recorded."""
     if span.at("status").value and (message := span.at("status", "message").text()):
         return message
     raised = (event for event in span.at("events").items() if event.at("name").value == "exception")

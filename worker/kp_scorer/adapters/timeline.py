@@ -20,12 +20,11 @@ _EMPTY = ("", "{}", "null")
 
 SpanKind = Literal["model", "tool", "event", "other"]
 
-KINDS: Final[dict[str, SpanKind]] = {
+KINDS: Final[dict[str, SpanKind]] = {  # By types of observations, OpenInference's kinds of spans and operations of GenAI.
     **dict.fromkeys(("GENERATION", "LLM", "chat", "generate_content", "text_completion"), "model"),
     **dict.fromkeys(("TOOL", "RETRIEVER", "execute_tool"), "tool"),
     "EVENT": "event",
 }
-"""By the types of observations, OpenInference's kinds of spans and the operations of GenAI."""
 
 
 class Span(NamedTuple):
@@ -112,8 +111,7 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
         within[numbers.get(span.parent_id)].append(number)
     repeated: set[int] = set()
     around: Counter[str] = Counter()
-    models: defaultdict[int | None, list[int]] = defaultdict(list)
-    """Of the calls of models right within each span the first two."""
+    models: defaultdict[int | None, list[int]] = defaultdict(list)  # Of the calls right within each span the first two.
     # Not by recursion, as spans may be nested deeper than that goes.
     waiting = [(number, True) for number in within[None]]
     while waiting:
@@ -142,8 +140,6 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call in a conversation."""
-
     place: int  # Among the pieces.
     name: str
     call_id: str
@@ -173,8 +169,6 @@ class _Queues:
 
 
 class _History:
-    """A list of messages that a model got, as far as it was looked at."""
-
     def __init__(self) -> None:
         self.pieces: Sequence[Piece] = []
         self.texts: Counter[tuple[str, str]] = Counter()
@@ -190,18 +184,15 @@ class _Conversation:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self._texts: Counter[tuple[str, str]] = Counter()  # How often each text is among the pieces.
-        self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)
-        """All calls by their id, by what they say, and by both, in their order."""
+        self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)  # By id, by what they say, and by both.
         self._unanswered = _Queues(lambda call: call.result is None)
         self._waiting = _Queues(lambda call: not call.has_begun and call.result is None)
         self._of_tools = _Queues(lambda call: call.by_tool_alone)
         self._of_span: dict[int, _Call] = {}
         self._history = _History()
-        self._has_several = False
-        """Whether an id stands for several calls, so that only an entire list says which of them it has."""
+        self._has_several = False  # Whether an id stands for several calls: only an entire list says which of them it has.
 
     def add(self, number: int, span: Span, *, is_end: bool) -> None:
-        """Go on to the beginning or the end of a span."""
         match span.kind, is_end:
             case "event", True:
                 self.pieces += span.outputs
@@ -254,11 +245,9 @@ class _Conversation:
         return pieces, self._matches([piece for piece in pieces if piece.kind == "call"])
 
     def _matches(self, calls: Sequence[Piece]) -> list[_Call | None]:
-        """For each call in a list of messages the one that it is, if that came up already.
-
-        A list may lack its beginning, so its calls are the last ones. A call is the same if only its arguments differ, which
-        may be recorded in other words, unless its id comes up more often than it did before.
-        """
+        # For each call in a list of messages the one that it is, if that came up already. A list may lack its beginning, so its
+        # calls are the last ones. A call is the same if only its arguments differ, which may be recorded in other words, unless
+        # its id comes up more often than it did before.
         ids = Counter(map(_id, calls))
         keys = Counter((_id(call), _words(call)) for call in calls)
         # Gemini numbers the calls of an answer, but not where it is repeated.

@@ -24,20 +24,14 @@ class Backlog(NamedTuple):
 
     submissions: Mapping[str, int]
     """Messages on the queue of traces and on the intake queue, by name; those in flight do not count."""
-    decisions: Mapping[str, int]
-    """Unread decisions, by queue or stream."""
-    full: tuple[str, ...]
-    """Those that accept no more decisions, so that workers wait."""
-    pending: int
-    """Submissions in the ledger that have not ended."""
-    oldest_pending_s: float
-    """The age of the oldest of these; 0 if there is none."""
+    decisions: Mapping[str, int]  # Unread decisions, by queue or stream.
+    full: tuple[str, ...]  # Those that accept no more decisions, so that workers wait.
+    pending: int  # Submissions in the ledger that have not ended.
+    oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
     redis_used: float | None
     """The used share of the memory that Redis may use; 0 if it has no limit, None if it does not report one."""
-    limit: int = 0
-    """Unread decisions that each queue or stream takes; 0 is no limit."""
-    waited_for: tuple[str, ...] = ()
-    """Those for which workers wait where they are full."""
+    limit: int = 0  # Unread decisions that each queue or stream takes; 0 is no limit.
+    waited_for: tuple[str, ...] = ()  # Those for which workers wait where they are full.
 
     def used(self, name: str) -> float:
         """How full a queue or stream of decisions is, by their number: a share; 0 without a limit."""

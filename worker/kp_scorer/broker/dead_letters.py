@@ -1,26 +1,40 @@
-"""Dead letters of queued messages: those not parsed, delivered too often, or too large for a worker."""
+"""Dead letters of queued messages, and the two queues beside that of traces on RabbitMQ: the intake and the dead queue.
 
+RabbitMQ refuses a client that declares the queue of traces without its arguments; the intake queue has none. What lies there is
+moved to the queue of traces. So is what has expired, which RabbitMQ moves to the dead queue as well as poison messages; those
+become dead letters, as does what is not parsed, delivered too often, or too large for a worker.
+"""
+
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from itertools import compress
+from typing import Any, Final, NamedTuple
 
-from kp_scorer.broker.wire import checked_id, parse_submission, raw_body, submission_in
+from amqp.exceptions import PreconditionFailed
+from celery import Celery
+from kombu import Producer, Queue
+
+from kp_scorer.broker.publishing import publish_confirmed, with_producer
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.rabbitmq import anew
+from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.wire import checked_id, deliveries_by, parse_submission, raw_body, submission_in
 from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.errors import InvalidTrace, Reason
+from kp_scorer.errors import InvalidTrace, Reason, ServiceUnavailable
 from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.settings import Settings
+from kp_scorer.spans.context import context_in
 
 
 class DeadLettering(NamedTuple):
     """Why a message gets no decision."""
 
     reason: Reason
-    detail: str
-    """Field paths and figures, never content."""
+    detail: str  # Field paths and figures, never content.
     deliveries: int
-    trace_id: str = ""
-    """The id that its submission, or its header, names; empty if none."""
-    digest: bytes = b""
-    """That of its trace; empty if it is none, or was not decoded."""
+    trace_id: str = ""  # The id that its submission, or its header, names; empty if none.
+    digest: bytes = b""  # That of its trace; empty if it is none, or was not decoded.
 
 
 def poison(message: Any, deliveries: int) -> DeadLettering:
@@ -46,3 +60,87 @@ def dead_letter(
             trace = decode_trace(parse_submission(payload, limits), limits)
             trace_id, digest = trace.id, trace.digest()
     return dead_letters.dead_letter(payload, reason, detail, trace_id, digest, deliveries, received)
+
+
+_RECEIVED_AT_ONCE: Final = 100
+_BYTES_AT_ONCE: Final = 1_048_576  # Without the last message: a batch is in memory at once.
+_BATCHES: Final = 5  # In one call, so that a worker can stop before the queue is empty.
+
+
+class SideQueue:
+    """The intake queue or the dead queue, which each worker empties. One thread owns it."""
+
+    def __init__(self, app: Celery, queue: Queue, settings: Settings, dead_letters: DeadLetters, publisher: Publisher) -> None:
+        """Move from ``queue`` by the app's pool; ``publisher`` publishes what is decided already."""
+        self._app = app
+        self._queue = queue
+        self._queues = submission_queues(settings)
+        self._delivery_limit = settings.broker.delivery_limit
+        self._limits = settings.limits
+        self._dead_letters = dead_letters
+        self._publisher = publisher
+
+    def drain(self) -> None:
+        """Move or dead-letter the messages on the queue, 500 at most.
+
+        A message leaves the queue when RabbitMQ has confirmed it on the queue of traces, or its dead letter is stored. A worker
+        that dies in between leaves a copy, which is the same submission and ends the same way.
+
+        SettingsError if a queue has to be declared anew, and RabbitMQ has one of this name with other arguments;
+        ServiceUnavailable if RabbitMQ or Redis cannot be reached, or refuses. The rest stays on the queue.
+        """
+        # A queue is missing if somebody deleted it, perhaps with the others.
+        if_missing = [self._queue, *self._queues.in_order]
+        for _ in range(_BATCHES):
+            if not with_producer(self._app, self._queue.name, self._drain_batch, if_missing):
+                return
+
+    def _drain_batch(self, producer: Producer) -> int:
+        """End a batch; return how many messages it had. An error ends the connection, and RabbitMQ requeues the rest."""
+        messages = self._receive(producer.channel)
+        # First, as an outage of Redis keeps poison messages here.
+        to_move = [message for message in messages if not self._is_poison(message)]
+        moved = self._move(producer, to_move) if to_move else []
+        for message in compress(to_move, moved):
+            message.ack()
+        for message in filter(self._is_poison, messages):
+            if decision := dead_letter(self._dead_letters, message, poison(message, self._delivery_limit), self._limits):
+                # The worker that decided may have died before it published.
+                self._publisher.publish(decision, context_in(message.headers), message)
+            message.ack()
+        if not all(moved):
+            # A new connection is needed too: RabbitMQ may go on refusing on one on which it has refused a message.
+            raise ServiceUnavailable(f"{self._queue.name}: the queue {self._queues.traces.name} takes no more")
+        return len(messages)
+
+    def _receive(self, channel: Any) -> list[Any]:
+        messages: list[Any] = []
+        size = 0
+        while len(messages) < _RECEIVED_AT_ONCE and size < _BYTES_AT_ONCE:
+            delivered = channel.basic_get(self._queue.name)
+            if delivered is None:
+                break
+            messages.append(channel.message_to_python(delivered))
+            size += len(messages[-1].body)
+        return messages
+
+    def _is_poison(self, message: Any) -> bool:
+        """Whether RabbitMQ moved a message because it was delivered too often, and not because it expired, or had no room."""
+        match message.headers.get("x-death"):
+            # RabbitMQ puts its own entry before those that a producer may have written.
+            case [{"reason": reason}, *_] if self._queue == self._queues.dead:
+                return bool(reason == "delivery_limit")
+        return bool(self._queue == self._queues.dead)
+
+    def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
+        """Publish messages to the queue of traces; return for each whether it may leave this one."""
+        try:
+            return publish_confirmed(producer, [anew(message) for message in messages], self._queues.traces)
+        except PreconditionFailed as error:
+            # RabbitMQ refuses one message and drops the others with it, for instance one over a limit that has been lowered.
+            if len(messages) == 1:
+                detail = f"message: RabbitMQ refuses it ({error.reply_text})"
+                (message,) = messages
+                self._dead_letters.dead_letter(raw_body(message), "malformed", detail, deliveries=deliveries_by(message))
+                return [True]
+        return [is_moved for message in messages for is_moved in self._move(producer, [message])]

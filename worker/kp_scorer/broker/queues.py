@@ -15,10 +15,8 @@ _UNLIMITED: Final = 1_000_000_000
 class SubmissionQueues(NamedTuple):
     """The queues that must exist before a trace is submitted or consumed."""
 
-    traces: Queue
-    """The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name."""
-    dead: Queue | None
-    """Where RabbitMQ puts messages delivered too often; None on Redis, where the workers count deliveries."""
+    traces: Queue  # The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name.
+    dead: Queue | None  # Where RabbitMQ puts messages delivered too often; None on Redis, where the workers count deliveries.
     intake: Queue | None
     """From where workers move messages to ``traces``, for producers that declare the queue they send to; None on Redis."""
 

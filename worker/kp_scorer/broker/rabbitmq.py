@@ -17,8 +17,7 @@ from kp_scorer.spans.context import context_in
 
 _HEADERS: Final = ("task", "id", "ignore_result", "compression")
 """The headers that a worker reads, beside the context. RabbitMQ would act on others, such as where to send copies."""
-_NO_TEXT: Final = "?"
-"""Replaces a header that is no text: py-amqp reads values that it cannot write."""
+_NO_TEXT: Final = "?"  # Replaces a header that is no text: py-amqp reads values that it cannot write.
 
 _CONTENT_HEADER: Final = 2
 _CONTENT_BODY: Final = 3

@@ -35,13 +35,10 @@ from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Publis
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 
-_MARK: Final = "decided_at"
-"""The header that holds a decision's mark."""
+_MARK: Final = "decided_at"  # The header that holds a decision's mark.
 
-_PORTION_BYTES: Final = 2_097_152
-"""Of traces that go along at once: they fill the memory several times over."""
-_VALUES_AROUND: Final = 1_000
-"""Values that a decision may have besides its trace: some fifty."""
+_PORTION_BYTES: Final = 2_097_152  # Of traces that go along at once: they fill the memory several times over.
+_VALUES_AROUND: Final = 1_000  # Values that a decision may have besides its trace: some fifty.
 
 log = structlog.get_logger("kp_scorer.broker.results")
 
@@ -290,8 +287,7 @@ class ReceivedDecision(NamedTuple):
 class Results:
     """Receives decisions from queues and streams; what is no decision becomes a dead letter, as it would block its queue."""
 
-    queues: Sequence[Queue]
-    """They are bound to a channel."""
+    queues: Sequence[Queue]  # They are bound to a channel.
     readers: Sequence[StreamReader]
     dead_letters: DeadLetters
     limits: Limits

@@ -27,27 +27,21 @@ SENT_MS: Final = "sent_ms"
 _STAMPED_MS: Final = "timestamp_in_ms"
 """The header in which RabbitMQ does so, with ``message_interceptors.incoming.set_header_timestamp``."""
 
-PACKED_BY: Final = "x-packed-by"
-"""The header that names the compression of a body, once a message is received."""
+PACKED_BY: Final = "x-packed-by"  # The header that names the compression of a body, once a message is received.
 
-BEGINNING_BYTES: Final = 65_536
-"""How much is delivered of a message that is too large to be parsed."""
+BEGINNING_BYTES: Final = 65_536  # How much is delivered of a message that is too large to be parsed.
 
 CUT_MARK: Final = b"\xffcut\n"
 """Before the beginning of a message on Redis that was cut: no JSON begins so, so that it is never parsed."""
 
 _PACKED_BY_PRODUCER: Final = "compression"
-_PARSED: Final = "parsed"
-"""The property of a kombu message that holds its body once it is parsed, in this process alone."""
+_PARSED: Final = "parsed"  # The property of a kombu message that holds its body once it is parsed, in this process alone.
 
 _VALUES_AROUND: Final = 100
 """Values that the body of a task message has besides the trace: lists of arguments, and Celery's options for callbacks."""
-_BYTES_AROUND: Final = 65_536
-"""Bytes that it may have besides the trace, and an envelope besides its body."""
-_MOST_ENVELOPE_VALUES: Final = 1_000
-"""An envelope has some forty values, and its body is one of them."""
-_DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")
-"""Celery's names for the compression of zlib."""
+_BYTES_AROUND: Final = 65_536  # Bytes that it may have besides the trace, and an envelope besides its body.
+_MOST_ENVELOPE_VALUES: Final = 1_000  # An envelope has some forty values, and its body is one of them.
+_DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")  # Celery's names for the compression of zlib.
 _BEFORE_ARGUMENT: Final = b"[["
 _BEHIND_ARGUMENT: Final = b"], {}, {}]"
 _LATEST_MS: Final = 2**53
@@ -79,8 +73,7 @@ class ListItem(NamedTuple):
     content_type: str
     headers: dict[str, Any]
     body: bytes
-    parsed: Mapping[str, Any] = {}
-    """Properties for the kombu message, so that a plain body is not parsed again."""
+    parsed: Mapping[str, Any] = {}  # Properties for the kombu message, so that a plain body is not parsed again.
 
 
 def open_item(item: bytes) -> ListItem:

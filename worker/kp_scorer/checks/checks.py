@@ -96,8 +96,7 @@ class _Process:
         self.owner = os.getpid()
         self._numbers = itertools.count(1)
         self._channel, self._answers = ours, ours.makefile("rb")
-        self.end = weakref.finalize(self, _end, self.owner, process, self._answers, ours)
-        """End it; at the latest it ends with this object, or with the worker."""
+        self.end = weakref.finalize(self, _end, self.owner, process, self._answers, ours)  # Or it ends with self.
         try:
             ours.settimeout(start_s)
             loaded = json.loads(self._answers.readline(_ANSWER_BYTES))
@@ -109,11 +108,8 @@ class _Process:
         self.versions: dict[str, str] = loaded["versions"]
 
     def ask(self, question: str, timeout_s: float) -> dict[str, Any]:
-        """Send the name of a check and a trace, and wait for the answer.
-
-        TimeoutError if either takes longer, another OSError or ValueError if the process has ended; then no answer comes.
-        ValueError also if what came is no answer to this question.
-        """
+        # Send the name of a check and a trace, and wait for the answer. TimeoutError if either takes longer, another OSError or
+        # ValueError if the process has ended; then no answer comes. ValueError also if what came is no answer to this question.
         number = next(self._numbers)
         self._channel.settimeout(timeout_s)
         self._channel.sendall(f"{number} {question}\n".encode())

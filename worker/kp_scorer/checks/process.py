@@ -93,7 +93,6 @@ def _answer(check: Any, content: bytes) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _trace(content: bytes) -> ReasoningTrace:
-    """The trace, which several checks get one after the other."""
     return ReasoningTrace.model_validate(json.loads(content))
 
 

@@ -17,8 +17,7 @@ except ImportError as error:
 
 
 _NAME_CHARS: Final = 64
-_PIECE_CHARS: Final = 65_536
-"""The time for a hostile text grows faster than its length."""
+_PIECE_CHARS: Final = 65_536  # The time for a hostile text grows faster than its length.
 
 
 class Secrets:

@@ -1,7 +1,6 @@
 """The Python client: submit traces, wait for or look up their decisions; for threads and for asyncio."""
 
-from kp_scorer.client.clients import AsyncClient, Client, Submitted, Trace
+from kp_scorer.client.clients import AsyncClient, Client, Status, Submitted, Trace
 from kp_scorer.client.decisions import read_decisions
-from kp_scorer.client.status import Status
 
 __all__ = ["AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"]

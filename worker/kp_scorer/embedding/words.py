@@ -18,40 +18,32 @@ from numpy.typing import NDArray
 from kp_scorer.embedding.embedder import ASKED_AND_DID, Embedder, Vectors
 
 _DIMENSIONS: Final = 384
-
-_MARKS: Final = (
+_MARKS: Final = (  # Marks within words, such as vowels, and letters among them. Python's ``\w`` would part words at each.
     "\u0300-\u036f\u0483-\u0487"  # accents that are characters of their own
     "\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0730-\u07b0"  # Hebrew, Arabic, Syriac, Thaana
     "\u0900-\u0963\u0966-\u0df3\u0f71-\u0fbc"  # India, Sri Lanka, Tibet
 )
-"""Marks within words, such as vowels, and letters among them. Python's ``\\w`` would part words at each."""
 
-_UNSPACED: Final = (
+_UNSPACED: Final = (  # Letters and marks of scripts that write no spaces between words.
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u0edc-\u0edf"  # Thai, Lao
     "\u1000-\u103f\u1050-\u1089\ua9e0-\ua9ef\uaa60-\uaa7f\u1780-\u17d3"  # Burmese, Khmer
     "\u3005\u3007\u3041-\u3096\u309d-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Japanese
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese
 )
-"""Letters and marks of scripts that write no spaces between words."""
 
 _WORDS: Final = re.compile(rf"[\w{_MARKS}]+")
 _ASCII_SPACES: Final = {ord(each): " " for each in map(chr, range(128)) if not _WORDS.match(each)}
 _RUNS: Final = re.compile(f"[{_UNSPACED}]+")
-
 _MOST_WORDS: Final = 32_768
 """Different words of a passage that count, the first ones: more than 200,000 characters of prose have. It bounds the time that
 a text made of nothing but different words takes."""
 
 _REMEMBERED: Final = 32_768
-_REMEMBERED_CHARS: Final = 64
-"""How many words' hashes are remembered, which saves most of the time, and how long such a word may be: 16 MB at most."""
+_REMEMBERED_CHARS: Final = 64  # Of a word whose hash is remembered: 16 MB at most, which save most of the time.
 
 
 class WordsEmbedder(Embedder):
-    """Embeds what was asked and what was done, each by its words.
-
-    Whatever ``novelty.recipe`` says: the words of a trace as one text tell repeats from new tasks no better than the reference.
-    """
+    """Embeds what was asked and what was done by their words, whatever ``novelty.recipe`` says: as one text they tell less."""
 
     name = "words"
     engine = "a hash on 1 thread"
@@ -70,10 +62,8 @@ class WordsEmbedder(Embedder):
         return vectors
 
     def _vector(self, text: str) -> NDArray[np.float64]:
-        """The weighted sum of a text's passages, of length 1.
-
-        A passage without words counts nothing. A text without any gets the first unit vector.
-        """
+        # The weighted sum of a text's passages, of length 1. A passage without words counts nothing. A text without any gets
+        # the first unit vector.
         summed = np.zeros(_DIMENSIONS)
         for part, passage in zip(self.recipe.parts, self.recipe.passages(text), strict=True):
             counted = self._counted(passage)

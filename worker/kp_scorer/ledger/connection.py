@@ -196,8 +196,7 @@ class _Sentinels(Sentinel):
 
 
 _OLDEST: Final = (6, 2)
-_NEARLY_FULL: Final = 0.8
-"""A tenth more, and no submission is accepted."""
+_NEARLY_FULL: Final = 0.8  # A tenth more, and no submission is accepted.
 
 
 def memory_used(info: Mapping[str, Any]) -> float:

@@ -15,10 +15,8 @@ from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number
 from kp_scorer.ledger.scripts import script
 from kp_scorer.settings.sections import LedgerSettings
 
-_READ_AT_ONCE: Final = 1_000
-"""So many take Redis some milliseconds."""
-_DROPPED_AT_ONCE: Final = 100
-"""So many take Redis some 10 ms."""
+_READ_AT_ONCE: Final = 1_000  # So many take Redis some milliseconds.
+_DROPPED_AT_ONCE: Final = 100  # So many take Redis some 10 ms.
 
 log = structlog.get_logger("kp_scorer.ledger.dead_letters")
 
@@ -36,24 +34,17 @@ class DeadLetterCounter(Protocol):
 class DeadLetter(NamedTuple):
     """A dead letter, all but its payload. Times are Unix time by Redis' clock."""
 
-    letter_id: str
-    """BLAKE2b-128 of the payload, in hex: the same bytes are the same dead letter."""
+    letter_id: str  # BLAKE2b-128 of the payload, in hex: the same bytes are the same dead letter.
     reason: str
-    detail: str
-    """Field paths and figures, never content."""
-    trace_id: str
-    """Empty where the submission has none."""
-    deliveries: int
-    """How often it was delivered; 0 if it was lost, when the detail says how often it was sent."""
+    detail: str  # Field paths and figures, never content.
+    trace_id: str  # Empty where the submission has none.
+    deliveries: int  # How often it was delivered; 0 if it was lost, when the detail says how often it was sent.
     first_ms: int
-    last_ms: int
-    """When it was last dead-lettered: redelivered, or submitted and failed again."""
+    last_ms: int  # When it was last dead-lettered: redelivered, or submitted and failed again.
     occurrences: int
     size_bytes: int
-    worker: str = ""
-    """Which worker dead-lettered it last; empty where no worker received it."""
-    queued_ms: int | None = None
-    """How long it was queued before; None where nothing says when it was sent."""
+    worker: str = ""  # Which worker dead-lettered it last; empty where no worker received it.
+    queued_ms: int | None = None  # How long it was queued before; None where nothing says when it was sent.
 
 
 def _letter(fields: Sequence[Any]) -> DeadLetter:

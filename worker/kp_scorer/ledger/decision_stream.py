@@ -22,12 +22,9 @@ class Publication:
 
     decision: Decision
     context: Context = field(default_factory=lambda: NO_CONTEXT)
-    trace: Callable[[], bytes] = bytes
-    """Makes the JSON of the trace that goes with it; empty if none does."""
-    trace_bytes: int = 0
-    """About how many that are."""
-    published_to: set[str] = field(default_factory=set)
-    """The queues and streams that have it."""
+    trace: Callable[[], bytes] = bytes  # Makes the JSON of the trace that goes with it; empty if none does.
+    trace_bytes: int = 0  # About how many that are.
+    published_to: set[str] = field(default_factory=set)  # The queues and streams that have it.
 
     def body(self) -> bytes:
         """The decision as JSON, with the trace."""

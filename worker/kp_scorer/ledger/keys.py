@@ -43,16 +43,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-KEPT_S: Final = 30 * 86_400
-"""How long dead letters are kept, and pending traces that there is nothing of to send."""
+KEPT_S: Final = 30 * 86_400  # How long dead letters are kept, and pending traces that there is nothing of to send.
 
 
 class LogKeys(NamedTuple):
     """The keys of one novelty log."""
 
     log: str
-    head: str
-    """The newest place, kept apart so that trimming cannot lose it."""
+    head: str  # The newest place, kept apart so that trimming cannot lose it.
     erasures: str
 
 
@@ -94,10 +92,8 @@ class Keys:
     dead_letter_classes = _Key("dead_classes")
     runs = _Key("runs")
     runs_bytes = _Key("runs_bytes")
-    any_log = _Key("log:*")
-    """A pattern for the logs of all spaces; what belongs to them matches it too."""
-    any_pinned_set = _Key("pin:*")
-    """A pattern for the pinned sets of all spaces."""
+    any_log = _Key("log:*")  # A pattern for the logs of all spaces; what belongs to them matches it too.
+    any_pinned_set = _Key("pin:*")  # A pattern for the pinned sets of all spaces.
 
     worker = _KeyOf("worker")
     record = _KeyOf("trace")

@@ -1,8 +1,13 @@
-"""The novelty log as a Redis stream, shared by all workers."""
+"""What novelty is compared with in Redis: logs, each a stream, and pinned sets, each a hash that is replaced as a whole.
 
+The directory says where they are, so that nobody looks through the names of all keys to list them.
+"""
+
+import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -12,9 +17,37 @@ import redis
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import Keys, LogKeys
-from kp_scorer.ledger.records import text_in
+from kp_scorer.ledger.records import number_in, text_in
 from kp_scorer.ledger.scripts import row, script
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, Erasure, Place, Tail, Window
+from kp_scorer.novelty.pins import PinnedSet
+
+_ALL: Final = b"all"
+_KEPT_S: Final = 86_400
+SCANNED_AT_ONCE: Final = 2_000  # Names of keys; Redis does nothing else meanwhile, for a millisecond or two.
+
+
+def listed_keys(client: redis.Redis, keys: Keys) -> list[str]:
+    """The keys of all novelty logs and pinned sets, in order; some may be gone.
+
+    This looks through the names of all keys where the directory has expired, or is not there yet.
+    """
+    listed: Any = client.hgetall(keys.directory)
+    if _ALL not in listed:
+        kinds = {keys.any_log: "stream", keys.any_pinned_set: "hash"}
+        listed = [key for each, kind in kinds.items() for key in client.scan_iter(each, SCANNED_AT_ONCE, _type=kind)]
+        # A full Redis takes none, and the next command looks again.
+        with client.pipeline(transaction=False) as step, suppress(redis.exceptions.ResponseError):
+            list_keys(step, keys, [*listed, _ALL])
+            step.execute()
+    return sorted(text_in(key) for key in listed if key != _ALL)
+
+
+def list_keys(step: "redis.client.Pipeline", keys: Keys, added: Iterable[bytes | str]) -> None:
+    """Add keys in this step, as the script that appends adds that of a log."""
+    step.hset(keys.directory, mapping=dict.fromkeys(added, 1))
+    step.expire(keys.directory, _KEPT_S)
+
 
 READ_CHUNK: Final = 1_000
 """Entries read in one round trip, 1.6 MB of 384 float32 each: a late worker catches up without stalling Redis."""
@@ -217,3 +250,78 @@ def _is_lost(cursor: Cursor, last_trace_id: bytes, erasures: Sequence[Erasure]) 
     if not cursor.trace_id or text_in(last_trace_id) == cursor.trace_id:
         return False
     return bool(last_trace_id) or all(erasure.place != cursor.place for erasure in erasures)
+
+
+MOST_ENTRIES: Final = 100_000  # Of a set: 154 MB of 384 float32 each, in Redis and in each worker.
+_CHUNK: Final = 1_000  # Entries written or read in one round trip.
+_WRITING_MS: Final = 60_000  # How long what has been written of a set waits for the next chunk.
+_DESCRIBED: Final = ("space", "name", "kind", "version", "entries")
+
+
+@reports_outages("pinned sets")
+class RedisPinnedSets:
+    """The sets of one space; see :class:`~kp_scorer.novelty.pins.PinnedSets`. ServiceUnavailable if Redis cannot be reached."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, space: str) -> None:
+        self._client = client
+        self._keys = keys
+        self._space = space
+
+    def replace(self, name: str, pinned: PinnedSet, check_room: Callable[[], object]) -> None:
+        """Write a set, and put it in the place of the one of this name in one step; call ``check_room`` before each chunk."""
+        key = self._keys.pinning(uuid.uuid4().hex)
+        described = (self._space, name, pinned.kind, pinned.version, len(pinned.ids))
+        fields: dict[Any, Any] = dict(zip(_DESCRIBED, described, strict=True))
+        for number, start in enumerate(range(0, len(pinned.ids), _CHUNK)):
+            check_room()
+            fields[f"ids:{number}"] = json.dumps(pinned.ids[start : start + _CHUNK])
+            fields[f"vectors:{number}"] = pinned.vectors[start : start + _CHUNK].astype(_VECTOR).tobytes()
+            self._client.hset(key, mapping=fields)
+            self._client.pexpire(key, _WRITING_MS)
+            fields.clear()
+        with self._client.pipeline(transaction=True) as step:
+            step.persist(key)
+            step.rename(key, pinned_key := self._keys.pinned_set(self._space, name))
+            list_keys(step, self._keys, [pinned_key])
+            step.execute()
+
+    def versions(self, names: Sequence[str]) -> list[str | None]:
+        """The version of each of these sets, in one round trip; None for one that does not exist."""
+        with self._client.pipeline(transaction=False) as reads:
+            for name in names:
+                reads.hget(self._keys.pinned_set(self._space, name), "version")
+            return [None if version is None else text_in(version) for version in reads.execute()]
+
+    def read(self, name: str) -> PinnedSet | None:
+        """A set as it is now; None if it does not exist, or is damaged."""
+        key = self._keys.pinned_set(self._space, name)
+        fields: Any = self._client.hmget(key, ("kind", "version", "entries"))
+        kind, version, numbers = *map(text_in, fields[:2]), range(-(-min(number_in(fields[2]), MOST_ENTRIES) // _CHUNK))
+        chunks: Any = [self._client.hmget(key, f"ids:{n}", f"vectors:{n}") for n in numbers]
+        if self.versions([name]) != [version or None]:
+            # It was replaced meanwhile.
+            return self.read(name)
+        try:
+            ids = [entry for names, _ in chunks for entry in json.loads(names)]
+            rows = np.frombuffer(b"".join(vectors for _, vectors in chunks), _VECTOR).reshape(len(ids), -1)
+            pinned = PinnedSet(kind, ids, rows.astype(np.float32, copy=False))  # type: ignore[arg-type]  # by its version
+            return pinned if pinned.version == version and np.isfinite(rows).all() else None
+        except (ValueError, TypeError):
+            return None
+
+    def remove(self, name: str) -> None:
+        """Remove a set; workers whose settings name it decide nothing until it is there again."""
+        self._client.delete(key := self._keys.pinned_set(self._space, name))
+        self._client.hdel(self._keys.directory, key)
+
+
+def describe_pinned_sets(client: redis.Redis, keys: Keys) -> Iterator[dict[str, Any]]:
+    """Describe the sets of all spaces: space, name, kind, version, entries, and the bytes that each takes."""
+    prefix = keys.any_pinned_set.removesuffix("*")
+    for key in (each for each in listed_keys(client, keys) if each.startswith(prefix)):
+        fields: Any = client.hmget(key, _DESCRIBED)
+        if None in fields:
+            continue
+        used: Any = client.memory_usage(key, samples=0)
+        texts = map(text_in, fields[:-1])
+        yield {**dict(zip(_DESCRIBED, texts, strict=False)), "entries": number_in(fields[-1]), "bytes": int(used or 0)}

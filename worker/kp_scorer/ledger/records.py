@@ -17,8 +17,7 @@ TraceState = Literal["pending", "decided", "dead"]
 
 DAMAGED_DECISION: Final = "the ledger's record of it, decision: expected a decision"
 """The detail of what is dead because the decision in its record is none."""
-_MOST: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999."""
+_MOST: Final = 253_402_300_799_999  # The last millisecond of the year 9999.
 
 
 class Identity(NamedTuple):
@@ -32,23 +31,15 @@ class Record(NamedTuple):
     """What the ledger holds of a trace."""
 
     state: TraceState
-    digest: bytes
-    """Empty where a dead letter could not be decoded."""
-    decision: Decision | None = None
-    """None unless decided."""
-    reason: Reason | None = None
-    """Why it is dead; None if it is not. A record that cannot be read is dead, and ``damaged``."""
+    digest: bytes  # Empty where a dead letter could not be decoded.
+    decision: Decision | None = None  # None unless decided.
+    reason: Reason | None = None  # Why it is dead; None if it is not. A record that cannot be read is dead, and ``damaged``.
     detail: str = ""
-    attempts: int = 0
-    """How many workers have ended while they decided it."""
-    is_held: bool = False
-    """Whether another worker, which is alive, is deciding it; False where it is only looked up."""
-    since_ms: int = 0
-    """Since when it is pending, by Redis' clock; where it is looked up."""
-    resends: int = 0
-    """How often it was lost and sent again since; where it is looked up."""
-    good: bool | None = None
-    """How it is labelled, if it is; where it is looked up."""
+    attempts: int = 0  # How many workers have ended while they decided it.
+    is_held: bool = False  # Whether another worker, which is alive, is deciding it; False where it is only looked up.
+    since_ms: int = 0  # Since when it is pending, by Redis' clock; where it is looked up.
+    resends: int = 0  # How often it was lost and sent again since; where it is looked up.
+    good: bool | None = None  # How it is labelled, if it is; where it is looked up.
 
 
 class Tally(NamedTuple):
@@ -57,15 +48,13 @@ class Tally(NamedTuple):
     domain: str
     is_known: bool
     """Whether settings name this domain. Of others, which producers may invent for ever, only so many are told apart."""
-    guards: str = ""
-    """The guards that fired, with a space between them."""
+    guards: str = ""  # The guards that fired, with a space between them.
 
 
 class Tallies(NamedTuple):
     """How many decisions were stored."""
 
-    domains: dict[str, int]
-    """By domain; under an empty name those of domains after too many."""
+    domains: dict[str, int]  # By domain; under an empty name those of domains after too many.
     guards: dict[str, int]
 
 
@@ -75,8 +64,7 @@ class Verdict(NamedTuple):
     trace_id: str
     digest: bytes
     decision: bytes
-    entry: str
-    """Empty without an embedder."""
+    entry: str  # Empty without an embedder.
     tally: Tally
 
 
@@ -86,8 +74,7 @@ class CommitResult(NamedTuple):
     outcome: Literal["stored", "stands", "dead", "conflict", "again"]
     """An earlier decision ``stands``; ``conflict``: the trace's id belongs to another digest; ``again``: the trace has another
     place in the novelty log by now, and with it another novelty, so that it must be decided again."""
-    decision: Decision | None = None
-    """The one that stands."""
+    decision: Decision | None = None  # The one that stands.
     reason: Reason | None = None
     detail: str = ""
 

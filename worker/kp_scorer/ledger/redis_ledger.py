@@ -13,8 +13,8 @@ import redis
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, QueueFull, TraceConflict
 from kp_scorer.ledger.connection import reports_outages
-from kp_scorer.ledger.directory import SCANNED_AT_ONCE
 from kp_scorer.ledger.keys import KEPT_S, Keys
+from kp_scorer.ledger.log import SCANNED_AT_ONCE
 from kp_scorer.ledger.records import (
     DAMAGED_DECISION,
     CommitResult,
@@ -154,8 +154,7 @@ class RedisLedger:
         self._client = client
         self._keys = keys
         self._ttl_ms = ttl_ms
-        self.worker = uuid.uuid4().hex
-        """What this worker is called among all."""
+        self.worker = uuid.uuid4().hex  # What this worker is called among all.
         self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
         self._deciding: set[str] = set()
         self.damaged: dict[str, str] = {}
@@ -333,5 +332,4 @@ class RedisLedger:
             yield text_in(key).removeprefix(start)
 
 
-Ledger = RedisLedger | MemoryLedger
-"""A ledger, wherever it is; of the one in memory deciding needs no more."""
+Ledger = RedisLedger | MemoryLedger  # A ledger, wherever it is; of the one in memory deciding needs no more.

@@ -11,12 +11,9 @@ from kp_scorer.ledger.records import text_in
 from kp_scorer.ledger.scripts import nothing, row, script
 from kp_scorer.settings.sections import ServeSettings
 
-_LEASE_MS: Final = 15_000
-"""A claim ends after so long: its process is dead, or could not submit the run."""
-_REMEMBERED_MS: Final = 3_600_000
-"""How long the span ids of a submitted run are kept. Exporters try again for minutes."""
-_LONGEST_MS: Final = 86_400_000
-"""A run is complete so long after its first span, whatever still comes."""
+_LEASE_MS: Final = 15_000  # A claim ends after so long: its process is dead, or could not submit the run.
+_REMEMBERED_MS: Final = 3_600_000  # How long the span ids of a submitted run are kept. Exporters try again for minutes.
+_LONGEST_MS: Final = 86_400_000  # A run is complete so long after its first span, whatever still comes.
 
 Outcome = Literal["stored", "closed", "too_large", "full"]
 
@@ -26,18 +23,15 @@ class ReceivedSpan(NamedTuple):
 
     span_id: str
     is_root: bool
-    content: bytes
-    """The span in OTLP's JSON; empty if it is too large."""
+    content: bytes  # The span in OTLP's JSON; empty if it is too large.
 
 
 class ClosedRun(NamedTuple):
     """A run that changes no more, claimed by this process."""
 
     run_id: str
-    is_too_large: bool
-    """Whether it had more spans, which were rejected."""
-    spans: Sequence[bytes]
-    """In the same order each time."""
+    is_too_large: bool  # Whether it had more spans, which were rejected.
+    spans: Sequence[bytes]  # In the same order each time.
 
 
 class _Bounds(NamedTuple):

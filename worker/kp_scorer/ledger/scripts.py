@@ -109,8 +109,7 @@ def script(reply: Callable[[Any], R]) -> Callable[[Callable[P, None]], Script[P,
 
 class _Parameter(NamedTuple):
     name: str
-    fields: dict[str, Any]
-    """Names and types of its parts; itself if it has none."""
+    fields: dict[str, Any]  # Names and types of its parts; itself if it has none.
     is_list: bool
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """Recompute novelty from the log and compare it with what was decided."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ TOLERANCE: Final = 1e-5
 """Novelty may differ by this much: the last bits of a similarity depend on how many were computed together."""
 
 _LOOKED_UP_AT_ONCE: Final = 500
+_BEFORE_ALL: Final = Place(0, 0)
 
 
 class DecidedTrace(NamedTuple):
@@ -51,6 +53,8 @@ class Report:
     """Decided, but entries of the window have left the log or were erased since, perhaps the nearest, and so unchecked."""
     damaged: int = 0
     """Holds no trace or no vector, as somebody has changed the log."""
+    last: Place | None = None
+    """Of the newest entry that was compared with its decision."""
 
 
 Decisions = Callable[[Sequence[str]], Sequence[DecidedTrace | None]]
@@ -58,15 +62,22 @@ Decisions = Callable[[Sequence[str]], Sequence[DecidedTrace | None]]
 
 
 def audit(
-    entries: Sequence[Entry], decisions: Decisions, window: Window, advance: Callable[[int, int], None], most: int | None = None
+    entries: Sequence[Entry],
+    decisions: Decisions,
+    window: Window,
+    advance: Callable[[int, int], None],
+    most: int | None = None,
+    since: Place = _BEFORE_ALL,
 ) -> Report:
-    """Replay the entries of a log, or ``most`` of them, chosen at random, against the decisions.
+    """Replay the entries of a log after a place, or ``most`` of them, chosen at random, against the decisions.
 
     ``advance`` gets the number done and the total. It uses the definition of novelty, one entry at a time, and not the mirror.
     """
     intact = _intact(entries)
-    indices = range(len(intact)) if most is None or most >= len(intact) else sorted(sample(range(len(intact)), most))
-    damaged = len(entries) - len(intact)
+    # Only the end of what is replayed: their windows reach back beyond it.
+    later = range(bisect_right(intact, since, key=lambda entry: entry.place), len(intact))
+    indices = later if most is None or most >= len(later) else sorted(sample(later, most))
+    damaged = sum(entry.place > since for entry in entries) - len(later)
     report = Report(entries=len(indices) + damaged, damaged=damaged)
     if not intact:
         return report
@@ -77,6 +88,7 @@ def audit(
         if trace is None or trace.decision.novelty.entry != str(entry.place):
             report.undecided += 1
             continue
+        report.last = entry.place
         similarity, decided = replay.similarity(index), trace.decision.dimensions.novelty
         recomputed = novelty_of(similarity)
         is_of_other_content = trace.digest != entry.digest

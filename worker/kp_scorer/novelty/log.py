@@ -76,20 +76,16 @@ class Candidate(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
-    counts: bool = True
-    """Whether it counts for all later traces; if not, for those that do not count either, as all do."""
+    counts: bool = True  # Whether it counts for all later traces; if not, for those that do not count either, as all do.
 
 
 class Cursor(NamedTuple):
     """How far a mirror has read the log of this epoch."""
 
     epoch: str
-    place: Place | None
-    """Of the newest entry read, if any."""
-    trace_id: str
-    """Of that entry; empty if there is none, or if it was erased since."""
-    erasure: str
-    """Id of the newest erasure read; empty: none yet."""
+    place: Place | None  # Of the newest entry read, if any.
+    trace_id: str  # Of that entry; empty if there is none, or if it was erased since.
+    erasure: str  # Id of the newest erasure read; empty: none yet.
 
 
 class Entry(NamedTuple):
@@ -115,8 +111,7 @@ class Tail(NamedTuple):
     epoch: str
     entries: Sequence[Entry]
     erasures: Sequence[Erasure]
-    restart: bool
-    """Whether the log is another one than the cursor's: the mirror must drop what it has read and start anew."""
+    restart: bool  # Whether the log is another one than the cursor's: the mirror must drop what it has read and start anew.
     more: bool
 
 

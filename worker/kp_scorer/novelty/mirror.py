@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, NoveltyLog, Place, Tail, Window
 
-_SCAN_ROWS: Final = 8_192
-"""Rows compared at once, which keeps a batch's similarities to some megabytes for any window."""
+_SCAN_ROWS: Final = 8_192  # Rows compared at once, which keeps a batch's similarities to some megabytes for any window.
 
 
 class Nearest(NamedTuple):
@@ -45,8 +44,7 @@ class Mirror:
         self._bounds = np.empty((2, capacity), np.float32)
         """What a row's similarity to a trace that does not count, and to one that does, cannot exceed: -inf rules it out."""
         self._trace_ids: list[str] = []
-        self.cursor: Cursor | None = None
-        """How far the log has been read; None before the first read."""
+        self.cursor: Cursor | None = None  # How far the log has been read; None before the first read.
 
     def __len__(self) -> int:
         return len(self._trace_ids)
@@ -186,8 +184,7 @@ class NoveltyCache:
 
     def __init__(self, log: NoveltyLog, window: Window, dimensions: int) -> None:
         self._log = log
-        self.mirror = Mirror(window, dimensions)
-        """As far as the log was read. Any thread may ask for its length."""
+        self.mirror = Mirror(window, dimensions)  # As far as the log was read. Any thread may ask for its length.
 
     def catch_up(self) -> int:
         """Read the log to its end, in chunks, and return how many entries the mirror holds; raises as :meth:`place` does."""

@@ -18,22 +18,18 @@ from kp_scorer.novelty.log import Entry
 NO_EMBEDDER: Final = (
     "novelty.pinned: no embedder to compare with: install kp-scorer[embedding], or set embedding.embedder to words"
 )
-_HEAD: Final = 128
-"""Axes compared first: of a real text's 384 they hold five sixths."""
+_HEAD: Final = 128  # Axes compared first: of a real text's 384 they hold five sixths.
 _ROWS: Final = 4_096
 _AT_ONCE: Final = 32
-_SLACK: Final = 1e-5
-"""Much more than the rounding of a bound."""
-_MANY: Final = 4
-"""If one entry in so many reaches the bound, copying those costs more than comparing all."""
+_SLACK: Final = 1e-5  # Much more than the rounding of a bound.
+_MANY: Final = 4  # If one entry in so many reaches the bound, copying those costs more than comparing all.
 
 
 class PinnedSet(NamedTuple):
     """A set of one space: an id for each of ``vectors``, float32 unit vectors of shape (entries, dimensions)."""
 
     kind: Literal["traces", "texts"]
-    ids: Sequence[str]
-    """Of each entry its trace's id, or the number of its text's line in the file."""
+    ids: Sequence[str]  # Of each entry its trace's id, or the number of its text's line in the file.
     vectors: NDArray[np.float32]
 
     @property
@@ -107,10 +103,8 @@ class Pins:
         self._limits = limits
         self._dimensions = dimensions
         self._by_name: dict[str, tuple[str, PinnedSet, PinnedSearch]] = {}
-        self.has_texts = False
-        """Whether objectives are compared, too. Any thread may ask."""
-        self.missing = ""
-        """Which set is gone, since when nothing is decided; empty if none. Any thread may read it."""
+        self.has_texts = False  # Whether objectives are compared, too. Any thread may ask.
+        self.missing = ""  # Which set is gone, since when nothing is decided; empty if none. Any thread may read it.
 
     def load(self) -> None:
         """Read all sets; raises SettingsError if one does not exist, ServiceUnavailable if they cannot be read."""

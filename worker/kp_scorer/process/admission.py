@@ -1,12 +1,57 @@
-"""Which traces are being decided: some at a time, and one alone after a failure."""
+"""Messages in flight, and which of their traces are being decided: some at a time, and one alone after a failure."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from kp_scorer.decider import Resolved
+from kp_scorer.broker.dead_letters import DeadLettering
+from kp_scorer.decider import Case, Resolved
+from kp_scorer.decision import Decision, Received
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.watchdog import StallTimer
+from kp_scorer.trace import ReasoningTrace
+
+if TYPE_CHECKING:
+    from kp_scorer.spans.recording import SpanRecording
+
+
+class Delivery:
+    """A message in flight and its progress. One thread at a time uses it.
+
+    If the message is a submission, its ``trace`` is decided first. The resulting ``decision`` is then published, or the
+    message is dead-lettered for the reason in ``dead_lettering``.
+    """
+
+    def __init__(self, message: Any, connection: int) -> None:
+        """Hold a kombu message, received on the connection with this number."""
+        self.message = message
+        self.connection = connection
+        self.received: Received | None = None
+        """This delivery as decisions and dead letters name it; None until the message is read."""
+        self.trace: ReasoningTrace | None = None
+        self.case: Case | None = None  # How far deciding the trace has come, since it was last looked up.
+        self.is_alone = False  # Whether it is decided with nothing else in flight, as it failed, or its worker died, before.
+        self.dead_lettering: DeadLettering | None = None
+        self.decision: Decision | None = None
+        self.published_to: set[str] = set()  # The queues and streams that have its decision: a retry leaves them out.
+        self.must_requeue = False  # Whether it is to be requeued as it is, after an error of our own.
+        self.recording: SpanRecording | None = None  # Its spans, once there is something to record.
+        self.received_at_s = time.time()
+        self._received_at = time.monotonic()
+        self.stall = StallTimer()
+        self.stall.start()
+        self.waits_for = ""  # Why the last attempt failed; empty before the first.
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it is a submission whose trace is still to be decided."""
+        return self.trace is not None and self.dead_lettering is None and self.decision is None
+
+    def in_flight_s(self) -> float:
+        """Seconds since it was received."""
+        return time.monotonic() - self._received_at
 
 
 class Admission:
@@ -29,8 +74,7 @@ class Admission:
         self._deciding = 0
         self._is_one_alone = False
         self._is_stopping = False
-        self.is_aborted = False
-        """Whether nothing is begun any more."""
+        self.is_aborted = False  # Whether nothing is begun any more.
 
     def submit(self, delivery: Delivery) -> None:
         """Have the trace of a message decided. Any thread may do so."""

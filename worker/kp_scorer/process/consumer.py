@@ -15,7 +15,7 @@ from kp_scorer.broker.wire import arguments_in, checked_id, deliveries_by, only_
 from kp_scorer.decision import Received
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace
-from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.admission import Delivery
 from kp_scorer.process.pipeline import RETRY_AFTER_S
 from kp_scorer.process.runtime import Runtime
 from kp_scorer.settings import Settings

@@ -1,20 +1,213 @@
-"""The stages of deciding before and after the engine: look up and have checked; place, judge and commit.
+"""The stages of deciding: look up and have checked; embed; place, judge and commit.
 
-One takes one round trip for whatever waits, the other two for whatever has its vectors.
+The first takes one round trip for whatever waits, the last two for whatever has its vectors. Between them, each stream of the
+engine takes the next texts as soon as it is free.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from kp_scorer.decider import Case, Decider
+from kp_scorer.decider import Case, Decider, NoveltyMeter, ms_since
 from kp_scorer.decision import Decision
-from kp_scorer.process.admission import Admission
-from kp_scorer.process.delivery import Delivery
+from kp_scorer.embedding.embedder import TokenizedText, Vector, rounded_up
+from kp_scorer.process.admission import Admission, Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.watchdog import StallTimer, VitalThread
+
+_BACKLOG: Final = 16
+"""While so many texts wait for a pass, vectors are passed on in groups: each alone costs the later stages 2 ms of a core."""
+_GROUP: Final = 8
+
+
+@dataclass(eq=False, slots=True)
+class _Text:
+    """A text that waits for a pass, or is in one, and the deliveries with that text."""
+
+    key: tuple[str, str | None]  # The text, and the objective that is embedded besides, where texts are pinned.
+    tokenized: TokenizedText
+    asked: TokenizedText | None
+    lengths: Sequence[int]  # Of its parts, and of the objective.
+    shape: Sequence[int]  # The same, rounded up.
+    deliveries: list[Delivery]
+    put_at: float = field(default_factory=time.perf_counter)
+
+
+class EmbedStage:
+    """Continuous batching: no pass waits for another to form, and no text for the others that came with it.
+
+    The oldest text goes first, and those of its rounded length that wait behind it go along, as many as fit. So neither long
+    texts nor short ones starve. A text that has its vector goes on at once, unless there is a backlog.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        decider: Decider,
+        novelty: NoveltyMeter,
+        metrics: Metrics,
+        pass_on: Callable[[Sequence[Delivery]], None],
+    ) -> None:
+        """Start a thread for each pass that may be in the engine.
+
+        ``pass_on``, which must not raise, gets deliveries whose traces have vectors.
+        """
+        self._admission = admission
+        self._decider = decider
+        self._novelty = novelty
+        self._embedder = novelty.embedder
+        self._checked = novelty.checked
+        self._metrics = metrics
+        self._pass_on = pass_on
+        self._changed = threading.Condition()
+        self._waiting: list[_Text] = []
+        self._by_text: dict[tuple[str, str | None], _Text] = {}
+        metrics.texts_in_flight.set_function(lambda: self.texts_in_flight)
+        self._embedded: list[Delivery] = []
+        self._running = 0
+        self._runs_together = False
+        self._is_stopping = False
+        self.stalls = [StallTimer() for _ in range(self._embedder.most_passes)]  # Each runs during a pass of its thread.
+        self.threads = [VitalThread(partial(self._run, stall), f"stream-{n}") for n, stall in enumerate(self.stalls)]
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def texts_in_flight(self) -> int:
+        """How many texts wait for a pass, or are in one."""
+        return len(self._by_text)
+
+    def put(self, deliveries: Sequence[Delivery]) -> None:
+        """Embed the traces of these, each as soon as a stream is free. One thread alone may do so."""
+        for delivery in deliveries:
+            try:
+                self._put(delivery)
+            except Exception as error:
+                self._fail([delivery], error)
+
+    def stop(self) -> None:
+        """End the threads, once nothing waits."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+
+    def _put(self, delivery: Delivery) -> None:
+        assert delivery.trace, "only a submission is decided"
+        key = self._embedder.recipe.text(delivery.trace), self._novelty.asked(delivery.trace)
+        with self._changed:
+            if same := self._by_text.get(key):
+                same.deliveries.append(delivery)
+                return
+        tokenized = self._checked.tokenize(key[0], alone=delivery.is_alone)
+        asked = None if key[1] is None else self._checked.tokenize(key[1], alone=delivery.is_alone, plain=True)
+        lengths = list(map(len, [*tokenized.rows, *(asked.rows if asked else ())]))
+        shape = [rounded_up(length, self._embedder.step) for length in lengths]
+        with self._changed:
+            self._by_text[key] = added = _Text(key, tokenized, asked, lengths, shape, [delivery])
+            self._waiting.append(added)
+            self._changed.notify()
+
+    def _run(self, stall: StallTimer) -> None:
+        while next_pass := self._next_pass():
+            stall.start()
+            self._embed(*next_pass)
+            stall.stop()
+
+    def _next_pass(self) -> tuple[Sequence[_Text], bool] | None:
+        """Wait for the texts that a stream runs next, and whether it gets all cores for them; None once nothing is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._can_start() or (self._is_stopping and not self._waiting))
+            if not self._waiting:
+                return None
+            # What is not begun any more ends at once: the release of its leases is one round trip.
+            texts = self._form_pass() if not self._admission.is_aborted else self._waiting
+            self._waiting = [text for text in self._waiting if text not in texts]
+            streams = self._embedder.streams
+            # Where most streams would have no pass, all cores on one pass after the other are done sooner.
+            together = streams == 1 or (not self._running and len(self._waiting) < streams // 2)
+            self._running += 1
+            self._runs_together = together
+            return texts, together
+
+    def _can_start(self) -> bool:
+        if not self._waiting or self._runs_together:
+            return False
+        # A pass that waits inside the engine keeps its stream from waiting for Python, but cannot have all cores any more.
+        return self._running < self._embedder.streams or len(self._waiting) >= self._embedder.most_passes
+
+    def _form_pass(self) -> list[_Text]:
+        first = self._waiting[0]
+        texts: list[_Text] = []
+        longest = 0
+        for text in self._waiting:
+            longer = max(longest, 0, *text.lengths)
+            if text is first or (text.shape == first.shape and (len(texts) + 1) * longer <= self._embedder.max_tokens):
+                texts.append(text)
+                longest = longer
+        return texts
+
+    def _embed(self, texts: Sequence[_Text], together: bool) -> None:
+        started = time.perf_counter()
+        vectors: list[tuple[Vector, Vector | None]] | Exception
+        try:
+            self._admission.raise_if_aborted()
+            vectors = self._run_pass(texts, together)
+        except Exception as error:
+            vectors = error
+        with self._changed:
+            self._running -= 1
+            self._runs_together = False
+            for text in texts:
+                del self._by_text[text.key]
+            if not isinstance(vectors, Exception):
+                self._embedded += self._with_vectors(texts, vectors, started)
+            embedded: list[Delivery] = []
+            if len(self._waiting) < _BACKLOG or len(self._embedded) >= _GROUP:
+                embedded, self._embedded = self._embedded, embedded
+            self._changed.notify_all()
+        if isinstance(vectors, Exception):
+            self._fail([delivery for text in texts for delivery in text.deliveries], vectors)
+        if embedded:
+            self._pass_on(embedded)
+
+    def _run_pass(self, texts: Sequence[_Text], together: bool) -> list[tuple[Vector, Vector | None]]:
+        """The vector of each text, and that of its objective."""
+        metrics, started = self._metrics, time.perf_counter()
+        tokenized, asked = [text.tokenized for text in texts], [text.asked for text in texts if text.asked]
+        run = partial(self._checked.run, together=together, alone=texts[0].deliveries[0].is_alone)
+        vectors = run(tokenized)
+        # In a pass of their own: padded to the length of the texts, they would take as long.
+        of_objectives = iter(run(asked) if asked else ())
+        metrics.pass_s.observe(time.perf_counter() - started)
+        metrics.pass_texts.observe(len(texts))
+        metrics.pass_tokens.observe(sum(each.tokens for each in (*tokenized, *asked)))
+        for text in texts:
+            metrics.pass_wait_s.observe(started - text.put_at)
+        return [(vector, next(of_objectives) if text.asked else None) for text, vector in zip(texts, vectors, strict=True)]
+
+    def _with_vectors(
+        self, texts: Sequence[_Text], vectors: Sequence[tuple[Vector, Vector | None]], started: float
+    ) -> list[Delivery]:
+        embed_ms = ms_since(started)
+        deliveries = []
+        for text, (vector, asked) in zip(texts, vectors, strict=True):
+            wait_ms = round((started - text.put_at) * 1_000, 3)
+            for delivery in text.deliveries:
+                assert delivery.case
+                delivery.case.vector, delivery.case.asked, delivery.case.tokens = vector, asked, text.tokenized.counts
+                delivery.case.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
+                deliveries.append(delivery)
+        return deliveries
+
+    def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
+        self._decider.release([delivery.case for delivery in deliveries if delivery.case])
+        self._admission.fail(deliveries, error)
+
 
 _IDLE_S: Final = 0.5
 
@@ -30,8 +223,7 @@ class LookUpStage:
         self._decider = decider
         self._metrics = metrics
         self._pass_on = pass_on
-        self.stall = StallTimer()
-        """Runs while a group is looked up, and while each of its traces is checked and passed on."""
+        self.stall = StallTimer()  # Runs while a group is looked up, and while each of its traces is checked and passed on.
         self.thread = VitalThread(self._run, "look-up")
         self.thread.start()
 
@@ -92,8 +284,7 @@ class DecideStage:
         self._caught_up_at = time.monotonic()
         if decider.novelty:
             metrics.mirror_lag_s.set_function(self.behind_s)
-        self.stall = StallTimer()
-        """Runs while a group is decided, or the log is read on."""
+        self.stall = StallTimer()  # Runs while a group is decided, or the log is read on.
         self.thread = VitalThread(self._run, "committer")
         self.thread.start()
 

@@ -14,7 +14,7 @@ from kp_scorer.analysis.drift import BINS, bins_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.decision import CheckFailure, Decision, Outcome, Override
 from kp_scorer.errors import REASONS, Reason
-from kp_scorer.ledger.monitoring import Timing, WorkerReport
+from kp_scorer.ledger.store import Timing, WorkerReport
 
 UNNAMED_DOMAIN: Final = "other"
 """Label of every domain that the settings and the profiles do not name: a producer may write any into a trace."""

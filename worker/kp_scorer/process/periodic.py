@@ -24,10 +24,8 @@ class PeriodicTask(VitalThread):
         self._do = do
         self._every_s = every_s
         self._ended = ended
-        self.failure = ""
-        """Why the last call failed; empty if it did not."""
-        self.since_success = StallTimer()
-        """Runs since a call last succeeded, or since this was made."""
+        self.failure = ""  # Why the last call failed; empty if it did not.
+        self.since_success = StallTimer()  # Runs since a call last succeeded, or since this was made.
         self.since_success.start()
 
     def _repeat(self) -> None:

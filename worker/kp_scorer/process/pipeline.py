@@ -13,16 +13,13 @@ import structlog
 from kp_scorer.decider import Decider, Resolved
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.logs import raised_at
-from kp_scorer.process.admission import Admission
-from kp_scorer.process.decide import DecideStage, LookUpStage
-from kp_scorer.process.delivery import Delivery
-from kp_scorer.process.embed import EmbedStage
+from kp_scorer.process.admission import Admission, Delivery
+from kp_scorer.process.decide import DecideStage, EmbedStage, LookUpStage
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 
-RETRY_AFTER_S: Final = 1.0
-"""The backoff before every retry. It does not grow: a single retry covers all deliveries that wait."""
+RETRY_AFTER_S: Final = 1.0  # The backoff before every retry. It does not grow: a single retry covers all deliveries that wait.
 
 log = structlog.get_logger("kp_scorer.process.pipeline")
 

@@ -18,7 +18,7 @@ from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceCon
 from kp_scorer.ledger.dead_letters import DeadLetters
 from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.logs import raised_at
-from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.admission import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.spans.context import TRACE_ID, context_in
 
@@ -35,12 +35,10 @@ log = structlog.get_logger("kp_scorer.process.publish")
 class PublishStage:
     """Publishes decisions and stores dead letters, whole batches at a time. One thread owns it."""
 
-    app: Celery
-    """Results that are asked for go to its result backend."""
+    app: Celery  # Results that are asked for go to its result backend.
     publisher: Publisher
     dead_letters: DeadLetters
-    limits: Limits
-    """Those that messages were received within."""
+    limits: Limits  # Those that messages were received within.
     metrics: Metrics
     recorder: "Recorder | None" = None
     """Records each message that ends here. One that is requeued is redelivered, and has no spans."""

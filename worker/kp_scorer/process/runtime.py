@@ -18,10 +18,10 @@ from celery.worker import state
 
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import remove_celery_variables
+from kp_scorer.broker.dead_letters import SideQueue
 from kp_scorer.broker.publishing import destination_of, send_again
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.side_queues import SideQueue
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
@@ -43,10 +43,8 @@ _RENEW_EVERY_S: Final = 1.0
 _DRAIN_EVERY_S: Final = 2.0
 _MOVE_EVERY_S: Final = 0.2
 _LOOK_EVERY_S: Final = 10.0
-_SILENT_S: Final = 10.0
-"""A worker is not ready if what it does every second or two has not succeeded for so long."""
-_LAST_SPANS_S: Final = 2.0
-"""How long a worker that ends waits for the collector, if its grace leaves so much."""
+_SILENT_S: Final = 10.0  # A worker is not ready if what it does every second or two has not succeeded for so long.
+_LAST_SPANS_S: Final = 2.0  # How long a worker that ends waits for the collector, if its grace leaves so much.
 
 log = structlog.get_logger("kp_scorer.process.runtime")
 
@@ -59,8 +57,7 @@ class Runtime:
         self._app = app
         self._settings = settings
         self._load_embedder = load_embedder
-        self.node = ""
-        """What monitors know this worker by."""
+        self.node = ""  # What monitors know this worker by.
         self._supervisor = Supervisor(os.environ)
         # Another minute for systemd, which would end what starts for too long.
         self._patience = Patience(settings.worker.patience_s, partial(self._supervisor.notify, "EXTEND_TIMEOUT_USEC=60000000"))
@@ -69,8 +66,7 @@ class Runtime:
         self._is_ready = self._is_stopping = False
         self._ending = threading.Lock()
         self._shutdown = StallTimer()
-        self.heartbeat = StallTimer()
-        """Runs as long as the consumer has a connection."""
+        self.heartbeat = StallTimer()  # Runs as long as the consumer has a connection.
         signals.celeryd_init.connect(self._name_node, weak=False)
         signals.setup_logging.connect(lambda **_: configure_logs(settings.log), weak=False)
         signals.worker_init.connect(self._open, weak=False)

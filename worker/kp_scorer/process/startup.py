@@ -32,8 +32,7 @@ class Patience:
         """Call ``on_wait`` at every second of waiting."""
         self._patience_s = patience_s
         self._on_wait = on_wait
-        self.waits_for = ""
-        """The service that it waits for, and why; empty if for none. Any thread may read it."""
+        self.waits_for = ""  # The service that it waits for, and why; empty if for none. Any thread may read it.
 
     def wait_for(self, service: str, reach: Callable[[], Answer], is_endless: Callable[[], bool] = lambda: False) -> Answer:
         """Retry until a service answers; raise the last ServiceUnavailable once patience ends, while it is not endless."""

@@ -1,10 +1,13 @@
-"""The ASGI application: what each path takes and answers. Handlers wait in the event loop, and work in threads."""
+"""The ASGI application: what each path takes and answers, and whom. Handlers wait in the event loop, and work in threads."""
 
 import asyncio
+import hmac
 import os
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -20,13 +23,12 @@ from starlette.requests import ClientDisconnect
 from kp_scorer.client import Client, Submitted
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
-from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable
+from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable, SettingsError
+from kp_scorer.files import check_writer, read_text
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.records import TraceState
 from kp_scorer.logs import raised_at
-from kp_scorer.serve.otlp import JSON, PROTOBUF, failure, spans_in, success
-from kp_scorer.serve.submitter import Submitter
-from kp_scorer.serve.tokens import admits
+from kp_scorer.serve.submitter import JSON, PROTOBUF, Submitter, failure, spans_in, success
 from kp_scorer.settings import Settings
 from kp_scorer.trace import is_trace_id
 
@@ -38,6 +40,8 @@ _BODIES: Final = 8  # How many bodies of the largest size may be in memory at on
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _OTLP_PATH: Final = "/v1/traces"
 _REJECTED: Final = {"closed": "spans after their run was submitted", "too_large": "a run that is over the limits"}
+_MOST_TOKEN_BYTES: Final = 65_536
+_TOKEN: Final = re.compile(r"[!-~]{16,512}")
 
 log = structlog.get_logger("kp_scorer.serve.app")
 
@@ -64,8 +68,6 @@ class TraceStatus(BaseModel):
 
 
 class _Handlers:
-    """What each path does."""
-
     def __init__(self, settings: Settings, store: Store, client: Client, tokens: Sequence[str]) -> None:
         self._most_bytes = settings.serve.body_bytes
         self._store = store
@@ -225,3 +227,28 @@ async def _refused(request: Request, error: Exception) -> Response:
     is_binary = request.url.path == _OTLP_PATH and request.headers.get("content-type") == PROTOBUF
     media_type = PROTOBUF if is_binary else JSON
     return Response(failure(media_type, message), status, headers, media_type)
+
+
+def read_tokens(file: str) -> list[str]:
+    """Read a file with a token on each line; lines that begin with # are comments. No file, no tokens.
+
+    Raises SettingsError: it cannot be read, others may write to it, it has no token, or one that is none.
+    """
+    try:
+        if file:
+            check_writer(file)
+        lines = read_text(file, _MOST_TOKEN_BYTES).splitlines() if file else []
+    except OSError as error:
+        raise SettingsError(f"serve.tokens: {file}: {error.strerror}") from None
+    tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if file and not (tokens and all(map(_TOKEN.fullmatch, tokens))):
+        raise SettingsError(f"serve.tokens: {file}: expected a token of 16 to 512 ASCII characters on each line")
+    return tokens
+
+
+def admits(tokens: Sequence[str], token: str) -> bool:
+    """Whether a request with this token, or with an empty one, is admitted; each is where there are none."""
+    # Digests are of one length, and all are compared, so that how long it takes tells nothing.
+    own = sha256(token.encode("utf-8", "surrogatepass")).digest()
+    matches = [hmac.compare_digest(own, sha256(each.encode()).digest()) for each in tokens]
+    return any(matches) or not matches

@@ -18,9 +18,8 @@ from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import check_writer
 from kp_scorer.ledger import Store
-from kp_scorer.serve.app import make_app
+from kp_scorer.serve.app import make_app, read_tokens
 from kp_scorer.serve.submitter import Submitter
-from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings
 
@@ -34,11 +33,7 @@ log = structlog.get_logger("kp_scorer.serve.server")
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then answer what has begun, and return.
-
-    Raises:
-        SettingsError: the tokens or the certificate cannot be used, or it cannot listen there.
-    """
+    """Serve until SIGTERM or SIGINT, then answer what has begun; SettingsError if tokens, certificate or port are unusable."""
     tokens = read_tokens(settings.serve.tokens)
     _check_certificate(settings.serve)
     listener = _listener(settings.serve)
@@ -90,10 +85,8 @@ class _Listener(socket.socket):
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes.
-
-    Of too many it closes the one that has waited longest, so that probes are answered whatever peers hold open.
-    """
+    # Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes. Of too
+    # many it closes the one that has waited longest, so that probes are answered whatever peers hold open.
 
     def __init__(self, handshakes: dict[Any, socket.socket], **options: Any) -> None:
         super().__init__(**options)

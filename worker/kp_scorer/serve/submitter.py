@@ -1,28 +1,46 @@
 """From spans to submissions: complete runs are converted, submitted under ids made of their own, and only then removed.
 
 A process that dies in between leaves a claim that ends. Whoever claims the run next submits the same, which is decided once.
+Spans come as exporters of OpenTelemetry send them, in Protobuf or JSON: https://opentelemetry.io/docs/specs/otlp/#otlphttp
 """
 
 import json
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 
 import structlog
+from google.protobuf.json_format import MessageToDict, MessageToJson
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from pydantic import TypeAdapter, ValidationError
 
 from kp_scorer.adapters import SuppliedFields, convert
+from kp_scorer.adapters.node import source
 from kp_scorer.client import Client
-from kp_scorer.decoding import check_values, decode_for_sending
+from kp_scorer.decoding import Limits, check_values, decode_for_sending, parse_json
 from kp_scorer.errors import InvalidTrace, NotConverted, Problem, QueueFull, ServiceUnavailable, TraceConflict
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.runs import ClosedRun
+from kp_scorer.ledger.runs import ClosedRun, ReceivedSpan
 from kp_scorer.logs import raised_at
-from kp_scorer.serve.otlp import SERVICE, SUPPLIED, Fields, export_of
 from kp_scorer.settings import Settings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
+JSON: Final = "application/json"
+PROTOBUF: Final = "application/x-protobuf"
+SERVICE: Final = "service.name"
+SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
+"""What spans do not carry by any convention: attributes of these names after ``kp.`` do, on a root or its resource."""
+
+_OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})  # What spans keep of their resource's.
+_TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
+_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # Zeros are no id: spans of any agents may have them.
+_MOST_SPANS: Final = 20_000
+_MOST_SPAN_BYTES: Final = 1_048_576  # Of one span: parsed, it takes up to two hundred times as much memory.
+_MOST_LASTING_BYTES: Final = 1_024  # Of what all spans of a resource keep of it.
 _EVERY_S: Final = 0.5
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
@@ -31,7 +49,8 @@ _MOST_VALUES: Final = 300_000  # Of a run: converted, they take up to a kilobyte
 _FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
 _LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
-"""By the fields of a trace that nothing supplies, what to do about it."""
+
+Fields = dict[str, Any]  # A span in OTLP's JSON.
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
 
@@ -80,7 +99,8 @@ class Submitter:
 
     def _submit(self, run: ClosedRun) -> None:
         # Without its id, all runs of which no span was stored would be the same dead letter.
-        export = export_of(run.spans or [b'{"traceId":"%s"}' % run.run_id.encode()])
+        spans = b",".join(run.spans) or b'{"traceId":"%s"}' % run.run_id.encode()
+        export = b'{"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % spans
         try:
             trace = self._converted(run, export)
             self._client.submit(trace)
@@ -89,10 +109,10 @@ class Submitter:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, "conflict", str(error), decoded.id, decoded.digest())
         except (InvalidTrace, NotConverted) as error:
-            self._store.dead_letters.dead_letter(export, "invalid", _detail(error), f"{TRACE_ID_PREFIX}otel:{run.run_id}")
+            detail = str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))
+            self._store.dead_letters.dead_letter(export, "invalid", detail, f"{TRACE_ID_PREFIX}otel:{run.run_id}")
 
     def _converted(self, run: ClosedRun, raw: bytes) -> dict[str, Any]:
-        """The trace that a run makes; raises InvalidTrace or NotConverted."""
         most = self._settings.serve
         if run.is_too_large:
             raise InvalidTrace([Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")])
@@ -140,5 +160,75 @@ def _supplied(values: dict[str, Any]) -> SuppliedFields:
         raise InvalidTrace([Problem(f"kp.{name}", message) for name, message in names.items()]) from None
 
 
-def _detail(error: InvalidTrace | NotConverted) -> str:
-    return str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))
+def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, list[ReceivedSpan]], int]:
+    """Spans of an export by their runs' ids, and how many were none or too large; InvalidTrace, NotConverted if it is none."""
+    by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
+    rejected = 0
+    for number, fields in enumerate(_from_json(body, limits) if media_type == JSON else _from_protobuf(body)):
+        if number == _MOST_SPANS:
+            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
+        run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
+        if _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id):
+            # Nothing of a span that is too large: its run is.
+            content = _as_bytes(fields) if "attributes" in fields else b""
+            content = content if len(content) <= _MOST_SPAN_BYTES else b""
+            by_run[run_id].append(ReceivedSpan(span_id, not fields.get("parentSpanId"), content))
+        else:
+            rejected += 1
+    return by_run, rejected
+
+
+def _from_json(body: bytes, limits: Limits) -> Iterator[Fields]:
+    for resource in source(1, parse_json(body, limits)).at("resourceSpans").items():
+        holder = resource.at("resource")
+        of_resource = holder.at("attributes").items() if holder.value is not None else []
+        lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
+        for scope in resource.at("scopeSpans").items():
+            for span in scope.at("spans").items():
+                yield span.object() | {"attributes": [*lasting, *(pair.value for pair in span.at("attributes").items())]}
+
+
+def _from_protobuf(body: bytes) -> Iterator[Fields]:
+    try:
+        export = messages.ExportTraceServiceRequest.FromString(body)
+    except DecodeError:
+        raise InvalidTrace([Problem("$", "expected an ExportTraceServiceRequest in Protobuf")]) from None
+    for resource in export.resource_spans:
+        lasting = _checked([MessageToDict(pair) for pair in resource.resource.attributes if pair.key in _OF_RESOURCES])
+        for span in (span for scope in resource.scope_spans for span in scope.spans):
+            # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
+            ids = {"traceId": span.trace_id.hex(), "spanId": span.span_id.hex(), "parentSpanId": span.parent_span_id.hex()}
+            if span.ByteSize() > _MOST_SPAN_BYTES:
+                yield ids
+                continue
+            fields = MessageToDict(span, use_integers_for_enums=True)
+            yield fields | ids | {"attributes": [*lasting, *fields.get("attributes", ())]}
+
+
+def _checked(lasting: list[Any]) -> list[Any]:
+    if len(_as_bytes(lasting)) > _MOST_LASTING_BYTES:
+        raise InvalidTrace([Problem("resource", f"expected {SERVICE} and kp.* of at most {_MOST_LASTING_BYTES} bytes")])
+    return lasting
+
+
+def _as_bytes(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def success(media_type: str, rejected: int, message: str) -> bytes:
+    """The answer to an export of which all but ``rejected`` spans are stored, because of ``message``."""
+    partly = messages.ExportTracePartialSuccess(rejected_spans=rejected, error_message=message) if rejected else None
+    return _encoded(messages.ExportTraceServiceResponse(partial_success=partly), media_type)
+
+
+def failure(media_type: str, message: str) -> bytes:
+    """The answer to an export that was not taken: a ``google.rpc.Status``."""
+    if media_type == JSON:
+        return json.dumps({"message": message}).encode()
+    # Its message has the same field number in both.
+    return _encoded(messages.ExportTracePartialSuccess(error_message=message), PROTOBUF)
+
+
+def _encoded(message: Any, media_type: str) -> bytes:
+    encoded: bytes = MessageToJson(message, indent=None).encode() if media_type == JSON else message.SerializeToString()
+    return encoded

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_recorder(source: Destination, node: str) -> "Recorder":
-    """Export spans of the messages that the worker ``node`` consumes from ``source``, as variables ``OTEL_…`` configure it.
-
-    Raises:
-        SettingsError: OpenTelemetry is not installed, or refuses the value of a variable.
-    """
+    """Export spans of what ``node`` consumes, by ``OTEL_…``; SettingsError if OpenTelemetry is missing or refuses a value."""
     try:
         from kp_scorer.spans.exporting import Recorder
 

@@ -8,11 +8,10 @@ from typing import Any, Final, NamedTuple
 Context = Mapping[str, str]  # The headers ``traceparent`` and perhaps ``tracestate``; empty if a message has none.
 
 NO_CONTEXT: Final[Context] = MappingProxyType({})
-
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 TRACE_ID: Final = "kp_scorer.trace.id"
-"""The attribute of a span that holds the id of its ReasoningTrace, not of its OpenTelemetry trace."""
+"""The attribute of a span with the id of its ReasoningTrace, not of its OpenTelemetry trace."""
 
 _PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"

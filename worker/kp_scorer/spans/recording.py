@@ -10,7 +10,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from kp_scorer.spans.context import Context, Destination
 
 SCOPE: Final = "kp_scorer"
-
 _W3C: Final = TraceContextTextMapPropagator()
 
 

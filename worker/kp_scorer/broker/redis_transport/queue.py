@@ -28,8 +28,7 @@ class ReceivedMessage(NamedTuple):
 
     message: bytes
     digest: bytes
-    deliveries: int
-    """How often it has been delivered, this time included."""
+    deliveries: int  # How often it has been delivered, this time included.
 
 
 class QueueKeys(NamedTuple):

@@ -18,7 +18,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLetter
 from kp_scorer.ledger.records import Record
-from kp_scorer.local.endpoints import with_endpoints
+from kp_scorer.local import with_endpoints
 from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.report.explained import decided_words, flowing
 from kp_scorer.report.words import plural

@@ -6,6 +6,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
 from itertools import chain
 from typing import Final
 
@@ -24,9 +26,10 @@ from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.pins import MOST_ENTRIES
+from kp_scorer.ledger.log import MOST_ENTRIES
 from kp_scorer.novelty.audit import DecidedTrace
 from kp_scorer.novelty.audit import audit as audit_log
+from kp_scorer.novelty.log import Place
 from kp_scorer.novelty.pins import PinnedSet, audit_pinned
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME
@@ -209,14 +212,29 @@ def clear(yes: bool, settings: Settings) -> None:
                 print_note(f"removed {entries} entries of {log.space}")
 
 
+def _since(text: str) -> Place:
+    """The place of an entry, or the first at a time; without an offset a time is local."""
+    with suppress(ValueError):
+        return Place.parse(text)
+    with suppress(ValueError, OverflowError):
+        return Place(int(datetime.fromisoformat(text).timestamp() * 1_000), 0)
+    raise click.BadParameter("expected the id of an entry, or a time such as 2026-01-31T09:00")
+
+
 @click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
 @click.option("--sample", type=click.IntRange(min=1), help="Check so many entries of each log, chosen at random.")
+@click.option(
+    "--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check what was placed after this entry, or from then on."
+)
 @service_options
-def audit(sample: int | None, settings: Settings) -> None:
+def audit(sample: int | None, since: Place, settings: Settings) -> None:
     """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.
 
     Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged, and 5 if nothing could be
     checked. Decisions made without an embedder have no entry in any log, and are not checked.
+
+    Says of each log after which entry to go on, by --since: the earliest, if there are several. Traces that are in flight now
+    are then left out, unless --since is earlier.
     """
     checked = differing = 0
     # A trace may have entries in several logs, or several in one.
@@ -234,7 +252,7 @@ def audit(sample: int | None, settings: Settings) -> None:
                 # By the window that the log was written with, whatever the settings say here.
                 window = log.info().window or settings.novelty.window()
                 entries = list(log.entries())
-                report = audit_log(entries, decided, window, advance, sample)
+                report = audit_log(entries, decided, window, advance, sample, since)
             for difference in report.differences:
                 print_row({"space": log.space, **difference._asdict()})
             differing += len(report.differences) + report.damaged
@@ -243,6 +261,7 @@ def audit(sample: int | None, settings: Settings) -> None:
             print_note(
                 f"{log.space}: {share}{len(entries)} entries, {report.agreeing} agree, {len(report.differences)} differ, "
                 f"{report.undecided} undecided, {report.beyond} beyond what the log still holds, {report.damaged} damaged"
+                f"{f'; next time --since {report.last}' if report.last else ''}"
             )
             if pins := [each for each in pinned.values() if each.novelty.space == log.space]:
                 agreeing, differences, unchecked = audit_pinned(pins, entries, store.pinned_sets(log.space))
@@ -253,7 +272,8 @@ def audit(sample: int | None, settings: Settings) -> None:
         damaged = note_damaged(store.ledger.damaged)
     if not checked:
         no_log = "there is no novelty log, as where no worker has an embedder"
-        print_note(f"nothing was checked: {'no entry has a decision that can be recomputed' if logs else no_log}")
+        no_decision = "no entry that was looked at has a decision that can be recomputed"
+        print_note(f"nothing was checked: {no_decision if logs else no_log}")
     if differing or damaged:
         sys.exit(1)
     if not checked:

@@ -16,7 +16,7 @@ from kp_scorer.cli.output import json_line, open_output, print_note, print_row, 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict
 from kp_scorer.ledger import Store
-from kp_scorer.local.endpoints import with_endpoints
+from kp_scorer.local import with_endpoints
 from kp_scorer.settings import Settings
 
 

@@ -16,7 +16,7 @@ from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
-from kp_scorer.client.status import status_of
+from kp_scorer.client.clients import status_of
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed
 from kp_scorer.ledger import Store

@@ -22,8 +22,8 @@ from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import in_words, print_row
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.monitoring import Timing, WorkerReport
 from kp_scorer.ledger.records import SubmissionCounts
+from kp_scorer.ledger.store import Timing, WorkerReport
 from kp_scorer.settings import Settings
 
 _EVERY_S: Final = 2.0

@@ -20,9 +20,17 @@ from kp_scorer.cli.output import NO_EMBEDDER, print_note
 from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
-from kp_scorer.local.embedded import dying_with_parent, embedded_redis, free_ports, remove_data, running, stop
-from kp_scorer.local.endpoints import with_endpoints
-from kp_scorer.local.folders import cache_dir, state_dir
+from kp_scorer.local import (
+    cache_dir,
+    dying_with_parent,
+    embedded_redis,
+    free_ports,
+    remove_data,
+    running,
+    state_dir,
+    stop,
+    with_endpoints,
+)
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment

@@ -1,4 +1,4 @@
-"""The embedded Redis: a private server for demos, laptops and first steps, and how other commands find it."""
+"""Where a user's files are; and the embedded Redis, for demos, laptops and first steps, and how other commands find it."""
 
 import ctypes
 import fcntl
@@ -18,14 +18,25 @@ from typing import IO, Any, Final, NamedTuple
 
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours, open_regular
-from kp_scorer.local.folders import state_dir
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import filled_in
+
+
+def state_dir() -> Path:
+    """Where the running instance is noted, and where its data lies by default."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kp-scorer"
+
+
+def cache_dir() -> Path:
+    """Where converted models lie; raises RuntimeError if there is no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-scorer"
+
 
 _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 20.0
 _MOST_BYTES: Final = 2**20
 _PORTS_TRIED: Final = 50
-_SHARE_OF_MEMORY: Final = 4
-"""The server may take one in so many bytes of the machine's memory."""
+_SHARE_OF_MEMORY: Final = 4  # The server may take one in so many bytes of the machine's memory.
 _PRIVATE: Final = 0o700
 _READY: Final = b"Ready to accept connections"
 _PR_SET_PDEATHSIG: Final = 1
@@ -37,12 +48,9 @@ class Running(NamedTuple):
     """The embedded Redis that `kp-scorer up` runs for this user."""
 
     url: str
-    pid: int = 0
-    """The process of `up`."""
-    ports: Sequence[int] = ()
-    """Where its workers answer probes."""
-    settings: Mapping[str, Any] = {}
-    """By section, the settings that it runs with and that differ from the defaults."""
+    pid: int = 0  # The process of `up`.
+    ports: Sequence[int] = ()  # Where its workers answer probes.
+    settings: Mapping[str, Any] = {}  # By section, the settings that it runs with and that differ from the defaults.
 
 
 def _note() -> Path:
@@ -246,3 +254,29 @@ def dying_with_parent(number: signal.Signals) -> Callable[[], None] | None:
             os._exit(1)
 
     return ask
+
+
+def with_endpoints(settings: Settings) -> Settings:
+    """Fill in missing URLs: a Redis broker is also the store; without any URL, the running embedded Redis is both.
+
+    Then what these settings leave open is as `up` runs with it: other thresholds or names of queues would mislead.
+    """
+    if not settings.broker.url and not settings.redis.url:
+        embedded = running()
+        if embedded is None:
+            raise SettingsError(
+                "broker.url: no broker is configured and no embedded one is running; "
+                "start one with `kp-scorer up`, or set KP_BROKER_URL and KP_REDIS_URL"
+            )
+        settings = filled_in(
+            settings, {**embedded.settings, "redis": {**embedded.settings.get("redis", {}), "url": embedded.url}}
+        )
+    broker, store = settings.broker.url, settings.redis.url
+    if not store and not settings.broker.is_redis:
+        raise SettingsError("redis.url: the novelty log and the ledger need a Redis beside this broker; set KP_REDIS_URL")
+    return settings.model_copy(
+        update={
+            "broker": settings.broker.model_copy(update={"url": broker or store}),
+            "redis": settings.redis.model_copy(update={"url": store or broker}),
+        }
+    )
