@@ -9,12 +9,11 @@ from typing import Any, Final
 import kubernetes_validate
 import pytest
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import kubernetes, unknown_settings
 
-OVERLAYS: Final = ("redis", "rabbitmq", "divided/code")
+OVERLAYS: Final = ("redis", "rabbitmq")
 VERSIONS: Final = ("1.28", "1.37")
 """The oldest and the newest that the objects are held against."""
 
@@ -134,9 +133,8 @@ def test_there_is_always_a_worker_and_only_the_scaler_sets_the_replicas(overlay:
 
 def test_workers_scale_by_their_cores_and_by_the_queue_of_traces_with_a_separate_secret(overlay: str) -> None:
     cpu, trigger = objects(overlay)["ScaledObject"]["spec"]["triggers"]
-    assert (cpu["type"], trigger["type"]) == ("cpu", "rabbitmq" if overlay == "rabbitmq" else "redis")
-    queue = objects(overlay)["ConfigMap"]["data"].get("KP_QUEUES_TRACES", Settings().queues.traces)
-    assert queue in trigger["metadata"].values()
+    assert (cpu["type"], trigger["type"]) == ("cpu", overlay)
+    assert Settings().queues.traces in trigger["metadata"].values()
     authentication = objects(overlay)["TriggerAuthentication"]
     assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}
     # Workers' passwords are not for whoever only counts.
@@ -159,19 +157,6 @@ def test_metrics_have_one_port(overlay: str) -> None:
 def test_quantities_are_in_units_that_both_understand() -> None:
     quantities = [*worker("redis")["resources"]["requests"].values(), *worker("redis")["resources"]["limits"].values()]
     assert [each for each in quantities if not re.fullmatch(r"\d+(Mi)?", each)] == []
-
-
-def test_two_fleets_share_neither_a_name_nor_a_selector_nor_what_must_differ() -> None:
-    ours, theirs = objects("divided/code"), objects("redis")
-    assert {kind for kind in ours if ours[kind]["metadata"]["name"] == theirs[kind]["metadata"]["name"]} == set()
-    labels, others = (each["Deployment"]["spec"]["template"]["metadata"]["labels"] for each in (ours, theirs))
-    assert labels.items().isdisjoint(others.items())
-    assert len(kubernetes("divided")) == len(ours) + len(theirs)
-    differing = {"KP_REDIS_PREFIX", *(f"KP_QUEUES_{name}" for name in ("TRACES", "ACCEPTED", "REVIEW", "REJECTED"))}
-    defaults = as_environment(Settings())
-    changed = {name for name, value in ours["ConfigMap"]["data"].items() if value != defaults[name]}
-    assert changed - {"KP_LOG_FORMAT"} == differing
-    assert set(theirs["ConfigMap"]["data"]) == {"KP_LOG_FORMAT"}
 
 
 def test_the_server_may_no_more_than_a_worker_and_has_its_settings_and_probes() -> None:
