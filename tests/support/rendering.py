@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from kp_scorer.settings import Settings
+from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
@@ -48,6 +48,23 @@ def kubernetes(overlay: str) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
+
+
+def container_variables(overlay: str) -> dict[str, str]:
+    """What an overlay sets for its worker."""
+    by_kind = {each["kind"]: each for each in kubernetes(overlay)}
+    (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
+    variables: dict[str, str] = by_kind["ConfigMap"]["data"] | {each["name"]: each["value"] for each in container["env"]}
+    return variables
+
+
+def overlay_settings(overlay: str, url: str = "") -> Settings:
+    """The settings of an overlay's worker, with this URL in the place of those in files that only its pod has."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in container_variables(overlay).items():
+            if not name.endswith("_FILE"):
+                patch.setenv(name, value)
+        return load_settings({"broker.url": url, "redis.url": url})
 
 
 def unknown_settings(variables: Mapping[str, str]) -> Iterator[str]:

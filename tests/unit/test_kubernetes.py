@@ -2,18 +2,21 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
 import kubernetes_validate
 import pytest
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.broker.queues import results_queues
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
-from tests.support.rendering import kubernetes, unknown_settings
+from tests.support.rendering import container_variables, kubernetes, overlay_settings, unknown_settings
 
-OVERLAYS: Final = ("redis", "rabbitmq")
+FLEETS: Final = ("divided/code", "divided/rest")
+OVERLAYS: Final = ("redis", "rabbitmq", *FLEETS)
 VERSIONS: Final = ("1.28", "1.37")
 """The oldest and the newest that the objects are held against."""
 
@@ -49,6 +52,24 @@ def worker(overlay: str) -> dict[str, Any]:
     return dict(container)
 
 
+def selectors(value: Any, key: str = "") -> Iterator[dict[str, str]]:
+    """Everything in objects that selects pods, or the Service that stands for them, by labels."""
+    if key == "matchLabels" or (key == "selector" and "matchLabels" not in value):
+        yield value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if name != "namespaceSelector":
+                yield from selectors(each, name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from selectors(each)
+
+
+def mounted_secret(overlay: str) -> str:
+    (name,) = (each["secret"]["secretName"] for each in pod(overlay)["volumes"] if "secret" in each)
+    return str(name)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kubernetes_knows_every_field(overlay: str, version: str) -> None:
     own = [each for kind, each in objects(overlay).items() if kind not in FOREIGN]
@@ -68,14 +89,9 @@ def test_the_image_is_this_version(overlay: str) -> None:
     assert worker(overlay)["image"] == f"kp-scorer:{version}"
 
 
-def test_the_settings_exist_and_load(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {each["name"]: each["value"] for each in worker(overlay)["env"]} | objects(overlay)["ConfigMap"]["data"]
-    assert list(unknown_settings(variables)) == []
-    for name, value in variables.items():
-        # What is in a file is there only in the pod.
-        if not name.endswith("_FILE"):
-            monkeypatch.setenv(name, value)
-    assert load_settings().log.format == "json"
+def test_the_settings_exist_and_load(overlay: str) -> None:
+    assert list(unknown_settings(container_variables(overlay))) == []
+    assert overlay_settings(overlay).log.format == "json"
 
 
 def test_secrets_are_referred_to_and_lie_where_the_settings_look_for_them(overlay: str) -> None:
@@ -119,9 +135,9 @@ def test_everything_is_about_these_pods(overlay: str) -> None:
     each = objects(overlay)
     labels = each["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert labels == each["Service"]["metadata"]["labels"]
-    selectors = {kind: each[kind]["spec"]["selector"] for kind in ("Deployment", "PodDisruptionBudget", "ServiceMonitor")}
-    selectors["NetworkPolicy"] = each["NetworkPolicy"]["spec"]["podSelector"]
-    assert {kind for kind, selector in selectors.items() if selector != {"matchLabels": labels}} == set()
+    selecting = {kind: each[kind]["spec"]["selector"] for kind in ("Deployment", "PodDisruptionBudget", "ServiceMonitor")}
+    selecting["NetworkPolicy"] = each["NetworkPolicy"]["spec"]["podSelector"]
+    assert {kind for kind, selector in selecting.items() if selector != {"matchLabels": labels}} == set()
     assert each["Service"]["spec"]["selector"] == labels
     assert each["ScaledObject"]["spec"]["scaleTargetRef"] == {"name": each["Deployment"]["metadata"]["name"]}
 
@@ -133,12 +149,13 @@ def test_there_is_always_a_worker_and_only_the_scaler_sets_the_replicas(overlay:
 
 def test_workers_scale_by_their_cores_and_by_the_queue_of_traces_with_a_separate_secret(overlay: str) -> None:
     cpu, trigger = objects(overlay)["ScaledObject"]["spec"]["triggers"]
-    assert (cpu["type"], trigger["type"]) == ("cpu", overlay)
-    assert Settings().queues.traces in trigger["metadata"].values()
+    assert (cpu["type"], trigger["type"]) == ("cpu", "rabbitmq" if overlay == "rabbitmq" else "redis")
+    assert overlay_settings(overlay).queues.traces in trigger["metadata"].values()
     authentication = objects(overlay)["TriggerAuthentication"]
     assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}
     # Workers' passwords are not for whoever only counts.
-    assert {each["name"] for each in authentication["spec"]["secretTargetRef"]} == {"kp-scorer-scaler"}
+    secrets = {each["name"] for each in authentication["spec"]["secretTargetRef"]}
+    assert secrets == {mounted_secret(overlay).replace("kp-scorer", "kp-scorer-scaler")}
 
 
 def test_the_ways_out_are_those_of_the_servers(overlay: str) -> None:
@@ -152,6 +169,42 @@ def test_metrics_have_one_port(overlay: str) -> None:
     (endpoint,) = objects(overlay)["ServiceMonitor"]["spec"]["endpoints"]
     assert (of_service["port"], of_service["targetPort"]) == (port["containerPort"], port["name"])
     assert endpoint["port"] == of_service["name"]
+
+
+def test_divided_holds_the_objects_of_both_fleets_and_each_has_its_own_names() -> None:
+    both = [each for fleet in FLEETS for each in kubernetes(fleet)]
+    assert sorted(kubernetes("divided"), key=str) == sorted(both, key=str)
+    names = [(each["kind"], each["metadata"]["name"]) for each in both]
+    # Prometheus takes the name of the Service as the job.
+    assert len(set(names)) == len(names) == 2 * len(objects("redis"))
+    assert "jobLabel" not in objects(FLEETS[0])["ServiceMonitor"]["spec"]
+    assert len({mounted_secret(fleet) for fleet in FLEETS}) == 2
+
+
+def test_each_selector_of_a_fleet_matches_its_pods_and_none_of_the_other_fleet_or_the_server() -> None:
+    labels = {
+        overlay: objects(overlay)["Deployment"]["spec"]["template"]["metadata"]["labels"] for overlay in (*FLEETS, "serve")
+    }
+    for fleet in FLEETS:
+        matched = [
+            [other for other in labels if each.items() <= labels[other].items()] for each in selectors(kubernetes(fleet))
+        ]
+        # Of Deployment and its spread over nodes, PodDisruptionBudget, NetworkPolicy, Service and ServiceMonitor.
+        assert matched == [[fleet]] * 6
+
+
+def test_fleets_differ_in_the_settings_that_the_operators_page_names_and_in_no_others() -> None:
+    code, rest = map(overlay_settings, FLEETS)
+    differing = {name for name, value in as_environment(code).items() if value != as_environment(rest)[name]}
+    page = (REPOSITORY / "deploy" / "OPERATIONS.md").read_text("utf-8")
+    (named,) = re.findall(r"Two fleets differ in ([^.]+(?:\.\w[^.]*)+)\.\s", page)
+    assert differing | {"KP_QUEUES_INTAKE"} == {
+        f"KP_{section}_{name}".upper() for section, name in re.findall(r"`(\w+)\.(\w+)`", named)
+    }
+    queues = [
+        {each.queues.traces, each.queues.intake_name, each.queues.dead_name, *results_queues(each)} for each in (code, rest)
+    ]
+    assert not queues[0] & queues[1]
 
 
 def test_quantities_are_in_units_that_both_understand() -> None:

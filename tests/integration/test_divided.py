@@ -1,0 +1,97 @@
+"""Two fleets on one Redis, as ``deploy/kubernetes/divided`` sets them up: each decides the traces of its domains alone."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
+
+from tests.support.documents import code_with
+from tests.support.outcomes import only_log, published
+from tests.support.paths import REPOSITORY
+from tests.support.processes import start_worker, wait_until
+from tests.support.rendering import container_variables, overlay_settings
+from tests.support.traces import fresh_samples
+
+FLEETS: Final = ("code", "rest")
+SENT_TO_CODE: Final = ("code", "security")
+"""The domains that the example does not send to the other fleet."""
+
+
+@pytest.fixture
+def url(alone: tuple[Settings, redis.Redis], tmp_path: Path) -> str:
+    """A Redis with the users of both fleets, as the documents make them; the password of each is ``secret``."""
+    settings, administrator = alone
+    for fleet in FLEETS:
+        command = code_with("~code.").replace("code", fleet)
+        program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{command}'
+        subprocess.run(["bash", "-euc", program], cwd=tmp_path, check=True, timeout=60)
+    for line in (tmp_path / "fleets.acl").read_text("utf-8").splitlines():
+        _, user, state, password, *rules = line.split()
+        assert password == f"PASSWORD-OF-{user}"
+        administrator.execute_command("ACL", "SETUSER", user, state, ">secret", *rules)  # type: ignore[no-untyped-call]
+    return settings.redis.url
+
+
+def url_of(user: str, url: str) -> str:
+    return f"redis://{user}:secret@{url.partition('@')[2]}"
+
+
+@contextmanager
+def workers(url: str, directory: Path) -> Iterator[None]:
+    """A worker of each fleet, with what its manifests set, and its own user in the files that they name."""
+    with ExitStack() as running:
+        for fleet in FLEETS:
+            (directory / fleet).write_text(url_of(f"{fleet}-worker", url), "utf-8")
+            files = dict.fromkeys(("KP_BROKER_URL_FILE", "KP_REDIS_URL_FILE"), str(directory / fleet))
+            variables = container_variables(f"divided/{fleet}") | files | {"KP_EMBEDDING_EMBEDDER": "words"}
+            running.enter_context(start_worker(Settings(), directory / f"{fleet}.log", variables=variables))
+        yield
+
+
+def route(traces: list[dict[str, Any]], url: str) -> list[str]:
+    """What the example prints of these traces."""
+    example = REPOSITORY / "deploy" / "examples" / "route_by_domain.py"
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        env=os.environ | {f"{fleet.upper()}_URL": url_of(f"{fleet}-client", url) for fleet in FLEETS},
+        input="".join(json.dumps(trace) + "\n" for trace in traces),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_each_trace_is_decided_once_by_the_fleet_of_its_domain(
+    url: str, alone: tuple[Settings, redis.Redis], tmp_path: Path
+) -> None:
+    traces = fresh_samples(48)
+    ids: dict[str, list[str]] = {fleet: [] for fleet in FLEETS}
+    for trace in traces:
+        ids["code" if trace["metadata"]["task_domain"] in SENT_TO_CODE else "rest"].append(trace["id"])
+    settings = {fleet: overlay_settings(f"divided/{fleet}", url) for fleet in FLEETS}
+    stores = {fleet: Store.open(settings[fleet]) for fleet in FLEETS}
+    with workers(url, tmp_path):
+        assert sorted(route(traces, url)) == sorted(f"{fleet} {trace_id}" for fleet in FLEETS for trace_id in ids[fleet])
+        for fleet, store in stores.items():
+            wait_until(lambda store=store, fleet=fleet: store.ledger.counts().decided >= len(ids[fleet]))  # type: ignore[misc]
+    for fleet, store in stores.items():
+        assert store.ledger.counts() == (len(ids[fleet]), 0, len(ids[fleet]), 0)
+        assert sorted(each.decision.trace_id for each in store.ledger.all_decided()) == sorted(ids[fleet])
+        assert {entry.trace_id for entry in only_log(store).entries()} == set(ids[fleet])
+        assert sorted(each["trace_id"] for each in published(settings[fleet])) == sorted(ids[fleet])
+        store.close()
+    _, administrator = alone
+    # Neither has tried to touch what is the other's; that redis-py may not send its name and version harms nothing.
+    assert {entry["object"] for entry in administrator.acl_log()} <= {"client", "client|setinfo"}
