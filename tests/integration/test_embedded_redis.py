@@ -139,3 +139,12 @@ def listener(port: int) -> Iterator[Received]:
         finally:
             server.shutdown()
             answering.join()
+
+
+def test_a_server_that_loads_much_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as client:
+        client.eval("for number = 1, 400000 do redis.call('SET', 'key:' .. number, number) end", 0)
+    monkeypatch.setattr(local, "_START_TIMEOUT_S", 0.2)
+    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as client:
+        assert client.dbsize() == 400_000
+        assert client.info("persistence")["loading"] == 0

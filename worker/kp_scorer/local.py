@@ -38,6 +38,7 @@ _MOST_BYTES: Final = 2**20
 _PORTS_TRIED: Final = 50
 _SHARE_OF_MEMORY: Final = 4  # The server may take one in so many bytes of the machine's memory.
 _PRIVATE: Final = 0o700
+_LOADING: Final = b"Server initialized"
 _READY: Final = b"Ready to accept connections"
 _PR_SET_PDEATHSIG: Final = 1
 # Loaded here, as little is safe between fork and exec.
@@ -233,7 +234,8 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", log: IO[bytes]) -> Non
     """Wait until the server logs that it listens. It is not asked: another program may have got the port before it did."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     output = b""
-    while process.poll() is None and time.monotonic() < deadline:
+    # Once it loads its data, which takes as long as there is of it, it ends by itself if it fails.
+    while process.poll() is None and (_LOADING in output or time.monotonic() < deadline):
         output += log.read()
         if _READY in output:
             return
