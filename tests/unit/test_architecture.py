@@ -34,7 +34,7 @@ FLOORS: Final = floors_of(
     "spans",
     "settings",
     "logs local",
-    "report",
+    "endpoints report",
     "checks embedding",
     "ledger",
     "broker",

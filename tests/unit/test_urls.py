@@ -10,9 +10,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.cli.main import commands
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ScorerError, SettingsError
 from kp_scorer.ledger.connection import connect
-from kp_scorer.local import with_endpoints
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, parse_url
 

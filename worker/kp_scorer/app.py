@@ -6,7 +6,7 @@ from celery import Celery
 
 from kp_scorer.broker.celery_app import make_celery, remove_celery_variables
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.local import with_endpoints
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.logs import configure_logs
 from kp_scorer.process.consumer import KeepingConsumer
 from kp_scorer.process.runtime import Runtime

@@ -18,8 +18,6 @@ from typing import IO, Any, Final, NamedTuple
 
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours, open_regular
-from kp_scorer.settings import Settings
-from kp_scorer.settings.loading import filled_in
 
 
 def state_dir() -> Path:
@@ -256,29 +254,3 @@ def dying_with_parent(number: signal.Signals) -> Callable[[], None] | None:
             os._exit(1)
 
     return ask
-
-
-def with_endpoints(settings: Settings) -> Settings:
-    """Fill in missing URLs: a Redis broker is also the store; without any URL, the running embedded Redis is both.
-
-    Then what these settings leave open is as `up` runs with it: other thresholds or names of queues would mislead.
-    """
-    if not settings.broker.url and not settings.redis.url:
-        embedded = running()
-        if embedded is None:
-            raise SettingsError(
-                "broker.url: no broker is configured and no embedded one is running; "
-                "start one with `kp-scorer up`, or set KP_BROKER_URL and KP_REDIS_URL"
-            )
-        settings = filled_in(
-            settings, {**embedded.settings, "redis": {**embedded.settings.get("redis", {}), "url": embedded.url}}
-        )
-    broker, store = settings.broker.url, settings.redis.url
-    if not store and not settings.broker.is_redis:
-        raise SettingsError("redis.url: the novelty log and the ledger need a Redis beside this broker; set KP_REDIS_URL")
-    return settings.model_copy(
-        update={
-            "broker": settings.broker.model_copy(update={"url": broker or store}),
-            "redis": settings.redis.model_copy(update={"url": store or broker}),
-        }
-    )

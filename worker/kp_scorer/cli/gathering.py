@@ -21,9 +21,9 @@ from kp_scorer.cli.output import note_damaged, note_if_unmeasured, print_note, r
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict
 from kp_scorer.ledger import Store
-from kp_scorer.local import with_endpoints
 from kp_scorer.offline import decide_offline, offline_decider
 from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace, namespace_of

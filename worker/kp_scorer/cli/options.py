@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import SettingsError
-from kp_scorer.local import with_endpoints
 from kp_scorer.logs import configure_logs
 from kp_scorer.settings import Settings, load_settings
 

@@ -10,8 +10,8 @@ import structlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Results, open_results
 from kp_scorer.decision import Decision, Outcome
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.local import with_endpoints
 from kp_scorer.settings import Settings, load_settings
 
 _POLL_S: Final = 0.2

@@ -9,6 +9,7 @@ import redis
 from pydantic import BaseModel, ConfigDict
 
 from kp_scorer.decision import Decision, Outcome
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.ledger.connection import connect, memory_used, reports_outages, shortcomings_of
 from kp_scorer.ledger.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.ledger.decision_stream import DecisionStream
@@ -18,7 +19,6 @@ from kp_scorer.ledger.records import parsed_in
 from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.ledger.runs import Runs
 from kp_scorer.ledger.scripts import nothing, script
-from kp_scorer.local import with_endpoints
 from kp_scorer.settings import Settings, load_settings
 
 _REPORT_TTL_MS: Final = 5_000  # As long as a worker counts as alive without another report.

@@ -22,8 +22,9 @@ from kp_scorer.cli.input import read_files
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import note_if_unmeasured, print_note, print_text, refusal
 from kp_scorer.client import Client, Status
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, TraceConflict
-from kp_scorer.local import embedded_redis, with_endpoints
+from kp_scorer.local import embedded_redis
 from kp_scorer.settings import Settings
 
 _PROPOSED: Final = Target("accept", 0.2)

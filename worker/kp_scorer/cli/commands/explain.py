@@ -15,10 +15,10 @@ from kp_scorer.cli.ids import resolve_among, resolve_trace_id
 from kp_scorer.cli.options import ledger_options
 from kp_scorer.cli.output import print_note, print_text
 from kp_scorer.decision import Decision
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLetter
 from kp_scorer.ledger.records import Record
-from kp_scorer.local import with_endpoints
 from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.report.explained import decided_words, flowing
 from kp_scorer.report.words import plural

@@ -14,9 +14,9 @@ from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, ledger_options, settings_options
 from kp_scorer.cli.output import json_line, open_output, print_note, print_row, refusal
 from kp_scorer.decision import Decision
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, TraceConflict
 from kp_scorer.ledger import Store
-from kp_scorer.local import with_endpoints
 from kp_scorer.settings import Settings
 
 

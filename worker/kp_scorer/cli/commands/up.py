@@ -18,6 +18,7 @@ from kp_scorer.cli.display import threshold_words
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note
 from kp_scorer.embedding.select import is_embedder_installed, usable_cores
+from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.local import (
@@ -29,7 +30,6 @@ from kp_scorer.local import (
     running,
     state_dir,
     stop,
-    with_endpoints,
 )
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
