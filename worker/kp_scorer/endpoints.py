@@ -1,4 +1,7 @@
-"""Which servers a command or a client uses. Apart from what finds the embedded one, which must not load the settings."""
+"""Which servers commands and clients use.
+
+It is not in ``local``, because `kp-scorer health` looks for the embedded Redis without loading the settings.
+"""
 
 from kp_scorer.errors import SettingsError
 from kp_scorer.local import running
