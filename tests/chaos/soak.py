@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -83,8 +84,10 @@ class _Soak:
                 self._soak(fleet, survivor)
                 # The log keeps only the newest entries, so that not every decision has one.
                 self._arena.finish(fleet, self._submitted, store_lost_writes=True)
-            except AssertionError as error:
-                violation = str(error)
+            # Whatever ends the run: an hour's readings are worth more than the traceback alone.
+            except Exception as error:
+                traceback.print_exc()
+                violation = repr(error)
             codes = Counter(fleet.ends)
         slope, margin = _growth(self._memory)
         if violation is None and slope - margin > _FLAT_MB_PER_HOUR:
@@ -135,9 +138,10 @@ class _Soak:
     def _read(self, _fleet: Fleet, survivor: psutil.Process, elapsed_s: float) -> None:
         self._memory.append((elapsed_s, survivor.memory_info().rss / 1e6))
 
-    def _audit(self, _fleet: Fleet, _survivor: psutil.Process, elapsed_s: float) -> None:
+    def _audit(self, _fleet: Fleet, survivor: psutil.Process, elapsed_s: float) -> None:
         done = run("audit", **as_environment(self._settings))
-        print(f"{elapsed_s:.0f} s, {len(self._submitted)} submitted, {done.stderr}", file=sys.stderr)  # noqa: T201
+        megabytes = survivor.memory_info().rss / 1e6
+        print(f"{elapsed_s:.0f} s, {len(self._submitted)} submitted, {megabytes:.1f} MB, {done.stderr}", file=sys.stderr)  # noqa: T201
         assert done.returncode == 0, done.stderr
         self._audits += 1
 
