@@ -147,6 +147,7 @@ def three_published() -> Metrics:
     """Metrics of an accepted decision of a known domain and two rejected ones of another."""
     metrics = Metrics({"code"})
     accepted, rejected = decided("code", outcome="accepted", score=0.8), decided("kp:trace:x\n", outcome="rejected", score=0.2)
+    accepted = accepted.model_copy(update={"novelty": accepted.novelty.model_copy(update={"source": "empty_cache"})})
     metrics.count_published(accepted, queued_s=2.0, in_flight_s=0.1)
     metrics.count_published(rejected, queued_s=None, in_flight_s=0.1)
     metrics.count_published(rejected, queued_s=0.0, in_flight_s=0.2)
@@ -160,6 +161,7 @@ def test_decisions_are_counted_by_outcome_and_by_the_domains_that_settings_name(
     assert samples['kp_scorer_decisions_total{domain="code",outcome="review"}'] == 0
     assert not any("kp:trace" in name for name in samples)
     assert (samples["kp_scorer_score_count"], samples['kp_scorer_score_bucket{le="0.2"}']) == (3, 2)
+    assert samples["kp_scorer_novelty_count"] == 1, "two had no embedder"
     assert (samples["kp_scorer_queue_wait_seconds_count"], samples["kp_scorer_queue_wait_seconds_sum"]) == (2, 2.0)
     assert samples["kp_scorer_processing_seconds_sum"] == pytest.approx(0.4)
 
@@ -186,7 +188,7 @@ def test_a_report_has_the_figures_since_the_start() -> None:
     report = metrics.report("scorer-1@host", "words python", ["it is starting"])
     assert (report.node, report.embedder, report.not_ready) == ("scorer-1@host", "words python", ("it is starting",))
     assert report.decisions == {"accepted": {"code": 1}, "rejected": {UNNAMED_DOMAIN: 2}}
-    assert (report.in_hand, report.window_entries, report.dead_letters, report.redeliveries, report.resends) == (4, 5, 1, 1, 0)
+    assert (report.in_flight, report.window_entries, report.dead_letters, report.redeliveries, report.resends) == (4, 5, 1, 1, 0)
     assert (report.queued, report.embedded) == (Timing(count=2, seconds=2.0), Timing())
     assert report.held.count == 3
     assert report.held.seconds == pytest.approx(0.4)

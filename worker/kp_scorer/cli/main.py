@@ -81,7 +81,8 @@ class _LazyGroup(click.Group):
     commands=[click.Command(name, help=line) for group in _COMMANDS.values() for name, (_, line) in group.items()],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 all well; 1 some traces were invalid, dead, still pending or unknown; 2 wrong usage or settings, "
-    "or stdout cannot be written; 3 Redis or the broker cannot be reached; 4 a worker stalled or its embedder is unhealthy. "
+    "or stdout cannot be written; 3 Redis or the broker cannot be reached; 4 a worker stalled or its embedder is unhealthy; "
+    "5 `audit` could check nothing. "
     "Results go to stdout, to a terminal as text and to a pipe as JSON Lines; notes go to stderr.",
 )
 @click.version_option(package_name="kp-scorer")

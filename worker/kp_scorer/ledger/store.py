@@ -45,14 +45,14 @@ class WorkerReport(BaseModel):
     node: str  # What monitors know it by.
     not_ready: tuple[str, ...] = ()  # Why it takes no work; empty if it does.
     embedder: str = ""  # Name and engine; empty without one, when every novelty is 0.5.
-    in_hand: int = 0
+    in_flight: int = 0
     window_entries: int = 0  # Entries of the novelty log in its mirror.
     decisions: dict[Outcome, dict[str, int]] = {}  # By outcome and domain.
     dead_letters: int = 0
     redeliveries: int = 0
     resends: int = 0
-    queued: Timing = Timing()  # From sending to taking, of messages that say when they were sent.
-    held: Timing = Timing()  # From taking a message to the publication of its decision.
+    queued: Timing = Timing()  # From sending to delivery, of messages that say when they were sent.
+    held: Timing = Timing()  # From the delivery of a message to the publication of its decision.
     embedded: Timing = Timing()
 
 

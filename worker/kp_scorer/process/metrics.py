@@ -21,7 +21,7 @@ UNNAMED_DOMAIN: Final = "other"
 
 _PREFIX: Final = "kp_scorer"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
-_SCORES: Final = tuple(tenths / 10 for tenths in range(1, 10))
+_FRACTIONS: Final = tuple(twentieths / 20 for twentieths in range(1, 20))
 _TOKENS: Final = (32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 4_096.0, 65_536.0)
 _SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
@@ -72,7 +72,8 @@ class Metrics:
     def _define_histograms(self) -> None:
         histogram = partial(Histogram, namespace=_PREFIX, registry=self.registry)
         seconds = partial(histogram, buckets=_SECONDS)
-        self.score = histogram("score", "Scores of the decisions published", buckets=_SCORES)
+        self._score = histogram("score", "Scores of the decisions published", buckets=_FRACTIONS)
+        self._novelty = histogram("novelty", "Novelty of the traces in them, where it was measured", buckets=_FRACTIONS)
         self.batch_traces = histogram("batch_traces", "Traces placed and committed together", buckets=_SIZES)
         self.pass_texts = histogram("pass_texts", "Texts in a pass through the engine", buckets=_SIZES)
         self.pass_tokens = histogram("pass_tokens", "Tokens in a pass, without padding", buckets=_TOKENS)
@@ -163,7 +164,9 @@ class Metrics:
         self._decisions.labels(decision.outcome, self.counted_as(decision.domain)).inc()
         for override in decision.overrides:
             self._overrides.labels(override.name).inc()
-        self.score.observe(decision.score)
+        self._score.observe(decision.score)
+        if decision.novelty.source != "no_embedder":
+            self._novelty.observe(decision.dimensions.novelty)
         self._processing_s.observe(in_flight_s)
         if queued_s is not None:
             self._queue_wait_s.observe(queued_s)
@@ -178,7 +181,7 @@ class Metrics:
             node=node,
             not_ready=tuple(not_ready),
             embedder=embedder,
-            in_hand=int(_sum(self.in_flight)),
+            in_flight=int(_sum(self.in_flight)),
             window_entries=int(_sum(self.window_entries)),
             decisions=decisions,
             dead_letters=int(_sum(self._dead_letters, "_total")),

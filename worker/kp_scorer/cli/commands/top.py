@@ -130,7 +130,7 @@ def _workers(now: Snapshot, before: Snapshot | None) -> Table:
         means = (_mean(getattr(report, name), getattr(then, name, None)) for name in ("queued", "held", "embedded"))
         counts = map("{:,}".format, (report.window_entries, report.redeliveries, report.dead_letters))
         ready = cell("; ".join(report.not_ready)) or "yes"
-        table.add_row(cell(report.node), f"{report.in_hand}", decided, *means, *counts, ready)
+        table.add_row(cell(report.node), f"{report.in_flight}", decided, *means, *counts, ready)
     return table
 
 
