@@ -188,7 +188,8 @@ def test_a_report_has_the_figures_since_the_start() -> None:
     report = metrics.report("scorer-1@host", "words python", ["it is starting"])
     assert (report.node, report.embedder, report.not_ready) == ("scorer-1@host", "words python", ("it is starting",))
     assert report.decisions == {"accepted": {"code": 1}, "rejected": {UNNAMED_DOMAIN: 2}}
-    assert (report.in_flight, report.window_entries, report.dead_letters, report.redeliveries, report.resends) == (4, 5, 1, 1, 0)
+    assert (report.in_flight, report.window_entries) == (4, 5)
+    assert (report.dead_letters, report.redeliveries, report.resends) == (1, 1, 0)
     assert (report.queued, report.embedded) == (Timing(count=2, seconds=2.0), Timing())
     assert report.held.count == 3
     assert report.held.seconds == pytest.approx(0.4)
