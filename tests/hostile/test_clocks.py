@@ -4,7 +4,7 @@ from typing import Any
 
 import redis
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.redis_transport.queue import keys_of
+from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Submission
@@ -17,7 +17,7 @@ AN_HOUR_MS = 3_600_000
 
 
 def test_what_a_dead_consumer_had_is_reclaimed(settings: Settings, redis_client: redis.Redis) -> None:
-    queue = keys_of(settings.queues.traces)
+    queue = QueueKeys(settings.queues.traces)
     redis_client.lpush(queue.queue, "{}")
     with make_celery(with_changed(settings, broker__visibility_timeout_s=3)) as app, app.connection_for_read() as dead:
         assert dead.default_channel.basic_get(queue.queue)

@@ -16,7 +16,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.redis_transport import queue as transport_queue
 from kp_scorer.broker.redis_transport.channel import Channel
-from kp_scorer.broker.redis_transport.queue import Sizes, keys_of
+from kp_scorer.broker.redis_transport.queue import QueueKeys, Sizes
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.changed_settings import with_changed
@@ -401,7 +401,7 @@ def test_no_more_is_received_than_the_bytes_in_flight_allow(
 def test_as_many_messages_as_a_worker_may_have_in_flight_are_published_and_acknowledged_at_once(
     redis_client: redis.Redis,
 ) -> None:
-    keys, bodies = keys_of(QUEUE), [str(number) for number in range(10_000)]
+    keys, bodies = QueueKeys(QUEUE), [str(number) for number in range(10_000)]
     transport_queue.publish(redis_client, keys=keys, most=0, most_bytes=0, messages=bodies)
     received = []
     while chunk := transport_queue.receive(redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, sizes=Sizes(2**20)):

@@ -73,7 +73,7 @@ MUTANTS: Final = (
     Mutant("dead_letter", "add(dead_letter, 'burials', 1)", "", "occurrences are not counted"),
     Mutant(
         "ledger",
-        "    leave_class(dead_letters, sizes, classes, dead_letter_id)\n    local namespace",
+        "    leave_class(dead_letter_id)\n    local namespace",
         "    local namespace",
         "what is dead-lettered again takes room twice",
     ),
@@ -155,16 +155,16 @@ MUTANTS: Final = (
         "ledger", "state == 'dead' and died_by == dead_letter_id", "state == 'dead'", "the record goes with any of its letters"
     ),
     Mutant("ledger", "state == 'dead' and died_by == dead_letter_id", "true", "a record goes that is not dead"),
-    Mutant("ledger", "number(redis.call('ZSCORE', classes, class)) - bytes", "bytes", "what is gone still takes room"),
+    Mutant("ledger", "number(redis.call('ZSCORE', dead_letter_classes, class)) -", "0 +", "what is gone still takes room"),
     Mutant("ledger", "redis.call('ZCARD', dead_letters) > most\n", "false\n", "too many letters are kept"),
-    Mutant("ledger", "is_too_many or total > most_bytes", "is_too_many", "too large letters are kept"),
+    Mutant("ledger", "is_too_many or total >", "is_too_many or total < -", "too large letters are kept"),
     Mutant(
         "ledger",
         "is_too_many and redis.call('ZCARD'",
         "false and redis.call('ZCARD'",
         "few large letters make room for many small ones",
     ),
-    Mutant("ledger", "tonumber(last_ms) <= expired_ms", "false", "what has expired takes room"),
+    Mutant("ledger", "tonumber(last_ms) <= now - ttl_ms", "false", "what has expired takes room"),
     Mutant("ledger", "redis.call('PERSIST', record)", "", "what is pending again expires"),
     Mutant("ledger", "'decision', 'reason', 'detail', 'letter', ", "", "what is pending again is still dead"),
     Mutant("ledger", "'letter', 'as_letter', ", "'letter', ", "what is pending again is taken for what it was"),

@@ -13,7 +13,7 @@ from kombu import Producer, Queue
 
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
-from kp_scorer.broker.redis_transport.queue import keys_of
+from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import NoQueue
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
@@ -49,7 +49,7 @@ def waiting(app: Celery, queue: Queue) -> int:
 
 def count_oversized(app: Celery, queue: Queue) -> int:
     """How many messages of a queue on Redis, too large for a worker, are kept in the list beside it."""
-    return with_producer(app, queue.name, lambda producer: int(producer.channel.client.llen(keys_of(queue.name).oversized)))
+    return with_producer(app, queue.name, lambda producer: int(producer.channel.client.llen(QueueKeys(queue.name).oversized)))
 
 
 def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:

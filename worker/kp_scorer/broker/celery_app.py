@@ -70,16 +70,13 @@ def remove_celery_variables() -> None:
 
 def _configuration(settings: Settings) -> dict[str, Any]:
     broker, redis = settings.broker, settings.redis
-    transport = "SentinelTransport" if broker.server().sentinels else "Transport"
     # What Celery has in flight. RabbitMQ counts messages alone, however large each is.
-    concurrency, largest_messages = (
-        settings.worker.concurrency,
-        settings.worker.in_flight_bytes // largest_body_bytes(settings.limits),
-    )
+    concurrency = settings.worker.concurrency
+    largest_messages = settings.worker.in_flight_bytes // largest_body_bytes(settings.limits)
     return {
         "broker_url": broker.server().without_parameters(),
         "broker_use_ssl": _broker_tls(broker),
-        "broker_transport": f"kp_scorer.broker.redis_transport.channel:{transport}" if broker.is_redis else None,
+        "broker_transport": "kp_scorer.broker.redis_transport.channel:Transport" if broker.is_redis else None,
         # Try again when Redis answers with an error, as when it is full; Celery's default is to exit.
         "broker_channel_error_retry": True,
         "broker_transport_options": _transport_options(settings),

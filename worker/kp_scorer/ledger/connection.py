@@ -172,7 +172,7 @@ def is_full(error: redis.exceptions.RedisError) -> bool:
 
 
 def primary_pool(
-    sentinels: Sequence[tuple[str, int]], master_name: str, sentinel_kwargs: dict[str, Any], **options: Any
+    sentinels: Sequence[tuple[str, int]], master_name: str, sentinel_kwargs: Mapping[str, Any], **options: Any
 ) -> SentinelConnectionPool:
     """Make a pool of connections, with ``options``, to the primary that the sentinels call ``master_name``."""
     asked: Any = _Sentinels(sentinels, sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]  # redis-py has no types

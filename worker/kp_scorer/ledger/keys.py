@@ -41,27 +41,27 @@ Queues belong to the broker and are bounded by whoever consumes them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 KEPT_S: Final = 30 * 86_400  # How long dead letters are kept, and pending traces that there is nothing of to send.
 
 
-class LogKeys(NamedTuple):
-    """The keys of one novelty log."""
+@dataclass(frozen=True)
+class Prefixed:
+    """Keys whose names begin alike."""
 
-    log: str
-    head: str  # The newest place, kept apart so that trimming cannot lose it.
-    erasures: str
+    prefix: str
 
 
-class _Key:
-    """A name that there is one of under each prefix."""
+class Key:
+    """The end of a name that there is one of under each prefix. A script fails before it writes if it has another type."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, end: str, kind: str = "") -> None:
+        self._end = end
+        self.kind = kind  # Empty where no script looks at it first.
 
-    def __get__(self, keys: "Keys | None", _: type) -> str:
-        return f"{keys.prefix if keys else ''}:{self._name}"
+    def __get__(self, keys: Prefixed, _: type) -> str:
+        return keys.prefix + self._end
 
 
 class _KeyOf:
@@ -70,30 +70,35 @@ class _KeyOf:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, keys: "Keys", _: type) -> Callable[[str], str]:
+    def __get__(self, keys: Prefixed, _: type) -> Callable[[str], str]:
         return f"{keys.prefix}:{self._name}:".__add__
 
 
-@dataclass(frozen=True)
-class Keys:
+class LogKeys(Prefixed):
+    """The keys of one novelty log."""
+
+    log = Key("", "stream")
+    head = Key(":head", "hash")  # The newest place, kept apart so that trimming cannot lose it.
+    erasures = Key(":erased", "stream")
+
+
+class Keys(Prefixed):
     """Names of the keys under one prefix."""
 
-    prefix: str
-
-    directory = _Key("directory")
-    workers = _Key("workers")
-    pending = _Key("pending")
-    counts = _Key("counts")
-    tallies = _Key("tallies")
-    drained = _Key("drained")
-    dropped = _Key("dropped")
-    dead_letters = _Key("dead")
-    dead_letter_sizes = _Key("dead_sizes")
-    dead_letter_classes = _Key("dead_classes")
-    runs = _Key("runs")
-    runs_bytes = _Key("runs_bytes")
-    any_log = _Key("log:*")  # A pattern for the logs of all spaces; what belongs to them matches it too.
-    any_pinned_set = _Key("pin:*")  # A pattern for the pinned sets of all spaces.
+    directory = Key(":directory", "hash")
+    workers = Key(":workers", "zset")
+    pending = Key(":pending", "zset")
+    counts = Key(":counts", "hash")
+    tallies = Key(":tallies", "hash")
+    drained = Key(":drained")
+    dropped = Key(":dropped", "hash")
+    dead_letters = Key(":dead", "zset")
+    dead_letter_sizes = Key(":dead_sizes", "hash")
+    dead_letter_classes = Key(":dead_classes", "zset")
+    runs = Key(":runs", "zset")
+    runs_bytes = Key(":runs_bytes")
+    any_log = Key(":log:*")  # A pattern for the logs of all spaces; what belongs to them matches it too.
+    any_pinned_set = Key(":pin:*")  # A pattern for the pinned sets of all spaces.
 
     worker = _KeyOf("worker")
     record = _KeyOf("trace")
@@ -103,12 +108,11 @@ class Keys:
 
     def of_log(self, space: str) -> LogKeys:
         """The keys of the novelty log of one embedding space."""
-        log = f"{self.prefix}:log:{space}"
-        return LogKeys(log, f"{log}:head", f"{log}:erased")
+        return LogKeys(f"{self.prefix}:log:{space}")
 
     def space_of(self, key: str) -> str:
         """The space whose log is at ``key``; empty if there is none, but perhaps something that belongs to one."""
-        prefix = self.of_log("").log
+        prefix = self.any_log.removesuffix("*")
         return key.removeprefix(prefix) if key.startswith(prefix) and not key.endswith((":head", ":erased")) else ""
 
     def pinned_set(self, space: str, name: str) -> str:

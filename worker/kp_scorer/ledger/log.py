@@ -176,7 +176,7 @@ class RedisLog:
 
     def clear(self) -> None:
         """Empty the log; mirrors notice when they next read."""
-        self._client.delete(*self._own)
+        self._client.delete(self._own.log, self._own.head, self._own.erasures)
 
     def info(self) -> LogInfo:
         """What the log holds."""

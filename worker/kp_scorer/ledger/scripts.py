@@ -9,9 +9,10 @@ body, and its file, ``lua/NAME.lua`` beside the module of the function, begins w
         lease: _Lease, identities: Sequence[Identity],  -- Reply  (state, digest) for each trace
     ) -> None: ...
 
-If they differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``; a NamedTuple is
-an argument for each of its fields. The names are locals of the script: numbers where the function has int, booleans where it
-has bool, tables of strings or of rows with these fields where a name ends with dots, else strings.
+If they differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``, and if one has
+another type, the script fails at once; a NamedTuple is an argument for each of its fields. The names are locals of the script:
+numbers where the function has int, booleans where it has bool, tables of strings or of rows with these fields where a name ends
+with dots, else strings.
 """
 
 import hashlib
@@ -22,6 +23,8 @@ from importlib import resources
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from redis.exceptions import NoScriptError
+
+from kp_scorer.ledger.keys import Key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,13 +56,13 @@ class Script(Generic[P, R]):
         self._package = function.__module__.rpartition(".")[0]
         header = self._header()
         hints = get_type_hints(function)
-        owner = hints.pop("keys", None)
+        own = vars(hints.pop("keys", object))
         parameters = [_parameter(name, hint) for name, hint in hints.items() if name != "return"]
         listed = header["KEYS"].split(", ")
         self._keys = [each for each in parameters if str(each) in listed]
         self._arguments = [each for each in parameters if str(each) not in listed]
-        self._of_owner = [name for name in listed if hasattr(owner, name) and name not in map(str, self._keys)]
-        declared = [*self._of_owner, *map(str, self._keys)], ", ".join(map(str, self._arguments))
+        self._own = {name: key.kind for name in listed if isinstance(key := own.get(name), Key)}
+        declared = [*self._own, *map(str, self._keys)], ", ".join(map(str, self._arguments))
         if declared != (listed, header.get("ARGV", "")):
             raise TypeError(f"{self.name}.lua has {header}, its function has {declared}")
         self.compile()
@@ -67,15 +70,17 @@ class Script(Generic[P, R]):
     def compile(self) -> None:
         """Make the text that Redis runs, and the digest that Redis knows it by."""
         uses = self._header().get("Uses")
-        keys = [_Parameter(name, {name: str}, is_list=False) for name in self._of_owner]
+        keys = [_Parameter(name, {name: str}, is_list=False) for name in self._own]
         lines = [*_locals("KEYS", [*keys, *self._keys]), *_locals("ARGV", self._arguments)]
-        preludes = ["common", *(uses.split(", ") if uses else ())]
-        self.source = "\n".join([*(_text(self._package, name) for name in preludes), *lines, _text(self._package, self.name)])
+        lines += [f"expect('{kind}', {name})" for name, kind in self._own.items() if kind]
+        # What it uses is behind its locals, and may name them.
+        names = [*(uses.split(", ") if uses else ()), self.name]
+        self.source = "\n".join([_text(self._package, "common"), *lines, *(_text(self._package, name) for name in names)])
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, *_: P.args, **values: P.kwargs) -> tuple[Any, ...]:
         """The command that calls it; for a connection whose replies are read elsewhere, which :attr:`parse` converts."""
-        keys = [getattr(values["keys"], name) for name in self._of_owner]
+        keys = [getattr(values["keys"], name) for name in self._own]
         keys += [part for each in self._keys for part in each.pack(values[each.name])]
         arguments = [part for each in self._arguments for part in each.pack(values[each.name])]
         return "EVALSHA", self.sha, len(keys), *keys, *arguments

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from queue import Empty
+from types import MappingProxyType
 from typing import Any, Final
 
 import redis.exceptions
@@ -19,7 +20,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps
 
 from kp_scorer.broker.redis_transport import queue as redis_queue
-from kp_scorer.broker.redis_transport.queue import ReceivedMessage, Sizes, keys_of
+from kp_scorer.broker.redis_transport.queue import QueueKeys, ReceivedMessage, Sizes
 from kp_scorer.broker.wire import DELIVERY_COUNT, ListItem, leave_packed, open_item
 from kp_scorer.ledger.connection import is_full, leave_replicas, primary_pool
 from kp_scorer.ledger.decision_stream import Published
@@ -64,7 +65,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
             digests.setdefault(queue, []).append(digest)
         with self._forgetting(*delivery_tags) as client:
             for queue, of_queue in digests.items():
-                redis_queue.acknowledge(client, keys=keys_of(queue), digests=of_queue)
+                redis_queue.acknowledge(client, keys=QueueKeys(queue), digests=of_queue)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Requeue a message, to be received last, or acknowledge it."""
@@ -95,7 +96,8 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
         """Requeue a message."""
         digest, queue = _parts(tag)
         with self.channel.conn_or_acquire(client) as connection:
-            redis_queue.requeue(connection, keys=keys_of(queue), digest=digest, receive_next=not leftmost, counts_delivery=True)
+            keys = QueueKeys(queue)
+            redis_queue.requeue(connection, keys=keys, digest=digest, receive_next=not leftmost, counts_delivery=True)
 
     def restore_visible(self, start: int = 0, num: int = 0, interval: int = 0) -> None:
         """Renew what this channel has in flight; reclaim what others have not renewed within the visibility timeout."""
@@ -123,7 +125,16 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     #: From so many bytes in flight on, no more are received. Set by ``transport_options``.
     in_flight_bytes = 2**28
 
-    from_transport_options = (*kombu_redis.Channel.from_transport_options, "largest_bytes", "in_flight_bytes")
+    #: Who says where the primary is, if any does, and its name there. Kombu 5.7.0 takes sentinels from the URL, as alternatives
+    #: of each other: a connection that tries the second of them forgets its transport, and takes kombu's instead of ours.
+    sentinels: Sequence[tuple[str, int]] = ()
+    master_name = ""
+    sentinel_kwargs: Mapping[str, Any] = MappingProxyType({})
+
+    from_transport_options = (
+        *kombu_redis.Channel.from_transport_options,
+        *("largest_bytes", "in_flight_bytes", "sentinels", "master_name", "sentinel_kwargs"),
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._numbers = count()
@@ -161,12 +172,23 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             self._disconnect_pools()
 
     def _disconnect_pools(self) -> None:
+        managers = [pool.sentinel_manager for pool in (self._pool, self._async_pool) if pool is not None and self.sentinels]
         super()._disconnect_pools()
+        for manager in managers:
+            manager.close()
         # Else it would connect anew through a pool that nobody closes any more.
         self.__dict__.pop("_shared_client", None)
 
     def _get_pool(self, asynchronous: bool = False) -> Any:
-        pool = super()._get_pool(asynchronous)
+        if self.sentinels:
+            self.connection_class = kombu_redis.sentinel.SentinelManagedConnection
+            self.connection_class_ssl = kombu_redis.SentinelManagedSSLConnection
+            options = self._connparams(asynchronous=asynchronous)
+            # They are those of the first sentinel.
+            del options["host"], options["port"]
+            pool = primary_pool(self.sentinels, self.master_name, self.sentinel_kwargs, **options)
+        else:
+            pool = super()._get_pool(asynchronous)
         leave_replicas(pool)
         return pool
 
@@ -175,7 +197,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         with self.conn_or_acquire() as client:
             redis_queue.reclaim(
                 client,
-                keys=keys_of(queue),
+                keys=QueueKeys(queue),
                 # The lists where kombu puts messages of other priorities.
                 priorities=[self._q_for_pri(queue, priority) for priority in self.priority_steps if priority],
                 visibility_timeout_ms=int(self.visibility_timeout * 1_000),
@@ -194,7 +216,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         self._brpop_sent_at = time.monotonic()
         # Only an empty queue is worth waiting at; a busy one delivers its next messages, noted, in this one round trip.
         if self._blocking:
-            keys = keys_of(self._polled)
+            keys = QueueKeys(self._polled)
             connection.send_command("BLMOVE", keys.queue, keys.moving, "RIGHT", "LEFT", timeout or self.brpop_timeout)
         else:
             connection.send_command(*self._receive_command(self._polled, self._most()))
@@ -214,7 +236,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             # This channel has ceased to consume: they are received next, as if they had never been.
             with self.conn_or_acquire() as client:
                 for digest in [message.digest.decode() for message in reversed(messages)]:
-                    redis_queue.requeue(client, keys=keys_of(name), digest=digest, receive_next=True, counts_delivery=False)
+                    redis_queue.requeue(client, keys=QueueKeys(name), digest=digest, receive_next=True, counts_delivery=False)
             raise Empty
         for message in messages:
             self.connection._deliver(self._message(name, message), name)  # noqa: SLF001  # the transport's own
@@ -229,8 +251,8 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     def _receive_command(self, queue: str, most: int, moved: bytes = b"") -> tuple[Any, ...]:
         """The command that receives the next messages, ``most`` of them at most; the first is one ``moved`` already, if any."""
-        sizes = Sizes(self.largest_bytes)
-        return redis_queue.receive.command(keys=keys_of(queue), moved=moved, most=most, most_bytes=_RECEIVED_BYTES, sizes=sizes)
+        keys, sizes = QueueKeys(queue), Sizes(self.largest_bytes)
+        return redis_queue.receive.command(keys=keys, moved=moved, most=most, most_bytes=_RECEIVED_BYTES, sizes=sizes)
 
     def _read_messages(self, queue: str, **options: Any) -> Sequence[ReceivedMessage]:
         connection = self.client.connection
@@ -314,7 +336,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     def publish_within(self, queue: str, items: Sequence[str | bytes], most: int, most_bytes: int) -> Published:
         """Put items on a queue, in one step, even if Redis is full, until it has ``most``, or ``most_bytes``; 0 is no limit."""
         with self.conn_or_acquire() as client:
-            return redis_queue.publish(client, keys=keys_of(queue), most=most, most_bytes=most_bytes, messages=items)
+            return redis_queue.publish(client, keys=QueueKeys(queue), most=most, most_bytes=most_bytes, messages=items)
 
     def _size(self, queue: str) -> int:
         # Kombu 5.7.0 asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.
@@ -326,40 +348,3 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
     """Redis transport with this module's channel; for the setting ``broker_transport``."""
 
     Channel = Channel
-
-
-class SentinelChannel(Channel):
-    """The same channel to whatever the sentinels in ``transport_options`` call the primary.
-
-    Kombu 5.7.0 takes them from the URL, as alternatives of each other: a connection that tries the second of them forgets which
-    transport it was told to use, and takes kombu's instead of ours.
-    """
-
-    connection_class = kombu_redis.sentinel.SentinelManagedConnection
-    connection_class_ssl = kombu_redis.SentinelManagedSSLConnection
-
-    sentinels: Sequence[tuple[str, int]]
-    master_name: str
-    sentinel_kwargs: dict[str, Any]
-
-    from_transport_options = (*Channel.from_transport_options, "sentinels", "master_name", "sentinel_kwargs")
-
-    def _get_pool(self, asynchronous: bool = False) -> Any:
-        options = self._connparams(asynchronous=asynchronous)
-        # They are those of the first sentinel.
-        del options["host"], options["port"]
-        pool = primary_pool(self.sentinels, self.master_name, self.sentinel_kwargs, **options)
-        leave_replicas(pool)
-        return pool
-
-    def _disconnect_pools(self) -> None:
-        pools = [pool for pool in (self._pool, self._async_pool) if pool is not None]
-        super()._disconnect_pools()
-        for pool in pools:
-            pool.sentinel_manager.close()
-
-
-class SentinelTransport(Transport):
-    """The transport with that channel; for the setting ``broker_transport``."""
-
-    Channel = SentinelChannel

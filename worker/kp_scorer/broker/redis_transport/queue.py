@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from kp_scorer.broker.wire import BEGINNING_BYTES, CUT_MARK
 from kp_scorer.ledger.decision_stream import Published
-from kp_scorer.ledger.keys import KEPT_S
+from kp_scorer.ledger.keys import KEPT_S, Key, Prefixed
 from kp_scorer.ledger.scripts import nothing, row, rows, script
 
 
@@ -31,20 +31,15 @@ class ReceivedMessage(NamedTuple):
     deliveries: int  # How often it has been delivered, this time included.
 
 
-class QueueKeys(NamedTuple):
-    """The keys of a queue."""
-
-    queue: str
-    moving: str
-    unacknowledged: str
-    renewed: str
-    deliveries: str
-    oversized: str
-
-
-def keys_of(queue: str) -> QueueKeys:
+class QueueKeys(Prefixed):
     """The keys of a queue, by the names that other workers use there."""
-    return QueueKeys(queue, *(f"{queue}.{part}" for part in ("taking", "in_hand", "index", "deliveries", "oversized")))
+
+    queue = Key("", "list")
+    moving = Key(".taking", "list")
+    unacknowledged = Key(".in_hand", "hash")
+    renewed = Key(".index", "zset")
+    deliveries = Key(".deliveries", "hash")
+    oversized = Key(".oversized", "list")
 
 
 class Sizes(NamedTuple):

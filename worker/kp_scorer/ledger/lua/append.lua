@@ -14,8 +14,6 @@
 -- other_window is the one that the log was begun with, if that is another; then nothing else is in the reply. A place is an entry
 -- id, or empty if the trace's id belongs to another digest. last_trace_id is that of last_entry, empty if the log no longer holds it.
 
-expect('stream', log, erasures)
-expect('hash', head, directory)
 local max_elements, ttl_ms, slack_elements, slack_ms = string.match(window, '^(%d+) (%d+) (%d+) (%d+)')
 
 local epoch, head_time, head_place, head_window = read(head, 'epoch', 'time_ms', 'place', 'window')

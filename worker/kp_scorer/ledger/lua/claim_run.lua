@@ -5,7 +5,6 @@
 -- ARGV   run_prefix, lease_ms
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
 
-expect('zset', runs)
 local now = now_ms()
 
 use_reserve('zset', runs)

@@ -14,8 +14,6 @@
 -- tallies is a hash: `decided DOMAIN`, decisions of this domain; `names`, how many domains have fields that no settings name.
 -- What comes after MOST_NAMES of those has a field with no domain in it. `guard NAME`: decisions for which this guard fired.
 
-expect('zset', pending)
-expect('hash', counts, tallies)
 local MOST_NAMES = 1000
 local now = now_ms()
 local names = number(read(tallies, 'names'))
@@ -51,8 +49,8 @@ for i, record in ipairs(records) do
         reply[i] = {'again'}
     else
         -- Its record was forgotten, or Redis came back without it, so this submission has not been counted.
-        if state ~= 'pending' then to_pending(record, trace_id, digest, pending, counts, now) end
-        to_end(record, trace_id, pending, record_ttl_ms, 'decided', 'decision', verdict.decision)
+        if state ~= 'pending' then to_pending(record, trace_id, digest, now) end
+        to_end(record, trace_id, record_ttl_ms, 'decided', 'decision', verdict.decision)
         add(counts, 'decided', 1)
         tally(verdict)
         reply[i] = {'stored'}

@@ -1,4 +1,5 @@
--- Every script begins with this, and then with locals for its keys and its arguments, which `scripts.py` makes.
+-- Every script begins with this, then with locals for its keys and its arguments, which `scripts.py` makes, and has `expect` look
+-- at those of its keys that `keys.py` says the type of.
 
 -- Milliseconds of Unix time by Redis' clock, the only one that counts.
 local function now_ms()
@@ -33,12 +34,10 @@ local LOOKS_AT = {list = {'LLEN'}, hash = {'HGET', ''}, zset = {'ZCARD'}, stream
 
 -- Fail before anything is written if another application uses one of these keys for something else. What a script has written
 -- until an error stays written: a message would be off its queue and not in flight either.
-local function expect(kind, ...)
-    for _, key in ipairs({...}) do
-        local command, field = unpack(LOOKS_AT[kind])
-        local reply = redis.pcall(unpack({command, key, field}))
-        if type(reply) == 'table' and reply.err then error('WRONGTYPE ' .. key .. ': expected a ' .. kind .. ', or nothing') end
-    end
+local function expect(kind, key)
+    local command, field = unpack(LOOKS_AT[kind])
+    local reply = redis.pcall(unpack({command, key, field}))
+    if type(reply) == 'table' and reply.err then error('WRONGTYPE ' .. key .. ': expected a ' .. kind .. ', or nothing') end
 end
 
 -- How many bytes Redis uses, and how many it may; 0 if it may use all.

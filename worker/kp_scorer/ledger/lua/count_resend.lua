@@ -3,8 +3,6 @@
 -- KEYS   pending, record
 -- ARGV   trace_id
 
-expect('zset', pending)
-
 use_reserve('zset', pending)
 
 -- Unless it has ended meanwhile. ZADD cannot tell: it replies 0 for an update as for a member that is not there, and 0 is true.

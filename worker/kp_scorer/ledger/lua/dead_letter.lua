@@ -12,8 +12,7 @@
 
 local record = records[1]
 local now = now_ms()
-expect('zset', dead_letters, dead_letter_classes, pending)
-expect('hash', dead_letter_sizes, dead_letter, counts)
+expect('hash', dead_letter)
 
 use_reserve('zset', pending)
 
@@ -53,9 +52,7 @@ end
 add(dead_letter, 'burials', 1)
 redis.call('PEXPIRE', dead_letter, ttl_ms)
 redis.call('ZADD', dead_letters, now, dead_letter_id)
-redis.call('PEXPIRE', dead_letters, ttl_ms)
-join_class(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter_id, reason, redis.call('HGET', dead_letter, 'trace_id'),
-    #payload, now, ttl_ms)
+join_class(dead_letter_id, reason, redis.call('HGET', dead_letter, 'trace_id'), #payload, now)
 
 local ends_pending = state == 'pending' and is_same
 -- What is dead-lettered again was counted when it was new; a pending submission was counted when it became so.
@@ -68,6 +65,6 @@ if record and (not state or state == 'dead' or ends_pending) then
         redis.call('HDEL', record, 'digest')
         if digest ~= '' then redis.call('HSET', record, 'digest', digest) end
     end
-    to_end(record, trace_id, pending, record_ttl_ms, 'dead', 'reason', reason, 'detail', detail, 'letter', dead_letter_id)
+    to_end(record, trace_id, record_ttl_ms, 'dead', 'reason', reason, 'detail', detail, 'letter', dead_letter_id)
 end
-return {'', next_to_go(dead_letters, dead_letter_sizes, dead_letter_classes, most, most_bytes, now - ttl_ms) and 1 or 0}
+return {'', next_to_go(now) and 1 or 0}

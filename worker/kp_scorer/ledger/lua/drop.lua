@@ -5,11 +5,10 @@
 -- ARGV   dead_letter_id, chosen_burials, chosen_last_ms
 -- Reply  how many were removed
 
-expect('zset', dead_letters, dead_letter_classes)
-expect('hash', dead_letter_sizes, dead_letter)
+expect('hash', dead_letter)
 
 local burials, last_ms = read(dead_letter, 'burials', 'last_ms')
 -- One that was dropped meanwhile and kept anew is counted from one again.
 if number(burials) ~= chosen_burials or number(last_ms) ~= chosen_last_ms then return 0 end
 use_reserve('zset', dead_letters)
-return remove_dead_letter(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, dead_letter_id, record)
+return remove_dead_letter(dead_letter, dead_letter_id, record)

@@ -6,8 +6,6 @@
 --
 -- No more than `most` erasures are kept.
 
-expect('stream', log, erasures)
-
 local is_wanted = {}
 for _, trace_id in ipairs(trace_ids) do is_wanted[trace_id] = true end
 

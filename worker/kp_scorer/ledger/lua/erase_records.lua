@@ -4,9 +4,6 @@
 -- ARGV   trace_ids...
 -- Reply  for each trace how many records there were
 
-expect('zset', pending)
-expect('hash', counts)
-
 local erased = {}
 for i, record in ipairs(records) do
     -- A decided or dead trace has been counted and stays so; one that is pending would otherwise be pending for ever.

@@ -1,4 +1,5 @@
--- The transitions of a trace's record, each written once. The scripts that change one use this.
+-- The transitions of a trace's record, each written once. The scripts that change one use this; `pending`, `counts` and the keys of
+-- dead letters are theirs, as is what bounds these.
 --
 -- A record is a hash: state (pending, decided, dead; none if only its place is known), digest, decision, label, reason, detail, letter;
 -- while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a worker holds it,
@@ -11,7 +12,7 @@ local function forget_place(record)
 end
 
 -- A submission is new. Until it has ended, its record does not expire.
-local function to_pending(record, trace_id, digest, pending, counts, now)
+local function to_pending(record, trace_id, digest, now)
     local known_digest = redis.call('HGET', record, 'digest')
     if known_digest and known_digest ~= digest then forget_place(record) end
     redis.call('HDEL', record, 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends', 'owner', 'lease_ms',
@@ -23,7 +24,7 @@ local function to_pending(record, trace_id, digest, pending, counts, now)
 end
 
 -- A submission has ended, as decided or dead, with these fields and their values. What only a pending one needs goes.
-local function to_end(record, trace_id, pending, ttl_ms, state, ...)
+local function to_end(record, trace_id, ttl_ms, state, ...)
     redis.call('ZREM', pending, trace_id)
     redis.call('HDEL', record, 'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts')
     redis.call('HSET', record, 'state', state, ...)
@@ -36,45 +37,47 @@ local function forget_dead(record, dead_letter_id)
     if state == 'dead' and died_by == dead_letter_id then redis.call('DEL', record) end
 end
 
--- Dead letters are in classes, by reason and by the namespace in the trace's id, so that junk makes room for junk. `sizes` holds what
--- each letter takes and its class, `classes` what those of each class take together; a key of the class lists them by time.
+-- Dead letters are in classes, by reason and by the namespace in the trace's id, so that junk makes room for junk. `dead_letter_sizes`
+-- holds what each takes and its class, `dead_letter_classes` what those of each take together; a key of the class lists them by time.
 local LETTER_BYTES = 1000
 local MOST_CLASSES = 100
 local JUNK = {malformed = true, invalid = true, conflict = true}
 
-local function size_of(sizes, dead_letter_id)
-    return string.match(redis.call('HGET', sizes, dead_letter_id) or '', '^(%d+) (.+)$')
+local function size_of(dead_letter_id)
+    return string.match(redis.call('HGET', dead_letter_sizes, dead_letter_id) or '', '^(%d+) (.+)$')
 end
 
-local function leave_class(dead_letters, sizes, classes, dead_letter_id)
-    local bytes, class = size_of(sizes, dead_letter_id)
-    redis.call('HDEL', sizes, dead_letter_id)
+local function leave_class(dead_letter_id)
+    local bytes, class = size_of(dead_letter_id)
+    redis.call('HDEL', dead_letter_sizes, dead_letter_id)
     if not class then return end
     redis.call('ZREM', dead_letters .. '_of:' .. class, dead_letter_id)
-    local left = number(redis.call('ZSCORE', classes, class)) - bytes
-    if left > 0 then redis.call('ZADD', classes, left, class) else redis.call('ZREM', classes, class) end
+    local left = number(redis.call('ZSCORE', dead_letter_classes, class)) - bytes
+    if left > 0 then redis.call('ZADD', dead_letter_classes, left, class) else redis.call('ZREM', dead_letter_classes, class) end
 end
 
-local function join_class(dead_letters, sizes, classes, dead_letter_id, reason, trace_id, payload_bytes, now, ttl_ms)
-    leave_class(dead_letters, sizes, classes, dead_letter_id)
+local function join_class(dead_letter_id, reason, trace_id, payload_bytes, now)
+    leave_class(dead_letter_id)
     local namespace = trace_id == '' and ':none' or string.match(trace_id, '^kp:trace:([^:]+):') or ''
     local class, bytes = reason .. ' ' .. namespace, payload_bytes + LETTER_BYTES
-    local others = redis.call('ZSCORE', classes, class)
+    local others = redis.call('ZSCORE', dead_letter_classes, class)
     -- Whoever invents names has a class with all who come too late.
-    if not others and redis.call('ZCARD', classes) >= MOST_CLASSES then
+    if not others and redis.call('ZCARD', dead_letter_classes) >= MOST_CLASSES then
         class = reason .. ' :others'
-        others = redis.call('ZSCORE', classes, class)
+        others = redis.call('ZSCORE', dead_letter_classes, class)
     end
-    redis.call('HSET', sizes, dead_letter_id, bytes .. ' ' .. class)
-    redis.call('ZADD', classes, number(others) + bytes, class)
+    redis.call('HSET', dead_letter_sizes, dead_letter_id, bytes .. ' ' .. class)
+    redis.call('ZADD', dead_letter_classes, number(others) + bytes, class)
     redis.call('ZADD', dead_letters .. '_of:' .. class, now, dead_letter_id)
-    for _, key in ipairs({sizes, classes, dead_letters .. '_of:' .. class}) do redis.call('PEXPIRE', key, ttl_ms) end
+    for _, key in ipairs({dead_letters, dead_letter_sizes, dead_letter_classes, dead_letters .. '_of:' .. class}) do
+        redis.call('PEXPIRE', key, ttl_ms)
+    end
 end
 
 -- A dead letter goes for good, and the record that died by it.
-local function remove_dead_letter(dead_letters, sizes, classes, dead_letter, dead_letter_id, record)
+local function remove_dead_letter(dead_letter, dead_letter_id, record)
     forget_dead(record, dead_letter_id)
-    leave_class(dead_letters, sizes, classes, dead_letter_id)
+    leave_class(dead_letter_id)
     redis.call('ZREM', dead_letters, dead_letter_id)
     return redis.call('DEL', dead_letter)
 end
@@ -83,19 +86,18 @@ end
 -- the reason that has most; of too large ones, of the one that takes most. Junk also goes while submissions are refused for want of
 -- memory. The newest stays, and its size is in nobody's way, as its message is about to be acknowledged. The id is empty if a
 -- class has none: an index that somebody has damaged leads nobody round in a circle.
-local function next_to_go(dead_letters, sizes, classes, most, most_bytes, expired_ms)
+local function next_to_go(now)
     local oldest, last_ms = unpack(redis.call('ZRANGE', dead_letters, 0, 0, 'WITHSCORES'))
     if not oldest then return nil end
-    if tonumber(last_ms) <= expired_ms then return oldest, false end
-    local newest_bytes, newest_class = size_of(sizes, redis.call('ZRANGE', dead_letters, -1, -1)[1])
-    local by_class = redis.call('ZRANGE', classes, 0, -1, 'WITHSCORES')
+    if tonumber(last_ms) <= now - ttl_ms then return oldest, false end
+    local newest_bytes, newest_class = size_of(redis.call('ZRANGE', dead_letters, -1, -1)[1])
+    local by_class = redis.call('ZRANGE', dead_letter_classes, 0, -1, 'WITHSCORES')
     local total = -(newest_bytes or 0)
     for i = 2, #by_class, 2 do total = total + by_class[i] end
     local used, limit = memory()
-    if limit > 0 then most_bytes = math.min(most_bytes, limit / 4) end
     local is_too_many = redis.call('ZCARD', dead_letters) > most
-    local is_too_much = is_too_many or total > most_bytes
-    if is_too_much and not size_of(sizes, oldest) then return oldest, true end
+    local is_too_much = is_too_many or total > (limit > 0 and math.min(most_bytes, limit / 4) or most_bytes)
+    if is_too_much and not size_of(oldest) then return oldest, true end
     local of_reasons = {}
     for i = 1, #by_class, 2 do
         local class = by_class[i]

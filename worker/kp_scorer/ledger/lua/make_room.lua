@@ -6,17 +6,10 @@
 -- ARGV   dead_letter_prefix, record_prefix, at_once, ttl_ms, most, most_bytes
 -- Reply  (reasons, has_too_many): the reason of each that went before its time, and 1 if more are to go
 
-expect('zset', dead_letters, dead_letter_classes)
-expect('hash', dead_letter_sizes, dropped)
-local expired_ms = now_ms() - ttl_ms
+local reasons, now = {}, now_ms()
 
 use_reserve('zset', dead_letters)
-
-local reasons = {}
-local function follow()
-    return next_to_go(dead_letters, dead_letter_sizes, dead_letter_classes, most, most_bytes, expired_ms)
-end
-local dead_letter_id, is_early, class = follow()
+local dead_letter_id, is_early, class = next_to_go(now)
 for _ = 1, at_once do
     if not dead_letter_id then break end
     if dead_letter_id == '' then
@@ -29,10 +22,10 @@ for _ = 1, at_once do
             add(dropped, reason, 1)
         end
         local record = record_prefix .. (redis.call('HGET', dead_letter, 'trace_id') or '')
-        remove_dead_letter(dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, dead_letter_id, record)
+        remove_dead_letter(dead_letter, dead_letter_id, record)
         -- Its own class may be another one, or none, if somebody has damaged an index.
         if class then redis.call('ZREM', dead_letters .. '_of:' .. class, dead_letter_id) end
     end
-    dead_letter_id, is_early, class = follow()
+    dead_letter_id, is_early, class = next_to_go(now)
 end
 return {reasons, dead_letter_id and 1 or 0}

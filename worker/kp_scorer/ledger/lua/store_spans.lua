@@ -9,7 +9,6 @@
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms, :has_root; :too_large once spans were rejected for its
 -- size; :closed once it changes no more.
 
-expect('zset', runs)
 expect('hash', run)
 local now = now_ms()
 

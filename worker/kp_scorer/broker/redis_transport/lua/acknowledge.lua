@@ -3,9 +3,6 @@
 -- KEYS   unacknowledged, renewed, deliveries
 -- ARGV   digests...
 
-expect('hash', unacknowledged, deliveries)
-expect('zset', renewed)
-
 -- One by one: unpack fails from some 8,000 on.
 for _, digest in ipairs(digests) do
     redis.call('HDEL', unacknowledged, digest)

@@ -9,20 +9,13 @@
 -- most_bytes. A message larger than largest_bytes is delivered as cut_mark and its first beginning_bytes.
 
 local DELIVERIES_TTL_S = 86400
-expect('list', queue, moving, oversized)
-expect('hash', unacknowledged, deliveries)
-expect('zset', renewed)
 
 use_reserve('hash', unacknowledged)
 local now, reply, bytes = now_ms(), {}, 0
 
 local function note(message)
-    if #message > largest_bytes then
-        -- It could end every worker that reads it. It is kept here, and its beginning goes on.
-        keep_oversized(oversized, message, oversized_ttl_s)
-        message = cut_mark .. string.sub(message, 1, beginning_bytes)
-    end
-    local digest = digest_of(unacknowledged, message)
+    message = cut(message)
+    local digest = digest_of(message)
     -- A copy of what is unacknowledged is no sign that a delivery failed.
     local is_copy = redis.call('HSET', unacknowledged, digest, message) == 0
     redis.call('ZADD', renewed, now, digest)

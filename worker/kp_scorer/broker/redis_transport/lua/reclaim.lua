@@ -7,9 +7,7 @@
 -- No more than `most` messages of each kind are moved. in_flight holds digests.
 
 local now = now_ms()
-expect('list', queue, moving, oversized, unpack(priorities))
-expect('hash', unacknowledged)
-expect('zset', renewed)
+for _, priority in ipairs(priorities) do expect('list', priority) end
 
 use_reserve('hash', unacknowledged)
 
@@ -21,12 +19,12 @@ end
 -- Moved and not noted yet: its consumer is about to, or is dead. Noting it here is right for both, as noting is idempotent.
 for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
     redis.call('LREM', moving, -1, message)
-    if #message > largest_bytes then
+    local beginning, is_too_large = cut(message)
+    if is_too_large then
         -- As when it is received; only then its consumer may have died of reading it.
-        keep_oversized(oversized, message, oversized_ttl_s)
-        redis.call('RPUSH', queue, cut_mark .. string.sub(message, 1, beginning_bytes))
+        redis.call('RPUSH', queue, beginning)
     else
-        local digest = digest_of(unacknowledged, message)
+        local digest = digest_of(message)
         redis.call('HSET', unacknowledged, digest, message)
         redis.call('ZADD', renewed, now, digest)
     end

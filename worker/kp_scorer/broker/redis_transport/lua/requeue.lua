@@ -4,10 +4,6 @@
 -- ARGV   digest, receive_next, counts_delivery
 -- Reply  1 if the message was unacknowledged, else 0
 
-expect('list', queue)
-expect('hash', unacknowledged, deliveries)
-expect('zset', renewed)
-
 use_reserve('hash', unacknowledged)
 local message = redis.call('HGET', unacknowledged, digest)
 redis.call('ZREM', renewed, digest)
