@@ -8,9 +8,9 @@ engine as other benchmarks measured it.
 - ``p95_ms``, ``predicted_p95_ms``, ``p95_error``: the same for submissions at random moments, at ``load`` of what was measured.
 """
 
+import argparse
 import random
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import mean, quantiles
 from typing import Final
@@ -23,7 +23,7 @@ from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, batches, emit, real_embedder, say, show_table
+from tests.benchmarks.common import Row, arguments, batches, real_embedder, report, say, seconds_of
 from tests.benchmarks.load import Bench, open_bench, traces
 from tests.support.token_ids import ids_of
 
@@ -34,10 +34,12 @@ def main() -> None:
     parser = arguments(__doc__, traces=300)
     parser.add_argument("--load", type=float, default=0.6, metavar="X", help="share of what was measured (default: 0.6)")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="how many (default: 1 2 4)")
-    options = parser.parse_args()
+    report("capacity", rows_of(parser.parse_args()))
+
+
+def rows_of(options: argparse.Namespace) -> Iterator[Row]:
     embedder = real_embedder()
     engine_ms(embedder, traces(_BATCH))
-    rows: list[Row] = []
     for count in options.workers:
         say(f"{count} workers")
         with open_bench(workers=count) as bench:
@@ -50,8 +52,7 @@ def main() -> None:
             p95_ms = at_random(bench, traces(options.traces), options.load * rate)
             core_ms.append(engine_ms(embedder, items[: 3 * _BATCH]))
         predicted_ms = fleet_of(count, mean(core_ms[1:]), tokens).latency_ms(options.load * rate, 0.95)
-        row: Row = {
-            "benchmark": "capacity",
+        yield {
             "workers": count,
             "load": options.load,
             "traces_per_s": round(rate, 2),
@@ -61,9 +62,6 @@ def main() -> None:
             "predicted_p95_ms": round(predicted_ms, 1),
             "p95_error": round(predicted_ms / p95_ms - 1, 3),
         }
-        rows.append(row)
-        emit(row)
-    show_table(rows)
 
 
 def fleet_of(count: int, core_ms: float, tokens: float) -> Fleet:
@@ -75,19 +73,17 @@ def fleet_of(count: int, core_ms: float, tokens: float) -> Fleet:
 
 def engine_ms(embedder: Embedder, items: Sequence[ReasoningTrace]) -> float:
     """Milliseconds of one core that the bare engine takes for a trace, on all of them."""
-    started = time.perf_counter()
-    for batch in batches([trace.embedding_text for trace in items], _BATCH):
-        embedder.embed(batch)
-    return (time.perf_counter() - started) * usable_cores() / len(items) * 1_000
+    texts = [trace.embedding_text for trace in items]
+    seconds = seconds_of(lambda: [embedder.embed(batch) for batch in batches(texts, _BATCH)])
+    return seconds * usable_cores() / len(items) * 1_000
 
 
 def at_random(bench: Bench, items: Sequence[ReasoningTrace], rate: float) -> float:
     """Submit traces at random moments; return the 95th percentile of the milliseconds until each was published."""
     shuffle = random.Random(1)
     submitted = bench.submit_at(items, [shuffle.expovariate(rate) for _ in items])
-    return quantiles([(bench.published.at[trace_id] - started) * 1_000 for trace_id, (started, _) in submitted.items()], n=20)[
-        -1
-    ]
+    taken_ms = [(bench.published.at[trace_id] - started) * 1_000 for trace_id, (started, _) in submitted.items()]
+    return quantiles(taken_ms, n=20)[-1]
 
 
 def lengths_of(items: Sequence[ReasoningTrace]) -> list[int]:

@@ -14,10 +14,10 @@ import json
 import os
 import random
 import tempfile
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 from kp_scorer.checks.checks import Checks
@@ -25,13 +25,12 @@ from kp_scorer.decoding import Limits
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, real, real_embedder, report, samples, say
+from tests.benchmarks.common import MB, Row, arguments, cpu_seconds, real, real_embedder, report, samples, say, seconds_of
 from tests.support.builders import decode_json, make_trace
 from tests.support.own_checks import install
 from tests.support.planted import HOSTILE, SECRETS
 
 _ROUNDS: Final = 3
-_MB: Final = 1_000_000
 _STEP_CHARS: Final = 90_000
 
 
@@ -40,33 +39,21 @@ def main() -> None:
     traces = real() or samples()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["KF_RULE_CACHE_DIR"] = cache
-        starts_s = [seconds_to_start() for _ in range(2)]
+        uncompiled_s, start_s = (seconds_of(start_and_end) for _ in range(2))
         checks = Checks(load_settings({"checks.secrets": "reject", "checks.timeout_s": 60.0}).checks)
         alarms = [kinds for trace in traces if (kinds := checks.run(trace)[0].kinds)]
         costs = costs_of(checks, traces[: options.embedded])
-        recalls = [recall(checks, kind, traces, options.planted) for kind in SECRETS]
-        hostile_s = max(seconds_of(checks, hostile(filler)) for filler in HOSTILE)
-        report([{"benchmark": "checks", "start_s": starts_s[1], "start_uncompiled_s": starts_s[0], **costs}])
-        report(
-            [
-                {
-                    "benchmark": "checks",
-                    "traces": len(traces),
-                    "alarms": len(alarms) / len(traces) * 1_000,
-                    "hostile_s": hostile_s,
-                }
-            ]
-        )
+        hostile_s = max(seconds_of(partial(checks.run, hostile(filler))) for filler in HOSTILE)
+        report("checks", [{"start_s": start_s, "start_uncompiled_s": uncompiled_s, **costs}])
+        report("checks", [{"traces": len(traces), "alarms": len(alarms) / len(traces) * 1_000, "hostile_s": hostile_s}])
         say(f"alarms: {alarms}")
-        report(recalls)
+        report("checks", (recall(checks, kind, traces, options.planted) for kind in SECRETS))
         checks.close()
-    report([{"benchmark": "checks", "endless_s": endless_s()}])
+    report("checks", [{"endless_s": endless_s()}])
 
 
-def seconds_to_start() -> float:
-    started = time.perf_counter()
+def start_and_end() -> None:
     Checks(load_settings({"checks.secrets": "note"}).checks).close()
-    return time.perf_counter() - started
 
 
 def costs_of(checks: Checks, traces: Sequence[ReasoningTrace]) -> Row:
@@ -75,33 +62,22 @@ def costs_of(checks: Checks, traces: Sequence[ReasoningTrace]) -> Row:
     embedder = real_embedder()
     texts = [embedder.recipe.text(trace) for trace in traces]
     raws = [trace.model_dump_json(exclude_none=True).encode() for trace in traces]
-    rounds: list[tuple[float, float, float]] = []
-    for _ in range(_ROUNDS + 1):
-        before = cpu_s() + cpu_s(process)
-        for trace in traces:
-            checks.run(trace)
-        checked = cpu_s() + cpu_s(process) - before
-        before = cpu_s()
-        for text in texts:
-            embedder.embed([text])
-        embedded = cpu_s() - before
-        before = cpu_s()
-        for raw in raws:
-            decode_json(raw, Limits()).digest()
-        rounds.append((checked, embedded, cpu_s() - before))
+    rounds = [
+        (
+            seconds_of(lambda: [checks.run(trace) for trace in traces], lambda: cpu_seconds() + cpu_seconds(process)),
+            seconds_of(lambda: [embedder.embed([text]) for text in texts], cpu_seconds),
+            seconds_of(lambda: [decode_json(raw, Limits()).digest() for raw in raws], cpu_seconds),
+        )
+        for _ in range(_ROUNDS + 1)
+    ]
     check_ms, embed_ms, decode_ms = (min(seconds) * 1_000 / len(traces) for seconds in zip(*rounds[1:], strict=True))
     return {
         "ms": check_ms,
         "embed_ms": embed_ms,
         "of_embedding": check_ms / embed_ms,
         "of_validation": check_ms / decode_ms,
-        "rss_mb": process.memory_info().rss / _MB,
+        "rss_mb": process.memory_info().rss / MB,
     }
-
-
-def cpu_s(process: psutil.Process | None = None) -> float:
-    times: Any = (process or psutil.Process()).cpu_times()
-    return float(times.user + times.system)
 
 
 def recall(checks: Checks, kind: str, traces: Sequence[ReasoningTrace], count: int) -> Row:
@@ -117,7 +93,7 @@ def recall(checks: Checks, kind: str, traces: Sequence[ReasoningTrace], count: i
         step = trace.steps[number].model_copy(update={"content": planted})
         steps = (*trace.steps[:number], step, *trace.steps[number + 1 :])
         seen += bool(checks.run(trace.model_copy(update={"steps": steps}))[0].kinds)
-    return {"benchmark": "checks", "kind": kind, "recall": seen / count}
+    return {"kind": kind, "recall": seen / count}
 
 
 def hostile(filler: str) -> ReasoningTrace:
@@ -126,18 +102,12 @@ def hostile(filler: str) -> ReasoningTrace:
     return make_trace(steps=[{"step_id": number, "type": "thought", "content": text} for number in range(11)])
 
 
-def seconds_of(checks: Checks, trace: ReasoningTrace) -> float:
-    started = time.perf_counter()
-    checks.run(trace)
-    return time.perf_counter() - started
-
-
 def endless_s() -> float:
     """What a trace takes at which a check never ends, and the next, for which it is started anew."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PYTHONPATH"] = install(Path(directory))
         checks = Checks(load_settings({"checks.own": {"misbehave": "note"}, "checks.timeout_s": 0.5}).checks)
-        taken_s = seconds_of(checks, make_trace(objective="loop")) + seconds_of(checks, make_trace())
+        taken_s = seconds_of(lambda: [checks.run(make_trace(objective="loop")), checks.run(make_trace())])
         checks.close()
     return taken_s
 

@@ -1,15 +1,18 @@
-"""What the benchmarks share: arguments, traces, a Redis of their own, and how results are written."""
+"""What the benchmarks share: arguments, traces, embedders, a Redis of their own, clocks, and how results are written."""
 
 import argparse
 import json
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
 
+import psutil
 import redis
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder
@@ -30,6 +33,16 @@ Item = TypeVar("Item")
 Cell = str | int | float | bool
 Row = dict[str, Cell]
 
+MB: Final = 1_000_000
+RECIPES: Final = MappingProxyType(
+    {
+        "trace": {"novelty.recipe": "trace"},
+        "asked_and_did": {"novelty.recipe": "asked_and_did"},
+        "words": {"embedding.embedder": "words"},
+    }
+)
+"""The settings that are compared."""
+
 
 def arguments(description: str | None, **counts: int) -> argparse.ArgumentParser:
     """A parser whose help is a benchmark's docstring, with an option for each count and its default."""
@@ -44,10 +57,11 @@ def samples(limit: int | None = None) -> list[ReasoningTrace]:
     return [decode_trace(trace, Limits()) for trace in sample_traces()[:limit]]
 
 
-def real(limit: int | None = None) -> list[ReasoningTrace]:
-    """The real traces, long texts; none where ``REFERENCE_TRACES`` has none."""
+def real(limit: int | None = None, *, required: bool = False) -> list[ReasoningTrace]:
+    """The real traces, long texts; none where ``REFERENCE_TRACES`` has none, unless they are required."""
     file = REFERENCE_TRACES / "traces.jsonl"
     if not file.is_file():
+        assert not required, f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES"
         return []
     lines = file.read_text("utf-8").splitlines()[:limit]
     return [decode_trace(json.loads(line), Limits()) for line in lines]
@@ -75,6 +89,18 @@ def texts_of_every_length(limit: int) -> list[Texts]:
     return [Texts(name, texts, [len(ids) for ids in ids_of(tokens, texts)]) for name, texts in cuts.items()]
 
 
+def tasks_of(traces: Iterable[ReasoningTrace]) -> list[str]:
+    """The task of each real trace, by ``groups.json``; a trace in no group is a task of its own."""
+    groups = json.loads((REFERENCE_TRACES / "groups.json").read_text("utf-8"))
+    task_of = {trace_id: task for task, trace_ids in groups.items() for trace_id in trace_ids}
+    return [task_of.get(trace.id, trace.id) for trace in traces]
+
+
+def asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
+    """The same trace with another objective."""
+    return trace.model_copy(update={"task": trace.task.model_copy(update={"objective": objective})})
+
+
 def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:
     return [
         trace.model_copy(
@@ -92,9 +118,10 @@ def batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
         yield items[start : start + size]
 
 
-def real_embedder() -> Embedder:
-    """The embedder a worker would use; ``KP_EMBEDDING_…`` variables choose another."""
-    embedder = select_embedder(load_settings({"embedding.required": True}).embedding)
+def real_embedder(changed: Mapping[str, object] = MappingProxyType({})) -> Embedder:
+    """The embedder a worker would use with these settings; ``KP_EMBEDDING_…`` variables choose another."""
+    settings = load_settings({"embedding.required": True, **changed})
+    embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     assert embedder, "KP_EMBEDDING_EMBEDDER=none leaves nothing to measure"
     return embedder
 
@@ -110,26 +137,42 @@ def redis_of(url: str) -> redis.Redis:
     return connect(RedisSettings(url=url, timeout_s=120.0))
 
 
+def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """What work takes: seconds by the wall, or of the processor by another clock."""
+    started = clock()
+    work()
+    return clock() - started
+
+
+def cpu_seconds(process: psutil.Process | None = None) -> float:
+    """Seconds of the processor that a process has had, or this one."""
+    times: Any = (process or psutil.Process()).cpu_times()
+    return float(times.user + times.system)
+
+
 def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
-def emit(row: Mapping[str, Cell]) -> None:
+def emit(row: Row) -> None:
     sys.stdout.write(f"{json.dumps(row)}\n")
     sys.stdout.flush()
 
 
-def report(rows: Sequence[Mapping[str, Cell]]) -> None:
-    """Write rows for programs to stdout, and as a table for people to stderr."""
+def report(benchmark: str, rows: Iterable[Row], columns: Collection[str] = ()) -> list[Row]:
+    """Write each row for programs to stdout as it comes, and all of them as a table for people to stderr; return them."""
+    written = []
     for row in rows:
-        emit(row)
-    show_table(rows)
+        emit({"benchmark": benchmark, **row})
+        written.append(row)
+    show_table(written, columns)
+    return written
 
 
-def show_table(rows: Sequence[Mapping[str, Cell]], columns: Collection[str] = ()) -> None:
+def show_table(rows: Sequence[Row], columns: Collection[str] = ()) -> None:
     """Write a table for people to stderr, with these columns of the rows or with all."""
-    names = list(columns) or [name for name in {name: None for row in rows for name in row} if name != "benchmark"]
+    names = list(columns) or list({name: None for row in rows for name in row})
     lines = [names, *([_cell_text(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(names))]
     say("")

@@ -12,22 +12,20 @@ the reference engine (where it can run) some of them, so that a machine that slo
 - ``cpu_outside_ms``: processor time of the worker for a trace, less that of the bare engine.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from statistics import median
 from typing import Final, NamedTuple
 
-import psutil
 from kp_scorer import score_traces
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, batches, real_embedder, report, say
-from tests.benchmarks.load import Speed, cpu_seconds, open_bench, traces
+from tests.benchmarks.common import Row, arguments, batches, cpu_seconds, real_embedder, report, say, seconds_of
+from tests.benchmarks.load import Speed, open_bench, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, is_available, reference_engine
 
 _BATCH: Final = WorkerSettings().batch_size
@@ -63,9 +61,8 @@ def main() -> None:
         for portion in batches(items[_WARM_UP:], options.portion):
             portions.append(Portion(decide(portion), *_embed(embedder, reference, portion)))
             say(f"{len(portions)}: {portions[-1].worker.per_s:.1f}/s, engine {portions[-1].engine.per_s:.1f}/s")
-    row: Row = {"benchmark": "end_to_end", "texts": options.texts, "traces": options.traces, "engine": embedder.engine}
-    row |= _summary(portions)
-    report([row])
+    row: Row = {"texts": options.texts, "traces": options.traces, "engine": embedder.engine}
+    report("end_to_end", [row | _summary(portions)])
 
 
 def _cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
@@ -93,10 +90,9 @@ def _embed(embedder: Embedder, reference: ReferenceEngine | None, items: Sequenc
 
 
 def _speed(work: Callable[[], object], count: int) -> Speed:
-    process = psutil.Process()
-    cpu_s, started = cpu_seconds(process), time.perf_counter()
-    work()
-    return Speed(count / (time.perf_counter() - started), (cpu_seconds(process) - cpu_s) / count * 1_000)
+    cpu_s = cpu_seconds()
+    taken_s = seconds_of(work)
+    return Speed(count / taken_s, (cpu_seconds() - cpu_s) / count * 1_000)
 
 
 def _summary(portions: Sequence[Portion]) -> Row:

@@ -13,9 +13,10 @@ from before ``submit`` is called until the decision is read from its results que
   until it is read from its queue: committing and publishing it. Parts are those of the trace's batch.
 """
 
+import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from statistics import fmean, median, quantiles
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, emit, say, show_table
+from tests.benchmarks.common import Row, arguments, report, say
 from tests.benchmarks.load import Bench, open_bench, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, is_available, reference_engine
 
@@ -35,8 +36,10 @@ _ALLOWED_MS: Final = 100
 def main() -> None:
     parser = arguments(__doc__, traces=600)
     parser.add_argument("--load", type=float, default=0.5, metavar="X", help="share of what the worker can bear (default: 0.5)")
-    options = parser.parse_args()
-    rows: list[Row] = []
+    report("latency", rows_of(parser.parse_args()))
+
+
+def rows_of(options: argparse.Namespace) -> Iterator[Row]:
     with ExitStack() as stack:
         reference = stack.enter_context(reference_engine()) if is_available() else None
         bench = stack.enter_context(open_bench())
@@ -45,10 +48,8 @@ def main() -> None:
         shuffle = random.Random(1)
         for arrivals in ("even", "random"):
             gaps = [1 / rate if arrivals == "even" else shuffle.expovariate(rate) for _ in range(options.traces)]
-            row: Row = {"benchmark": "latency", "arrivals": arrivals, "load": options.load, "traces_per_s": rate}
-            rows.append(row | measure(bench, reference, traces(options.traces), gaps))
-            emit(rows[-1])
-    show_table(rows)
+            row: Row = {"arrivals": arrivals, "load": options.load, "traces_per_s": rate}
+            yield row | measure(bench, reference, traces(options.traces), gaps)
 
 
 def measure(bench: Bench, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> Row:

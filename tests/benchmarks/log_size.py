@@ -12,7 +12,9 @@ Memory: a million entries need some 2 GB in Redis, as much on disk in the tempor
 """
 
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from statistics import median
 from typing import Any, Final
@@ -26,30 +28,30 @@ from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-from tests.benchmarks.common import Row, arguments, emit, own_redis, redis_of, say, show_table
+from tests.benchmarks.common import MB, Row, arguments, own_redis, redis_of, report, say, seconds_of
 from tests.support.processes import wait_until
 
 _BATCH: Final = 32
 _DIMENSIONS: Final = 384
 _SPACE: Final = "benchmark"
 _PREFILL_CHUNK: Final = 2_000
-_MB: Final = 1_000_000
 
 
 def main() -> None:
     parser = arguments(__doc__, repeats=30)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000], metavar="N")
     options = parser.parse_args()
-    rows: list[Row] = []
-    for size in options.sizes:
+    report("log_size", rows_of(options.sizes, options.repeats))
+
+
+def rows_of(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
+    for size in sizes:
         with own_redis() as url:
             with redis_of(url) as redis_client:
                 _prefill(redis_client, size)
             # A process of its own, so that its memory is that of one log.
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                rows.append(pool.submit(_measure, url, size, options.repeats).result())
-        emit(rows[-1])
-    show_table(rows)
+                yield pool.submit(_measure, url, size, repeats).result()
 
 
 def _vectors(random: np.random.Generator, count: int) -> Any:
@@ -92,24 +94,21 @@ def _measure(url: str, size: int, repeats: int) -> Row:
     with redis_of(url) as redis_client:
         log = RedisLog(redis_client, Keys("kp"), _SPACE, window, int(LedgerSettings().ttl_s * 1_000))
         cache = NoveltyCache(log, window, _DIMENSIONS)
-        before_mb, started = psutil.Process().memory_info().rss / _MB, time.perf_counter()
+        before_mb, started = psutil.Process().memory_info().rss / MB, time.perf_counter()
         assert cache.catch_up() == size, "the log is not what was written"
-        catch_up_s, after_mb = time.perf_counter() - started, psutil.Process().memory_info().rss / _MB
+        catch_up_s, after_mb = time.perf_counter() - started, psutil.Process().memory_info().rss / MB
         place_s = []
         for repeat in range(repeats):
             ids = [_trace_id(size + repeat * _BATCH + number + 1) for number in range(_BATCH)]
             vectors = _vectors(random, _BATCH)
             candidates = [Candidate(trace_id, random.bytes(16), vector) for trace_id, vector in zip(ids, vectors, strict=True)]
-            started = time.perf_counter()
-            cache.place(candidates)
-            place_s.append(time.perf_counter() - started)
+            place_s.append(seconds_of(partial(cache.place, candidates)))
         return {
-            "benchmark": "log_size",
             "size": size,
             "place_ms": median(place_s) * 1_000,
             "catch_up_s": catch_up_s,
             "rss_mb": after_mb - before_mb,
-            "log_mb": log.info().bytes / _MB,
+            "log_mb": log.info().bytes / MB,
         }
 
 

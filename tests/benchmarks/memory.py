@@ -1,4 +1,4 @@
-"""Resident memory of one worker: when it is ready, and while it decides 5,000 traces; and how long it takes to be ready.
+"""Resident memory of one worker: when it is ready, and after it has decided 5,000 traces; and how long it takes to be ready.
 
 Two workers are started before: the first finds no converted model, the second does.
 
@@ -6,7 +6,6 @@ Two workers are started before: the first finds no converted model, the second d
 - ``converting_mb``: the most that the first worker and the process that converts for it use together.
 - ``ready_mb``: resident memory of a worker that is ready and found its model.
 - ``after_mb``: resident memory after all traces.
-- ``slope_kb``: growth over the second half, by least squares, in kB for 1,000 traces.
 """
 
 import os
@@ -15,16 +14,14 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
 import psutil
 from kp_scorer.settings import Settings, load_settings
 
-from tests.benchmarks.common import Row, arguments, batches, own_redis, report, say
+from tests.benchmarks.common import MB, arguments, batches, own_redis, report, say
 from tests.benchmarks.load import open_bench, traces
 from tests.support.processes import launch_worker
 
-_MB: Final = 1_000_000
-_PORTION: Final = 100
+_PORTION: Final = 500
 _OWN_INTERPRETER: Final = {"PYTHONNOUSERSITE": "1"}
 """With another variable of Python's a worker is not forked from one that has imported everything."""
 
@@ -44,15 +41,15 @@ def main() -> None:
         with own_redis() as url:
             settings = load_settings({"broker.url": url, "redis.url": url, "embedding.required": True})
             first, second = measured_start(settings, Path(directory)), measured_start(settings, Path(directory))
-        row: Row = {
-            "benchmark": "memory",
+        row = {
             "first_start_s": first.seconds,
             "converting_mb": first.most_mb,
             "start_s": second.seconds,
             "ready_mb": second.ready_mb,
-            **_decide(options.traces),
+            "traces": options.traces,
+            "after_mb": mb_after(options.traces),
         }
-    report([row])
+    report("memory", [row])
 
 
 def measured_start(settings: Settings, directory: Path) -> Start:
@@ -73,27 +70,22 @@ def measured_start(settings: Settings, directory: Path) -> Start:
     return start
 
 
-def _decide(count: int) -> Row:
-    sizes: list[float] = []
+def mb_after(count: int) -> float:
+    """Resident memory of a worker that has decided so many traces."""
     with open_bench() as bench:
         (process,), before = bench.processes, len(bench.published.at)
         for number, portion in enumerate(batches(traces(count), _PORTION)):
             bench.client.submit_many(portion)
             # The next portion is submitted while the worker still decides the last one.
             bench.published.wait_for(before + number * _PORTION)
-            sizes.append(resident_mb(process))
-            if number % 5 == 4:
-                say(f"{(number + 1) * _PORTION} submitted, {sizes[-1]:.0f} MB")
+            say(f"{number * _PORTION + len(portion)} submitted, {resident_mb(process):.0f} MB")
         bench.published.wait_for(before + count)
-        sizes.append(resident_mb(process))
-    half = sizes[len(sizes) // 2 :]
-    slope_mb = float(np.polyfit(np.arange(len(half)) * _PORTION / 1_000, half, 1)[0])
-    return {"traces": count, "after_mb": sizes[-1], "slope_kb": slope_mb * 1_000}
+        return resident_mb(process)
 
 
 def resident_mb(process: psutil.Process) -> float:
     try:
-        return float(process.memory_info().rss) / _MB
+        return float(process.memory_info().rss) / MB
     except psutil.NoSuchProcess:
         return 0.0
 

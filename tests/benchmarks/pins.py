@@ -16,18 +16,17 @@ texts, the sentences of the traces, or noise, which is the worst case: ``compare
 ``redis_bytes`` what it takes there.
 """
 
-import json
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 from kp_scorer.embedding.embedder import Embedder, TokenizedText, Vectors
-from kp_scorer.embedding.select import select_embedder
 from kp_scorer.ledger import Store
 from kp_scorer.novelty.pins import PinnedSearch, PinnedSet
 from kp_scorer.settings import load_settings
@@ -35,17 +34,20 @@ from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from tests.benchmarks.common import Row, arguments, batches, emit, own_redis, real, report, say, show_table
-from tests.support.paths import REFERENCE_TRACES
-
-_CHANGED: Final = MappingProxyType(
-    {
-        "trace": {"novelty.recipe": "trace"},
-        "asked_and_did": {"novelty.recipe": "asked_and_did"},
-        "words": {"embedding.embedder": "words"},
-    }
+from tests.benchmarks.common import (
+    RECIPES,
+    Row,
+    arguments,
+    asking,
+    batches,
+    own_redis,
+    real,
+    real_embedder,
+    report,
+    say,
+    seconds_of,
+    tasks_of,
 )
-"""The settings that are compared."""
 
 _SYNONYMS: Final = """
 find:locate write:create function:routine list:enumerate show:display return:deliver check:verify buy:purchase
@@ -94,41 +96,34 @@ Floats = NDArray[np.float32]
 
 
 def main() -> None:
-    parser = arguments(__doc__, draws=500, entries=100_000, repeats=21)
-    options = parser.parse_args()
+    options = arguments(__doc__, draws=500, entries=100_000, repeats=21).parse_args()
     # A run of each objective.
-    traces = list({trace.task.objective: trace for trace in real()}.values())
-    if not traces:
-        parser.error(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
-    tasks = _tasks_of(traces)
-    rows: list[Row] = []
-    for name, changed in _CHANGED.items():
-        say(name)
-        settings = load_settings({"embedding.required": True, **changed})
-        embedder = select_embedder(settings.embedding, settings.novelty.recipe)
-        assert embedder
-        for compares, similarities in _similarities(embedder, traces):
-            rows.append({"benchmark": "pins", "by": name, "compares": compares, **_shares(similarities, tasks, options.draws)})
-            emit(rows[-1])
-        rows.append({"benchmark": "pins", "by": name, "ratio": _ratio(embedder, traces)})
-        emit(rows[-1])
-    show_table(rows)
-    embedder = select_embedder(load_settings({}).embedding, "trace")
-    assert embedder
+    traces = list({trace.task.objective: trace for trace in real(required=True)}.values())
+    report("pins", _of_recipes(traces, options.draws))
+    embedder = real_embedder()
     say("embedding the sentences of all traces")
     sentences = _sentences(embedder, traces)
     asked = np.random.default_rng(1).permutation(_of_plain(embedder, traces))
-    report([row for kind in ("texts", "noise") for row in _costs(kind, sentences, asked, options.entries, options.repeats)])
-    report([_way_to_redis(sentences, options.entries)])
+    for kind in ("texts", "noise"):
+        report("pins", _costs(kind, sentences, asked, options.entries, options.repeats))
+    report("pins", [_way_to_redis(sentences, options.entries)])
+
+
+def _of_recipes(traces: Sequence[ReasoningTrace], draws: int) -> Iterator[Row]:
+    tasks = _joined_tasks(traces)
+    for name, changed in RECIPES.items():
+        say(name)
+        embedder = real_embedder(changed)
+        for compares, similarities in _similarities(embedder, traces):
+            yield {"by": name, "compares": compares, **_shares(similarities, tasks, draws)}
+        yield {"by": name, "ratio": _ratio(embedder, traces)}
 
 
 def _ratio(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> float:
     seconds = [0.0, 0.0]
     for batch in batches(traces, 32):
         for index, embed in enumerate((_of_traces, _of_plain)):
-            started = time.perf_counter()
-            embed(embedder, batch)
-            seconds[index] += time.perf_counter() - started
+            seconds[index] += seconds_of(partial(embed, embedder, batch))
     return sum(seconds) / seconds[0]
 
 
@@ -154,35 +149,24 @@ def _costs(kind: str, sentences: Vectors, asked: Vectors, entries: int, repeats:
             times = []
             for repeat in range(repeats):
                 some = np.roll(asked, repeat * group, axis=0)[:group]
-                started = time.thread_time()
-                search.nearest(some)
-                times.append((time.thread_time() - started) * 1_000 / group)
-            yield {"benchmark": "pins", "entries": entries, "of": kind, "group": group, "compare_ms": median(times)}
+                times.append(seconds_of(partial(search.nearest, some), time.thread_time) * 1_000 / group)
+            yield {"entries": entries, "of": kind, "group": group, "compare_ms": median(times)}
 
 
 def _way_to_redis(sentences: Vectors, entries: int) -> Row:
     pinned = _set_of("texts", sentences, entries)
     with own_redis() as url, Store.open(load_settings({"redis.url": url})) as store:
         sets = store.pinned_sets("space")
-        started = time.perf_counter()
-        sets.replace("tasks", pinned, check_room=lambda: None)
-        written = time.perf_counter()
-        assert sets.read("tasks")
-        read_s = time.perf_counter() - written
+        write_s = seconds_of(lambda: sets.replace("tasks", pinned, check_room=lambda: None))
+        read_s = seconds_of(lambda: sets.read("tasks"))
         (info,) = store.all_pinned_sets()
-        return {
-            "benchmark": "pins",
-            "entries": entries,
-            "write_s": written - started,
-            "read_s": read_s,
-            "redis_bytes": info["bytes"],
-        }
+        return {"entries": entries, "write_s": write_s, "read_s": read_s, "redis_bytes": info["bytes"]}
 
 
 def _similarities(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Iterator[tuple[str, Mapping[str, Floats]]]:
     """By what is compared, and by rewording, the similarities of all runs (rows) to the objectives as they are (columns)."""
     texts = _of_plain(embedder, traces)
-    runs = {name: [_asking(trace, reword(trace.task.objective)) for trace in traces] for name, reword in _REWORDED.items()}
+    runs = {name: [asking(trace, reword(trace.task.objective)) for trace in traces] for name, reword in _REWORDED.items()}
     yield "trace", {name: _of_traces(embedder, some) @ texts.T for name, some in runs.items()}
     yield "objective", {name: _of_plain(embedder, some) @ texts.T for name, some in runs.items()}
 
@@ -201,17 +185,16 @@ def _shares(similarities: Mapping[str, Floats], tasks: Sequence[int], draws: int
     return {"beyond": beyond, **{name: float((np.concatenate(some) > beyond).mean()) for name, some in runs.items()}}
 
 
-def _tasks_of(traces: Sequence[ReasoningTrace]) -> list[int]:
+def _joined_tasks(traces: Sequence[ReasoningTrace]) -> list[int]:
     """A number for each: the same for those that share one of their marks, and so on."""
-    groups = json.loads((REFERENCE_TRACES / "groups.json").read_text("utf-8"))
-    group_of = {trace_id: task for task, trace_ids in groups.items() for trace_id in trace_ids}
     tasks: dict[str, int] = {}
-    for number, trace in enumerate(traces):
+    groups = tasks_of(traces)
+    for number, (trace, group) in enumerate(zip(traces, groups, strict=True)):
         objective = trace.task.objective
-        marks = {re.sub(r"[\W\d]+", "", objective), group_of.get(trace.id, trace.id), *_IDENTIFIER.findall(objective)}
+        marks = {re.sub(r"[\W\d]+", "", objective), group, *_IDENTIFIER.findall(objective)}
         joined = {tasks[mark] for mark in marks & tasks.keys()}
         tasks |= dict.fromkeys([*marks, *(mark for mark, task in tasks.items() if task in joined)], number)
-    return [tasks[group_of.get(trace.id, trace.id)] for trace in traces]
+    return [tasks[group] for group in groups]
 
 
 def _of_traces(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
@@ -224,10 +207,6 @@ def _of_plain(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
 
 def _embedded(embedder: Embedder, texts: Sequence[TokenizedText]) -> Vectors:
     return np.concatenate([embedder.embed_tokenized(batch) for batch in batches(texts, 32)])
-
-
-def _asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
-    return trace.model_copy(update={"task": trace.task.model_copy(update={"objective": objective})})
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 def main() -> None:
     options = arguments(__doc__, runs=2_000).parse_args()
-    report([row_of(case, options.runs) for case in cases()])
+    report("quality", (row_of(case, options.runs) for case in cases()))
 
 
 def cases() -> Iterator[Case]:
@@ -55,7 +55,7 @@ def cases() -> Iterator[Case]:
 def row_of(case: Case, runs: int) -> Row:
     rng = np.random.default_rng(_SEED)
     samples = [draw(case, rng) for _ in range(runs)]
-    row: Row = {"benchmark": "quality", "labels": case.labels, "shares": case.shares}
+    row: Row = {"labels": case.labels, "shares": case.shares}
     row["good"] = " to ".join(f"{share:g}" for share in dict.fromkeys(case.good))
     for suffix, threshold in (("", GATE), ("_below", BELOW)):
         estimates = [sample.estimate(threshold) for sample in samples]

@@ -11,7 +11,7 @@ needs other than the round trips promised: 3 for new traces (2 without an embedd
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.scoring import Policy
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings, WorkerSettings
 
-from tests.benchmarks.common import Row, arguments, as_new, batches, emit, own_redis, redis_of, samples, say, show_table
+from tests.benchmarks.common import Row, arguments, as_new, batches, own_redis, redis_of, report, samples, say
 
 Case = Literal["new", "redelivered", "no_embedder"]
 
@@ -76,13 +76,9 @@ def main() -> None:
     parser = arguments(__doc__, traces=192)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="batch sizes (default: 1 8 32)")
     options = parser.parse_args()
-    rows: list[Row] = []
+    cases = product(options.batches, _PROMISED)
     with own_redis() as url:
-        for size in options.batches:
-            for case in _PROMISED:
-                rows.append(_count(url, case, size, options.traces))
-                emit(rows[-1])
-    show_table(rows)
+        rows = report("round_trips", (_count(url, case, size, options.traces) for size, case in cases))
     if any(not row["as_promised"] for row in rows):
         say("a batch needed other than the round trips promised")
         sys.exit(1)
@@ -110,7 +106,6 @@ def _count(url: str, case: Case, size: int, count: int) -> Row:
             round_trips.append(CountingConnection.round_trips - before)
         sent_after, received_after = _traffic(control)
     return {
-        "benchmark": "round_trips",
         "case": case,
         "batch": size,
         "round_trips_min": min(round_trips),

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-from tests.benchmarks.common import Row, arguments, emit, own_redis, redis_of, say, show_table
+from tests.benchmarks.common import Row, arguments, own_redis, redis_of, report, say
 from tests.support.builders import BUILT_IN_DOMAINS, decision
 from tests.support.processes import Worker, launch_worker
 from tests.support.servers import RedisServer, answers
@@ -51,13 +51,14 @@ def main() -> None:
     parser = arguments(__doc__, letters=100_000)
     parser.add_argument("--records", type=int, nargs="+", default=[200_000, 2_000_000], metavar="N")
     options = parser.parse_args()
-    rows: list[Row] = []
-    for records in options.records:
+    report("stored", rows_of(options.records, options.letters))
+
+
+def rows_of(sizes: Sequence[int], letters: int) -> Iterator[Row]:
+    for records in sizes:
         with tempfile.TemporaryDirectory(prefix="kp-copy-") as copy:
-            for row in chain(_commands_measured(records, options.letters, copy), _start_measured(Path(copy))):
-                rows.append(row | {"records": records})
-                emit(rows[-1])
-    show_table(rows, ("command", "records", "seconds", "peak_mb"))
+            for row in chain(_commands_measured(records, letters, copy), _start_measured(Path(copy))):
+                yield {"records": records, **row}
 
 
 def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
@@ -84,10 +85,10 @@ def _start_measured(directory: Path) -> Iterator[Row]:
     try:
         with redis_of(server.url) as client:
             _wait_until(worker, lambda: answers(client))
-        yield {"benchmark": "stored", "command": "Redis loads", "seconds": time.perf_counter() - started}
+        yield {"command": "Redis loads", "seconds": time.perf_counter() - started}
         _wait_until(worker, lambda: bool(worker.events("worker_ready")))
         seconds = time.perf_counter() - started
-        yield {"benchmark": "stored", "command": "worker", "seconds": seconds, "peak_mb": worker.peak_bytes() / 1e6}
+        yield {"command": "worker", "seconds": seconds, "peak_mb": worker.peak_bytes() / 1e6}
     finally:
         worker.stop()
         server.kill()
@@ -132,7 +133,7 @@ def _measured(url: str, command: str, stdin: str) -> Row:
         notes.seek(0)
         *_, last = notes.read().decode().splitlines() or [""]
     say(f"{command}: exit code {process.returncode}, {seconds:.2f} s: {last}")
-    return {"benchmark": "stored", "command": command, "seconds": seconds, "peak_mb": peak / 1e6}
+    return {"command": command, "seconds": seconds, "peak_mb": peak / 1e6}
 
 
 def _trace_id(number: int) -> str:

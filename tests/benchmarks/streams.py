@@ -11,51 +11,43 @@ cores measure. Texts arrive at random moments and are given to streams by the ru
 
 import heapq
 import random
-import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median, quantiles
 
 from kp_scorer.embedding.embedder import Embedder, TokenizedText
 
-from tests.benchmarks.common import Row, arguments, real, real_embedder, report, samples
+from tests.benchmarks.common import Row, arguments, real, real_embedder, report, samples, seconds_of
 
 
 def main() -> None:
     options = arguments(__doc__, texts=40, arrivals=20_000).parse_args()
+    report("streams", rows_of(options.texts, options.arrivals))
+
+
+def rows_of(text_count: int, arrivals: int) -> Iterator[Row]:
     embedder = real_embedder()
-    texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in real(options.texts) or samples(options.texts)]
+    texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in real(text_count) or samples(text_count)]
     one_s, all_s = pass_seconds(embedder, texts)
     cores = embedder.streams
     # Of a pass on one core, what more cores do not shorten.
     serial = max(0.0, (all_s / one_s - 1 / cores) / (1 - 1 / cores)) if cores > 1 else 0.0
-    rows: list[Row] = []
     for streams in (2, 4, 8):
         together_s = one_s * (serial + (1 - serial) / streams)
         for load in (0.5, 0.8):
-            times, together = simulate(streams, one_s, together_s, load, options.arrivals)
+            times, together = simulate(streams, one_s, together_s, load, arrivals)
             cuts = quantiles(times, n=100)
-            rows.append(
-                {
-                    "benchmark": "streams",
-                    "cores": streams,
-                    "load": load,
-                    "one_core_ms": one_s * 1e3,
-                    "lone_ms": together_s * 1e3,
-                }
-                | {f"p{at}": cuts[at - 1] / together_s for at in (50, 95, 99)}
-                | {"together": together}
-            )
-    report(rows)
+            shares = {f"p{at}": cuts[at - 1] / together_s for at in (50, 95, 99)}
+            passes = {"one_core_ms": one_s * 1e3, "lone_ms": together_s * 1e3}
+            yield {"cores": streams, "load": load, **passes, **shares, "together": together}
 
 
 def pass_seconds(embedder: Embedder, texts: list[TokenizedText]) -> tuple[float, float]:
     """The median seconds of a text's pass on one core while the others have one, too; and of one on all cores."""
 
     def timed(text: TokenizedText, together: bool) -> float:
-        started = time.perf_counter()
-        embedder.run([text], together=together)
-        return time.perf_counter() - started
+        return seconds_of(lambda: embedder.run([text], together=together))
 
     with ThreadPoolExecutor(embedder.streams) as streams:
         list(streams.map(lambda text: timed(text, False), texts))

@@ -14,7 +14,7 @@ import asyncio
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -24,8 +24,8 @@ import psutil
 from kp_scorer.client import AsyncClient, Client
 from kp_scorer.settings import Settings, load_settings
 
-from tests.benchmarks.common import Row, arguments, batches, own_redis, report, say
-from tests.benchmarks.load import cpu_seconds, paused, traces
+from tests.benchmarks.common import arguments, batches, cpu_seconds, own_redis, report, say, seconds_of
+from tests.benchmarks.load import paused, traces
 from tests.support.processes import start_worker
 
 Payloads = Sequence[Mapping[str, Any]]
@@ -51,8 +51,7 @@ def main() -> None:
         for _ in batches(range(options.traces), size):
             portions.append(_measure(settings, _payloads(3 * size)))
             say(f"{len(portions)}: {size / portions[-1].many_s:,.0f}/s")
-    row: Row = {
-        "benchmark": "submitting",
+    row = {
         "traces": size * len(portions),
         "worker": "busy" if options.busy else "idle",
         "many_per_s": median(size / portion.many_s for portion in portions),
@@ -62,7 +61,7 @@ def main() -> None:
         "async_ratio": median(portion.single_s / portion.async_s for portion in portions),
         "cpu_ms": median(portion.cpu_s for portion in portions) / size * 1_000,
     }
-    report([row])
+    report("submitting", [row])
 
 
 @contextmanager
@@ -86,14 +85,13 @@ def _measure(settings: Settings, items: Payloads) -> Portion:
     """Submit a third of the traces each way."""
     many, from_asyncio, single = batches(items, len(items) // 3)
     gc.collect()
-    process = psutil.Process()
     with Client(settings) as client:
         # Connects.
         client.look_up([""])
-        cpu_s = cpu_seconds(process)
-        many_s = _seconds(lambda: client.submit_many(many, timeout_s=600))
-        cpu_s = cpu_seconds(process) - cpu_s
-        single_s = _seconds(lambda: [client.submit(payload) for payload in single])
+        cpu_s = cpu_seconds()
+        many_s = seconds_of(lambda: client.submit_many(many, timeout_s=600))
+        cpu_s = cpu_seconds() - cpu_s
+        single_s = seconds_of(lambda: [client.submit(payload) for payload in single])
     return Portion(many_s, asyncio.run(_submit_from_asyncio(settings, from_asyncio)), single_s, cpu_s)
 
 
@@ -103,12 +101,6 @@ async def _submit_from_asyncio(settings: Settings, items: Payloads) -> float:
         started = time.perf_counter()
         await client.submit_many(items, timeout_s=600)
         return time.perf_counter() - started
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

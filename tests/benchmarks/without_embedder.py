@@ -32,8 +32,8 @@ from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, batches, own_redis, redis_of, report, say
-from tests.benchmarks.load import Speed, cpu_seconds, open_bench, paused, traces
+from tests.benchmarks.common import Row, arguments, batches, cpu_seconds, own_redis, redis_of, report, say
+from tests.benchmarks.load import Speed, open_bench, paused, traces
 from tests.benchmarks.memory import Start, measured_start, resident_mb
 from tests.support.processes import wait_until
 
@@ -79,7 +79,8 @@ def main() -> None:
             speeds["empty"].append(empty.run(portion))
             say(", ".join(f"{name} {each[-1].per_s:,.0f}/s" for name, each in speeds.items()))
         after_mb = {name: resident_mb(bench.processes[0]) for name, bench in benches.items()}
-    report([_row(name, options.traces, speeds, starts[name], after_mb[name]) for name in _EMBEDDERS])
+    rows = (_row(name, options.traces, speeds, starts[name], after_mb[name]) for name in _EMBEDDERS)
+    report("without_embedder", rows)
 
 
 def _starts(embedder: str, count: int) -> list[Start]:
@@ -91,7 +92,6 @@ def _starts(embedder: str, count: int) -> list[Start]:
 def _row(embedder: str, count: int, speeds: Mapping[str, Sequence[Speed]], starts: Sequence[Start], after_mb: float) -> Row:
     ours, empty = speeds[embedder], speeds["empty"]
     return {
-        "benchmark": "without_embedder",
         "embedder": embedder,
         "traces": count,
         "traces_per_s": median(each.per_s for each in ours),

@@ -9,28 +9,21 @@ workers' copies of the log fill up to 11,000 entries.
 
 import argparse
 import itertools
-import json
 import random
 import sys
-import tempfile
 import time
 import traceback
 from collections import Counter
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import psutil
 from kp_scorer.client import Client
-from kp_scorer.settings.loading import as_environment
 
-from tests.chaos.kill_run import traces
+from tests.chaos.long_runs import arguments, perform, run_command, say, traces
 from tests.support.arena import Arena, submit
-from tests.support.commands import run
 from tests.support.fleet import Fleet
 from tests.support.processes import KP_SCORER_WORKER
-from tests.support.rabbitmq import RABBITMQ_URL, own_queues, own_virtual_host
 
 _BREAK_S: Final = 10.0
 _READ_S: Final = 15.0
@@ -43,21 +36,11 @@ _FLAT_MB_PER_HOUR: Final = 1.0
 
 def main() -> int:
     """Load, break, audit and check; progress goes to stderr, a summary as JSON to stdout."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--broker", choices=["redis", "rabbitmq"], default="redis")
+    parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=20.0, metavar="TRACES_PER_S")
     parser.add_argument("--embedder", choices=["words", "default"], default="words")
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        own_virtual_host(RABBITMQ_URL) if chosen.broker == "rabbitmq" else nullcontext("") as url,
-        Arena(chosen.broker, url, Path(directory), own_queues()) as arena,
-    ):
-        summary = _Soak(arena, chosen).run()
-    print(json.dumps(vars(chosen) | summary))  # noqa: T201
-    return 1 if summary["violation"] else 0
+    return perform(parser.parse_args(), lambda arena, chosen: _Soak(arena, chosen).run())
 
 
 class _Soak:
@@ -139,10 +122,8 @@ class _Soak:
         self._memory.append((elapsed_s, survivor.memory_info().rss / 1e6))
 
     def _audit(self, _fleet: Fleet, survivor: psutil.Process, elapsed_s: float) -> None:
-        done = run("audit", **as_environment(self._settings))
-        megabytes = survivor.memory_info().rss / 1e6
-        print(f"{elapsed_s:.0f} s, {len(self._submitted)} submitted, {megabytes:.1f} MB, {done.stderr}", file=sys.stderr)  # noqa: T201
-        assert done.returncode == 0, done.stderr
+        say(f"{elapsed_s:.0f} s, {len(self._submitted)} submitted, {survivor.memory_info().rss / 1e6:.1f} MB")
+        run_command("audit", settings=self._settings)
         self._audits += 1
 
 

@@ -4,14 +4,12 @@ import base64
 import json
 import pickle
 import random
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.broker.wire import TASK_NAME
 
 from tests.fuzz.mutations import base_texts, damaged, mutated_payload, odd_value
-from tests.support.attacks import ENCODINGS, GZIP, HEADERS, REDIS_PROPERTIES, TASKS, TYPES, VALUES
 
 Envelope = dict[str, Any]
 
@@ -31,19 +29,6 @@ _PROPERTIES: Final[Envelope] = {
     "delivery_mode": 2,
     "priority": 0,
     "body_encoding": "base64",
-}
-_CONTENT_TYPES: Final[tuple[Any, ...]] = (*TYPES, "application/JSON", "json", "\0", None, 5, [])
-_ENCODINGS: Final[tuple[Any, ...]] = (*ENCODINGS, "binary", "latin-1", "no-such-encoding", "", None, 5, [])
-_TASKS: Final[tuple[Any, ...]] = (
-    *("score", "Score_Trace", "celery.accumulate", "celery.chord_unlock", "celery.map", "kp_scorer.process.tasks.score_trace"),
-    *(*TASKS, " ", "__proto__", "\ud800"),
-)
-_ODD: Final[tuple[Any, ...]] = (*VALUES, {}, [], "", "\0", "\ud800", "x" * 100_000, -1, "yesterday", [[], []])
-_ODD_HEADERS: Final = dict.fromkeys(HEADERS, _ODD) | {"task": _TASKS, "compression": (GZIP, "zlib", "no-such", 5, [])}
-_ODD_PROPERTIES: Final = dict.fromkeys(REDIS_PROPERTIES, _ODD) | {
-    "delivery_info": ({"exchange": "no-such", "routing_key": 5}, {"priority": "x"}, {"exchange": None}, *_ODD),
-    "body_encoding": ("BASE64", "utf-8", *_ODD),
-    "delivery_tag": ("one-tag-for-all", *_ODD),
 }
 
 
@@ -70,26 +55,15 @@ def encoded(body: Any) -> str:
     return base64.b64encode(json.dumps(body).encode()).decode()
 
 
-def bodies(count: int, seed: int) -> Iterator[Raw]:
-    """Messages that are messages, with odd traces, bodies, headers and content types; some are left as they are."""
-    yield from _made(count, seed, (_intact, _odd_trace, _odd_body, _odd_header, _odd_type, _old_protocol, _deep))
-
-
-def garbage(count: int, seed: int) -> Iterator[Raw]:
-    """Items that are no messages at all, or broken ones; some are good."""
-    yield from _made(count, seed, (_intact, _odd_envelope, _odd_property, _damaged, _damaged_base64, _no_envelope))
-
-
-_Make = Callable[[random.Random, dict[str, Any], str], Any]
-
-
-def _made(count: int, seed: int, makers: tuple[_Make, ...]) -> Iterator[Raw]:
+def items(count: int, seed: int) -> Iterator[Raw]:
+    """Good messages, odd ones, broken ones, and items that are no messages at all, in turns."""
+    makers = (_intact, _odd_trace, _odd_body, _odd_part, _odd_envelope, _deep, _damaged, _damaged_base64, _no_envelope)
     bases = base_texts()
     for number in range(count):
         chance = random.Random(f"{seed}:{number}")
         token = f"fuzz-{seed}-{number:06}"
         trace = json.loads(chance.choice(bases)) | {"id": f"kp:trace:{token}"}
-        made = makers[number % len(makers)](chance, trace, token)
+        made: Any = makers[number % len(makers)](chance, trace, token)
         yield Raw(made if isinstance(made, bytes) else json.dumps(made).encode("utf-8", "surrogatepass"), trace["id"])
 
 
@@ -121,46 +95,10 @@ def _odd_body(chance: random.Random, trace: dict[str, Any], token: str) -> Envel
     return message(None, token) | {"body": encoded(body)}
 
 
-def _odd_header(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
-    return _with_odd(chance, message(trace, token), "headers", _ODD_HEADERS)
-
-
-def _odd_property(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
-    return _with_odd(chance, message(trace, token), "properties", _ODD_PROPERTIES)
-
-
-def _with_odd(chance: random.Random, made: Envelope, part: str, choices: Mapping[str, tuple[Any, ...]]) -> Envelope:
-    name = chance.choice(list(choices))
-    if chance.random() < 0.2:
-        made[part].pop(name, None)
-    else:
-        made[part][name] = chance.choice(choices[name])
-    return made
-
-
-def _odd_type(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
+def _odd_part(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
     made = message(trace, token)
-    match chance.randrange(4):
-        case 0:
-            made["content-type"] = chance.choice(_CONTENT_TYPES)
-        case 1:
-            made["content-encoding"] = chance.choice(_ENCODINGS)
-        case 2:
-            made |= {"content-type": "application/x-python-serialize", "content-encoding": "binary"}
-            made["body"] = base64.b64encode(pickle.dumps([[trace], {}, {}])).decode()
-        case _:
-            made["body"] = base64.b64encode(zlib.compress(base64.b64decode(made["body"]))).decode()
-            if chance.random() < 0.5:
-                made["headers"]["compression"] = GZIP
-    return made
-
-
-def _old_protocol(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
-    """What Celery 3 and gocelery send: the task is named in the body."""
-    body: Any = {"task": TASK_NAME, "id": token, "args": [trace], "kwargs": {}, "retries": 0, "expires": None, "utc": True}
-    if chance.random() < 0.7:
-        body = mutated_payload(chance, json.dumps(body))
-    return message(None, token) | {"headers": {}, "body": encoded(body)}
+    part = chance.choice(("headers", "properties"))
+    return made | {part: mutated_payload(chance, json.dumps(made[part]))}
 
 
 def _deep(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
