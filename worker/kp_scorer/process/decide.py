@@ -27,7 +27,7 @@ _GROUP: Final = 8
 
 @dataclass(eq=False, slots=True)
 class _Text:
-    """A text that waits for a pass, or is in one, and the deliveries with that text."""
+    """A text that waits for a pass, or is in one, and the deliveries with that text; then with what the pass makes of it."""
 
     key: tuple[str, str | None]  # The text, and the objective that is embedded besides, where texts are pinned.
     tokenized: TokenizedText
@@ -36,6 +36,21 @@ class _Text:
     shape: Sequence[int]  # The same, rounded up.
     deliveries: list[Delivery]
     put_at: float = field(default_factory=time.perf_counter)
+    vector: Vector | None = None
+    asked_vector: Vector | None = None
+
+    def complete(self, started: float, embed_ms: float) -> list[Delivery]:
+        """The deliveries, whose cases have the vectors now, from a pass that began at ``started``."""
+        times_ms = {"wait_ms": round((started - self.put_at) * 1_000, 3), "embed_ms": embed_ms}
+        for delivery in self.deliveries:
+            assert delivery.case
+            delivery.case.vector, delivery.case.asked, delivery.case.tokens = (
+                self.vector,
+                self.asked_vector,
+                self.tokenized.counts,
+            )
+            delivery.case.times_ms |= times_ms
+        return self.deliveries
 
 
 class EmbedStage:
@@ -153,30 +168,31 @@ class EmbedStage:
 
     def _embed(self, texts: Sequence[_Text], together: bool) -> None:
         started = time.perf_counter()
-        vectors: list[tuple[Vector, Vector | None]] | Exception
+        failure: Exception | None = None
         try:
             self._admission.raise_if_aborted()
-            vectors = self._run_pass(texts, together)
+            self._run_pass(texts, together)
         except Exception as error:
-            vectors = error
+            failure = error
+        embed_ms = ms_since(started)
         with self._changed:
             self._running -= 1
             self._runs_together = False
             for text in texts:
                 del self._by_text[text.key]
-            if not isinstance(vectors, Exception):
-                self._embedded += self._with_vectors(texts, vectors, started)
+            if not failure:
+                self._embedded += [delivery for text in texts for delivery in text.complete(started, embed_ms)]
             embedded: list[Delivery] = []
             if len(self._waiting) < _BACKLOG or len(self._embedded) >= _GROUP:
                 embedded, self._embedded = self._embedded, embedded
             self._changed.notify_all()
-        if isinstance(vectors, Exception):
-            self._fail([delivery for text in texts for delivery in text.deliveries], vectors)
+        if failure:
+            self._fail([delivery for text in texts for delivery in text.deliveries], failure)
         if embedded:
             self._pass_on(embedded)
 
-    def _run_pass(self, texts: Sequence[_Text], together: bool) -> list[tuple[Vector, Vector | None]]:
-        """The vector of each text, and that of its objective."""
+    def _run_pass(self, texts: Sequence[_Text], together: bool) -> None:
+        """Make the vector of each text, and that of its objective."""
         metrics, started = self._metrics, time.perf_counter()
         tokenized, asked = [text.tokenized for text in texts], [text.asked for text in texts if text.asked]
         run = partial(self._checked.run, together=together, alone=texts[0].deliveries[0].is_alone)
@@ -186,23 +202,9 @@ class EmbedStage:
         metrics.pass_s.observe(time.perf_counter() - started)
         metrics.pass_texts.observe(len(texts))
         metrics.pass_tokens.observe(sum(each.tokens for each in (*tokenized, *asked)))
-        for text in texts:
+        for text, vector in zip(texts, vectors, strict=True):
             metrics.pass_wait_s.observe(started - text.put_at)
-        return [(vector, next(of_objectives) if text.asked else None) for text, vector in zip(texts, vectors, strict=True)]
-
-    def _with_vectors(
-        self, texts: Sequence[_Text], vectors: Sequence[tuple[Vector, Vector | None]], started: float
-    ) -> list[Delivery]:
-        embed_ms = ms_since(started)
-        deliveries = []
-        for text, (vector, asked) in zip(texts, vectors, strict=True):
-            wait_ms = round((started - text.put_at) * 1_000, 3)
-            for delivery in text.deliveries:
-                assert delivery.case
-                delivery.case.vector, delivery.case.asked, delivery.case.tokens = vector, asked, text.tokenized.counts
-                delivery.case.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
-                deliveries.append(delivery)
-        return deliveries
+            text.vector, text.asked_vector = vector, next(of_objectives) if text.asked else None
 
     def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
         self._decider.release([delivery.case for delivery in deliveries if delivery.case])
