@@ -97,10 +97,8 @@ def _looked_up(reply: Any) -> Record | None:
     if state is None and not any((*fields, since_ms, resends)):
         # At most it has a place.
         return None
-    record, good = _record(state, digest, *fields), {b"good": True, b"bad": False}.get(label)
-    if since_ms is None and resends is None and good is None:
-        return record
-    return record._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
+    good = {b"good": True, b"bad": False}.get(label)
+    return _record(state, digest, *fields)._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 
 @script(tuple[int, list[bytes]])
