@@ -130,7 +130,7 @@ def _ratio(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> float:
 def _sentences(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
     texts = (text for trace in traces for text in (trace.task.objective, *(step.content or "" for step in trace.steps)))
     sentences = dict.fromkeys(part.strip() for text in texts for part in _SENTENCE_END.split(text) if 20 < len(part) < 300)
-    return _embedded(embedder, [embedder.tokenize_plain(sentence) for sentence in sentences])
+    return _embedded(embedder, [embedder.tokenize(sentence, plain=True) for sentence in sentences])
 
 
 def _set_of(kind: str, sentences: Vectors, entries: int) -> PinnedSet:
@@ -202,7 +202,7 @@ def _of_traces(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
 
 
 def _of_plain(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
-    return _embedded(embedder, [embedder.tokenize_plain(trace.task.objective) for trace in traces])
+    return _embedded(embedder, [embedder.tokenize(trace.task.objective, plain=True) for trace in traces])
 
 
 def _embedded(embedder: Embedder, texts: Sequence[TokenizedText]) -> Vectors:

@@ -42,7 +42,7 @@ class GatedEmbedder(Embedder):
         self.gate = threading.Semaphore(1_000_000 if is_open else 0)
         self._fails_at = fails_at
 
-    def tokenize(self, text: str) -> TokenizedText:
+    def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
         if "no-tokens" in text:
             raise ValueError("no tokens")
         return TokenizedText(text, [[1] * len(text.split())], "long" not in text)

@@ -100,13 +100,9 @@ class Embedder:
     max_tokens = 0  # Of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own.
     step = 1  # Texts share a pass only if the lengths of their parts round up to the same multiples of this.
 
-    def tokenize(self, text: str) -> TokenizedText:
-        """Prepare a text for a pass."""
+    def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
+        """Prepare a text for a pass; a ``plain`` one, which is no trace's and shares no pass with traces, as one part."""
         return TokenizedText(text, ())
-
-    def tokenize_plain(self, text: str) -> TokenizedText:
-        """Prepare a text that is no trace's, as one part, whatever the recipe; it shares no pass with traces."""
-        return self.tokenize(text)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one pass, ``together`` on all cores, to float32 unit vectors of shape (len(texts), dimensions)."""
@@ -167,7 +163,7 @@ class CheckedEmbedder:
     def tokenize(self, text: str, *, alone: bool, plain: bool = False) -> TokenizedText:
         """Prepare a text for a pass, a ``plain`` one or a trace's; see :meth:`run`."""
         with self._checking(alone=alone):
-            return self._embedder.tokenize_plain(text) if plain else self._embedder.tokenize(text)
+            return self._embedder.tokenize(text, plain=plain)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
         """Run one pass; ``alone``: of a text that failed before, now with no other in flight.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kp_scorer.embedding.embedder import MAX_TOKENS, Embedder, Engine, Ids, Recipe, TokenizedText, Vectors, rounded_up
+from kp_scorer.embedding.embedder import MAX_TOKENS, TRACE, Embedder, Engine, Ids, Recipe, TokenizedText, Vectors, rounded_up
 from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.errors import SettingsError
 
@@ -270,16 +270,12 @@ class TextEmbedder(Embedder):
         self._tokens = tokens
         self._engine = engine
 
-    def tokenize(self, text: str) -> TokenizedText:
-        """Tokenize each of the recipe's parts."""
-        passages = zip(self.recipe.parts, self.recipe.passages(text), strict=True)
+    def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
+        """Tokenize each of the recipe's parts; of a ``plain`` text as much as the model takes."""
+        recipe = TRACE if plain else self.recipe
+        passages = zip(recipe.parts, recipe.passages(text), strict=True)
         rows = [self._tokens.row(passage, part.max_tokens, keep_end=part.keeps_end) for part, passage in passages]
         return TokenizedText(text, [row.ids for row in rows], all(row.is_whole for row in rows))
-
-    def tokenize_plain(self, text: str) -> TokenizedText:
-        """Tokenize as much as the model takes."""
-        row = self._tokens.row(text, None, keep_end=False)
-        return TokenizedText(text, [row.ids], row.is_whole)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one forward pass for each part; see the base class."""
