@@ -93,7 +93,18 @@ def _drop(
 
 
 @script(tuple[int, bytes, list[list[Any]]])
-def _read_dead_letters(*, keys: Keys, dead_letter_prefix: str, last_ms: int, last_id: str, most: int) -> None: ...
+def _read_dead_letters(
+    *,
+    keys: Keys,
+    dead_letter_prefix: str,
+    last_ms: int,
+    last_id: str,
+    most: int,
+    beginning: str,
+    reason: str,
+    part: str,
+    trace_ids: Sequence[str],
+) -> None: ...
 
 
 @reports_outages("dead letters")
@@ -216,7 +227,7 @@ class DeadLetters:
 
         All, or only those whose id begins so, of a reason, with this part in their trace's id, of some traces.
         """
-        last_ms, last_id, read, wanted_ids = 0, "", set[str](), set(trace_ids)
+        last_ms, last_id, read = 0, "", set[str]()
         while True:
             last_ms, last, page = _read_dead_letters(
                 self._client,
@@ -225,14 +236,15 @@ class DeadLetters:
                 last_ms=last_ms,
                 last_id=last_id,
                 most=_READ_AT_ONCE,
+                beginning=beginning,
+                reason=reason,
+                part=part,
+                trace_ids=trace_ids,
             )
-            for letter in map(_letter, page):
-                is_wanted = letter.letter_id.startswith(beginning) and part in letter.trace_id
-                is_wanted &= (not reason or letter.reason == reason) and (not wanted_ids or letter.trace_id in wanted_ids)
-                # One that was dead-lettered again meanwhile is at the end, too.
-                if is_wanted and letter.letter_id not in read:
-                    read.add(letter.letter_id)
-                    yield letter
+            letters = list(map(_letter, page))
+            # One that was dead-lettered again meanwhile is at the end, too.
+            yield from (each for each in letters if each.letter_id not in read)
+            read.update(each.letter_id for each in letters)
             if not (last_id := text_in(last)):
                 return
 

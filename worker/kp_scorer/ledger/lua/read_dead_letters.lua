@@ -1,11 +1,15 @@
--- Read some dead letters without their payloads, oldest first.
+-- Read some dead letters without their payloads, oldest first: those whose id begins so, of this reason, with this part in their
+-- trace's id, and of these traces, where any are named.
 --
 -- KEYS   dead_letters
--- ARGV   dead_letter_prefix, last_ms, last_id, most
+-- ARGV   dead_letter_prefix, last_ms, last_id, most, beginning, reason, part, trace_ids...
 -- Reply  (last_ms, last_id, rows): the last that was looked at, empty at the end; (id, reason, detail, trace_id, worker, deliveries,
 --        first_ms, last_ms, burials, queued_ms, size_bytes) for each
 --
 -- It goes on behind last_id, which was last dead-lettered at last_ms. No more than `most` are looked at.
+
+local is_wanted = {}
+for _, trace_id in ipairs(trace_ids) do is_wanted[trace_id] = true end
 
 -- Those of one millisecond are in the order of their ids.
 local function behind_last()
@@ -20,16 +24,24 @@ local function behind_last()
     end
 end
 
+local function of_trace(dead_letter)
+    if part == '' and #trace_ids == 0 then return true end
+    local trace_id = redis.call('HGET', dead_letter, 'trace_id') or ''
+    return (#trace_ids == 0 or is_wanted[trace_id]) and string.find(trace_id, part, 1, true)
+end
+
 local page, first = behind_last()
 local rows = {}
 for i = first, #page, 2 do
     local dead_letter = dead_letter_prefix .. page[i]
-    local fields = redis.call('HMGET', dead_letter, 'reason', 'detail', 'trace_id', 'worker', 'deliveries', 'first_ms', 'last_ms',
-        'burials', 'queued_ms')
-    -- One without a reason was dropped, or has expired.
-    if fields[1] then
-        rows[#rows + 1] = {page[i], unpack(fields)}
-        table.insert(rows[#rows], redis.call('HSTRLEN', dead_letter, 'payload'))
+    if string.sub(page[i], 1, #beginning) == beginning and of_trace(dead_letter) then
+        local fields = redis.call('HMGET', dead_letter, 'reason', 'detail', 'trace_id', 'worker', 'deliveries', 'first_ms', 'last_ms',
+            'burials', 'queued_ms')
+        -- One without a reason was dropped, or has expired.
+        if fields[1] and (reason == '' or reason == fields[1]) then
+            rows[#rows + 1] = {page[i], unpack(fields)}
+            table.insert(rows[#rows], redis.call('HSTRLEN', dead_letter, 'payload'))
+        end
     end
 end
 if #page < 2 * most then return {0, '', rows} end
