@@ -55,7 +55,7 @@ def test_real_traces_in_any_order_get_the_scores_of_one_offline_scorer(
     small: Settings, store: Store, tmp_path: Path, real_traces: list[dict[str, Any]]
 ) -> None:
     payloads = {str(trace["id"]): trace for trace in random.Random(1).sample(real_traces, 60)}
-    with start_fleet(small, tmp_path, WORKERS, KP_SCORER_WORKER) as fleet, Client(small) as client:
+    with start_fleet(small, tmp_path, 2, KP_SCORER_WORKER) as fleet, Client(small) as client:
         decisions = decide_all(client, list(payloads.values()), timeout_s=400)
         shares = [len(worker.events("trace_decided")) for worker in fleet]
     assert min(shares) > 0, f"some worker did nothing: {shares}"
