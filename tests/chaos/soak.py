@@ -1,10 +1,10 @@
 """``python -m tests.chaos.soak --broker rabbitmq --minutes 60``: three workers under a steady load while things break.
 
 Every ten seconds a worker is killed or asked to stop, connections to the store or the broker are closed, or Redis is killed and
-started again. The first worker lives through it all, and its resident memory is read: a line through the readings after
-``--warm-up`` minutes gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided once and published,
-every audit on the way agreed, and the interval reaches down to less than 1 MB an hour. A worker grows first in any case: its
-copy of the log fills up to 11,000 entries.
+started again. The first worker lives through it all, and its resident memory is read: a line through the readings after the
+warm-up gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided once and published, every audit
+on the way agreed, and the interval reaches down to less than 1 MB an hour. A worker grows first in any case: its copy of the
+log fills up to 11,000 entries.
 """
 
 import argparse
@@ -39,7 +39,9 @@ def main() -> int:
     """Load, break, audit and check; progress goes to stderr, a summary as JSON to stdout."""
     parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--warm-up", type=float, metavar="MINUTES", help="memory counts from here; default: a quarter of the run")
+    parser.add_argument(
+        "--warm-up", type=float, metavar="MINUTES", help="memory counts from here; default: a quarter of the run"
+    )
     parser.add_argument("--rate", type=float, default=20.0, metavar="TRACES_PER_S")
     parser.add_argument("--embedder", choices=["words", "default"], default="words")
     return perform(parser.parse_args(), lambda arena, chosen: _Soak(arena, chosen).run())
@@ -133,7 +135,8 @@ class _Soak:
 def _growth(readings: list[tuple[float, float]]) -> tuple[float, float]:
     """The slope of a line through the readings, in MB an hour, and half of its 95% interval.
 
-    Readings are averaged into at most 24 blocks, as neighbours are alike and would make the interval too narrow. Too few are not a number.
+    Readings are averaged into at most 24 blocks, as neighbours are alike and would make the interval too narrow.
+    Too few give no number.
     """
     if len(readings) < 5:
         return math.nan, math.nan
