@@ -81,9 +81,7 @@ def engine_ms(embedder: Embedder, items: Sequence[ReasoningTrace]) -> float:
 def at_random(bench: Bench, items: Sequence[ReasoningTrace], rate: float) -> float:
     """Submit traces at random moments; return the 95th percentile of the milliseconds until each was published."""
     shuffle = random.Random(1)
-    submitted = bench.submit_at(items, [shuffle.expovariate(rate) for _ in items])
-    taken_ms = [(bench.published.at[trace_id] - started) * 1_000 for trace_id, (started, _) in submitted.items()]
-    return quantiles(taken_ms, n=20)[-1]
+    return quantiles(bench.ways_ms(items, [shuffle.expovariate(rate) for _ in items]), n=20)[-1]
 
 
 def lengths_of(items: Sequence[ReasoningTrace]) -> list[int]:

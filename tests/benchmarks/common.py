@@ -10,15 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import psutil
 import redis
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.ledger.connection import connect
 from kp_scorer.local import embedded_redis
 from kp_scorer.settings import load_settings
@@ -26,7 +24,6 @@ from kp_scorer.settings.sections import RedisSettings
 from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES
-from tests.support.token_ids import ids_of
 from tests.support.traces import sample_traces
 
 Item = TypeVar("Item")
@@ -65,28 +62,6 @@ def real(limit: int | None = None, *, required: bool = False) -> list[ReasoningT
         return []
     lines = file.read_text("utf-8").splitlines()[:limit]
     return [decode_trace(json.loads(line), Limits()) for line in lines]
-
-
-class Texts(NamedTuple):
-    """Texts of about one length, and how many tokens of each the model reads."""
-
-    name: str
-    texts: list[str]
-    lengths: list[int]
-
-
-def texts_of_every_length(limit: int) -> list[Texts]:
-    """Short, medium and long texts, ``limit`` of each: a trace's objective, its first 1,000 characters, and all of it."""
-    model = find_model("")
-    assert model, "the package with the default weights is not installed"
-    tokens = Tokens(model.tokenizer)
-    traces = real(limit) or samples(limit)
-    cuts = {
-        "short": [trace.task.objective for trace in traces],
-        "medium": [trace.embedding_text[:1_000] for trace in traces],
-        "long": [trace.embedding_text for trace in traces],
-    }
-    return [Texts(name, texts, [len(ids) for ids in ids_of(tokens, texts)]) for name, texts in cuts.items()]
 
 
 def tasks_of(traces: Iterable[ReasoningTrace]) -> list[str]:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import SMALL_WORKER, free_port, start_worker, wait_until
+from tests.support.servers import redis_servers
 from tests.support.traces import short_traces
 
 MIB: Final = 2**20
@@ -83,6 +84,7 @@ def answering(answer: Answer) -> Iterator[tuple[str, threading.Event]]:
         server.shutdown()
 
 
+@pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 @pytest.mark.parametrize("answer", [endless, redirected, packed])
 def test_an_answer_of_the_collector_is_not_read(settings: Settings, client: Client, tmp_path: Path, answer: Answer) -> None:
     recording = with_changed(settings, otel__enabled=True)
