@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import psutil
 import redis
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding.embedder import Embedder
+from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.text_embedder import Tokens
@@ -67,26 +68,9 @@ def real(limit: int | None = None, *, required: bool = False) -> list[ReasoningT
     return [decode_trace(json.loads(line), Limits()) for line in lines]
 
 
-class Texts(NamedTuple):
-    """Texts of about one length, and how many tokens of each the model reads."""
-
-    name: str
-    texts: list[str]
-    lengths: list[int]
-
-
-def texts_of_every_length(limit: int) -> list[Texts]:
-    """Short, medium and long texts, ``limit`` of each: a trace's objective, its first 1,000 characters, and all of it."""
-    model = find_model("")
-    assert model, "the package with the default weights is not installed"
-    tokens = Tokens(model.tokenizer)
-    traces = real(limit) or samples(limit)
-    cuts = {
-        "short": [trace.task.objective for trace in traces],
-        "medium": [trace.embedding_text[:1_000] for trace in traces],
-        "long": [trace.embedding_text for trace in traces],
-    }
-    return [Texts(name, texts, [len(ids) for ids in ids_of(tokens, texts)]) for name, texts in cuts.items()]
+def typical(limit: int | None = None) -> list[ReasoningTrace]:
+    """The real traces, or the samples where there are none."""
+    return real(limit) or samples(limit)
 
 
 def tasks_of(traces: Iterable[ReasoningTrace]) -> list[str]:
@@ -116,6 +100,24 @@ def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:
 def batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def default_tokens() -> Tokens:
+    """The tokenizer of the default model."""
+    model = find_model("")
+    assert model, "the package with the default weights is not installed"
+    return Tokens(model.tokenizer)
+
+
+def lengths_of(texts: Sequence[str]) -> list[int]:
+    """How many tokens of each text the default model reads."""
+    return [len(ids) for ids in ids_of(default_tokens(), texts)]
+
+
+def unit_vectors(chance: np.random.Generator, count: int, dimensions: int = 384) -> Vectors:
+    vectors = chance.standard_normal((count, dimensions), np.float32)
+    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
 
 
 def real_embedder(changed: Mapping[str, object] = MappingProxyType({})) -> Embedder:

@@ -7,27 +7,44 @@ measured.
 
 - ``traces_per_s``: the median of the passes over the texts; text in, vectors out.
 - ``to_torch``, ``to_reference``: the median of the passes' ratios.
-- ``cosine_min``: the smallest cosine between a text's vector and torch's.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from statistics import fmean, median
-from typing import Final
+from typing import Final, NamedTuple
 
-import numpy as np
-from kp_scorer.embedding.embedder import Embedder, Vectors
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.settings.sections import WorkerSettings
 
-from tests.benchmarks.common import Row, Texts, arguments, batches, real_embedder, report, say, texts_of_every_length
-from tests.benchmarks.reference_engine import Embedded, is_available, reference_engine
+from tests.benchmarks.common import Row, arguments, batches, lengths_of, real_embedder, report, say, seconds_of, typical
+from tests.benchmarks.reference_engine import is_available, reference_engine
 
 _BATCH: Final = WorkerSettings().batch_size
 _REFERENCE: Final = "reference f32"
 
-Embed = Callable[[Sequence[str]], Embedded]
+Embed = Callable[[Sequence[str]], float]
+"""Embeds texts; the seconds that it took."""
+
+
+class Texts(NamedTuple):
+    """Texts of about one length, and how many tokens of each the model reads."""
+
+    name: str
+    texts: list[str]
+    lengths: list[int]
+
+
+def texts_of_every_length(limit: int) -> list[Texts]:
+    """Short, medium and long texts, ``limit`` of each: a trace's objective, its first 1,000 characters, and all of it."""
+    traces = typical(limit)
+    cuts = {
+        "short": [trace.task.objective for trace in traces],
+        "medium": [trace.embedding_text[:1_000] for trace in traces],
+        "long": [trace.embedding_text for trace in traces],
+    }
+    return [Texts(name, texts, lengths_of(texts)) for name, texts in cuts.items()]
 
 
 def main() -> None:
@@ -37,10 +54,11 @@ def main() -> None:
 
 def rows_of(count: int, repeats: int) -> Iterator[Row]:
     torch, default = real_embedder({"embedding.embedder": "torch"}), real_embedder()
-    engines: dict[str, Embed] = {embedder.engine: partial(timed, embedder) for embedder in (torch, default)}
+    engines: dict[str, Embed] = {embedder.engine: partial(_timed, embedder) for embedder in (torch, default)}
     with ExitStack() as stack:
         if is_available():
-            engines[_REFERENCE] = stack.enter_context(reference_engine()).embed
+            reference = stack.enter_context(reference_engine())
+            engines[_REFERENCE] = lambda texts: reference.embed(texts).seconds
         for texts in texts_of_every_length(count):
             say(f"{texts.name} texts")
             run(texts, engines)
@@ -48,35 +66,29 @@ def rows_of(count: int, repeats: int) -> Iterator[Row]:
             yield from (_summary(texts, engine, torch.engine, passes) for engine in engines)
 
 
-def timed(embedder: Embedder, texts: Sequence[str]) -> Embedded:
-    started = time.perf_counter()
-    vectors = embedder.embed(texts)
-    return Embedded(vectors, time.perf_counter() - started)
+def _timed(embedder: Embedder, texts: Sequence[str]) -> float:
+    return seconds_of(lambda: embedder.embed(texts))
 
 
-def run(texts: Texts, engines: Mapping[str, Embed]) -> dict[str, Embedded]:
+def run(texts: Texts, engines: Mapping[str, Embed]) -> dict[str, float]:
+    """The seconds that each engine took for the texts."""
     seconds = dict.fromkeys(engines, 0.0)
-    vectors: dict[str, list[Vectors]] = {engine: [] for engine in engines}
     for batch in batches(texts.texts, _BATCH):
         for engine, embed in engines.items():
-            embedded = embed(batch)
-            seconds[engine] += embedded.seconds
-            vectors[engine].append(embedded.vectors)
-    return {engine: Embedded(np.concatenate(vectors[engine]), seconds[engine]) for engine in engines}
+            seconds[engine] += embed(batch)
+    return seconds
 
 
-def _summary(texts: Texts, engine: str, torch_engine: str, passes: Sequence[Mapping[str, Embedded]]) -> Row:
-    first = passes[0]
+def _summary(texts: Texts, engine: str, torch_engine: str, passes: Sequence[Mapping[str, float]]) -> Row:
     row: Row = {
         "engine": engine,
         "texts": texts.name,
         "tokens": fmean(texts.lengths),
-        "traces_per_s": median(len(texts.texts) / each[engine].seconds for each in passes),
-        "to_torch": median(each[torch_engine].seconds / each[engine].seconds for each in passes),
-        "cosine_min": float(np.sum(first[engine].vectors * first[torch_engine].vectors, axis=1).min()),
+        "traces_per_s": median(len(texts.texts) / each[engine] for each in passes),
+        "to_torch": median(each[torch_engine] / each[engine] for each in passes),
     }
-    if _REFERENCE in first:
-        row["to_reference"] = median(each[_REFERENCE].seconds / each[engine].seconds for each in passes)
+    if _REFERENCE in passes[0]:
+        row["to_reference"] = median(each[_REFERENCE] / each[engine] for each in passes)
     return row
 
 

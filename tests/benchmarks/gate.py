@@ -1,4 +1,4 @@
-"""What a gate accepts of the real traces, in file order and over shuffled ones; ``novelty`` explains the figures."""
+"""What a gate accepts of the real traces, over shuffled orders; ``novelty`` explains the figures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence

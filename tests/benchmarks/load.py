@@ -6,7 +6,6 @@ import signal
 import tempfile
 import threading
 import time
-from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
@@ -20,7 +19,7 @@ from kp_scorer.client import Client
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import as_new, cpu_seconds, own_redis, real, redis_of, samples
+from tests.benchmarks.common import as_new, cpu_seconds, own_redis, redis_of, typical
 from tests.support.processes import start_worker
 
 _WITH_EMBEDDER: Final = MappingProxyType({"embedding.required": True})
@@ -50,15 +49,11 @@ class Published:
         self._arrived = threading.Condition()
         self.at: dict[str, float] = {}
         """When each decision was read from its queue, by trace id; seconds of ``time.time``."""
-        self._messages: dict[str, dict[str, Any]] = {}
         threading.Thread(target=self._consume, daemon=True).start()
 
     def wait_for(self, count: int, timeout_s: float = 300.0) -> None:
         with self._arrived:
             assert self._arrived.wait_for(lambda: len(self.at) >= count, timeout_s), f"{len(self.at)} of {count} decisions"
-
-    def body(self, trace_id: str) -> bytes:
-        return b64decode(self._messages[trace_id]["body"])
 
     def _consume(self) -> None:
         while True:
@@ -69,11 +64,9 @@ class Published:
             if item is None:
                 continue
             now = time.time()
-            message = json.loads(item[1])
-            trace_id = message["properties"]["message_id"]
+            trace_id = json.loads(item[1])["properties"]["message_id"]
             with self._arrived:
                 self.at[trace_id] = now
-                self._messages[trace_id] = message
                 self._arrived.notify_all()
 
 
@@ -96,18 +89,17 @@ class Bench(NamedTuple):
         elapsed_s = max(self.published.at[trace.id] for trace in items) - started
         return Speed(len(items) / elapsed_s, (sum(map(cpu_seconds, self.processes)) - cpu_s) / len(items) * 1_000)
 
-    def submit_at(self, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> dict[str, tuple[float, float]]:
-        """Submit traces with these gaps in seconds, and wait for all decisions; when each call of submit began and ended."""
+    def ways_ms(self, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> list[float]:
+        """Submit traces with these gaps in seconds; the milliseconds from each call of submit until its decision is read."""
         before, due = len(self.published.at), time.time()
-        submitted: dict[str, tuple[float, float]] = {}
+        submitted: dict[str, float] = {}
         for trace, gap in zip(items, gaps, strict=True):
             due += gap
             time.sleep(max(0.0, due - time.time()))
-            started = time.time()
+            submitted[trace.id] = time.time()
             self.client.submit(trace)
-            submitted[trace.id] = started, time.time()
         self.published.wait_for(before + len(items))
-        return submitted
+        return [(self.published.at[trace_id] - started) * 1_000 for trace_id, started in submitted.items()]
 
 
 @contextmanager
@@ -130,4 +122,4 @@ def open_bench(changed: Mapping[str, object] = _WITH_EMBEDDER, workers: int = 1)
 
 def traces(count: int) -> list[ReasoningTrace]:
     """So many new traces with the texts of the real ones, or of the samples where there are no real ones."""
-    return as_new(list(islice(cycle(real() or samples()), count)))
+    return as_new(list(islice(cycle(typical()), count)))

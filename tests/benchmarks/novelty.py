@@ -12,8 +12,8 @@ not, in which it is newer (the area under the ROC curve); a tie is half a pair.
 - ``approaches``: pairs of attempts with one objective that call other tools and end otherwise, against such that do neither.
 - ``of_firsts``, ``of_repeats``: mean novelty of those in ``separated``; ``repeats_below``, ``firsts_below``: the shares of them
   below a novelty of 0.105.
-- ``embedded_per_s``, ``ratio``: traces that the bare embedder embeds a second, and how many times as many as by the recipe
-  `trace`; the embedders take turns batch by batch, and both are medians of the passes.
+- ``ratio``: how many times as many traces the bare embedder embeds a second as by the recipe `trace`; the embedders take turns
+  batch by batch, and it is the median of the passes.
 
 Then what a gate accepts that takes the fifth of each domain with the highest scores, for each ``novelty.against``. A task is an
 objective here, a success has ``metadata.success`` and a confidence of 0.5 or more, and a copy is accepted after another trace
@@ -25,7 +25,7 @@ of its task was.
 - ``covered``: of tasks with a success, the share with an accepted one.
 - ``successes``, ``copies``: the shares of them among the accepted.
 
-In file order, and over shuffled ones together; beside ``by_objective``, and beside what knows nothing, taken for novelty and
+Over shuffled orders together; beside ``by_objective``, and beside what knows nothing, taken for novelty and
 for the score: the ``position`` in the order, where earlier is more; the ``length`` in characters; ``success``; and the
 ``source``, by framework, at its best: the share of firsts among its traces, or of successes. What ties is in any order.
 """
@@ -84,7 +84,6 @@ def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: dict[str, d
             "by": name,
             **_of_tasks(traces, vectors),
             **_of_changed(embedder, traces, vectors),
-            "embedded_per_s": median(len(traces) / each[name] for each in passes),
             "ratio": median(each["trace"] / each[name] for each in passes),
         }
         ranks[name] = {against: gate.by_score(vectors, against) for against in ("all", "succeeded")}
@@ -92,11 +91,10 @@ def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: dict[str, d
 
 def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], count: int) -> Iterator[Row]:
     chance = np.random.default_rng(1)
-    by_file = np.arange(gate.traces)
-    for name, order in (("file", [by_file]), ("shuffled", [chance.permutation(by_file) for _ in range(count)])):
-        for by, of_settings in ranks.items():
-            for against, rank in of_settings.items():
-                yield {"order": name, "by": by, "against": against, **gate.row(rank, order)}
+    orders = [chance.permutation(gate.traces) for _ in range(count)]
+    for by, of_settings in ranks.items():
+        for against, rank in of_settings.items():
+            yield {"by": by, "against": against, **gate.row(rank, orders)}
 
 
 def _seconds_of(embedders: Mapping[str, Embedder], traces: Sequence[ReasoningTrace]) -> dict[str, float]:

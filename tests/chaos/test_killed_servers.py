@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -43,22 +44,14 @@ def spans_of_a_run(number: int) -> list[ReadableSpan]:
     return list(recorded.get_finished_spans())
 
 
-def exported_by_agents(servers: list[HttpServer], is_over: threading.Event) -> list[str]:
-    """The ids of all runs whose spans were acknowledged, one after the other, by whichever server, until it is over."""
-    numbers = itertools.count()
-
-    def work(_: int) -> list[str]:
-        exporters = itertools.cycle([OTLPSpanExporter(f"{server.url}/v1/traces", timeout=20) for server in servers])
-        acknowledged = []
-        while not is_over.wait(0.02):
-            spans = spans_of_a_run(next(numbers))
-            if all(next(exporters).export([span]) is SpanExportResult.SUCCESS for span in spans):
-                acknowledged.append(f"kp:trace:otel:{spans[0].context.trace_id:032x}")
-            next(exporters)
-        return acknowledged
-
-    with ThreadPoolExecutor(AGENTS) as pool:
-        return [run_id for of_agent in pool.map(work, range(AGENTS)) for run_id in of_agent]
+def export(servers: list[HttpServer], numbers: Iterator[int], acknowledged: list[str], is_over: threading.Event) -> None:
+    """Export one run after the other, by whichever server, until it is over; note the ids of those that were accepted."""
+    exporters = itertools.cycle([OTLPSpanExporter(f"{server.url}/v1/traces", timeout=20) for server in servers])
+    while not is_over.wait(0.02):
+        spans = spans_of_a_run(next(numbers))
+        if all(next(exporters).export([span]) is SpanExportResult.SUCCESS for span in spans):
+            acknowledged.append(f"kp:trace:otel:{spans[0].context.trace_id:032x}")
+        next(exporters)
 
 
 @pytest.mark.slow
@@ -74,10 +67,14 @@ def test_every_acknowledged_run_is_decided_once(
         open_server(settings, tmp_path / "second.log", **quick) as second,
         Client(settings) as client,
     ):
-        with ThreadPoolExecutor() as pool:
-            exporting = pool.submit(exported_by_agents, [first, second], is_over)
+        acknowledged, numbers = list[str](), itertools.count()
+        with ThreadPoolExecutor(AGENTS) as pool:
+            exporting = [pool.submit(export, [first, second], numbers, acknowledged, is_over) for _ in range(AGENTS)]
             try:
                 for _ in range(KILLS):
+                    # Agents try again after some seconds.
+                    before = len(acknowledged)
+                    wait_until(lambda before=before: len(acknowledged) > before)  # type: ignore[misc]
                     time.sleep(choice.uniform(0.1, 0.7))
                     server = choice.choice([first, second])
                     server.process.process.kill()
@@ -85,8 +82,8 @@ def test_every_acknowledged_run_is_decided_once(
                     server.start()
             finally:
                 is_over.set()
-            acknowledged = exporting.result()
-        assert len(acknowledged) > KILLS
+            for each in exporting:
+                each.result()
         decided = {status.trace_id for status in client.as_completed(acknowledged, timeout_s=60) if status.decision}
         assert decided == set(acknowledged)
         # A claim of a server that was killed ends by itself.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.redis_transport.queue import QueueKeys
@@ -12,8 +13,12 @@ from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import wait_until
+from tests.support.servers import redis_servers
 
 AN_HOUR_MS = 3_600_000
+
+# What our scripts make of a time does not depend on the server.
+pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 
 def test_what_a_dead_consumer_had_is_reclaimed(settings: Settings, redis_client: redis.Redis) -> None:

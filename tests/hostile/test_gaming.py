@@ -1,13 +1,16 @@
 """Traces made for their score, with the real model: what the reference's formula gives away, and what each guard answers."""
 
+from collections.abc import Sequence
+from functools import cache
 from random import Random
 from string import ascii_lowercase
 from typing import Final
 
+import numpy as np
 import pytest
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
-from kp_scorer.embedding.embedder import Embedder
+from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.ledger.records import MemoryLedger
@@ -26,11 +29,22 @@ OTHER_TYPES: Final = [step(kind) for kind in ("thought", "observation", "tool_ca
 pytestmark = pytest.mark.skipif(find_model("") is None, reason="the model is not installed")
 
 
+class Remembering(Embedder):
+    """Embeds each text once, however many traces have it."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.name, self.space, self.dimensions, self.recipe = "", embedder.space, embedder.dimensions, embedder.recipe
+        self._vector = cache(lambda text: embedder.embed([text])[0])
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        return np.stack([self._vector(text) for text in texts])
+
+
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
     embedder = select_embedder(EmbeddingSettings(required=True), "trace")
     assert embedder
-    return embedder
+    return Remembering(embedder)
 
 
 def hollow(number: int, domain: str, objective: str) -> ReasoningTrace:

@@ -38,6 +38,7 @@ WIDE: Final = "\U0001f600" + "x" * 16_000_000
 """A text that takes four bytes of memory for each of its own, by its first character."""
 
 
+@pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 @pytest.mark.parametrize(
     "item",
     [

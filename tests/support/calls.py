@@ -1,7 +1,9 @@
-"""How much work is done, counted rather than timed: the same on every machine, however busy."""
+"""How much work is done and memory taken, counted rather than timed: the same on every machine, however busy."""
 
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def calls_during(action: Callable[[], object]) -> int:
@@ -19,3 +21,20 @@ def calls_during(action: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return calls
+
+
+class Memory:
+    """What Python allocated in a block, once it has ended."""
+
+    held_bytes = peak_bytes = 0
+
+
+@contextmanager
+def traced_memory() -> Iterator[Memory]:
+    memory = Memory()
+    tracemalloc.start()
+    try:
+        yield memory
+        memory.held_bytes, memory.peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()

@@ -4,7 +4,9 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import redis
@@ -81,18 +83,9 @@ class Shipped:
         self.process.wait()
 
     def _start(self, executable: str) -> "subprocess.Popen[bytes]":
-        commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
-        program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{commands}'
-        subprocess.run(["bash", "-euc", program], cwd=self._directory, check=True, timeout=60)
-        more = ("user administrator on", "user consumer on", "user replica on")
-        added = [block for block in blocks("deploy/OPERATIONS.md") if block.startswith(more)]
-        assert len(added) == len(more)
-        with (self._directory / "users.acl").open("a") as users:
-            users.write("".join(added).replace("PASSWORD-OF-", ">"))
-        if self._users:
-            (self._directory / "users.acl").write_text(self._users, "utf-8")
-        with (self._directory / "redis.conf").open("a") as configuration:
-            configuration.write(self._more)
+        configuration, users = _files_as_documented()
+        (self._directory / "redis.conf").write_text(configuration + self._more, "utf-8")
+        (self._directory / "users.acl").write_text(self._users or users, "utf-8")
         arguments = ["redis.conf", *self._arguments(), *_AS_OF_7 * (major_version(executable) >= 7)]
         with (self._directory / "redis.log").open("wb") as log:
             process = subprocess.Popen([executable, *arguments], cwd=self._directory, stdout=log)
@@ -113,6 +106,21 @@ class Shipped:
         return ["--tls-port", str(self.port)]
 
 
+@cache
+def _files_as_documented() -> tuple[str, str]:
+    """redis.conf and users.acl, as the commands of the documents make them; one and the same for all servers of a run."""
+    commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
+    program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{commands}'
+    more = ("user administrator on", "user consumer on", "user replica on")
+    added = [block for block in blocks("deploy/OPERATIONS.md") if block.startswith(more)]
+    assert len(added) == len(more)
+    with TemporaryDirectory() as directory:
+        subprocess.run(["bash", "-euc", program], cwd=directory, check=True, timeout=60)
+        configuration, users = (Path(directory, name).read_text("utf-8") for name in ("redis.conf", "users.acl"))
+    return configuration, users + "".join(added).replace("PASSWORD-OF-", ">")
+
+
+@cache
 def major_version(executable: str) -> int:
     """The 7 of Redis 7.0.15; Valkey, which begins with Redis 7.2, has greater ones."""
     text = subprocess.run([executable, "--version"], check=True, capture_output=True, text=True).stdout

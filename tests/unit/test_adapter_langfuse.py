@@ -95,22 +95,21 @@ def test_all_forms_of_export_give_the_same_trace() -> None:
 
 
 def test_span_that_a_model_called_by_its_name_is_a_tool() -> None:
-    kinds = {"berths": "SPAN"}
-    spans = [each | {"type": kinds.get(each["name"], each["type"])} for each in OBSERVATIONS]
-    spans.append(observation("SPAN", "parse-answer", 7, input="x", output="y"))
-    assert steps_of("langfuse", spans) == STEPS
+    spans = [each | ({"type": "SPAN"} if each["name"] == "berths" else {}) for each in OBSERVATIONS]
+    assert steps_of("langfuse", [*spans, observation("SPAN", "parse-answer", 7, input="x", output="y")]) == STEPS
 
 
 def test_error_and_event_are_observations() -> None:
-    failed = OBSERVATIONS[2] | {"level": "ERROR", "output": None, "statusMessage": "pier B does not answer"}
     again = CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"id": "call_2"}]}
-    retry = observation("GENERATION", "plan", 5, input=[ASKED], output=again)
-    event = observation("EVENT", "gauge", 6, input={"level": "high"}, endTime=None)
-    retrieved = observation("RETRIEVER", "berths", 7, input={"pier": "B"}, output=["B4"])
-    assert steps_of(
-        "langfuse",
-        [OBSERVATIONS[1], failed, retry, event, retrieved, observation("GENERATION", "answer", 9, input="And?", output=FREE)],
-    ) == [
+    spans = [
+        OBSERVATIONS[1],
+        OBSERVATIONS[2] | {"level": "ERROR", "output": None, "statusMessage": "pier B does not answer"},
+        observation("GENERATION", "plan", 5, input=[ASKED], output=again),
+        observation("EVENT", "gauge", 6, input={"level": "high"}, endTime=None),
+        observation("RETRIEVER", "berths", 7, input={"pier": "B"}, output=["B4"]),
+        observation("GENERATION", "answer", 9, input="And?", output=FREE),
+    ]
+    assert steps_of("langfuse", spans) == [
         STEPS[0],
         ("observation", "pier B does not answer"),
         ("error_recovery", "berths", 'berths({"pier": "B"})'),
@@ -132,13 +131,16 @@ def test_failure_of_a_model_is_an_error_and_of_the_only_root_no_success() -> Non
     assert trace["metadata"]["success"] is True
 
 
-def numbered(n: int, call_id: str = "call_0") -> Json:
-    function = {"name": "sound", "arguments": f'{{"buoy": {n}}}'}
-    return CALLED | {"tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+def calling(name: str, arguments: str, call_id: str = "call_0") -> Json:
+    return CALLED | {"tool_calls": [{"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}]}
 
 
-def depth(text: str, call_id: str = "call_0") -> Json:
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
+def numbered(n: int) -> Json:
+    return calling("sound", f'{{"buoy": {n}}}')
+
+
+def depth(text: str) -> Json:
+    return {"role": "tool", "tool_call_id": "call_0", "content": text}
 
 
 def generations(*turns: tuple[list[Json], object]) -> list[Json]:
@@ -146,6 +148,10 @@ def generations(*turns: tuple[list[Json], object]) -> list[Json]:
         observation("GENERATION", "plan", second, input=inputs, output=outputs)
         for second, (inputs, outputs) in enumerate(turns)
     ]
+
+
+def steps(*turns: tuple[list[Json], object]) -> list[tuple[str, ...]]:
+    return steps_of("langfuse", generations(*turns))
 
 
 SOUNDED: Final = [
@@ -159,39 +165,40 @@ HISTORY: Final = [ASKED, numbered(1), depth("3 m"), numbered(2), depth("5 m")]
 
 
 @pytest.mark.parametrize(
-    "turns",
+    ("turns", "expected"),
     [
-        [(HISTORY[:1], HISTORY[1]), (HISTORY[:3], HISTORY[3]), (HISTORY, FREE)],
-        [(HISTORY[:3], None), (HISTORY, FREE)],
-        [(HISTORY, FREE)],
-        [(HISTORY[:1], HISTORY[1]), (HISTORY[:3], HISTORY[3]), ([ASKED, *HISTORY[3:]], FREE)],
+        ([(HISTORY[:1], HISTORY[1]), (HISTORY[:3], HISTORY[3]), (HISTORY, FREE)], SOUNDED),
+        ([(HISTORY[:3], None), (HISTORY, FREE)], SOUNDED),
+        ([(HISTORY, FREE)], SOUNDED),
+        ([(HISTORY[:1], HISTORY[1]), (HISTORY[:3], HISTORY[3]), ([ASKED, *HISTORY[3:]], FREE)], SOUNDED),
+        ([(HISTORY[:1], numbered(1)), ([ASKED, numbered(9), depth("3 m")], FREE)], [*SOUNDED[:2], SOUNDED[4]]),
+        ([([ASKED, depth("3 m")], numbered(2)), ([ASKED, *HISTORY[2:]], FREE)], SOUNDED[1:]),
     ],
-    ids=["each time whole", "answers unrecorded", "only the last", "without what came first"],
+    ids=[
+        *("each time whole", "answers unrecorded", "only the last", "without what came first"),
+        *("a call whose arguments are shown in other words is one", "a result without its call counts once"),
+    ],
 )
-def test_ids_that_each_answer_counts_anew_are_several_calls(turns: list[tuple[list[Json], object]]) -> None:
-    assert steps_of("langfuse", generations(*turns)) == SOUNDED
+def test_ids_that_each_answer_counts_anew_are_several_calls(turns: Any, expected: list[tuple[str, ...]]) -> None:
+    assert steps(*turns) == expected
 
 
 def test_repeated_calls_with_one_id_count_as_often_as_models_output_them() -> None:
     history = [ASKED, numbered(1), depth("3 m"), numbered(1), depth("2 m"), numbered(1), depth("1 m")]
     turns = [(history[:at], history[at]) for at in (1, 3, 5)]
+    sounded = [step for text in ("3 m", "2 m", "1 m") for step in (SOUNDED[0], ("observation", text))]
     for last in (history, [ASKED, *history[5:]]):
-        assert steps_of("langfuse", generations(*turns, (last, FREE))) == [
-            step for text in ("3 m", "2 m", "1 m") for step in (SOUNDED[0], ("observation", text))
-        ] + [SOUNDED[4]]
+        assert steps(*turns, (last, FREE)) == [*sounded, SOUNDED[4]]
 
 
 def test_agent_that_a_tool_asks_may_count_its_calls_as_the_asking_one_does() -> None:
-    pilot: Json = CALLED | {"tool_calls": [{"id": "call_0", "function": {"name": "pilot", "arguments": "{}"}}]}
+    pilot = calling("pilot", "{}")
     question = {"role": "user", "content": "How deep is it?"}
-    assert steps_of(
-        "langfuse",
-        generations(
-            ([ASKED], pilot),
-            ([question], numbered(1)),
-            ([question, numbered(1), depth("3 m")], "Three metres."),
-            ([ASKED, pilot, depth("Three metres, says the pilot.")], FREE),
-        ),
+    assert steps(
+        ([ASKED], pilot),
+        ([question], numbered(1)),
+        ([question, numbered(1), depth("3 m")], "Three metres."),
+        ([ASKED, pilot, depth("Three metres, says the pilot.")], FREE),
     ) == [
         ("tool_call", "pilot", "pilot({})"),
         ("observation", "How deep is it?"),
@@ -200,18 +207,6 @@ def test_agent_that_a_tool_asks_may_count_its_calls_as_the_asking_one_does() -> 
         ("observation", "Three metres, says the pilot."),
         ("thought", FREE),
     ]
-
-
-def test_call_whose_arguments_are_shown_in_other_words_is_one() -> None:
-    assert steps_of("langfuse", generations(([ASKED], numbered(1)), ([ASKED, numbered(9), depth("3 m")], FREE))) == [
-        *SOUNDED[:2],
-        SOUNDED[4],
-    ]
-
-
-def test_result_without_its_call_counts_once() -> None:
-    inputs = [ASKED, depth("3 m")]
-    assert steps_of("langfuse", generations((inputs, numbered(2)), ([*inputs, *HISTORY[3:]], FREE))) == SOUNDED[1:]
 
 
 @pytest.mark.parametrize(
@@ -245,17 +240,8 @@ def test_output_of_a_span_is_a_message_only_in_the_form_of_one(content: object, 
     assert steps_of("langfuse", TRACE | {"output": content}) == [("thought", text)]
 
 
-def test_messages_of_a_generation_may_have_parts() -> None:
-    asked = {"role": "user", "parts": [{"type": "text", "content": "Which berths are free?"}]}
-    answer = {"role": "assistant", "parts": [{"type": "reasoning", "content": "B."}, {"type": "text", "content": FREE}]}
-    (trace,) = converted("langfuse", generations(([asked], [answer])))
-    assert (trace["task"]["objective"], steps_in(trace)) == (ASKED["content"], [("thought", "B."), ("thought", FREE)])
-
-
 def test_object_in_an_answer_becomes_json() -> None:
-    assert steps_of("langfuse", generations(([ASKED], {"content": {"berth": "B4"}}))) == [
-        ("thought", '{"content": {"berth": "B4"}}')
-    ]
+    assert steps(([ASKED], {"content": {"berth": "B4"}})) == [("thought", '{"content": {"berth": "B4"}}')]
 
 
 def test_calls_without_a_content_are_a_message() -> None:

@@ -26,6 +26,15 @@ def result(call_id: str, content: object) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
+def item(kind: str, **fields: object) -> Message:
+    """An item of the Responses API."""
+    return {"type": kind, **fields}
+
+
+def steps(*messages: object) -> list[tuple[str, ...]]:
+    return steps_of("openai", list(messages))
+
+
 TIDES: Final = [
     {"role": "system", "content": "You know the harbours of the North Sea."},
     user("When is high water in Esbjerg tomorrow?"),
@@ -68,15 +77,12 @@ def test_a_source_is_one_conversation_or_a_list_of_several(source: object) -> No
 
 def test_parallel_calls_come_before_their_results() -> None:
     calls = [call("call_a", "stock", '{"item": "rope"}'), call("call_b", "stock", '{"item": "sail"}')]
-    assert steps_of(
-        "openai",
-        [
-            user("Are rope and sail there?"),
-            assistant("I look for both.", *calls),
-            result("call_a", [{"type": "text", "text": "12"}, {"type": "text", "text": "in hall 3"}]),
-            result("call_b", "0"),
-            assistant([{"type": "text", "text": "Rope, yes."}, {"type": "refusal", "refusal": "Sail, no."}]),
-        ],
+    assert steps(
+        user("Are rope and sail there?"),
+        assistant("I look for both.", *calls),
+        result("call_a", [{"type": "text", "text": "12"}, {"type": "text", "text": "in hall 3"}]),
+        result("call_b", "0"),
+        assistant([{"type": "text", "text": "Rope, yes."}, {"type": "refusal", "refusal": "Sail, no."}]),
     ) == [
         ("thought", "I look for both."),
         ("tool_call", "stock", 'stock({"item": "rope"})'),
@@ -88,58 +94,42 @@ def test_parallel_calls_come_before_their_results() -> None:
 
 
 def test_deprecated_calls_of_functions() -> None:
-    assert steps_of(
-        "openai",
-        [
-            user("How deep is the lock?"),
-            {"role": "assistant", "content": None, "function_call": {"name": "depth", "arguments": '{"lock": 7}'}},
-            {"role": "function", "name": "depth", "content": "4.5 m"},
-            assistant("4.5 metres."),
-        ],
-    ) == [
-        ("tool_call", "depth", 'depth({"lock": 7})'),
-        ("observation", "4.5 m"),
-        ("thought", "4.5 metres."),
-    ]
+    assert steps(
+        user("How deep is the lock?"),
+        assistant() | {"function_call": {"name": "depth", "arguments": '{"lock": 7}'}},
+        {"role": "function", "name": "depth", "content": "4.5 m"},
+        assistant("4.5 metres."),
+    ) == [("tool_call", "depth", 'depth({"lock": 7})'), ("observation", "4.5 m"), ("thought", "4.5 metres.")]
+
+
+CUSTOM: Final = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "uname -a"}}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "arguments_text", "wrapped"),
+    ("called", "arguments_text", "wrapped"),
     [
-        ('{"a": 1}', '{"a": 1}', {"a": 1}),
-        ("", "", {}),
-        ("[1, 2]", "[1, 2]", {"arguments": [1, 2]}),
-        ('{"a": ', '{"a": ', {"arguments": '{"a": '}),
+        (call("c", "f", '{"a": 1}'), '{"a": 1}', {"a": 1}),
+        (call("c", "f", ""), "", {}),
+        (call("c", "f", "[1, 2]"), "[1, 2]", {"arguments": [1, 2]}),
+        (call("c", "f", '{"a": '), '{"a": ', {"arguments": '{"a": '}),
+        (CUSTOM, "uname -a", {"arguments": "uname -a"}),
     ],
+    ids=["an object", "none", "a list", "no JSON", "the text of a custom tool"],
 )
-def test_arguments_that_are_no_object_are_kept(arguments: str, arguments_text: str, wrapped: object) -> None:
-    (trace,) = converted("openai", [user("go"), assistant(None, call("c", "f", arguments)), result("c", "done")])
-    assert (trace["steps"][0]["content"], trace["steps"][0]["input"]) == (f"f({arguments_text})", wrapped)
+def test_arguments_that_are_no_object_are_kept(called: Message, arguments_text: str, wrapped: object) -> None:
+    (trace,) = converted("openai", [user("go"), assistant(None, called), result("c", "done")])
+    first = {"step_id": 0, "type": "tool_call", "content": f"f({arguments_text})", "tool": {"name": "f"}, "input": wrapped}
+    assert trace["steps"][0] == first
     assert trace["outcome"]["result_summary"] == "done"
 
 
-def test_custom_tools_take_text() -> None:
-    tool_call = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "uname -a"}}
-    (trace,) = converted("openai", [user("go"), assistant(None, tool_call), result("c", "Linux")])
-    assert trace["steps"][0] | {"step_id": 0} == {
-        "step_id": 0,
-        "type": "tool_call",
-        "content": "shell(uname -a)",
-        "tool": {"name": "shell"},
-        "input": {"arguments": "uname -a"},
-    }
-
-
 def test_later_messages_of_the_user_are_observations() -> None:
-    assert steps_of(
-        "openai",
-        [
-            user("Book a berth."),
-            assistant("For which boat?"),
-            user([{"type": "text", "text": "The cutter."}, {"type": "image_url", "image_url": {}}]),
-            assistant("Berth 14."),
-        ],
-    ) == [("thought", "For which boat?"), ("observation", "The cutter."), ("thought", "Berth 14.")]
+    later = user([{"type": "text", "text": "The cutter."}, {"type": "image_url", "image_url": {}}])
+    assert steps(user("Book a berth."), assistant("For which boat?"), later, assistant("Berth 14.")) == [
+        ("thought", "For which boat?"),
+        ("observation", "The cutter."),
+        ("thought", "Berth 14."),
+    ]
 
 
 def test_answer_beside_its_request_is_part_of_the_conversation() -> None:
@@ -158,14 +148,10 @@ def test_answer_beside_its_request_is_part_of_the_conversation() -> None:
     ("request_sent", "response"),
     [
         ({"model": "m", "messages": TIDES[:-1]}, {"choices": [{"message": TIDES[-1]}], "created": 1_767_225_600}),
-        ({"model": "m", "input": "When?"}, {"output": [{"role": "assistant", "content": "Now."}], "created_at": 1_767_225_600}),
-        ({"system": "s", "messages": TIDES[1:-1]}, {"role": "assistant", "content": [{"type": "text", "text": "Now."}]}),
-        (
-            {"contents": [{"role": "user", "parts": [{"text": "When?"}]}]},
-            {"candidates": [{"content": {"role": "model", "parts": [{"text": "Now."}]}}]},
-        ),
+        ({"model": "m", "input": "When?"}, {"output": [assistant("Now.")], "created_at": 1_767_225_600}),
+        ({"system": "s", "messages": TIDES[1:-1]}, assistant([{"type": "text", "text": "Now."}])),
     ],
-    ids=["chat completions", "responses", "anthropic", "gemini"],
+    ids=["chat completions", "responses", "anthropic"],
 )
 def test_log_of_a_request_and_its_response_is_a_trace(request_sent: Message, response: Message) -> None:
     (trace,) = converted("openai", {"id": 7, "request": request_sent, "response": response})
@@ -201,14 +187,11 @@ def test_chats_that_only_begin_alike_stay_several() -> None:
 
 def test_screenshots_are_left_out() -> None:
     shot = {"type": "computer_screenshot", "image_url": "data:image/png;base64,iVBORw0KGgo="}
-    assert steps_of(
-        "openai",
-        [
-            user("Open the chart."),
-            {"type": "computer_call", "id": "cc_1", "call_id": "c", "action": {"type": "screenshot"}},
-            {"type": "computer_call_output", "call_id": "c", "output": shot},
-            assistant("It is open."),
-        ],
+    assert steps(
+        user("Open the chart."),
+        item("computer_call", id="cc_1", call_id="c", action={"type": "screenshot"}),
+        item("computer_call_output", call_id="c", output=shot),
+        assistant("It is open."),
     ) == [
         ("tool_call", "computer", 'computer({"action": {"type": "screenshot"}})'),
         ("observation", ""),
@@ -220,17 +203,13 @@ def test_images_that_built_in_tools_make_are_left_out() -> None:
     image = "iVBORw0KGgo="
     plot = {"type": "image", "url": f"data:image/png;base64,{image}"}
     logs = {"type": "logs", "logs": "4.5 m"}
-    (trace,) = converted(
-        "openai",
-        [
-            user("Draw the lock."),
-            {"type": "image_generation_call", "id": "ig_1", "size": "1024x1024", "result": image},
-            {"type": "code_interpreter_call", "id": "ci_1", "code": "plot()", "outputs": [plot, logs]},
-            {"type": "code_interpreter_call", "id": "ci_2", "code": "pass", "outputs": None},
-            {"type": "local_shell_call", "id": "ls_1", "action": {"type": "exec"}, "result": "kept"},
-            assistant("It is drawn."),
-        ],
-    )
+    items = [
+        item("image_generation_call", id="ig_1", size="1024x1024", result=image),
+        item("code_interpreter_call", id="ci_1", code="plot()", outputs=[plot, logs]),
+        item("code_interpreter_call", id="ci_2", code="pass", outputs=None),
+        item("local_shell_call", id="ls_1", action={"type": "exec"}, result="kept"),
+    ]
+    (trace,) = converted("openai", [user("Draw the lock."), *items, assistant("It is drawn.")])
     assert [step["input"] for step in trace["steps"][:-1]] == [
         {"size": "1024x1024"},
         {"code": "plot()", "outputs": [logs]},
@@ -241,41 +220,22 @@ def test_images_that_built_in_tools_make_are_left_out() -> None:
 
 
 def test_object_that_a_tool_returns_is_kept_though_it_has_a_type() -> None:
-    called = assistant(None, call("c", "berth", "{}"))
-    (trace,) = converted("openai", [TIDES[1], called, result("c", {"type": "berth", "number": 4})])
-    assert steps_in(trace)[1] == ("observation", '{"number": 4, "type": "berth"}')
+    returned = result("c", {"type": "berth", "number": 4})
+    assert steps(TIDES[1], assistant(None, call("c", "berth", "{}")), returned)[1][1] == '{"number": 4, "type": "berth"}'
 
 
 def test_request_and_response_of_the_responses_api() -> None:
-    (trace,) = converted(
-        "openai",
-        {
-            "created_at": 1_767_225_600,
-            "input": "Is the bridge open?",
-            "output": [
-                {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "I need the timetable."}]},
-                {"type": "function_call", "call_id": "fc_1", "name": "bridge", "arguments": '{"day": "Friday"}'},
-                {"type": "function_call_output", "call_id": "fc_1", "output": "closed"},
-                {
-                    "type": "web_search_call",
-                    "id": "ws_1",
-                    "status": "completed",
-                    "action": {"type": "search", "query": "bridge"},
-                },
-                {
-                    "type": "mcp_call",
-                    "id": "m_1",
-                    "server_label": "town",
-                    "name": "notices",
-                    "arguments": "{}",
-                    "output": "none",
-                },
-                {"type": "item_reference", "id": "x"},
-                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Not on Friday."}]},
-            ],
-        },
-        supplied=SUPPLIED._replace(created_at=None),
-    )
+    output = [
+        item("reasoning", id="rs_1", summary=[{"type": "summary_text", "text": "I need the timetable."}]),
+        item("function_call", call_id="fc_1", name="bridge", arguments='{"day": "Friday"}'),
+        item("function_call_output", call_id="fc_1", output="closed"),
+        item("web_search_call", id="ws_1", status="completed", action={"type": "search", "query": "bridge"}),
+        item("mcp_call", id="m_1", server_label="town", name="notices", arguments="{}", output="none"),
+        item("item_reference", id="x"),
+        item("message", **assistant([{"type": "output_text", "text": "Not on Friday."}])),
+    ]
+    log = {"created_at": 1_767_225_600, "input": "Is the bridge open?", "output": output}
+    (trace,) = converted("openai", log, supplied=SUPPLIED._replace(created_at=None))
     assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
     assert trace["task"]["objective"] == "Is the bridge open?"
     assert steps_in(trace) == [
@@ -290,14 +250,10 @@ def test_request_and_response_of_the_responses_api() -> None:
 
 
 def test_failed_mcp_call_is_an_error() -> None:
-    items = [
-        {"type": "message", "role": "user", "content": "go"},
-        {"type": "mcp_call", "id": "m_1", "name": "notices", "arguments": "{}", "error": {"code": 504}},
-        {"type": "custom_tool_call", "call_id": "c", "name": "shell", "input": "ls"},
-        {"type": "custom_tool_call_output", "call_id": "c", "output": "a b"},
-    ]
-    (trace,) = converted("openai", items)
-    assert [step["type"] for step in trace["steps"]] == ["tool_call", "observation", "error_recovery", "observation"]
+    mcp = item("mcp_call", id="m_1", name="notices", arguments="{}", error={"code": 504})
+    shell = item("custom_tool_call", call_id="c", name="shell", input="ls")
+    called = steps(item("message", **user("go")), mcp, shell, item("custom_tool_call_output", call_id="c", output="a b"))
+    assert [kind for kind, *_ in called] == ["tool_call", "observation", "error_recovery", "observation"]
 
 
 @pytest.mark.parametrize(
@@ -311,18 +267,15 @@ def test_failed_mcp_call_is_an_error() -> None:
         ({"messages": TIDES, "choices": "x"}, "choices"),
         ({"messages": TIDES, "choices": [{"text": "x"}]}, "choices.0.message"),
         ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-        ({"messages": [*TIDES[:2], {"role": "assistant", "tool_calls": [{}]}]}, "messages.2.tool_calls.0.function"),
-        (
-            {"messages": [*TIDES[:2], {"role": "assistant", "tool_calls": [call("c", "", "{}")]}]},
-            "messages.2.tool_calls.0.function.name",
-        ),
+        ({"messages": [user(5)]}, "messages.0.content"),
+        ({"messages": [*TIDES[:2], assistant(None, {})]}, "messages.2.tool_calls.0.function"),
+        ({"messages": [*TIDES[:2], assistant(None, call("c", "", "{}"))]}, "messages.2.tool_calls.0.function.name"),
         ({"messages": TIDES[:2]}, "$"),
         ({"messages": TIDES[2:]}, "$"),
         ({"messages": TIDES[:3]}, "$"),
         ({"input": "x", "output": [], "created_at": 1e300}, "created_at"),
-        ([TIDES, {"messages": [{"role": "user", "content": {}}]}], "1.messages.0.content"),
-        ({"messages": [*TIDES[:2], {"role": "assistant", "content": "x" * 100_001}]}, "messages.2"),
+        ([TIDES, {"messages": [user({})]}], "1.messages.0.content"),
+        ({"messages": [*TIDES[:2], assistant("x" * 100_001)]}, "messages.2"),
     ],
 )
 def test_errors_name_the_place(source: object, field: str) -> None:

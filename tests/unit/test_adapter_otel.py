@@ -67,6 +67,14 @@ def export(*spans: Json) -> Json:
     return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": scope, "spans": list(spans)}]}]}
 
 
+def steps(*spans: Json) -> list[tuple[str, ...]]:
+    return steps_of("otel", export(*spans))
+
+
+def kinds(*spans: Json) -> list[str]:
+    return [kind for kind, *_ in steps(*spans)]
+
+
 def text(content: str) -> Json:
     return {"type": "text", "content": content}
 
@@ -75,13 +83,11 @@ def message(role: str, *parts: Json) -> Json:
     return {"role": role, "parts": list(parts)}
 
 
-def chat(at_ms: int, until_ms: int, inputs: Sequence[Json], outputs: Sequence[Json], **more: Any) -> Json:
-    attributes = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": json.dumps(inputs),
-        "gen_ai.output.messages": json.dumps(outputs),
-    }
-    return span("chat some-model", at_ms, until_ms, attributes, **more)
+def chat(
+    at_ms: int, until_ms: int, inputs: Sequence[Json], outputs: Sequence[Json], form: Any = json.dumps, **more: Any
+) -> Json:
+    messages = {"gen_ai.input.messages": form(inputs), "gen_ai.output.messages": form(outputs)}
+    return span("chat some-model", at_ms, until_ms, {"gen_ai.operation.name": "chat"} | messages, **more)
 
 
 def tool(name: str, at_ms: int, until_ms: int, call_id: str = "", **more: Any) -> Json:
@@ -123,25 +129,15 @@ def test_calls_of_a_model_are_a_trace() -> None:
 
 
 def test_span_of_a_tool_adds_its_latency_and_no_step() -> None:
-    without_contents = tool("get_wind", 11, 19, "call_1")
     recorded = {"gen_ai.tool.call.arguments": {"town": "Bergen"}, "gen_ai.tool.call.result": "14 m/s"}
-    for each in (
-        without_contents,
-        tool("get_wind", 11, 19, "call_1", attributes=recorded),
-        tool("get_wind", 11, 19, attributes=recorded),
-    ):
-        (trace,) = converted("otel", export(WINDY[0], each, WINDY[1]))
+    for fields in ({"call_id": "call_1"}, {"call_id": "call_1", "attributes": recorded}, {"attributes": recorded}):
+        (trace,) = converted("otel", export(WINDY[0], tool("get_wind", 11, 19, **fields), WINDY[1]))
         assert steps_in(trace) == STEPS
         assert trace["steps"][0]["latency_ms"] == 8
 
 
 def test_messages_may_be_structured() -> None:
-    attributes = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": [ASKED, CALLED, RETURNED],
-        "gen_ai.output.messages": [ANSWERED],
-    }
-    assert steps_of("otel", export(span("chat", 0, 1, attributes))) == STEPS
+    assert steps(chat(0, 1, [ASKED, CALLED, RETURNED], [ANSWERED], form=list)) == STEPS
 
 
 def test_thoughts_and_tools_of_the_provider() -> None:
@@ -152,7 +148,7 @@ def test_thoughts_and_tools_of_the_provider() -> None:
         {"type": "uri", "modality": "image", "uri": "https://example.org/map.png"},
         text("Strong."),
     ]
-    assert steps_of("otel", export(chat(0, 1, [ASKED], [message("assistant", *outputs)]))) == [
+    assert steps(chat(0, 1, [ASKED], [message("assistant", *outputs)])) == [
         ("thought", "I search first."),
         ("tool_call", "web_search", 'web_search({"query": "Bergen wind"})'),
         ("observation", '{"hits": 3}'),
@@ -181,92 +177,60 @@ def test_each_trace_id_is_a_trace() -> None:
     assert traces[0]["steps"] == traces[1]["steps"]
 
 
-def test_tool_that_failed_is_an_error_and_the_next_try_a_recovery() -> None:
+EXCEPTION: Final = {"exception.type": "TimeoutError", "exception.message": "timed out"}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        {"status": FAILED},
+        {"status": {"code": "STATUS_CODE_ERROR", "message": "timed out"}},
+        {"attributes": {"error.type": "timeout"}, "status": {"message": "timed out"}},
+        {"status": {"code": 2}, "events": [{"name": "exception", "attributes": key_values(EXCEPTION)}]},
+    ],
+)
+def test_tool_that_failed_is_an_error_and_the_next_try_a_recovery(failure: Json) -> None:
     again = message("assistant", text("Once more."), CALL | {"id": "call_2"})
-    for failed in (
-        tool("get_wind", 11, 19, "call_1", status=FAILED),
-        tool("get_wind", 11, 19, "call_1", status={"code": "STATUS_CODE_ERROR", "message": "timed out"}),
-        tool("get_wind", 11, 19, "call_1", attributes={"error.type": "timeout"}, status={"message": "timed out"}),
-        tool(
-            "get_wind",
-            11,
-            19,
-            "call_1",
-            status={"code": 2},
-            events=[
-                {
-                    "name": "exception",
-                    "attributes": key_values({"exception.type": "TimeoutError", "exception.message": "timed out"}),
-                }
-            ],
-        ),
-    ):
-        assert steps_of(
-            "otel",
-            export(
-                WINDY[0],
-                failed,
-                chat(20, 30, [ASKED, CALLED], [again]),
-                tool("get_wind", 31, 39, "call_2", attributes={"gen_ai.tool.call.result": "14 m/s"}),
-                chat(40, 50, [ASKED, CALLED, again], [ANSWERED]),
-            ),
-        ) == [STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more."), *STEPS]
+    assert steps(
+        WINDY[0],
+        tool("get_wind", 11, 19, "call_1", **failure),
+        chat(20, 30, [ASKED, CALLED], [again]),
+        tool("get_wind", 31, 39, "call_2", attributes={"gen_ai.tool.call.result": "14 m/s"}),
+        chat(40, 50, [ASKED, CALLED, again], [ANSWERED]),
+    ) == [STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more."), *STEPS]
 
 
-def test_tool_that_is_tried_again_under_one_id_is_called_twice() -> None:
-    (trace,) = converted("otel", export(WINDY[0], *TRIED_AGAIN, WINDY[1]))
-    assert [step["type"] for step in trace["steps"]] == ["tool_call", "observation", "error_recovery", "observation", "thought"]
+def test_tool_that_is_tried_again_under_one_id_is_called_twice_and_a_call_after_it_is_new() -> None:
+    tried_twice = ["tool_call", "observation", "error_recovery", "observation"]
+    assert kinds(WINDY[0], *TRIED_AGAIN, WINDY[1]) == [*tried_twice, "thought"]
+    history = [ASKED, CALLED, RETURNED]
+    after = [chat(20, 30, history, [CALLED]), chat(40, 50, [*history, CALLED, RETURNED], [ANSWERED])]
+    assert kinds(WINDY[0], *TRIED_AGAIN, *after) == [*tried_twice, "tool_call", "observation", "thought"]
 
 
-def test_tools_of_ids_that_each_answer_counts_anew_are_several() -> None:
+# The second begins, and may end, before its call is put out.
+@pytest.mark.parametrize("times_ms", [(31, 33), (25, 27), (25, 35), None])
+def test_tools_of_ids_that_each_answer_counts_anew_are_several(times_ms: tuple[int, int] | None) -> None:
     again = message("assistant", CALL | {"arguments": {"town": "Voss"}})
     gust = message("tool", {"type": "tool_call_response", "id": "call_1", "response": "2 m/s"})
-    second = [ASKED, CALLED, RETURNED]
-    result = {"gen_ai.tool.call.result": "2 m/s"}
-    recorded = {"gen_ai.tool.call.arguments": {"town": "Voss"}}
-    for spans in (
-        [chat(20, 30, second, [again]), tool("get_wind", 31, 33, "call_1", attributes=result)],
-        # A tool that begins, and may end, before its call is put out.
-        [chat(20, 30, second, [again]), tool("get_wind", 25, 27, "call_1", attributes=result | recorded)],
-        [chat(20, 30, second, [again]), tool("get_wind", 25, 35, "call_1", attributes=result | recorded)],
-        [chat(20, 30, second, [again])],
-    ):
-        assert steps_of(
-            "otel",
-            export(WINDY[0], tool("get_wind", 11, 19, "call_1"), *spans, chat(40, 50, [*second, again, gust], [ANSWERED])),
-        ) == [
-            *STEPS[:2],
-            ("tool_call", "get_wind", 'get_wind({"town": "Voss"})'),
-            ("observation", "2 m/s"),
-            STEPS[2],
-        ]
-
-
-def test_call_after_a_tool_was_tried_again_under_its_id_is_new() -> None:
-    (trace,) = converted(
-        "otel",
-        export(
-            WINDY[0],
-            *TRIED_AGAIN,
-            chat(20, 30, [ASKED, CALLED, RETURNED], [CALLED]),
-            chat(40, 50, [ASKED, CALLED, RETURNED, CALLED, RETURNED], [ANSWERED]),
-        ),
-    )
-    assert [step["type"] for step in trace["steps"]] == [
-        "tool_call",
-        "observation",
-        "error_recovery",
-        "observation",
-        "tool_call",
-        "observation",
-        "thought",
+    history = [ASKED, CALLED, RETURNED]
+    recorded: Json = {"gen_ai.tool.call.result": "2 m/s"}
+    if times_ms and times_ms[0] == 25:
+        recorded["gen_ai.tool.call.arguments"] = {"town": "Voss"}
+    second = [tool("get_wind", *times_ms, "call_1", attributes=recorded)] if times_ms else []
+    between = [tool("get_wind", 11, 19, "call_1"), chat(20, 30, history, [again]), *second]
+    assert steps(WINDY[0], *between, chat(40, 50, [*history, again, gust], [ANSWERED])) == [
+        *STEPS[:2],
+        ("tool_call", "get_wind", 'get_wind({"town": "Voss"})'),
+        ("observation", "2 m/s"),
+        STEPS[2],
     ]
 
 
 def test_call_that_two_instrumentations_record_is_one() -> None:
     outer = [each | {"spanId": f"outer{number}"} for number, each in enumerate(WINDY)]
     inner = [each | {"parentSpanId": f"outer{number}"} for number, each in enumerate(WINDY)]
-    assert steps_of("otel", export(*outer, *inner)) == STEPS
+    assert steps(*outer, *inner) == STEPS
 
 
 def test_conversation_before_the_run_is_part_of_it() -> None:
@@ -318,14 +282,9 @@ ARITHMETIC: Final = [
 ]
 
 
-def multiply(at_ms: int, until_ms: int, **more: Any) -> Json:
-    attributes = {
-        "openinference.span.kind": "TOOL",
-        "tool.name": "multiply",
-        "input.value": '{"a": 17, "b": 31}',
-        "output.value": "527",
-    }
-    return span("multiply", at_ms, until_ms, attributes, **more)
+def multiply(at_ms: int, until_ms: int) -> Json:
+    attributes = {"tool.name": "multiply", "input.value": '{"a": 17, "b": 31}', "output.value": "527"}
+    return span("multiply", at_ms, until_ms, attributes | {"openinference.span.kind": "TOOL"})
 
 
 def without_ids(attributes: Json) -> Json:
@@ -334,29 +293,23 @@ def without_ids(attributes: Json) -> Json:
 
 def test_openinference_spans_are_a_trace() -> None:
     root = span("agent", 0, 60, {"openinference.span.kind": "AGENT", "input.value": "{...}", "output.value": "It is 527."})
-    (trace,) = converted(
-        "otel",
-        export(root, llm(5, 10, [SUM], [MULTIPLY]), multiply(11, 15), llm(20, 30, [SUM, MULTIPLY, MULTIPLIED], [PRODUCT])),
-    )
+    calls = [llm(5, 10, [SUM], [MULTIPLY]), multiply(11, 15), llm(20, 30, [SUM, MULTIPLY, MULTIPLIED], [PRODUCT])]
+    (trace,) = converted("otel", export(root, *calls))
     assert trace["task"]["objective"] == "What is 17 times 31?"
     assert steps_in(trace) == ARITHMETIC
 
 
 def test_openinference_without_ids_of_calls_and_without_spans_of_tools() -> None:
     call, returned = without_ids(MULTIPLY), without_ids(MULTIPLIED)
-    assert steps_of("otel", export(llm(5, 10, [SUM], [call]), llm(20, 30, [SUM, call, returned], [PRODUCT]))) == ARITHMETIC
-    assert (
-        steps_of("otel", export(llm(5, 10, [SUM], [call]), multiply(11, 15), llm(20, 30, [SUM, call, returned], [PRODUCT])))
-        == ARITHMETIC
-    )
+    first, last = llm(5, 10, [SUM], [call]), llm(20, 30, [SUM, call, returned], [PRODUCT])
+    assert steps(first, last) == steps(first, multiply(11, 15), last) == ARITHMETIC
 
 
 def test_the_same_call_twice_stays_two() -> None:
     call, returned = without_ids(MULTIPLY), without_ids(MULTIPLIED)
     inputs = [SUM, call, returned, call, returned]
-    assert steps_of(
-        "otel", export(llm(0, 1, inputs[:1], [call]), llm(2, 3, inputs[:3], [call]), llm(4, 5, inputs, [PRODUCT]))
-    ) == [*ARITHMETIC[:2], *ARITHMETIC]
+    spans = [llm(0, 1, inputs[:1], [call]), llm(2, 3, inputs[:3], [call]), llm(4, 5, inputs, [PRODUCT])]
+    assert steps(*spans) == [*ARITHMETIC[:2], *ARITHMETIC]
 
 
 def test_contents_in_parts_and_a_deprecated_function_call() -> None:
@@ -369,21 +322,11 @@ def test_contents_in_parts_and_a_deprecated_function_call() -> None:
         "contents.1.tool_call.function.name": "multiply",
         "contents.1.tool_call.function.arguments": '{"a": 17, "b": 31}',
     }
+    spans = [llm(0, 1, [SUM], [thinking]), llm(2, 3, [SUM, thinking, MULTIPLIED], [PRODUCT])]
+    assert steps(*spans) == [("thought", "I multiply."), *ARITHMETIC]
     legacy = {"role": "assistant", "function_call_name": "multiply", "function_call_arguments_json": '{"a": 17, "b": 31}'}
-    assert steps_of("otel", export(llm(0, 1, [SUM], [thinking]), llm(2, 3, [SUM, thinking, MULTIPLIED], [PRODUCT]))) == [
-        ("thought", "I multiply."),
-        *ARITHMETIC,
-    ]
-    assert (
-        steps_of(
-            "otel",
-            export(
-                llm(0, 1, [SUM], [legacy]),
-                llm(2, 3, [SUM, legacy, {"role": "function", "name": "multiply", "content": "527"}], [PRODUCT]),
-            ),
-        )
-        == ARITHMETIC
-    )
+    returned = {"role": "function", "name": "multiply", "content": "527"}
+    assert steps(llm(0, 1, [SUM], [legacy]), llm(2, 3, [SUM, legacy, returned], [PRODUCT])) == ARITHMETIC
 
 
 def test_more_than_ten_messages_stay_in_their_order() -> None:
@@ -395,12 +338,8 @@ def test_more_than_ten_messages_stay_in_their_order() -> None:
 def test_spans_without_messages_supply_question_and_answer() -> None:
     root = span("query", 0, 10, {"openinference.span.kind": "CHAIN", "input.value": "Anybody there?", "output.value": "Yes."})
     retrieved = {"openinference.span.kind": "RETRIEVER", "input.value": "people", "output.value": '["one"]'}
-    (trace,) = converted(
-        "otel",
-        export(
-            root, span("search", 1, 2, retrieved), span("llm", 3, 4, {"openinference.span.kind": "LLM", "input.value": "{}"})
-        ),
-    )
+    mute = span("llm", 3, 4, {"openinference.span.kind": "LLM", "input.value": "{}"})
+    (trace,) = converted("otel", export(root, span("search", 1, 2, retrieved), mute))
     assert trace["task"]["objective"] == "Anybody there?"
     assert steps_in(trace) == [("tool_call", "search", "search(people)"), ("observation", '["one"]'), ("thought", "Yes.")]
 
@@ -409,25 +348,19 @@ def test_spans_of_the_ai_sdk_are_a_trace() -> None:
     asked = {"role": "user", "content": [{"type": "text", "text": "What is 17 times 31?"}]}
     call = {"toolCallId": "call_7", "toolName": "multiply", "input": '{"a": 17, "b": 31}'}
     called = {"role": "assistant", "content": [{"type": "tool-call", **call, "input": {"a": 17, "b": 31}}]}
-    output = {"type": "text", "value": "527"}
-    returned = {
-        "role": "tool",
-        "content": [{"type": "tool-result", "toolCallId": "call_7", "toolName": "multiply", "output": output}],
-    }
+    result = {"type": "tool-result", "toolCallId": "call_7", "toolName": "multiply", "output": {"type": "text", "value": "527"}}
+    history = [asked, called, {"role": "tool", "content": [result]}]
     prompt = {"system": "You calculate.", "prompt": "What is 17 times 31?"}
-    root = span("ai.generateText", 0, 60, {"ai.prompt": json.dumps(prompt), "ai.response.text": "It is 527."})
     first = {"ai.prompt.messages": json.dumps([asked]), "ai.response.toolCalls": json.dumps([call])}
     used = {"ai.toolCall.name": "multiply", "ai.toolCall.id": "call_7", "ai.toolCall.args": '{"a": 17, "b": 31}'}
-    last = {"ai.prompt.messages": json.dumps([asked, called, returned]), "ai.response.text": "It is 527."}
-    (trace,) = converted(
-        "otel",
-        export(
-            root,
-            span("ai.generateText.doGenerate", 1, 10, first),
-            span("ai.toolCall", 11, 15, used | {"ai.toolCall.result": '"527"'}),
-            span("ai.generateText.doGenerate", 20, 30, last),
-        ),
-    )
+    last = {"ai.prompt.messages": json.dumps(history), "ai.response.text": "It is 527."}
+    spans = [
+        span("ai.generateText", 0, 60, {"ai.prompt": json.dumps(prompt), "ai.response.text": "It is 527."}),
+        span("ai.generateText.doGenerate", 1, 10, first),
+        span("ai.toolCall", 11, 15, used | {"ai.toolCall.result": '"527"'}),
+        span("ai.generateText.doGenerate", 20, 30, last),
+    ]
+    (trace,) = converted("otel", export(*spans))
     assert trace["task"]["objective"] == "What is 17 times 31?"
     assert steps_in(trace) == [ARITHMETIC[0], ("observation", '"527"'), ARITHMETIC[2]]
     assert trace["steps"][0]["latency_ms"] == 4
@@ -437,25 +370,24 @@ def test_spans_of_openllmetry_are_a_trace() -> None:
     asked = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "What is 17 times 31?"}
     call = {"id": "call_7", "name": "multiply", "arguments": '{"a": 17, "b": 31}'}
     called = {f"tool_calls.0.{key}": value for key, value in call.items()} | {"role": "assistant"}
-    first = asked | {f"gen_ai.completion.0.{key}": value for key, value in called.items()}
     returned = {"role": "tool", "content": "527", "tool_call_id": "call_7"}
+    first = asked | {f"gen_ai.completion.0.{key}": value for key, value in called.items()}
     last = asked | {f"gen_ai.prompt.1.{key}": value for key, value in called.items()}
     last |= {f"gen_ai.prompt.2.{key}": value for key, value in returned.items()}
     used = {"traceloop.span.kind": "tool", "traceloop.entity.name": "multiply", "traceloop.entity.output": "527"}
-    assert (
-        steps_of(
-            "otel",
-            export(
-                span("openai.chat", 0, 10, first),
-                span("multiply.tool", 11, 15, used),
-                span("openai.chat", 20, 30, last | {"gen_ai.completion.0.content": "It is 527."}),
-            ),
-        )
-        == ARITHMETIC
-    )
+    answer = span("openai.chat", 20, 30, last | {"gen_ai.completion.0.content": "It is 527."})
+    assert steps(span("openai.chat", 0, 10, first), span("multiply.tool", 11, 15, used), answer) == ARITHMETIC
 
 
 PLACE: Final = "resourceSpans.0.scopeSpans.0.spans.0"
+
+
+def unlike(**fields: object) -> Json:
+    return export(WINDY[0] | fields)
+
+
+def asking(messages: str) -> Json:
+    return export(span("chat", 0, 1, {"gen_ai.input.messages": messages}))
 
 
 @pytest.mark.parametrize(
@@ -465,22 +397,16 @@ PLACE: Final = "resourceSpans.0.scopeSpans.0.spans.0"
         (7, "$"),
         ({"spans": []}, "resourceSpans"),
         ({"resourceSpans": {}}, "resourceSpans"),
-        (export(5), "resourceSpans.0.scopeSpans.0.spans.0"),  # type: ignore[arg-type]
-        (export(WINDY[0] | {"traceId": ""}), f"{PLACE}.traceId"),
-        (export(WINDY[0] | {"startTimeUnixNano": None}), f"{PLACE}.startTimeUnixNano"),
-        (export(WINDY[0] | {"startTimeUnixNano": "9" * 20}), f"{PLACE}.startTimeUnixNano"),
-        (export(WINDY[0] | {"endTimeUnixNano": "soon"}), f"{PLACE}.endTimeUnixNano"),
-        (export(WINDY[0] | {"attributes": 5}), f"{PLACE}.attributes"),
-        (export(WINDY[0] | {"attributes": [{"key": "x", "value": {"textValue": ""}}]}), f"{PLACE}.attributes.0.value"),
-        (
-            export(WINDY[0] | {"attributes": [{"key": "x", "value": {"intValue": "1e3"}}]}),
-            f"{PLACE}.attributes.0.value.intValue",
-        ),
-        (export(span("chat", 0, 1, {"gen_ai.input.messages": "no JSON"})), f"{PLACE}.attributes.gen_ai.input.messages"),
-        (
-            export(span("chat", 0, 1, {"gen_ai.input.messages": '[{"role": "user", "parts": [{}]}]'})),
-            f"{PLACE}.attributes.gen_ai.input.messages.0.parts.0.type",
-        ),
+        (export(5), PLACE),  # type: ignore[arg-type]
+        (unlike(traceId=""), f"{PLACE}.traceId"),
+        (unlike(startTimeUnixNano=None), f"{PLACE}.startTimeUnixNano"),
+        (unlike(startTimeUnixNano="9" * 20), f"{PLACE}.startTimeUnixNano"),
+        (unlike(endTimeUnixNano="soon"), f"{PLACE}.endTimeUnixNano"),
+        (unlike(attributes=5), f"{PLACE}.attributes"),
+        (unlike(attributes=[{"key": "x", "value": {"textValue": ""}}]), f"{PLACE}.attributes.0.value"),
+        (unlike(attributes=[{"key": "x", "value": {"intValue": "1e3"}}]), f"{PLACE}.attributes.0.value.intValue"),
+        (asking("no JSON"), f"{PLACE}.attributes.gen_ai.input.messages"),
+        (asking('[{"role": "user", "parts": [{}]}]'), f"{PLACE}.attributes.gen_ai.input.messages.0.parts.0.type"),
         (export(span("x", 0, 1, {"gen_ai.operation.name": "execute_tool"})), f"{PLACE}.attributes.gen_ai.tool.name"),
         (export(llm(0, 1, [{"role": "narrator"}], [])), f"{PLACE}.attributes.llm.input_messages.0.message.role"),
         (export(span("GET /", 0, 1, {})), PLACE),
@@ -502,19 +428,14 @@ ROOT: Final = span("run", 0, 40, {})
 
 
 def of_another_run(number: int, at_ms: int) -> Json:
-    return export(
-        *(each | {"traceId": f"{number:032x}", "spanId": each["name"]} for each in [span("late", at_ms, at_ms + 1, {})])
-    )
+    return export(span("late", at_ms, at_ms + 1, {}) | {"traceId": f"{number:032x}", "spanId": "late"})
 
 
 def test_run_is_converted_as_soon_as_another_begins_well_after_its_end() -> None:
     converter = Converter(SUPPLIED, LIMITS, "otel")
     within = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
-    assert [
-        *converter.feed(1, export(*within)),
-        *converter.feed(2, export(ROOT)),
-        *converter.feed(3, of_another_run(1, 9_000)),
-    ] == []
+    for line, early in enumerate((export(*within), export(ROOT), of_another_run(1, 9_000)), 1):
+        assert list(converter.feed(line, early)) == []
     (trace,) = converter.feed(4, of_another_run(1, 12_000))
     assert isinstance(trace, dict)
     assert len(trace["steps"]) == len(STEPS)

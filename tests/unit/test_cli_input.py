@@ -7,7 +7,6 @@ import io
 import json
 import lzma
 import os
-import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, maximal_payload, minimal_payload
+from tests.support.calls import traced_memory
 from tests.support.converting import values_read
 from tests.support.processes import wait_until
 
@@ -140,54 +140,58 @@ def test_lines_are_read_as_they_arrive(packed: bool) -> None:
             assert next(lines).number == number
 
 
-class Endless(io.RawIOBase):
-    """Gives the same bytes for ever, or fails."""
+class Source(io.RawIOBase):
+    """Gives the bytes that a function takes, for at most so many."""
 
-    def __init__(self, chunk: bytes) -> None:
-        self._chunk = chunk
+    def __init__(self, take: Callable[[int], bytes]) -> None:
+        self._take = take
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if not self._chunk:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        buffer[: len(self._chunk)] = self._chunk
-        return len(self._chunk)
+        piece = self._take(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def broken_disk(_: int) -> bytes:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @pytest.mark.parametrize(
-    ("chunk", "message"),
+    ("take", "message"),
     [
-        (b"x" * 8_192, "line 1: expected its end within 268435456 bytes"),
-        (b"\0" * 8_192, "expected JSON Lines or one JSON document, in UTF-8"),
-        (b"", "it cannot be read: Input/output error"),
+        (b"x".__mul__, "line 1: expected its end within 268435456 bytes"),
+        (bytes, "expected JSON Lines or one JSON document, in UTF-8"),
+        (broken_disk, "it cannot be read: Input/output error"),
     ],
 )
-def test_endless_or_unreadable_input_is_refused(chunk: bytes, message: str) -> None:
+def test_endless_or_unreadable_input_is_refused(take: Callable[[int], bytes], message: str) -> None:
     with pytest.raises(click.BadParameter, match=message):
-        list(read_traces(io.BufferedReader(Endless(chunk), 8_192), LIMITS))
+        list(read_traces(io.BufferedReader(Source(take), 8_192), LIMITS))
 
 
 def test_line_far_over_the_limit_is_one_error_and_not_held_in_memory() -> None:
     long = b'{"id":"' + b"x" * 50_000_000
     stream = io.BytesIO(b"\xef\xbb\xbf" + b"\n".join([long, FIRST, long, SECOND, long]))
-    tracemalloc.start()
-    lines = list(read_traces(stream, LIMITS))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert [(line.number, isinstance(line.trace, InvalidTrace)) for line in lines] == [
-        (number, number % 2 == 1) for number in range(1, 6)
-    ]
+    with traced_memory() as memory:
+        lines = list(read_traces(stream, LIMITS))
+    invalid = [(each.number, isinstance(each.trace, InvalidTrace)) for each in lines]
+    assert invalid == [(number, number % 2 == 1) for number in range(1, 6)]
     assert str(lines[0].trace).endswith(f"expected at most {LIMITS.message_bytes} bytes, got {len(long) + 1}")
-    assert peak < 20_000_000
+    assert memory.peak_bytes < 20_000_000
 
 
-@pytest.mark.parametrize(
-    "content", [FIRST + b"\n" + SECOND, b"[" + FIRST + b",\n" + SECOND + b"]", pretty(json.loads(FIRST)), b""]
+DOCUMENTS: Final = (
+    *(FIRST + b"\n" + SECOND, b"[" + FIRST + b",\n" + SECOND + b"]", pretty(json.loads(FIRST)), b""),
+    b"\n\n" + FIRST + b"\n" + SECOND + b"\n",
 )
-def test_byte_order_mark_is_skipped(content: bytes) -> None:
-    assert read(b"\xef\xbb\xbf" + content) == read(content)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_byte_order_mark_is_skipped_and_gzip_is_unpacked(document: bytes) -> None:
+    assert read(b"\xef\xbb\xbf" + document) == read(gzip.compress(document)) == read(document)
 
 
 @pytest.mark.parametrize(
@@ -211,12 +215,8 @@ def test_another_format_is_one_error(raw: bytes) -> None:
 def test_one_file_that_cannot_be_read_leaves_the_others(tmp_path: Path, raw: bytes) -> None:
     for name, content in [("a.json", FIRST), ("b.json", raw), ("c.json", SECOND)]:
         (tmp_path / name).write_bytes(content)
-    lines = list(read_files([str(tmp_path)], LIMITS))
-    assert [(Path(line.file).name, isinstance(line.trace, InvalidTrace)) for line in lines] == [
-        ("a.json", False),
-        ("b.json", True),
-        ("c.json", False),
-    ]
+    invalid = [(Path(each.file).name, isinstance(each.trace, InvalidTrace)) for each in read_files([str(tmp_path)], LIMITS)]
+    assert invalid == [("a.json", False), ("b.json", True), ("c.json", False)]
 
 
 def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
@@ -226,33 +226,11 @@ def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         pass
 
 
-class Pieces(io.RawIOBase):
-    """Gives bytes in pieces of a size."""
-
-    def __init__(self, content: bytes, size: int) -> None:
-        self._content = io.BytesIO(content)
-        self._size = size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        some = self._content.read(min(self._size, len(buffer)))
-        buffer[: len(some)] = some
-        return len(some)
-
-
 @given(st.lists(st.binary(max_size=500), min_size=1), st.integers(1, 100), st.integers(0, 3))
 def test_members_are_decompressed_one_after_the_other(members: list[bytes], size: int, zeros: int) -> None:
-    packed = bytes(zeros).join(map(gzip.compress, members)) + bytes(zeros)
-    assert unpacked(io.BufferedReader(Pieces(packed, size))).read() == b"".join(members)
-
-
-@pytest.mark.parametrize(
-    "document", [FIRST + b"\n" + SECOND, b"[" + FIRST + b",\n" + SECOND + b"]", b"\n\n" + FIRST + b"\n" + SECOND + b"\n"]
-)
-def test_lines_and_documents_may_be_gzipped(document: bytes) -> None:
-    assert read(gzip.compress(document)) == read(document)
+    packed = io.BytesIO(bytes(zeros).join(map(gzip.compress, members)) + bytes(zeros))
+    pieces = io.BufferedReader(Source(lambda most: packed.read(min(size, most))))
+    assert unpacked(pieces).read() == b"".join(members)
 
 
 @pytest.mark.parametrize(
@@ -271,31 +249,33 @@ def test_damaged_gzip_file_is_refused(raw: bytes, problem: str) -> None:
         list(read_traces(io.BytesIO(raw), LIMITS))
 
 
+# Of lines and objects one trace is held at most; a list, and JSON that others record, may be a document.
 @pytest.mark.parametrize(
-    ("read_all", "opening", "piece"),
+    ("read_all", "opening", "piece", "megabytes", "peak_bytes"),
     [
-        (read_traces, b"", b"x"),
-        (read_traces, b"[", b"{},"),
-        (read_traces, b'{"a":\n[', b"{},"),
-        (read_traces, b'{"a": [', b"{},"),
-        (lambda stream, _: values_read(stream), b"[[", b"{},"),
-        (lambda stream, _: values_read(stream), b'{"data":\n[', b"{},"),
+        (read_traces, b"", b"x", 60, 40_000_000),
+        (read_traces, b"[", b"{},", 12, 44_000_000),
+        (read_traces, b'{"a":\n[', b"{},", 60, 40_000_000),
+        (read_traces, b'{"a": [', b"{},", 60, 40_000_000),
+        (lambda stream, _: values_read(stream), b"[[", b"{},", 12, 44_000_000),
+        (lambda stream, _: values_read(stream), b'{"data":\n[', b"{},", 12, 44_000_000),
     ],
 )
 def test_gzip_bomb_takes_no_more_memory_than_its_bytes(
-    read_all: Callable[..., Any], opening: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
+    read_all: Callable[..., Any],
+    opening: bytes,
+    piece: bytes,
+    megabytes: int,
+    peak_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kp_scorer.cli.input._MOST_BYTES", 50_000_000)
+    monkeypatch.setattr("kp_scorer.cli.input._MOST_BYTES", megabytes * 5 // 6 * 1_000_000)
     deflate = zlib.compressobj(1, wbits=31)
     repeated = piece * (1_000_000 // len(piece))
-    bomb = deflate.compress(opening) + b"".join(deflate.compress(repeated) for _ in range(60)) + deflate.flush()
-    tracemalloc.start()
-    with suppress(click.BadParameter):
+    bomb = deflate.compress(opening) + b"".join(deflate.compress(repeated) for _ in range(megabytes)) + deflate.flush()
+    with traced_memory() as memory, suppress(click.BadParameter):
         assert [isinstance(result[1], InvalidTrace) for result in read_all(io.BytesIO(bomb), LIMITS)] == [True]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    # Of lines and objects one trace is held at most; a list, and JSON that others record, may be a document.
-    assert peak < (40_000_000 if read_all is read_traces and opening != b"[" else 220_000_000)
+    assert memory.peak_bytes < peak_bytes
 
 
 BATCH_SIZE: Final = 10
@@ -303,6 +283,13 @@ BATCH_SIZE: Final = 10
 
 def line_of(number: int, objective: str = "count") -> bytes:
     return json.dumps(minimal_payload(trace_id=f"kp:trace:{number}", objective=objective)).encode() + b"\n"
+
+
+def reading_of(directory: Path, count: int, objective: str = "count") -> ReadAhead:
+    """A file of so many lines, to be read ahead."""
+    file = directory / "traces.jsonl"
+    file.write_bytes(b"".join(line_of(number, objective) for number in range(count)))
+    return ReadAhead([str(file)], LIMITS, BATCH_SIZE)
 
 
 def numbers(reading: ReadAhead) -> list[list[int]]:
@@ -323,10 +310,7 @@ def fifo(directory: Path) -> Iterator[tuple[ReadAhead, int]]:
 
 
 def test_file_is_read_in_full_batches(tmp_path: Path) -> None:
-    file = tmp_path / "traces.jsonl"
-    file.write_bytes(b"".join(map(line_of, range(25))))
-    reading = ReadAhead([str(file)], LIMITS, BATCH_SIZE)
-    assert numbers(reading) == [list(range(1, 11)), list(range(11, 21)), list(range(21, 26))]
+    assert numbers(reading_of(tmp_path, 25)) == [list(range(1, 11)), list(range(11, 21)), list(range(21, 26))]
 
 
 def test_pipe_yields_the_lines_that_are_there(tmp_path: Path) -> None:
@@ -342,9 +326,7 @@ def test_pipe_yields_the_lines_that_are_there(tmp_path: Path) -> None:
 
 
 def test_read_ahead_holds_one_batch_at_most(tmp_path: Path) -> None:
-    file = tmp_path / "traces.jsonl"
-    file.write_bytes(b"".join(map(line_of, range(35))))
-    reading = ReadAhead([str(file)], LIMITS, BATCH_SIZE)
+    reading = reading_of(tmp_path, 35)
     batches = reading.batches()
     for _ in range(2):
         assert len(next(batches)) == BATCH_SIZE
@@ -353,9 +335,7 @@ def test_read_ahead_holds_one_batch_at_most(tmp_path: Path) -> None:
 
 
 def test_read_ahead_holds_few_large_lines(tmp_path: Path) -> None:
-    file = tmp_path / "traces.jsonl"
-    file.write_bytes(b"".join(line_of(number, "x" * 1_000_000) for number in range(12)))
-    assert [len(batch) for batch in numbers(ReadAhead([str(file)], LIMITS, BATCH_SIZE))] == [5, 5, 2]
+    assert [len(batch) for batch in numbers(reading_of(tmp_path, 12, "x" * 1_000_000))] == [5, 5, 2]
 
 
 def test_input_error_is_raised_after_the_lines_before_it(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """Deciding against a ledger and a log in memory; hypothesis shows that batches decide as their traces do one by one."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.decider import Decider, NoveltyMeter, Resolved
+from kp_scorer.decider import Decider, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
 from kp_scorer.ledger.records import CommitResult, MemoryLedger, Tally, Verdict
@@ -17,28 +17,9 @@ from kp_scorer.scoring import PROFILES, Policy
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import make_trace, step, steps
-from tests.support.word_embedder import WordEmbedder
+from tests.support.word_embedder import WINDOW, WordEmbedder, decide_one, word_decider
 
-WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
 WORDS: Final = ("invoice", "ledger", "route", "parcel", "dose", "ticket")
-
-
-def make_decider(
-    embedder: WordEmbedder | None = None,
-    policy: Policy | None = None,
-    ledger: MemoryLedger | None = None,
-    window: Window = WINDOW,
-    clock_ms: Callable[[], int] = lambda: 1_000,
-) -> Decider:
-    embedder = embedder or WordEmbedder()
-    novelty = NoveltyMeter(embedder, MemoryLog(window, clock_ms), window)
-    return Decider(ledger or MemoryLedger(), policy or Policy(), novelty, max_attempts=5)
-
-
-def decide_one(decider: Decider, trace: ReasoningTrace) -> Decision:
-    (decided,) = decider.decide([trace])
-    assert isinstance(decided, Decision)
-    return decided
 
 
 def trace_about(objective: str, trace_id: str = "kp:trace:one", **overrides: Any) -> ReasoningTrace:
@@ -53,7 +34,7 @@ def without_timings(decided: Sequence[Resolved]) -> list[object]:
 
 
 def test_first_trace_meets_an_empty_cache() -> None:
-    decision = decide_one(make_decider(), trace_about("invoice"))
+    decision = decide_one(word_decider(), trace_about("invoice"))
     assert decision.novelty.source == "empty_cache"
     assert decision.dimensions.novelty == 0.5
     assert (decision.novelty.nearest, decision.novelty.duplicate_of) == (None, None)
@@ -63,7 +44,7 @@ def test_first_trace_meets_an_empty_cache() -> None:
 def test_the_same_text_under_another_id_is_not_new_and_the_same_content_a_duplicate(
     overrides: dict[str, Any], duplicate_of: str | None
 ) -> None:
-    decider = make_decider(policy=Policy(threshold=1.0))
+    decider = word_decider(Policy(threshold=1.0))
     assert decide_one(decider, trace_about("invoice")).outcome == "rejected", "a rejected trace enters the cache, too"
     decision = decide_one(decider, trace_about("invoice", "kp:trace:two", **overrides))
     assert decision.dimensions.novelty == 0.0
@@ -73,18 +54,15 @@ def test_the_same_text_under_another_id_is_not_new_and_the_same_content_a_duplic
 
 
 def test_novelty_is_one_minus_the_similarity_to_the_nearest_earlier_trace() -> None:
-    embedder = WordEmbedder()
-    decider = make_decider(embedder)
+    decider = word_decider()
     objectives = ["invoice ledger route", "parcel dose ticket", "invoice ledger parcel"]
-    *_, last = [
-        decide_one(decider, trace_about(objective, f"kp:trace:{objective[:3]}{n}")) for n, objective in enumerate(objectives)
-    ]
-    first, second, own = embedder.embed(objectives)
+    *_, last = (decide_one(decider, trace_about(each, f"kp:trace:{number}")) for number, each in enumerate(objectives))
+    first, second, own = WordEmbedder().embed(objectives)
     similarities = [float(first @ own), float(second @ own)]
     assert max(similarities) not in (0.0, 1.0)
     assert last.novelty.nearest is not None
     assert last.novelty.nearest.similarity == max(similarities)
-    assert last.novelty.nearest.trace_id == ["kp:trace:inv0", "kp:trace:par1"][int(np.argmax(similarities))]
+    assert last.novelty.nearest.trace_id == f"kp:trace:{np.argmax(similarities)}"
     assert last.dimensions.novelty == 1.0 - max(similarities)
 
 
@@ -92,7 +70,7 @@ def test_novelty_stops_at_one_where_the_nearest_trace_is_opposite() -> None:
     words = [f"word{number}" for number in range(50)]
     first, *others = WordEmbedder().embed(words)
     opposite = next(word for word, vector in zip(words[1:], others, strict=True) if float(first @ vector) < 0)
-    decider = make_decider()
+    decider = word_decider()
     decide_one(decider, trace_about(words[0]))
     decision = decide_one(decider, trace_about(opposite, "kp:trace:two"))
     assert decision.novelty.nearest is not None
@@ -102,7 +80,7 @@ def test_novelty_stops_at_one_where_the_nearest_trace_is_opposite() -> None:
 
 def test_a_trace_decided_again_keeps_its_decision() -> None:
     embedder = WordEmbedder()
-    decider = make_decider(embedder)
+    decider = word_decider(embedder=embedder)
     first = decide_one(decider, trace_about("invoice"))
     decide_one(decider, trace_about("route", "kp:trace:two"))
     assert decide_one(decider, trace_about("invoice")) == first
@@ -111,14 +89,14 @@ def test_a_trace_decided_again_keeps_its_decision() -> None:
 
 def test_stored_decision_outlives_the_policy_it_was_made_by() -> None:
     ledger = MemoryLedger()
-    first = decide_one(make_decider(ledger=ledger, policy=Policy(threshold=0.1)), trace_about("invoice"))
-    again = decide_one(make_decider(ledger=ledger, policy=Policy(threshold=0.9)), trace_about("invoice"))
+    first = decide_one(word_decider(Policy(threshold=0.1), ledger=ledger), trace_about("invoice"))
+    again = decide_one(word_decider(Policy(threshold=0.9), ledger=ledger), trace_about("invoice"))
     assert first.outcome == "accepted"
     assert again == first
 
 
 def test_other_content_under_a_decided_id_is_a_conflict_and_does_not_enter_the_cache() -> None:
-    decider = make_decider()
+    decider = word_decider()
     first = decide_one(decider, trace_about("invoice"))
     (conflict,) = decider.decide([trace_about("route")])
     assert isinstance(conflict, TraceConflict)
@@ -131,13 +109,13 @@ def test_other_content_under_a_decided_id_is_a_conflict_and_does_not_enter_the_c
 
 def test_one_text_is_embedded_once_a_batch() -> None:
     embedder = WordEmbedder()
-    make_decider(embedder).decide([trace_about("invoice", f"kp:trace:{number}") for number in range(3)])
+    word_decider(embedder=embedder).decide([trace_about("invoice", f"kp:trace:{number}") for number in range(3)])
     assert len(embedder.texts) == 1
 
 
 @pytest.mark.parametrize(("max_elements", "counts"), [(2, False), (3, True)])
 def test_only_so_many_newest_traces_count(max_elements: int, counts: bool) -> None:
-    decider = make_decider(window=WINDOW._replace(max_elements=max_elements))
+    decider = word_decider(window=WINDOW._replace(max_elements=max_elements))
     for number, objective in enumerate(("invoice", "route", "dose")):
         decide_one(decider, trace_about(objective, f"kp:trace:{number}"))
     duplicate = decide_one(decider, trace_about("invoice", "kp:trace:late")).novelty.duplicate_of
@@ -147,7 +125,7 @@ def test_only_so_many_newest_traces_count(max_elements: int, counts: bool) -> No
 @pytest.mark.parametrize(("age_ms", "counts"), [(59_999, True), (60_000, False)])
 def test_only_traces_younger_than_the_ttl_count(age_ms: int, counts: bool) -> None:
     times_ms = iter([1_000, 1_000 + age_ms])
-    decider = make_decider(clock_ms=lambda: next(times_ms))
+    decider = word_decider(log=MemoryLog(WINDOW, lambda: next(times_ms)))
     decide_one(decider, trace_about("invoice"))
     late = decide_one(decider, trace_about("invoice", "kp:trace:late"))
     assert late.novelty.source == ("embedding" if counts else "empty_cache")
@@ -155,13 +133,11 @@ def test_only_traces_younger_than_the_ttl_count(age_ms: int, counts: bool) -> No
 
 def test_without_a_novelty_meter_every_novelty_is_unknown() -> None:
     decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5)
-    decided = decider.decide([trace_about("invoice"), trace_about("invoice", "kp:trace:two"), trace_about("route")])
-    assert [item.novelty.model_dump(exclude_none=True) for item in decided if isinstance(item, Decision)] == [
-        {"source": "no_embedder"},
-        {"source": "no_embedder"},
-    ]
-    assert [item.dimensions.novelty for item in decided if isinstance(item, Decision)] == [0.5, 0.5]
-    assert isinstance(decided[2], TraceConflict)
+    for trace_id in ("kp:trace:one", "kp:trace:two"):
+        decision = decide_one(decider, trace_about("invoice", trace_id))
+        assert decision.novelty.model_dump(exclude_none=True) == {"source": "no_embedder"}
+        assert decision.dimensions.novelty == 0.5
+    assert isinstance(decider.decide([trace_about("route")])[0], TraceConflict)
 
 
 def test_decision_carries_every_part_of_itself() -> None:
@@ -169,7 +145,7 @@ def test_decision_carries_every_part_of_itself() -> None:
     trace = trace_about(
         "invoice", domain="code", confidence=0.8, steps=[step("tool_call", "sql"), *steps("observation", "thought")]
     )
-    decision = decide_one(make_decider(policy=policy), trace)
+    decision = decide_one(word_decider(policy), trace)
     composite = 0.2 * (0.375 + 0.03) + 0.3 * 0.5 + 0.3 * 1.0 + 0.2 * 0.8
     assert decision.schema_version == 1
     assert (decision.trace_id, decision.domain, decision.profile) == ("kp:trace:one", "code", "code")
@@ -187,24 +163,20 @@ def test_decision_carries_every_part_of_itself() -> None:
 
 def test_decision_does_not_carry_content() -> None:
     trace = trace_about("QZXJ objective", steps=[step("thought", content="QZXJ content"), step("tool_call", "QZXJ-tool")])
-    assert "QZXJ" not in decide_one(make_decider(), trace).model_dump_json()
+    assert "QZXJ" not in decide_one(word_decider(), trace).model_dump_json()
 
 
-def test_threshold_is_inclusive() -> None:
-    score = decide_one(make_decider(), trace_about("invoice")).score
-    at = decide_one(make_decider(policy=Policy(threshold=score)), trace_about("invoice"))
-    above = decide_one(make_decider(policy=Policy(threshold=math.nextafter(score, 1.0))), trace_about("invoice"))
-    assert (at.outcome, above.outcome) == ("accepted", "rejected")
-    assert above.threshold_source == "default"
-
-
-def test_a_trace_below_the_threshold_goes_to_review_from_the_score_of_review_on() -> None:
-    score = decide_one(make_decider(), trace_about("invoice")).score
-    at = decide_one(make_decider(policy=Policy(threshold=1.0, review=score)), trace_about("invoice"))
-    below = decide_one(make_decider(policy=Policy(threshold=1.0, review=math.nextafter(score, 1.0))), trace_about("invoice"))
-    assert (at.outcome, at.review) == ("review", score)
-    assert below.outcome == "rejected"
-    assert decide_one(make_decider(), trace_about("invoice")).review is None
+def test_thresholds_of_acceptance_and_of_review_are_inclusive() -> None:
+    score = decide_one(word_decider(), trace_about("invoice")).score
+    above = math.nextafter(score, 1.0)
+    for policy, outcome in (
+        (Policy(threshold=score), "accepted"),
+        (Policy(threshold=above), "rejected"),
+        (Policy(threshold=1.0, review=score), "review"),
+        (Policy(threshold=1.0, review=above), "rejected"),
+    ):
+        decision = decide_one(word_decider(policy), trace_about("invoice"))
+        assert (decision.outcome, decision.review, decision.threshold_source) == (outcome, policy.review, "default")
 
 
 class TallyingLedger(MemoryLedger):
@@ -237,7 +209,7 @@ SUBMISSIONS: Final = st.builds(
 @given(st.lists(SUBMISSIONS, max_size=12), st.lists(st.integers(1, 5), min_size=12, max_size=12), st.integers(1, 6))
 def test_batches_decide_as_one_by_one(traces: list[ReasoningTrace], sizes: list[int], max_elements: int) -> None:
     window = Window(max_elements, ttl_ms=60_000, slack_elements=50, slack_ms=60_000)
-    alone, batching = make_decider(window=window), make_decider(window=window)
+    alone, batching = word_decider(window=window), word_decider(window=window)
     one_by_one = [decided for trace in traces for decided in alone.decide([trace])]
     batched: list[Resolved] = []
     for size in sizes:
@@ -248,6 +220,6 @@ def test_batches_decide_as_one_by_one(traces: list[ReasoningTrace], sizes: list[
 def test_a_decision_carries_whose_the_trace_is_and_how_it_may_be_shared() -> None:
     metadata = {"agent_id": "kp:agent:clerk", "framework": "f" * 201, "visibility": "org", "privacy_level": "private"}
     trace = trace_about("invoice")
-    decision = decide_one(make_decider(), trace.model_copy(update={"metadata": trace.metadata.model_copy(update=metadata)}))
+    decision = decide_one(word_decider(), trace.model_copy(update={"metadata": trace.metadata.model_copy(update=metadata)}))
     carried = decision.agent_id, decision.framework, decision.visibility, decision.privacy_level
     assert carried == ("kp:agent:clerk", None, "org", "private")

@@ -8,10 +8,7 @@ import pytest
 from kp_scorer.analysis.calibration import Target, calibrate, samples_of
 from kp_scorer.analysis.explanation import terms_of
 from kp_scorer.analysis.summary import analyse
-from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision, Guard
-from kp_scorer.ledger.records import MemoryLedger
-from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.report.explained import decided_words
 from kp_scorer.report.text import text
 from kp_scorer.report.words import why
@@ -20,15 +17,13 @@ from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import decided, make_trace
-from tests.support.word_embedder import WordEmbedder
+from tests.support.word_embedder import word_decider
 
-WINDOW = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
 ACCEPT_ALL = 0.0
 
 
 def decide(policy: Policy, *traces: ReasoningTrace, names_nearest: bool = True) -> list[Decision]:
-    novelty = NoveltyMeter(WordEmbedder(), MemoryLog(WINDOW, lambda: 1_000), WINDOW)
-    resolved = Decider(MemoryLedger(), policy, novelty, max_attempts=5, names_nearest=names_nearest).decide(traces)
+    resolved = word_decider(policy, names_nearest=names_nearest).decide(traces)
     return [decision for decision in resolved if isinstance(decision, Decision)]
 
 
@@ -47,14 +42,15 @@ def test_no_guard_applies_by_default_and_the_message_is_as_it_was() -> None:
     (decision,) = decide(Policy(), *traces_about("invoice"))
     assert decision.guards == ()
     assert "guards" not in json.loads(decision.model_dump_json())
-    guarded = decided(make_trace(), Policy(max_confidence=0.5))
-    assert Decision.model_validate_json(guarded.model_dump_json()) == guarded
 
 
-def test_a_copy_is_rejected_whatever_its_score() -> None:
-    decisions = decide(Policy(threshold=ACCEPT_ALL, copies="reject"), *traces_about("invoice", "parcel", "invoice"))
-    assert outcomes(decisions) == ["accepted", "accepted", "rejected"]
-    assert [decision.guards[0].fired for decision in decisions] == [False, False, True]
+def test_a_copy_is_rejected_whatever_its_score_and_nothing_makes_it_pass() -> None:
+    *others, copy = decide(Policy(threshold=ACCEPT_ALL, copies="reject"), *traces_about("invoice", "parcel", "invoice"))
+    assert [(decision.outcome, decision.guards[0].fired) for decision in others] == [("accepted", False)] * 2
+    assert (copy.outcome, copy.guards[0].fired) == ("rejected", True)
+    assert {term.least for term in terms_of(copy)} == {None}
+    assert list(decided_words(copy, {}))[1] == "A guard rejects it whatever its score: scoring.copies."
+    assert why(copy).startswith("guard copies, ")
 
 
 def test_a_trace_below_the_floor_of_novelty_is_rejected_but_not_the_first_in_an_empty_cache() -> None:
@@ -83,6 +79,7 @@ def test_stated_confidence_counts_up_to_the_ceiling(success: bool, counted: floa
     assert decision.guards == (Guard(name="max_confidence", bound=0.6, fired=True),)
     below = decided(make_trace(confidence=0.5), Policy(max_confidence=0.6))
     assert (below.dimensions.outcome_confidence, below.guards[0].fired) == (0.5, False)
+    assert Decision.model_validate_json(decision.model_dump_json()) == decision
 
 
 def test_deciding_again_applies_the_other_policys_guards() -> None:
@@ -110,13 +107,6 @@ def test_an_explanation_names_the_guard_and_what_it_would_take() -> None:
     least = {term.dimension: term.least for term in terms_of(near)}
     assert least["novelty"] == pytest.approx(0.6)
     assert least["complexity"] is None
-
-
-def test_nothing_makes_a_copy_pass() -> None:
-    *_, copy = decide(Policy(threshold=0.3, copies="reject"), *traces_about("invoice", "invoice"))
-    assert {term.least for term in terms_of(copy)} == {None}
-    assert list(decided_words(copy, {}))[1] == "A guard rejects it whatever its score: scoring.copies."
-    assert why(copy).startswith("guard copies, ")
 
 
 def decisions_with_copies(accept: Policy) -> list[Decision]:

@@ -1,12 +1,13 @@
 """The shapes that messages have, each in a small sample: all say the same, and become the same steps."""
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
 
 from tests.support.converting import converted, converted_and_refused, steps_in
-from tests.unit.test_adapter_langfuse import observation
+from tests.unit.test_adapter_langfuse import in_store, observation
 
 Json = dict[str, Any]
 
@@ -24,57 +25,66 @@ STEPS: Final = [
 SYSTEM: Final = "You keep the locks."
 FUNCTION: Final = {"name": "lock_state", "arguments": json.dumps(ARGUMENTS)}
 DEFINITION: Final = {"type": "function", "function": {"name": "lock_state", "parameters": {"type": "object"}}}
+CALL: Final = {"id": "c", "type": "function", "function": FUNCTION}
+USE: Final = {"type": "tool_use", "id": "c", "name": "lock_state", "input": ARGUMENTS}
+BEDROCK_USE: Final = {"toolUse": {"toolUseId": "c", "name": "lock_state", "input": ARGUMENTS}}
 
 
-def lc(name: str, **fields: object) -> Json:
-    return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", name], "kwargs": fields}
+def by(role: str, content: object, **fields: object) -> Json:
+    return {"role": role, "content": content, **fields}
 
 
+def of_type(kind: str, content: object, **fields: object) -> Json:
+    return {"type": kind, "content": content, **fields}
+
+
+def lc(name: str, content: str, **fields: object) -> Json:
+    kwargs = {"content": content, **fields}
+    return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", name], "kwargs": kwargs}
+
+
+def text(content: str, kind: str = "text") -> Json:
+    return {"type": kind, "text": content}
+
+
+def printed(role: str, content: str, extra: str = "") -> str:
+    """A message as LlamaIndex prints it."""
+    return f"ChatMessage(role=<MessageRole.{role}>, {extra}blocks=[TextBlock(block_type='text', text={content!r})])"
+
+
+def bedrock_result(**fields: object) -> Json:
+    return {"toolResult": {"toolUseId": "c", "content": [{"text": RETURNED}], **fields}}
+
+
+CALLED: Final = by("assistant", SAID, tool_calls=[CALL])
+CHAT: Final = [by("user", ASKED), CALLED, by("tool", RETURNED, tool_call_id="c")]
 SHAPES: Final[dict[str, tuple[object, object]]] = {
     "chat completions": (
-        {
-            "model": "some-model",
-            "tools": [DEFINITION],
-            "messages": [
-                {"role": "system", "content": SYSTEM},
-                {"role": "user", "content": ASKED},
-                {"role": "assistant", "content": SAID, "tool_calls": [{"id": "c", "type": "function", "function": FUNCTION}]},
-                {"role": "tool", "tool_call_id": "c", "content": RETURNED},
-            ],
-        },
-        {"id": "x", "choices": [{"index": 0, "message": {"role": "assistant", "content": ANSWER}}], "usage": {"total": 9}},
+        {"model": "some-model", "tools": [DEFINITION], "messages": [by("system", SYSTEM), *CHAT]},
+        {"id": "x", "choices": [{"index": 0, "message": by("assistant", ANSWER)}], "usage": {"total": 9}},
     ),
     "responses": (
         {
             "instructions": SYSTEM,
             "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": ASKED}]},
-                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": SAID}]},
+                by("user", [text(ASKED, "input_text")]),
+                by("assistant", [text(SAID, "output_text")], type="message"),
                 {"type": "function_call", "call_id": "c", **FUNCTION},
                 {"type": "function_call_output", "call_id": "c", "output": RETURNED},
             ],
         },
-        {"object": "response", "output": [{"type": "message", "role": "assistant", "content": ANSWER}], "tools": [DEFINITION]},
+        {"object": "response", "output": [by("assistant", ANSWER, type="message")], "tools": [DEFINITION]},
     ),
     "anthropic": (
         {
             "system": SYSTEM,
             "messages": [
-                {"role": "user", "content": [{"type": "text", "text": ASKED}]},
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "thinking", "thinking": SAID, "signature": "x"},
-                        {"type": "tool_use", "id": "c", "name": "lock_state", "input": ARGUMENTS},
-                    ],
-                },
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": RETURNED}]}],
-                },
+                by("user", [text(ASKED)]),
+                by("assistant", [{"type": "thinking", "thinking": SAID, "signature": "x"}, USE]),
+                by("user", [{"type": "tool_result", "tool_use_id": "c", "content": [text(RETURNED)]}]),
             ],
         },
-        {"type": "message", "role": "assistant", "content": [{"type": "text", "text": ANSWER}], "stop_reason": "end_turn"},
+        by("assistant", [text(ANSWER)], type="message", stop_reason="end_turn"),
     ),
     "gemini": (
         {
@@ -90,172 +100,151 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
     "langchain": (
         [
             [
-                lc("SystemMessage", content=SYSTEM),
-                lc("HumanMessage", content=ASKED),
+                lc("SystemMessage", SYSTEM),
+                lc("HumanMessage", ASKED),
                 lc(
                     "AIMessageChunk",
-                    content=SAID,
-                    additional_kwargs={"tool_calls": [{"id": "c", "type": "function", "function": FUNCTION}]},
+                    SAID,
+                    additional_kwargs={"tool_calls": [CALL]},
                     tool_calls=[{"id": "c", "type": "tool_call", "name": "lock_state", "args": ARGUMENTS}],
                 ),
-                lc("ToolMessage", content=RETURNED, tool_call_id="c", status="success"),
+                lc("ToolMessage", RETURNED, tool_call_id="c", status="success"),
             ]
         ],
-        {"generations": [[{"text": ANSWER, "message": lc("AIMessage", content=ANSWER)}]], "llm_output": {}},
+        {"generations": [[{"text": ANSWER, "message": lc("AIMessage", ANSWER)}]], "llm_output": {}},
     ),
     "langgraph": (
         {
             "messages": [
-                {"type": "human", "content": ASKED, "additional_kwargs": {}},
-                {
-                    "type": "ai",
-                    "content": SAID,
-                    "additional_kwargs": {"tool_calls": [{"id": "c", "type": "function", "function": FUNCTION}]},
-                },
-                {"type": "tool", "content": RETURNED, "tool_call_id": "c"},
-                {"role": "tool", "content": DEFINITION},
+                of_type("human", ASKED, additional_kwargs={}),
+                of_type("ai", SAID, additional_kwargs={"tool_calls": [CALL]}),
+                of_type("tool", RETURNED, tool_call_id="c"),
+                by("tool", DEFINITION),
             ]
         },
-        {"messages": [{"type": "ai", "content": ANSWER}]},
+        {"messages": [of_type("ai", ANSWER)]},
     ),
     "langchain with anthropic's blocks": (
         [
             {"type": "human", "data": {"content": ASKED}},
-            {
-                "type": "ai",
-                "content": [
-                    {"type": "text", "text": SAID},
-                    {"type": "tool_use", "id": "c", "name": "lock_state", "input": ARGUMENTS},
-                ],
-                "tool_calls": [{"id": "c", "name": "lock_state", "args": ARGUMENTS}],
-            },
-            {"type": "tool", "content": RETURNED, "tool_call_id": "c"},
+            of_type("ai", [text(SAID), USE], tool_calls=[{"id": "c", "name": "lock_state", "args": ARGUMENTS}]),
+            of_type("tool", RETURNED, tool_call_id="c"),
         ],
-        {"type": "AIMessage", "content": ANSWER},
+        of_type("AIMessage", ANSWER),
     ),
     "ai sdk": (
         {
             "messages": [
-                {"role": "user", "content": [{"type": "text", "text": ASKED}]},
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "reasoning", "text": SAID},
+                by("user", [text(ASKED)]),
+                by(
+                    "assistant",
+                    [
+                        text(SAID, "reasoning"),
                         {"type": "tool-call", "toolCallId": "c", "toolName": "lock_state", "input": ARGUMENTS},
                     ],
-                },
-                {
-                    "role": "tool",
-                    "content": [
-                        {
-                            "type": "tool-result",
-                            "toolCallId": "c",
-                            "toolName": "lock_state",
-                            "output": {"type": "text", "value": RETURNED},
-                        }
-                    ],
-                },
+                ),
+                by("tool", [{"type": "tool-result", "toolCallId": "c", "output": {"type": "text", "value": RETURNED}}]),
             ]
         },
         ANSWER,
     ),
     "bedrock": (
         [
-            {"role": "user", "content": [{"text": ASKED}]},
-            {
-                "role": "assistant",
-                "content": [{"text": SAID}, {"toolUse": {"toolUseId": "c", "name": "lock_state", "input": ARGUMENTS}}],
-            },
-            {
-                "role": "user",
-                "content": [{"toolResult": {"toolUseId": "c", "content": [{"text": RETURNED}], "status": "success"}}],
-            },
+            by("user", [{"text": ASKED}]),
+            by("assistant", [{"text": SAID}, BEDROCK_USE]),
+            by("user", [bedrock_result(status="success")]),
         ],
-        {"output": {"message": {"role": "assistant", "content": [{"text": ANSWER}]}}},
+        {"output": {"message": by("assistant", [{"text": ANSWER}])}},
     ),
     "autogen": (
         [
-            {"type": "SystemMessage", "content": SYSTEM},
-            {"type": "UserMessage", "source": "user", "content": ASKED},
-            {"type": "AssistantMessage", "source": "keeper", "content": SAID},
-            {"type": "AssistantMessage", "source": "keeper", "content": [{"id": "c", **FUNCTION}]},
-            {
-                "type": "FunctionExecutionResultMessage",
-                "content": [{"call_id": "c", "name": "lock_state", "content": RETURNED, "is_error": False}],
-            },
+            of_type("SystemMessage", SYSTEM),
+            of_type("UserMessage", ASKED, source="user"),
+            of_type("AssistantMessage", SAID, source="keeper"),
+            of_type("AssistantMessage", [{"id": "c", **FUNCTION}], source="keeper"),
+            of_type(
+                "FunctionExecutionResultMessage",
+                [{"call_id": "c", "name": "lock_state", "content": RETURNED, "is_error": False}],
+            ),
         ],
-        {"content": ANSWER, "finish_reason": "stop", "usage": {}, "role": "assistant"},
+        by("assistant", ANSWER, finish_reason="stop", usage={}),
     ),
     "strands": (
         [
-            {"role": "user", "content": json.dumps([{"text": ASKED}])},
-            {
-                "message": {
-                    "role": "assistant",
-                    "content": [{"text": SAID}, {"toolUse": {"toolUseId": "c", "name": "lock_state", "input": ARGUMENTS}}],
-                },
-                "finish_reason": "tool_use",
-            },
-            {"role": "tool", "content": json.dumps([{"toolResult": {"toolUseId": "c", "content": [{"text": RETURNED}]}}])},
+            by("user", json.dumps([{"text": ASKED}])),
+            {"message": by("assistant", [{"text": SAID}, BEDROCK_USE]), "finish_reason": "tool_use"},
+            by("tool", json.dumps([bedrock_result()])),
         ],
         [{"message": json.dumps([{"text": ANSWER}]), "finish_reason": "end_turn"}],
     ),
     "haystack": (
         {
             "messages": [
-                {"role": "user", "meta": {}, "name": None, "content": [{"text": ASKED}]},
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"text": SAID},
-                        {"tool_call": {"id": "c", "tool_name": "lock_state", "arguments": ARGUMENTS}},
-                    ],
-                },
-                {"role": "tool", "content": [{"tool_call_result": {"result": RETURNED, "error": False}}]},
+                by("user", [{"text": ASKED}], meta={}, name=None),
+                by(
+                    "assistant",
+                    [{"text": SAID}, {"tool_call": {"id": "c", "tool_name": "lock_state", "arguments": ARGUMENTS}}],
+                ),
+                by("tool", [{"tool_call_result": {"result": RETURNED, "error": False}}]),
             ]
         },
-        {"replies": [], "message": {"role": "assistant", "content": [{"text": ANSWER}]}},
+        {"replies": [], "message": by("assistant", [{"text": ANSWER}])},
     ),
     "llamaindex": (
         {
             "messages": [
-                f"ChatMessage(role=<MessageRole.USER: 'user'>, blocks=[TextBlock(block_type='text', text={ASKED!r})])",
-                f"ChatMessage(role=<MessageRole.ASSISTANT: 'assistant'>, additional_kwargs={{'tool_calls': [ToolCall(id='c', "
-                f"function=Function(arguments={FUNCTION['arguments']!r}, name='lock_state'))]}}, "
-                f"blocks=[TextBlock(block_type='text', text={SAID!r})])",
-                f"ChatMessage(role=<MessageRole.TOOL: 'tool'>, blocks=[TextBlock(block_type='text', text={RETURNED!r})])",
+                printed("USER: 'user'", ASKED),
+                printed(
+                    "ASSISTANT: 'assistant'",
+                    SAID,
+                    "additional_kwargs={'tool_calls': [ToolCall(id='c', "
+                    f"function=Function(arguments={FUNCTION['arguments']!r}, name='lock_state'))]}}, ",
+                ),
+                printed("TOOL: 'tool'", RETURNED),
             ]
         },
         {"content": ANSWER},
     ),
     "calls as the json of a content": (
-        [
-            {"role": "user", "content": ASKED},
-            {"role": "assistant", "content": SAID},
-            {"role": "tool", "content": json.dumps([{"id": "c", "type": "function", "function": FUNCTION}])},
-            {"role": "tool", "content": RETURNED},
-        ],
-        [{"role": "assistant", "content": ANSWER, "finish_reason": "stop"}],
+        [by("user", ASKED), by("assistant", SAID), by("tool", json.dumps([CALL])), by("tool", RETURNED)],
+        [by("assistant", ANSWER, finish_reason="stop")],
     ),
     "as pydantic shows them": (
         {
             "messages": [
                 f"role='system' content={SYSTEM!r} name=None timer=<timer object at 0x7f>",
                 f"role='user' content={ASKED!r} name=None",
-                f"role='assistant' content={SAID!r} tool_calls=[{{'id': 'c', 'type': 'function', 'function': {FUNCTION!r}}}]",
+                f"role='assistant' content={SAID!r} tool_calls=[{CALL!r}]",
                 f"role=<Role.TOOL: 'tool'> content={RETURNED!r} metrics=Metrics(time=0.5, tokens=3) tool_call_id='c'",
             ]
         },
-        str({"role": "assistant", "content": ANSWER}),
+        str(by("assistant", ANSWER)),
     ),
 }
 
 
+def generation(got: object, put: object, second: int = 0, **more: object) -> Json:
+    """A call of a model as Langfuse has it."""
+    return observation("GENERATION", "chat", second, input=got, output=put, **more)
+
+
+def trace_of(*sources: object) -> Json:
+    (trace,) = converted("langfuse", list(sources))
+    return trace
+
+
+RECORDS: Final[dict[str, Callable[[Any, Any], Json]]] = {
+    "a generation": generation,
+    "a generation as JSON": lambda got, put: generation(in_store(got), in_store(put)),
+    "a request and its response": lambda got, put: {"request": got, "response": put},
+    "an input and its output": lambda got, put: {"input": got, "output": put},
+}
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("in_store", [json.dumps, lambda value: value], ids=["as JSON", "as it is"])
-def test_a_call_of_a_model_in_any_shape(shape: str, in_store: Any) -> None:
-    got, put = (value if isinstance(value, str) else in_store(value) for value in SHAPES[shape])
-    (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=got, output=put))
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_call_of_a_model_in_any_shape(shape: str, record: str) -> None:
+    (trace,) = converted("", RECORDS[record](*SHAPES[shape]))
     assert trace["task"]["objective"] == ASKED
     assert steps_in(trace) == STEPS
     assert trace["steps"][1]["input"] == ARGUMENTS
@@ -264,27 +253,18 @@ def test_a_call_of_a_model_in_any_shape(shape: str, in_store: Any) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_a_run_got_in_any_shape_is_its_objective(shape: str) -> None:
     got, put = SHAPES[shape]
-    (trace,) = converted("langfuse", observation("CHAIN", "run", 0, input=json.dumps(got), output=put))
+    trace = trace_of(observation("CHAIN", "run", 0, input=json.dumps(got), output=put))
     assert trace["task"]["objective"] == ASKED
     assert trace["outcome"]["result_summary"] == ANSWER
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("keys", [("request", "response"), ("input", "output")])
-def test_a_log_of_what_was_asked_and_answered_in_any_shape(shape: str, keys: tuple[str, str]) -> None:
+@pytest.mark.parametrize("shape", ["chat completions", "responses", "gemini"])
+def test_answers_beside_what_was_asked_are_read(shape: str) -> None:
     got, put = SHAPES[shape]
-    (trace,) = converted("", dict(zip(keys, (got, put), strict=True)))
-    assert trace["task"]["objective"] == ASKED
+    assert isinstance(got, dict)
+    assert isinstance(put, dict)
+    (trace,) = converted("", got | put)
     assert steps_in(trace) == STEPS
-
-
-def test_answers_beside_what_was_asked_are_read() -> None:
-    for shape in ("chat completions", "responses", "gemini"):
-        got, put = SHAPES[shape]
-        assert isinstance(got, dict)
-        assert isinstance(put, dict)
-        (trace,) = converted("", got | put)
-        assert steps_in(trace) == STEPS
 
 
 def test_halves_of_a_batch_are_joined() -> None:
@@ -301,7 +281,7 @@ def test_halves_of_a_batch_are_joined() -> None:
 
 def test_text_of_all_messages_has_the_role_before_each() -> None:
     got = f"system: {SYSTEM}\nuser: Is it open?\nThe lock.\nassistant: None\ntool: {RETURNED}"
-    (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=got, output=ANSWER))
+    trace = trace_of(generation(got, ANSWER))
     assert trace["task"]["objective"] == "Is it open?\nThe lock."
     assert steps_in(trace) == STEPS[2:]
 
@@ -317,14 +297,14 @@ def test_text_of_all_messages_has_the_role_before_each() -> None:
     ],
 )
 def test_objective_is_what_the_user_asked_without_what_it_is_wrapped_in(wrapped: Json) -> None:
-    (trace,) = converted("langfuse", observation("CHAIN", "run", 0, input=wrapped, output={"answer": ANSWER, "steps": []}))
+    trace = trace_of(observation("CHAIN", "run", 0, input=wrapped, output={"answer": ANSWER, "steps": []}))
     assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, [("thought", ANSWER)])
 
 
 def test_run_says_better_than_its_models_what_was_asked() -> None:
-    prompts = [{"role": "user", "content": SYSTEM}, {"role": "user", "content": f"Question: {ASKED} Answer in German."}]
-    model = observation("GENERATION", "chat", 1, input=prompts, output="Ja.", parentObservationId="run-0")
-    (trace,) = converted("langfuse", [observation("AGENT", "run", 0, input=ASKED, output=ANSWER), model])
+    prompts = [by("user", SYSTEM), by("user", f"Question: {ASKED} Answer in German.")]
+    run = observation("AGENT", "run", 0, input=ASKED, output=ANSWER)
+    trace = trace_of(run, generation(prompts, "Ja.", 1, parentObservationId="run-0"))
     assert trace["task"]["objective"] == ASKED
     assert steps_in(trace) == [("thought", "Ja."), ("thought", ANSWER)]
 
@@ -332,150 +312,135 @@ def test_run_says_better_than_its_models_what_was_asked() -> None:
 @pytest.mark.parametrize(
     "failed",
     [
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "no", "is_error": True}]},
-        {"type": "tool", "tool_call_id": "c", "content": "no", "status": "error"},
-        {"role": "user", "content": [{"toolResult": {"toolUseId": "c", "content": [{"text": "no"}], "status": "error"}}]},
-        {
-            "role": "tool",
-            "content": [{"type": "tool-result", "toolCallId": "c", "output": {"type": "error-text", "value": "no"}}],
-        },
+        by("user", [{"type": "tool_result", "tool_use_id": "c", "content": "no", "is_error": True}]),
+        of_type("tool", "no", tool_call_id="c", status="error"),
+        by("user", [{"toolResult": {"toolUseId": "c", "content": [{"text": "no"}], "status": "error"}}]),
+        by("tool", [{"type": "tool-result", "toolCallId": "c", "output": {"type": "error-text", "value": "no"}}]),
     ],
 )
 def test_failure_that_the_shape_marks_is_an_error(failed: Json) -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": FUNCTION}]}
-    again = {"role": "assistant", "content": None, "tool_calls": [{"id": "d", "function": FUNCTION}]}
-    got = [{"role": "user", "content": ASKED}, call, failed]
-    (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=got, output=again))
+    again = by("assistant", None, tool_calls=[{"id": "d", "function": FUNCTION}])
+    trace = trace_of(generation([by("user", ASKED), by("assistant", None, tool_calls=[CALL]), failed], again))
     assert [step["type"] for step in trace["steps"]] == ["tool_call", "observation", "error_recovery"]
     assert trace["steps"][1]["content"] == "no"
 
 
-def test_tool_is_called_once_by_a_model_and_its_span_whatever_ids_and_names_they_have() -> None:
-    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": FUNCTION}]}
-    asked = [{"role": "user", "content": ASKED}]
-    unnumbered = {"role": "model", "parts": [{"function_call": {"name": "lock_state", "args": ARGUMENTS}}]}
-    identity = {"attributes": {"gen_ai.tool.name": "lock_state", "gen_ai.tool.call.id": "c"}}
-    for put, name, metadata in (
-        (calls, "running tool: lock_state", None),
-        (calls, "tool: 'lock_state'", None),
-        (calls, "tool.Lock", identity),
-        (unnumbered, "execute_tool lock_state", json.dumps(identity)),
-    ):
-        tool = observation("TOOL", name, 1, input={"input": ARGUMENTS}, output=RETURNED, metadata=metadata)
-        for ends_at in ("2026-02-03T08:00:00.500Z", "2026-02-03T08:00:01.750Z"):
-            model = observation("GENERATION", "chat", 0, input=asked, output=put, endTime=ends_at)
-            answer = observation("GENERATION", "chat", 3, input=[*asked, put], output=ANSWER)
-            (trace,) = converted("langfuse", [model, tool, answer])
-            assert steps_in(trace) == STEPS[1:]
-            assert trace["steps"][0]["latency_ms"] == 750
+UNNUMBERED: Final = {"role": "model", "parts": [{"function_call": {"name": "lock_state", "args": ARGUMENTS}}]}
+IDENTITY: Final = {"attributes": {"gen_ai.tool.name": "lock_state", "gen_ai.tool.call.id": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("put", "name", "metadata"),
+    [
+        (by("assistant", None, tool_calls=[CALL]), "running tool: lock_state", None),
+        (by("assistant", None, tool_calls=[CALL]), "tool: 'lock_state'", None),
+        (by("assistant", None, tool_calls=[CALL]), "tool.Lock", IDENTITY),
+        (UNNUMBERED, "execute_tool lock_state", json.dumps(IDENTITY)),
+    ],
+)
+@pytest.mark.parametrize("ends_at", ["2026-02-03T08:00:00.500Z", "2026-02-03T08:00:01.750Z"], ids=["before it", "meanwhile"])
+def test_tool_is_called_once_by_a_model_and_its_span_whatever_ids_and_names_they_have(
+    put: Json, name: str, metadata: object, ends_at: str
+) -> None:
+    asked = [by("user", ASKED)]
+    tool = observation("TOOL", name, 1, input={"input": ARGUMENTS}, output=RETURNED, metadata=metadata)
+    trace = trace_of(generation(asked, put, endTime=ends_at), tool, generation([*asked, put], ANSWER, 3))
+    assert steps_in(trace) == STEPS[1:]
+    assert trace["steps"][0]["latency_ms"] == 750
+
+
+TOOL: Final = observation("TOOL", "lock_state", 2, input=ARGUMENTS, output=RETURNED)
 
 
 def test_tools_span_without_content_that_no_model_called_is_no_call() -> None:
-    call = {"role": "assistant", "content": SAID, "tool_calls": [{"id": "c", "function": FUNCTION}]}
-    model = observation("GENERATION", "chat", 0, input=ASKED, output=call)
     merged = {"attributes": {"gen_ai.tool.name": "(merged tools)"}}
     tools = [
         observation("TOOL", "execute_tool (merged)", 2, input={}, output="{}", metadata=merged),
         observation("TOOL", "handoff to keeper", 2),
-        observation("TOOL", "lock_state", 2, input=ARGUMENTS, output=RETURNED),
+        TOOL,
     ]
-    (trace,) = converted("langfuse", [model, *tools, observation("GENERATION", "chat", 4, input=ASKED, output=ANSWER)])
-    assert steps_in(trace) == STEPS
+    assert steps_in(trace_of(generation(ASKED, CALLED), *tools, generation(ASKED, ANSWER, 4))) == STEPS
 
 
 def test_none_as_the_answer_to_a_text_is_no_answer() -> None:
-    first = observation("GENERATION", "chat", 0, input=f"user: {ASKED}", output="None")
-    tool = observation("TOOL", "lock_state", 2, input=ARGUMENTS, output=RETURNED)
-    last = observation("GENERATION", "chat", 4, input=f"user: {ASKED}\nassistant: None", output=ANSWER)
-    (trace,) = converted("langfuse", [first, tool, last])
-    assert steps_in(trace) == STEPS[1:]
+    last = generation(f"user: {ASKED}\nassistant: None", ANSWER, 4)
+    assert steps_in(trace_of(generation(f"user: {ASKED}", "None"), TOOL, last)) == STEPS[1:]
 
 
 def test_result_that_a_tools_span_lacks_is_that_of_the_next_call() -> None:
     got = SHAPES["gemini"][0]["contents"]  # type: ignore[index]
-    first = observation("GENERATION", "chat", 0, input=got[:1], output=got[1])
     tool = observation("TOOL", "lock_state", 2, input={}, output={})
-    (trace,) = converted("langfuse", [first, tool, observation("GENERATION", "chat", 4, input=got, output=ANSWER)])
-    assert steps_in(trace) == STEPS
+    assert steps_in(trace_of(generation(got[:1], got[1]), tool, generation(got, ANSWER, 4))) == STEPS
 
 
 def test_span_around_several_calls_of_models_is_no_call() -> None:
-    asked = [{"role": "user", "content": ASKED}]
-    call = {"role": "assistant", "content": SAID, "tool_calls": [{"id": "c", "function": FUNCTION}]}
-    result = {"role": "tool", "tool_call_id": "c", "content": RETURNED}
     outer = observation("GENERATION", "all", 0, input={"prompt": ASKED}, output=ANSWER, endTime="2026-02-03T08:00:09Z")
-    inner = [
-        observation("GENERATION", "step", 1, input=asked, output=call, parentObservationId="all-0"),
-        observation("TOOL", "lock_state", 3, input=ARGUMENTS, output=RETURNED, parentObservationId="all-0"),
-        observation("GENERATION", "step", 5, input=[*asked, call, result], output=ANSWER, parentObservationId="all-0"),
-    ]
-    (trace,) = converted("langfuse", [outer, *inner])
-    assert steps_in(trace) == STEPS
+    inner = [generation(CHAT[:1], CALLED, 1), TOOL, generation(CHAT, ANSWER, 5)]
+    assert steps_in(trace_of(outer, *(each | {"parentObservationId": "all-0"} for each in inner))) == STEPS
 
 
 def test_what_a_tool_returned_of_no_shape_is_kept() -> None:
-    found = [{"type": "lock", "number": 7}, {"type": "lock", "number": 8}]
-    got = [{"role": "user", "content": ASKED}, {"role": "tool", "tool_call_id": "c", "content": found}]
-    (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=got, output=ANSWER))
-    assert steps_in(trace)[0] == ("observation", json.dumps(found, sort_keys=True))
+    locks = [{"type": "lock", "number": 7}, {"type": "lock", "number": 8}]
+    trace = trace_of(generation([by("user", ASKED), by("tool", locks, tool_call_id="c")], ANSWER))
+    assert steps_in(trace)[0] == ("observation", json.dumps(locks, sort_keys=True))
 
 
-def test_answer_has_its_calls_beside_its_text() -> None:
-    calls = [{"toolCallType": "function", "toolCallId": "c", "toolName": "lock_state", "args": FUNCTION["arguments"]}]
-    for put in ({"text": SAID, "toolCalls": calls}, {"text": SAID, "toolCalls": json.dumps(calls)}):
-        (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=ASKED, output=put))
-        assert steps_in(trace) == STEPS[:2]
-    (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=ASKED, output=f"assistant: {ANSWER}"))
-    assert steps_in(trace) == STEPS[3:]
+ANSWERED_CALLS: Final = [
+    {"toolCallType": "function", "toolCallId": "c", "toolName": "lock_state", "args": FUNCTION["arguments"]}
+]
+
+
+@pytest.mark.parametrize(
+    ("put", "expected"),
+    [
+        ({"text": SAID, "toolCalls": ANSWERED_CALLS}, STEPS[:2]),
+        ({"text": SAID, "toolCalls": json.dumps(ANSWERED_CALLS)}, STEPS[:2]),
+        (f"assistant: {ANSWER}", STEPS[3:]),
+        ({"text": "open", "sure": 0.5}, [("thought", '{"sure": 0.5, "text": "open"}')]),
+    ],
+    ids=["calls beside a text", "calls as JSON", "a role before a text", "an object of its own fields"],
+)
+def test_answer_is_a_text_with_its_calls_or_any_object(put: object, expected: list[tuple[str, ...]]) -> None:
+    assert steps_in(trace_of(generation(ASKED, put))) == expected
 
 
 @pytest.mark.parametrize(
     "put",
     [
-        {"type": "tool", "content": RETURNED, "tool_call_id": "c", "status": "success"},
+        of_type("tool", RETURNED, tool_call_id="c", status="success"),
         f"content={RETURNED!r} name='lock_state' tool_call_id='c'",
-        {"content": [{"type": "text", "text": RETURNED}], "isError": False},
+        {"content": [text(RETURNED)], "isError": False},
         {"id": "c", "name": "lock_state", "response": RETURNED},
         {"type": "text", "value": RETURNED},
         {"id": "c", "message": json.dumps([{"text": RETURNED}])},
     ],
 )
 def test_result_of_a_tool_is_taken_out_of_its_envelope(put: object) -> None:
-    asked = observation("GENERATION", "chat", 0, input=ASKED, output=ANSWER)
     named = {"attributes": {"openinference.span.kind": "TOOL", "tool.name": "lock_state"}}
     tool = observation("SPAN", "Lock.run", 2, input=str(ARGUMENTS), output=put, metadata=named)
-    (trace,) = converted("langfuse", [asked, tool])
-    assert steps_in(trace)[1:] == STEPS[1:3]
+    assert steps_in(trace_of(generation(ASKED, ANSWER), tool))[1:] == STEPS[1:3]
 
 
 def test_calls_that_lose_their_ids_where_they_are_repeated_are_the_same() -> None:
     calls: list[Json] = [{"functionCall": {"id": f"f{n}", "name": "lock_state", "args": ARGUMENTS}} for n in range(2)]
     repeated = [{"functionCall": {"name": "lock_state", "args": ARGUMENTS}}] * 2
-    results = [{"functionResponse": {"name": "lock_state", "response": text}} for text in ("open", "shut")]
+    results = [{"functionResponse": {"name": "lock_state", "response": state}} for state in ("open", "shut")]
     asked = {"role": "user", "parts": [{"text": ASKED}]}
     got = [asked, {"role": "model", "parts": repeated}, {"role": "user", "parts": results}]
-    first = observation("GENERATION", "chat", 0, input=[asked], output={"role": "model", "parts": calls})
+    first = generation([asked], {"role": "model", "parts": calls})
     tools = [
         observation("TOOL", "lock", n, input={}, output={}, metadata={"attributes": {"gen_ai.tool.name": "lock_state", **own}})
         for n, own in ((1, {"gen_ai.tool.call.id": "f0"}), (2, {"gen_ai.tool.call.id": "f1"}))
     ]
-    last = observation("GENERATION", "chat", 4, input={"contents": got}, output=ANSWER)
+    last = generation({"contents": got}, ANSWER, 4)
     late = first | {"endTime": "2026-02-03T08:00:03.500Z"}
     for spans in ([first, last], [first, *tools, last], [late, *tools, last]):
-        (trace,) = converted("langfuse", spans)
-        contents = [step["content"] for step in trace["steps"]]
+        contents = [content for *_, content in steps_in(trace_of(*spans))]
         assert sorted(contents) == sorted([STEPS[1][2]] * 2 + ["open", "shut", ANSWER])
 
 
 def test_what_is_not_understood_around_the_models_does_not_refuse_the_run() -> None:
-    state = {"messages": [{"role": "user", "content": ASKED}, {"role": "narrator", "content": "It rains."}]}
-    inner = [{"type": "human", "content": ASKED}, {"type": "remove", "id": "x"}]
-    model = observation("GENERATION", "chat", 1, input=inner, output=ANSWER)
-    (trace,) = converted("langfuse", [observation("CHAIN", "run", 0, input=state, output=state), model])
+    state = {"messages": [by("user", ASKED), by("narrator", "It rains.")]}
+    model = generation([of_type("human", ASKED), {"type": "remove", "id": "x"}], ANSWER, 1)
+    trace = trace_of(observation("CHAIN", "run", 0, input=state, output=state), model)
     assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS[3:])
-
-
-def test_object_that_a_model_puts_out_keeps_its_fields() -> None:
-    put = {"text": "open", "sure": 0.5}
-    (trace,) = converted("langfuse", observation("GENERATION", "chat", 0, input=ASKED, output=put))
-    assert steps_in(trace) == [("thought", json.dumps(put, sort_keys=True))]

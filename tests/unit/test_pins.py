@@ -1,16 +1,15 @@
 """Pinned sets: what each has nearest to a trace, and what that demands."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.novelty import pins as pins_module
 from kp_scorer.novelty.pins import PinnedSearch, PinnedSet, Pins, audit_pinned
@@ -19,9 +18,11 @@ from kp_scorer.settings import load_settings
 from numpy.typing import NDArray
 
 from tests.support.builders import make_trace, step
-from tests.support.word_embedder import WordEmbedder
+from tests.support.word_embedder import WordEmbedder, decide_one, word_decider
 
 WINDOW = Window(max_elements=10, ttl_ms=60_000, slack_elements=10, slack_ms=60_000)
+NOTED: Final = {"tasks": (0.9, None), "runs": (0.9, None)}
+REJECTING: Final = {"tasks": (0.9, "rejected")}
 
 
 class Shelf(dict[str, PinnedSet]):
@@ -38,23 +39,16 @@ def texts(*texts: str, kind: Literal["traces", "texts"] = "texts") -> PinnedSet:
     return PinnedSet(kind, [str(number) for number, _ in enumerate(texts, 1)], WordEmbedder().embed(texts))
 
 
-def decider_with(
-    shelf: Shelf, *, names_nearest: bool = True, threshold: float = 0.0, **limits: tuple[float, Outcome | None]
-) -> Decider:
-    embedder = WordEmbedder()
-    pins = Pins(shelf, limits, embedder.dimensions)
+def decider_with(shelf: Shelf, *, threshold: float = 0.0, limits: Any, **options: Any) -> Decider:
+    """A decider with these sets, each with its similarity and what is beyond."""
+    pins = Pins(shelf, limits, WordEmbedder.dimensions)
     pins.load()
-    novelty = NoveltyMeter(embedder, MemoryLog(WINDOW), WINDOW, pins)
-    return Decider(MemoryLedger(), Policy(threshold=threshold), novelty, max_attempts=5, names_nearest=names_nearest)
+    return word_decider(Policy(threshold=threshold), window=WINDOW, pins=pins, **options)
 
 
 def decide(decider: Decider, objective: str, content: str = "seven other words that nobody has ever pinned") -> Decision:
-    trace = make_trace(
-        trace_id=f"kp:trace:{abs(hash((objective, content)))}", objective=objective, steps=[step("thought", content=content)]
-    )
-    (decision,) = decider.decide([trace])
-    assert isinstance(decision, Decision)
-    return decision
+    trace_id = f"kp:trace:{abs(hash((objective, content)))}"
+    return decide_one(decider, make_trace(trace_id=trace_id, objective=objective, steps=[step("thought", content=content)]))
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**32 - 1))
@@ -94,8 +88,8 @@ def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
 
 def test_texts_are_compared_with_the_objective_and_traces_with_all_of_a_trace() -> None:
     runs = texts("book a flight then paid by card", kind="traces")._replace(ids=["kp:trace:pinned"])
-    decider = decider_with(Shelf(tasks=texts("wash the car", "book a flight"), runs=runs), tasks=(0.9, None), runs=(0.9, None))
-    decision = decide(decider, "book a flight", "then paid by card")
+    shelf = Shelf(tasks=texts("wash the car", "book a flight"), runs=runs)
+    decision = decide(decider_with(shelf, limits=NOTED), "book a flight", "then paid by card")
     assert [(each.name, each.nearest, each.similarity) for each in decision.pinned] == [
         ("tasks", "2", 1.0),
         ("runs", "kp:trace:pinned", 1.0),
@@ -114,32 +108,28 @@ def test_texts_are_compared_with_the_objective_and_traces_with_all_of_a_trace() 
         (None, 0.9, 0.0, "accepted"),
     ],
 )
+@pytest.mark.parametrize("names_nearest", [True, False])
 def test_a_set_demands_an_outcome_beyond_its_similarity(
-    outcome: Outcome | None, limit: float, threshold: float, expected: Outcome
+    outcome: Outcome | None, limit: float, threshold: float, expected: Outcome, names_nearest: bool
 ) -> None:
-    decider = decider_with(Shelf(tasks=texts("book a flight")), threshold=threshold, tasks=(limit, outcome))
-    decision = decide(decider, "book a flight")
+    shelf, limits = Shelf(tasks=texts("book a flight")), {"tasks": (limit, outcome)}
+    decision = decide(decider_with(shelf, threshold=threshold, limits=limits, names_nearest=names_nearest), "book a flight")
     assert decision.outcome == expected
-    assert decision.pinned[0].outcome == (outcome if limit < 1 else None)
-    assert decide_again(decision, Policy(threshold=0.0)).outcome == (outcome if limit < 1 and outcome else "accepted")
-
-
-def test_a_decision_hides_entries_as_it_hides_the_nearest() -> None:
-    decider = decider_with(Shelf(tasks=texts("book a flight")), names_nearest=False, tasks=(0.9, "rejected"))
-    decision = decide(decider, "book a flight")
-    assert (decision.pinned[0].nearest, decision.pinned[0].similarity, decision.outcome) == (None, 1.0, "rejected")
+    (pinned,) = decision.pinned
+    demanded = outcome if limit < 1 else None
+    assert (pinned.nearest, pinned.similarity, pinned.outcome) == ("1" if names_nearest else None, 1.0, demanded)
+    assert decide_again(decision, Policy(threshold=0.0)).outcome == (demanded or "accepted")
 
 
 def test_without_sets_decisions_do_not_mention_them() -> None:
     embedder = WordEmbedder()
-    decider = Decider(MemoryLedger(), Policy(), NoveltyMeter(embedder, MemoryLog(WINDOW), WINDOW), max_attempts=5)
-    assert "pinned" not in decide(decider, "book a flight").model_dump_json()
+    assert "pinned" not in decide(word_decider(embedder=embedder), "book a flight").model_dump_json()
     assert len(embedder.texts) == 1, "no objective is embedded by itself"
 
 
 def test_a_replaced_set_counts_at_once_and_one_that_is_gone_stops_deciding() -> None:
     shelf = Shelf(tasks=texts("wash the car"))
-    decider = decider_with(shelf, tasks=(0.9, "rejected"))
+    decider = decider_with(shelf, limits=REJECTING)
     assert decide(decider, "book a flight", "first").outcome == "accepted"
     shelf["tasks"] = texts("book a flight")
     decision = decide(decider, "book a flight", "second")
@@ -153,25 +143,21 @@ def test_a_replaced_set_counts_at_once_and_one_that_is_gone_stops_deciding() -> 
 
 def test_texts_in_place_of_traces_have_what_was_embedded_before_embedded_again() -> None:
     shelf = Shelf(tasks=texts("wash the car", kind="traces"))
-    decider = decider_with(shelf, tasks=(0.9, "rejected"))
+    decider = decider_with(shelf, limits=REJECTING)
     trace = make_trace(objective="book a flight")
     embedded = decider.acquire([trace])
     decider.embed(embedded)
     shelf["tasks"] = texts("book a flight")
     with pytest.raises(ServiceUnavailable, match="replaced"):
         decider.finish(embedded)
-    (decision,) = decider.decide([trace])
-    assert isinstance(decision, Decision)
-    assert decision.outcome == "rejected"
+    assert decide_one(decider, trace).outcome == "rejected"
 
 
-@pytest.mark.parametrize("vectors", [None, np.ones((1, 3), np.float32)])
-def test_a_set_that_is_missing_or_of_other_vectors_is_refused(
-    vectors: "np.ndarray[tuple[int, int], np.dtype[np.float32]] | None",
-) -> None:
-    shelf = Shelf() if vectors is None else Shelf(tasks=PinnedSet("texts", ["1"], vectors))
-    with pytest.raises(SettingsError if vectors is None else ServiceUnavailable, match=r"novelty\.pinned: tasks"):
-        decider_with(shelf, tasks=(0.9, "rejected"))
+def test_a_set_that_is_missing_or_of_other_vectors_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"novelty\.pinned: tasks"):
+        decider_with(Shelf(), limits=REJECTING)
+    with pytest.raises(ServiceUnavailable, match=r"novelty\.pinned: tasks"):
+        decider_with(Shelf(tasks=PinnedSet("texts", ["1"], np.ones((1, 3), np.float32))), limits=REJECTING)
 
 
 def test_a_version_stands_for_all_of_a_set() -> None:
@@ -190,11 +176,7 @@ def test_only_a_set_that_sends_to_review_needs_its_queue() -> None:
 def test_an_audit_recomputes_pinned_traces_and_says_what_it_cannot() -> None:
     shelf = Shelf(tasks=texts("book a flight"), runs=texts("wash the car", kind="traces"))
     log = MemoryLog(WINDOW)
-    embedder = WordEmbedder()
-    pins = Pins(shelf, {"tasks": (0.9, None), "runs": (0.9, None)}, embedder.dimensions)
-    pins.load()
-    decider = Decider(MemoryLedger(), Policy(), NoveltyMeter(embedder, log, WINDOW, pins), max_attempts=5)
-    decision = decide(decider, "book a flight")
+    decision = decide(decider_with(shelf, limits=NOTED, log=log), "book a flight")
     entries = log.append((), None)[1].entries
     assert audit_pinned([decision], entries, shelf) == (1, [], 1)
     runs = decision.pinned[1]

@@ -5,24 +5,22 @@ import json
 from typing import Final
 
 import pytest
-from kp_scorer.decider import Decider, NoveltyMeter, fraction_of
+from kp_scorer.decider import Decider, fraction_of
 from kp_scorer.decision import Decision
 from kp_scorer.ledger.records import MemoryLedger
-from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.offline import score_traces
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.settings import load_settings
 
 from tests.support.builders import make_trace, minimal_payload
-from tests.support.word_embedder import WordEmbedder
+from tests.support.word_embedder import word_decider
 
-WINDOW: Final = Window(max_elements=10, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
 MANY: Final = 4_000
 
 
 def decide(sample: float, count: int, *, is_embedding: bool = True) -> list[Decision]:
-    novelty = NoveltyMeter(WordEmbedder(), MemoryLog(WINDOW, lambda: 1_000), WINDOW) if is_embedding else None
-    decider = Decider(MemoryLedger(), Policy(), novelty, max_attempts=5, sample=sample)
+    without = Decider(MemoryLedger(), Policy(), None, max_attempts=5, sample=sample)
+    decider = word_decider(sample=sample) if is_embedding else without
     resolved = decider.decide([make_trace(trace_id=f"kp:trace:{number}") for number in range(count)])
     assert decider.decide([make_trace(trace_id="kp:trace:0")]) == resolved[:1]
     return [each for each in resolved if isinstance(each, Decision)]
