@@ -17,15 +17,12 @@ from typing import Final
 
 from kp_scorer.capacity import Costs, Fleet
 from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import usable_cores
-from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, batches, real_embedder, report, say, seconds_of
+from tests.benchmarks.common import Row, arguments, batches, lengths_of, real_embedder, report, say, seconds_of
 from tests.benchmarks.load import Bench, open_bench, traces
-from tests.support.token_ids import ids_of
 
 _BATCH: Final = WorkerSettings().batch_size
 
@@ -44,7 +41,7 @@ def rows_of(options: argparse.Namespace) -> Iterator[Row]:
         say(f"{count} workers")
         with open_bench(workers=count) as bench:
             items = traces(options.traces)
-            tokens = mean(lengths_of(items))
+            tokens = mean(lengths_of([trace.embedding_text for trace in items]))
             core_ms = [engine_ms(embedder, items[: 3 * _BATCH])]
             rate = bench.decide(items).per_s
             core_ms.append(engine_ms(embedder, items[: 3 * _BATCH]))
@@ -82,12 +79,6 @@ def at_random(bench: Bench, items: Sequence[ReasoningTrace], rate: float) -> flo
     """Submit traces at random moments; return the 95th percentile of the milliseconds until each was published."""
     shuffle = random.Random(1)
     return quantiles(bench.ways_ms(items, [shuffle.expovariate(rate) for _ in items]), n=20)[-1]
-
-
-def lengths_of(items: Sequence[ReasoningTrace]) -> list[int]:
-    model = find_model("")
-    assert model
-    return [len(ids) for ids in ids_of(Tokens(model.tokenizer), [trace.embedding_text for trace in items])]
 
 
 if __name__ == "__main__":

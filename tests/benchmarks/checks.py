@@ -25,7 +25,7 @@ from kp_scorer.decoding import Limits
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import MB, Row, arguments, cpu_seconds, real, real_embedder, report, samples, say, seconds_of
+from tests.benchmarks.common import MB, Row, arguments, cpu_seconds, real_embedder, report, say, seconds_of, typical
 from tests.support.builders import decode_json, make_trace
 from tests.support.own_checks import install
 from tests.support.planted import HOSTILE, SECRETS
@@ -36,7 +36,7 @@ _STEP_CHARS: Final = 90_000
 
 def main() -> None:
     options = arguments(__doc__, planted=100, embedded=100).parse_args()
-    traces = real() or samples()
+    traces = typical()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["KF_RULE_CACHE_DIR"] = cache
         uncompiled_s, start_s = (seconds_of(start_and_end) for _ in range(2))

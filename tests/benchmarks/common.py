@@ -12,11 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import psutil
 import redis
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding.embedder import Embedder
+from kp_scorer.embedding.embedder import Embedder, Vectors
+from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
+from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.ledger.connection import connect
 from kp_scorer.local import embedded_redis
 from kp_scorer.settings import load_settings
@@ -24,6 +27,7 @@ from kp_scorer.settings.sections import RedisSettings
 from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES
+from tests.support.token_ids import ids_of
 from tests.support.traces import sample_traces
 
 Item = TypeVar("Item")
@@ -64,6 +68,11 @@ def real(limit: int | None = None, *, required: bool = False) -> list[ReasoningT
     return [decode_trace(json.loads(line), Limits()) for line in lines]
 
 
+def typical(limit: int | None = None) -> list[ReasoningTrace]:
+    """The real traces, or the samples where there are none."""
+    return real(limit) or samples(limit)
+
+
 def tasks_of(traces: Iterable[ReasoningTrace]) -> list[str]:
     """The task of each real trace, by ``groups.json``; a trace in no group is a task of its own."""
     groups = json.loads((REFERENCE_TRACES / "groups.json").read_text("utf-8"))
@@ -91,6 +100,24 @@ def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:
 def batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def default_tokens() -> Tokens:
+    """The tokenizer of the default model."""
+    model = find_model("")
+    assert model, "the package with the default weights is not installed"
+    return Tokens(model.tokenizer)
+
+
+def lengths_of(texts: Sequence[str]) -> list[int]:
+    """How many tokens of each text the default model reads."""
+    return [len(ids) for ids in ids_of(default_tokens(), texts)]
+
+
+def unit_vectors(chance: np.random.Generator, count: int, dimensions: int = 384) -> Vectors:
+    vectors = chance.standard_normal((count, dimensions), np.float32)
+    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
 
 
 def real_embedder(changed: Mapping[str, object] = MappingProxyType({})) -> Embedder:

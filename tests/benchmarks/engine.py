@@ -16,13 +16,10 @@ from statistics import fmean, median
 from typing import Final, NamedTuple
 
 from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.settings.sections import WorkerSettings
 
-from tests.benchmarks.common import Row, arguments, batches, real, real_embedder, report, samples, say, seconds_of
+from tests.benchmarks.common import Row, arguments, batches, lengths_of, real_embedder, report, say, seconds_of, typical
 from tests.benchmarks.reference_engine import is_available, reference_engine
-from tests.support.token_ids import ids_of
 
 _BATCH: Final = WorkerSettings().batch_size
 _REFERENCE: Final = "reference f32"
@@ -41,16 +38,13 @@ class Texts(NamedTuple):
 
 def texts_of_every_length(limit: int) -> list[Texts]:
     """Short, medium and long texts, ``limit`` of each: a trace's objective, its first 1,000 characters, and all of it."""
-    model = find_model("")
-    assert model, "the package with the default weights is not installed"
-    tokens = Tokens(model.tokenizer)
-    traces = real(limit) or samples(limit)
+    traces = typical(limit)
     cuts = {
         "short": [trace.task.objective for trace in traces],
         "medium": [trace.embedding_text[:1_000] for trace in traces],
         "long": [trace.embedding_text for trace in traces],
     }
-    return [Texts(name, texts, [len(ids) for ids in ids_of(tokens, texts)]) for name, texts in cuts.items()]
+    return [Texts(name, texts, lengths_of(texts)) for name, texts in cuts.items()]
 
 
 def main() -> None:

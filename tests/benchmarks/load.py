@@ -19,7 +19,7 @@ from kp_scorer.client import Client
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import as_new, cpu_seconds, own_redis, real, redis_of, samples
+from tests.benchmarks.common import as_new, cpu_seconds, own_redis, redis_of, typical
 from tests.support.processes import start_worker
 
 _WITH_EMBEDDER: Final = MappingProxyType({"embedding.required": True})
@@ -122,4 +122,4 @@ def open_bench(changed: Mapping[str, object] = _WITH_EMBEDDER, workers: int = 1)
 
 def traces(count: int) -> list[ReasoningTrace]:
     """So many new traces with the texts of the real ones, or of the samples where there are no real ones."""
-    return as_new(list(islice(cycle(real() or samples()), count)))
+    return as_new(list(islice(cycle(typical()), count)))

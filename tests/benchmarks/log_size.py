@@ -28,7 +28,7 @@ from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-from tests.benchmarks.common import MB, Row, arguments, own_redis, redis_of, report, say, seconds_of
+from tests.benchmarks.common import MB, Row, arguments, own_redis, redis_of, report, say, seconds_of, unit_vectors
 from tests.support.processes import wait_until
 
 _BATCH: Final = 32
@@ -54,11 +54,6 @@ def rows_of(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
                 yield pool.submit(_measure, url, size, repeats).result()
 
 
-def _vectors(random: np.random.Generator, count: int) -> Any:
-    vectors = random.standard_normal((count, _DIMENSIONS), np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
 def _trace_id(number: int) -> str:
     return f"{TRACE_ID_PREFIX}00000000-0000-4000-8000-{number:012}"
 
@@ -74,7 +69,7 @@ def _prefill(redis_client: redis.Redis, size: int) -> None:
     say(f"log of {size:,}: filling")
     for start in range(0, size, _PREFILL_CHUNK):
         pipeline = redis_client.pipeline(transaction=False)
-        for number, vector in enumerate(_vectors(random, min(_PREFILL_CHUNK, size - start)), start=start + 1):
+        for number, vector in enumerate(unit_vectors(random, min(_PREFILL_CHUNK, size - start)), start=start + 1):
             fields = {"i": _trace_id(number), "d": random.bytes(16), "v": vector.astype("<f4").tobytes()}
             pipeline.xadd(keys.of_log(_SPACE).log, fields, id=f"{first_ms + number}-{number}")  # type: ignore[arg-type]
         pipeline.execute()
@@ -100,7 +95,7 @@ def _measure(url: str, size: int, repeats: int) -> Row:
         place_s = []
         for repeat in range(repeats):
             ids = [_trace_id(size + repeat * _BATCH + number + 1) for number in range(_BATCH)]
-            vectors = _vectors(random, _BATCH)
+            vectors = unit_vectors(random, _BATCH)
             candidates = [Candidate(trace_id, random.bytes(16), vector) for trace_id, vector in zip(ids, vectors, strict=True)]
             place_s.append(seconds_of(partial(cache.place, candidates)))
         return {

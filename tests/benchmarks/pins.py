@@ -8,11 +8,10 @@ or share a user, a reservation or a quoted name, count as one task.
 - ``same``, ``polite``, ``synonyms``, ``reordered``: the share of the tasks in the set of which a run is found that asks as the
   set does; politely; with synonyms; with both, its last part in front. Numbers stay.
 - ``beyond``: that similarity.
-- ``ratio``: how many times as long it takes to embed the objectives of the traces, too, in turns batch by batch.
 
 Then what comparing objectives with ``--entries`` of 384 dimensions costs, on one thread, as in a worker, where these are ``of``
 texts, the sentences of the traces, or noise, which is the worst case: ``compare_ms`` is the processor time for each of a
-``group`` of traces, the median of the repeats; ``write_s`` and ``read_s`` are a set's way to Redis and back,
+``group`` of traces, the median of the repeats; ``read_s`` is the time to read the set from Redis,
 ``redis_bytes`` what it takes there.
 """
 
@@ -116,15 +115,6 @@ def _of_recipes(traces: Sequence[ReasoningTrace], draws: int) -> Iterator[Row]:
         embedder = real_embedder(changed)
         for compares, similarities in _similarities(embedder, traces):
             yield {"by": name, "compares": compares, **_shares(similarities, tasks, draws)}
-        yield {"by": name, "ratio": _ratio(embedder, traces)}
-
-
-def _ratio(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> float:
-    seconds = [0.0, 0.0]
-    for batch in batches(traces, 32):
-        for index, embed in enumerate((_of_traces, _of_plain)):
-            seconds[index] += seconds_of(partial(embed, embedder, batch))
-    return sum(seconds) / seconds[0]
 
 
 def _sentences(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
@@ -157,10 +147,10 @@ def _way_to_redis(sentences: Vectors, entries: int) -> Row:
     pinned = _set_of("texts", sentences, entries)
     with own_redis() as url, Store.open(load_settings({"redis.url": url})) as store:
         sets = store.pinned_sets("space")
-        write_s = seconds_of(lambda: sets.replace("tasks", pinned, check_room=lambda: None))
+        sets.replace("tasks", pinned, check_room=lambda: None)
         read_s = seconds_of(lambda: sets.read("tasks"))
         (info,) = store.all_pinned_sets()
-        return {"entries": entries, "write_s": write_s, "read_s": read_s, "redis_bytes": info["bytes"]}
+        return {"entries": entries, "read_s": read_s, "redis_bytes": info["bytes"]}
 
 
 def _similarities(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Iterator[tuple[str, Mapping[str, Floats]]]:

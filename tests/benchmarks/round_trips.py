@@ -22,7 +22,7 @@ from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.scoring import Policy
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings, WorkerSettings
 
-from tests.benchmarks.common import Row, arguments, as_new, batches, own_redis, redis_of, report, samples
+from tests.benchmarks.common import Row, arguments, as_new, batches, own_redis, redis_of, report, samples, unit_vectors
 
 _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
 _LEASE_MS: Final = int(WorkerSettings().decision_timeout_s * 1_000)
@@ -37,9 +37,7 @@ class RandomEmbedder(Embedder):
     recipe = TRACE
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        vectors = np.random.default_rng().standard_normal((len(texts), self.dimensions), np.float32)
-        unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        return unit
+        return unit_vectors(np.random.default_rng(), len(texts), self.dimensions)
 
 
 class CountingConnection(redis.Connection):

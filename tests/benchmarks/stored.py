@@ -32,14 +32,13 @@ from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-from tests.benchmarks.common import Row, arguments, own_redis, redis_of, report, say
+from tests.benchmarks.common import Row, arguments, own_redis, redis_of, report, say, unit_vectors
 from tests.support.builders import BUILT_IN_DOMAINS, decision
 from tests.support.processes import Worker, launch_worker
 from tests.support.servers import RedisServer, answers
 
 _KEYS: Final = Keys("kp")
 _SPACE: Final = "benchmark"
-_DIMENSIONS: Final = 384
 _AT_ONCE: Final = 2_000
 _TTL_MS: Final = 86_400_000
 _SCORES: Final = 5_000
@@ -163,8 +162,7 @@ def _fill_log(client: redis.Redis, records: int) -> None:
     """Write the log that the newest records rest on, and in these the novelty that it gives."""
     window = NoveltySettings().window()
     entries = min(window.kept_elements, records)
-    vectors = np.random.default_rng(2).standard_normal((entries, _DIMENSIONS), np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = unit_vectors(np.random.default_rng(2), entries)
     now_ms, log = client.time()[0] * 1_000, _KEYS.of_log(_SPACE)
     pipeline = client.pipeline(transaction=False)
     for index, vector in enumerate(vectors):

@@ -18,7 +18,7 @@ from statistics import median, quantiles
 
 from kp_scorer.embedding.embedder import Embedder, TokenizedText
 
-from tests.benchmarks.common import Row, arguments, real, real_embedder, report, samples, seconds_of
+from tests.benchmarks.common import Row, arguments, real_embedder, report, seconds_of, typical
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
 
 def rows_of(text_count: int, arrivals: int) -> Iterator[Row]:
     embedder = real_embedder()
-    texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in real(text_count) or samples(text_count)]
+    texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in typical(text_count)]
     one_s, all_s = pass_seconds(embedder, texts)
     cores = embedder.streams
     # Of a pass on one core, what more cores do not shorten.

@@ -26,12 +26,11 @@ from kombu.message import Message
 from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import RECIPES
-from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import MB, Row, arguments, emit, real, report, seconds_of, show_table
+from tests.benchmarks.common import MB, Row, arguments, default_tokens, emit, real, report, seconds_of, show_table
 from tests.support.costly import COSTLY_TEXTS, costly_submissions, oversized_bodies
 from tests.support.token_ids import ids_of
 
@@ -46,9 +45,8 @@ def main() -> None:
     gc.freeze()
     rows = [measured(name, sent, limits) for name, sent in _messages(limits)]
     show_most(rows, ("ms", "peak_mb"), show)
-    if model := find_model(""):
-        costs = partial(costs_of_text, Tokens(model.tokenizer))
-        show_most([costs(name, text) for name, text in COSTLY_TEXTS.items()], ("first_ms", "ms", "peak_mb"), show)
+    costs = partial(costs_of_text, default_tokens())
+    show_most([costs(name, text) for name, text in COSTLY_TEXTS.items()], ("first_ms", "ms", "peak_mb"), show)
     most = max(rows, key=lambda row: float(row["kept_mb"]))["name"]
     held_mb = next(resident_mb(sent, limits) for name, sent in _messages(limits) if name == most)
     report("validation", [{"name": most, "in_flight": _IN_FLIGHT, "held_mb": held_mb}])

@@ -19,10 +19,15 @@ CHUNK = 50
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variables", "changed"),
-    # Half of the traces succeed with so much confidence.
-    [({}, {"novelty__against": "succeeded", "novelty__succeeded_confidence": 0.85}), ({"DELIVERED_TWICE": "1"}, {})],
-    ids=["compared with successes", "delivered twice"],
+    ("broker", "variables", "changed"),
+    [
+        # Half of the traces succeed with so much confidence.
+        ("redis", {}, {"novelty__against": "succeeded", "novelty__succeeded_confidence": 0.85}),
+        ("redis", {"DELIVERED_TWICE": "1"}, {}),
+        ("rabbitmq", {"DELIVERED_TWICE": "1"}, {}),
+    ],
+    ids=["compared with successes", "delivered twice by Redis", "delivered twice by RabbitMQ"],
+    indirect=["broker"],
 )
 def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str], changed: Mapping[str, object]) -> None:
     settings = arena.settings(**changed)

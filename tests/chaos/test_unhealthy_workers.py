@@ -21,7 +21,7 @@ SMALL_PASSES: Final = {"worker__batch_size": 4}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unhealthy_from", ["1", "4"])
+@pytest.mark.parametrize(("broker", "unhealthy_from"), [("redis", "1"), ("rabbitmq", "4")], indirect=["broker"])
 def test_a_panic_ends_the_process_and_another_decides(arena: Arena, unhealthy_from: str) -> None:
     def panic_once(place: int, life: int) -> Mapping[str, str]:
         return {"FAILURE": "panics", "FAILS_FROM": unhealthy_from} if life == 0 else {}
@@ -66,7 +66,7 @@ def test_a_maintenance_thread_that_dies_ends_the_process(arena: Arena) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failure", ["fails", "no numbers"])
+@pytest.mark.parametrize(("broker", "failure"), [("redis", "fails"), ("rabbitmq", "no numbers")], indirect=["broker"])
 def test_an_unhealthy_embedder_ends_its_worker_and_loses_no_trace(arena: Arena, failure: str) -> None:
     def unhealthy_beside_healthy(place: int, life: int) -> Mapping[str, str]:
         # It has decided some when it becomes unhealthy, and has more in flight.

@@ -4,7 +4,6 @@ import gzip
 import socket
 import ssl
 import time
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -16,7 +15,7 @@ import pytest
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
-from tests.support.http_server import HttpServer, chat_span, export_of, new_run, open_server
+from tests.support.http_server import HttpServer, chat_span, export_of, new_run, open_server, packed_zeros
 from tests.support.processes import wait_until
 from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
@@ -55,11 +54,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def post(server: HttpServer, body: object, path: str = "/v1/traces", **headers: str) -> Any:
     return server.ask("POST", path, body, **{"authorization": f"Bearer {TOKEN}", **headers})
-
-
-def packed_zeros(mebibytes: int) -> bytes:
-    packing = zlib.compressobj(wbits=31)
-    return b"".join([*(packing.compress(bytes(MIB)) for _ in range(mebibytes)), packing.flush()])
 
 
 def delimited(number: int, *contents: bytes) -> bytes:

@@ -3,10 +3,9 @@
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,8 @@ from kp_scorer.settings.sections import MetricsSettings
 from prometheus_client import CollectorRegistry
 
 from tests.support.changed_settings import with_changed
+from tests.support.collector import answering
+from tests.support.http_server import packed_zeros
 from tests.support.processes import SMALL_WORKER, free_port, start_worker, wait_until
 from tests.support.servers import redis_servers
 from tests.support.traces import short_traces
@@ -53,8 +54,7 @@ def _send_zeros(handler: BaseHTTPRequestHandler) -> None:
 
 
 def packed(handler: BaseHTTPRequestHandler) -> None:
-    packing = zlib.compressobj(wbits=31)
-    body = b"".join([*(packing.compress(bytes(MIB)) for _ in range(UNPACKED_MIB)), packing.flush()])
+    body = packed_zeros(UNPACKED_MIB)
     handler.send_response(200)
     handler.send_header("Content-Encoding", "gzip")
     handler.send_header("Content-Length", str(len(body)))
@@ -62,33 +62,18 @@ def packed(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(body)
 
 
-@contextmanager
-def answering(answer: Answer) -> Iterator[tuple[str, threading.Event]]:
-    """A collector that answers so; its URL, and whether an answer has ended, read or not."""
-    ended = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            with suppress(OSError):
-                answer(self)
-            ended.set()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", ended
-        server.shutdown()
-
-
 @pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 @pytest.mark.parametrize("answer", [endless, redirected, packed])
 def test_an_answer_of_the_collector_is_not_read(settings: Settings, client: Client, tmp_path: Path, answer: Answer) -> None:
-    recording = with_changed(settings, otel__enabled=True)
-    with answering(answer) as (url, ended):
+    recording, ended = with_changed(settings, otel__enabled=True), threading.Event()
+
+    def answer_all(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        with suppress(OSError):
+            answer(request)
+        # Read or not.
+        ended.set()
+
+    with answering(answer_all) as url:
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
         with start_worker(recording, tmp_path / "worker.log", command=SMALL_WORKER, variables=variables) as worker:
             for traces in (short_traces(2, seed=1), short_traces(2, seed=2)):

@@ -87,4 +87,13 @@ SCENARIOS: Final = {
     "more letters than are kept": _steps(
         "send_foreign 3, send_foreign 1 4, send_foreign 1 5, send_foreign 3 3, send_foreign 3 4"
     ),
+    "a decision that is lost as Redis comes back older": _steps(
+        "send_foreign 2 2, take 1, begin, remember, finish, finish, come_back"
+    ),
+    "a dead trace that takes another content, and dies of that": _steps(
+        "send_foreign 0 3, take 2, begin, crash 2, take 1, send_foreign 0, crash 1, take 2 2, begin 0 1, send_foreign 0 2"
+    ),
+    "a trace that dies, is pending again, and dies of the same": _steps(
+        "submit 1, go_on, go_on, submit 1, go_on, take_strictly 1 1, go_on, take_strictly"
+    ),
 }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import redis
 import structlog
@@ -23,10 +23,8 @@ return found
 """
 
 
-class Image(NamedTuple):
-    """All keys as they were."""
-
-    values: dict[bytes, bytes]
+Image = dict[bytes, bytes]
+"""All keys as they were."""
 
 
 class Server:
@@ -64,15 +62,15 @@ class Server:
         pipeline = self.client.pipeline()
         for key in keys:
             pipeline.dump(key)
-        values = dict(zip(keys, pipeline.execute(), strict=True))
-        values.pop(NOW_KEY.encode(), None)
-        return Image(values)
+        image = dict(zip(keys, pipeline.execute(), strict=True))
+        image.pop(NOW_KEY.encode(), None)
+        return image
 
     def put_back(self, image: Image, now: int) -> None:
         """Come back with all keys as they were in the image; only time has gone on."""
         self.clear(now)
         pipeline = self.client.pipeline()
-        for key, value in image.values.items():
+        for key, value in image.items():
             pipeline.restore(key, 0, value)
         pipeline.execute()
 

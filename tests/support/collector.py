@@ -1,7 +1,7 @@
 """A collector of spans: a server for OTLP over HTTP, in this process, that may hang."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -50,17 +50,30 @@ class Collector:
 def collecting() -> Iterator[tuple[Collector, str]]:
     collector = Collector()
 
+    def collect(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        if collector.hangs.is_set():
+            collector.ended.wait()
+            return
+        collector.headers = dict(request.headers)
+        collector.collect(body)
+        request.send_response(200)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with answering(collect) as url:
+        try:
+            yield collector, url
+        finally:
+            collector.ended.set()
+
+
+@contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[str]:
+    """A server that answers so what is posted to it, given the request and its body; its URL."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if collector.hangs.is_set():
-                collector.ended.wait()
-                return
-            collector.headers = dict(self.headers)
-            collector.collect(body)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            answer(self, self.rfile.read(int(self.headers["Content-Length"])))
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -70,9 +83,8 @@ def collecting() -> Iterator[tuple[Collector, str]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield collector, f"http://127.0.0.1:{server.server_port}"
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
-            collector.ended.set()
             server.shutdown()
             thread.join()
 

@@ -2,8 +2,10 @@
 
 import json
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -108,3 +110,10 @@ def chat_span(run_id: str, parent: str = "", said: str = "At 04:12.", **values: 
 
 def new_run() -> str:
     return uuid4().hex
+
+
+@cache
+def packed_zeros(mebibytes: int) -> bytes:
+    """Zeros, by gzip."""
+    packing = zlib.compressobj(wbits=31)
+    return b"".join([*(packing.compress(bytes(2**20)) for _ in range(mebibytes)), packing.flush()])

@@ -1,6 +1,7 @@
 """What a submission may cost: what bounds time and memory is looked at first, and errors are not collected."""
 
 import json
+import re
 import zlib
 from contextlib import suppress
 from typing import Any, Final
@@ -10,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.message import Message
 from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
-from kp_scorer.decoding import Limits, check_values, decode_trace, least_bytes
+from kp_scorer.decoding import Limits, check_values, decode_trace, is_surely_within, least_bytes
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, changed, decode_json, maximal_payload, minimal_payload, step
@@ -39,6 +40,14 @@ def refused(raw: bytes) -> InvalidTrace:
     with pytest.raises(InvalidTrace) as caught:
         decode_json(raw, LIMITS)
     return caught.value
+
+
+def problems_of(raw: bytes, limits: Limits) -> str:
+    try:
+        decode_trace(json.loads(raw), limits)
+    except InvalidTrace as error:
+        return str(error)
+    return ""
 
 
 def is_cheap(raw: bytes, most: int) -> bool:
@@ -74,6 +83,18 @@ def test_least_bytes_are_no_more_than_the_smallest_encoding(value: object, ascii
     least = least_bytes(raw, LIMITS.values)
     assert least <= len(shortest)
     assert least == len(shortest) or b"\\u" in raw
+
+
+@given(VALUES, st.booleans())
+@example([1e15, -9e15, 1e999] * 99, False)
+@example(["\x01", "\ud800", "\u00e9" * 999], True)
+def test_small_json_is_within_the_limits_however_it_is_written_again(value: object, ascii_alone: bool) -> None:
+    document = json.dumps(minimal_payload(steps=[step("thought", input={"a": value})]), ensure_ascii=ascii_alone)
+    raw = document.replace("000000000000000.0", "e15").replace("Infinity", "1e999").encode("utf-8", "surrogatepass")
+    limits = Limits(message_bytes=5 * len(raw), values=len(raw))
+    assert is_surely_within(len(raw), limits)
+    assert not is_surely_within(len(raw) + 1, limits)
+    assert not re.search("bytes|values", problems_of(raw, limits))
 
 
 def test_limit_on_values_is_inclusive() -> None:

@@ -110,9 +110,9 @@ def running(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
 
 
 @contextmanager
-def busy(embedder: GatedEmbedder) -> Iterator[Stages]:
+def busy(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
     """Stages in whose engine a first text is, with all cores, until the gate opens."""
-    with running(embedder) as stages:
+    with running(embedder, group_size) as stages:
         stages.submit("first")
         wait_until(lambda: embedder.passes == [(["first"], True)], PATIENCE_S)
         yield stages
@@ -158,18 +158,18 @@ def test_passes_wait_inside_the_engine_only_while_a_backlog_waits_behind_them() 
 
 def test_vectors_go_on_in_groups_only_while_a_backlog_waits() -> None:
     long = "x x x x x x"
-    with busy(embedder := GatedEmbedder()) as stages:
-        stages.submit(*(f"t{n} {long}" for n in range(30)))
-        stages.wait_for_texts(31)
+    with busy(embedder := GatedEmbedder(), group_size=48) as stages:
+        stages.submit(*(f"t{n} {long}" for n in range(40)))
+        stages.wait_for_texts(41)
+        embedder.gate.release(16)
+        stages.wait_for_texts(25)
+        ends = stages.wait_for_ends(16)
+        assert {end.timings.batch_size for end in ends.values() if isinstance(end, Decision)} == {16}
         embedder.gate.release(8)
-        stages.wait_for_texts(23)
-        ends = stages.wait_for_ends(8)
-        assert {end.timings.batch_size for end in ends.values() if isinstance(end, Decision)} == {8}
-        embedder.gate.release(6)
         stages.wait_for_texts(17)
-        assert len(stages.wait_for_ends(14)) == 14, "the backlog is 15 texts, and two in a pass"
+        assert len(stages.wait_for_ends(24)) == 24, "the backlog is 15 texts, and two in a pass"
         embedder.gate.release()
-        stages.wait_for_ends(15)
+        stages.wait_for_ends(25)
 
 
 def test_a_decision_says_how_much_of_its_text_was_embedded() -> None:

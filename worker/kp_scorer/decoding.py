@@ -42,6 +42,7 @@ _HUGE_NUMBER: Final = f"expected numbers of at most {_MOST_DIGITS} digits"
 _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
 _JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
+_ALWAYS_FINE: Final = (int, bool)  # Once parsed.
 _STRING: Final = re.compile(rb'"[^"]*"')
 
 
@@ -128,6 +129,12 @@ def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace,
     return check_trace(payload, limits), raw
 
 
+def is_surely_within(size_bytes: int, limits: Limits) -> bool:
+    """Whether JSON of so many bytes is within the limits of size and values, whatever it holds, however it is written again."""
+    # Each value has a byte of its own. The most that a byte can become is five: 1e15 is written as 1000000000000000.0.
+    return size_bytes <= min(limits.values, limits.message_bytes // 5)
+
+
 def check_trace(payload: object, limits: Limits) -> ReasoningTrace:
     """Check JSON that :func:`parse_json` has parsed within the same limits, and freeze it as a trace; raises InvalidTrace."""
     if not isinstance(payload, dict):
@@ -188,9 +195,10 @@ def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
         path, depth, part = parts.pop()
         for name, value in enumerate(part) if isinstance(part, tuple) else part.__dict__.items():
             # Most values end here: this loop takes longer than everything that pydantic does.
-            if value is None or (isinstance(value, str) and len(value) <= most_chars and value.isascii()):
+            kind = type(value)
+            if value is None or kind in _ALWAYS_FINE or (kind is str and len(value) <= most_chars and value.isascii()):
                 continue
-            if isinstance(value, BaseModel | tuple):
+            if kind is tuple or isinstance(value, BaseModel):
                 parts.append((f"{path}{name}.", depth + 1, value))
             elif expected := _expected_within(value, depth + 1, limits):
                 # Inside free-form values the path stops growing: their keys are content.

@@ -22,7 +22,7 @@ from kp_scorer.process.watchdog import StallTimer, VitalThread
 
 _BACKLOG: Final = 16
 """While so many texts wait for a pass, vectors are passed on in groups: each alone costs the later stages 2 ms of a core."""
-_GROUP: Final = 8
+_GROUP: Final = 16
 
 
 @dataclass(eq=False, slots=True)
