@@ -111,22 +111,13 @@ def test_traces_are_private_unless_an_option_says_otherwise() -> None:
     assert (trace["metadata"]["visibility"], trace["metadata"]["privacy_level"]) == ("private", "private")
 
 
+FIELDS: Final = {"success": "verifier.reward", "confidence": "sure", "domain": "meta.task.domain", "id": "n", "time": "at"}
+
+
 def test_values_are_taken_from_fields_of_each_record() -> None:
-    of_paths = {
-        "success_field": "verifier.reward",
-        "confidence_field": "sure",
-        "domain_field": "meta.task.domain",
-        "id_field": "n",
-        "time_field": "at",
-    }
-    record = {
-        "verifier": {"reward": 0.5},
-        "sure": 0.25,
-        "meta": json.dumps({"task.domain": "code"}),
-        "n": 7,
-        "at": 1767225600000,
-    }
-    done = run(json_lines(CHAT | record, CHAT | record | {"sure": "very"}), **of_paths)
+    record = CHAT | {"verifier": {"reward": 0.5}, "sure": 0.25, "meta": json.dumps({"task.domain": "code"})}
+    record |= {"n": 7, "at": 1_767_225_600_000}
+    done = run(json_lines(record, record | {"sure": "very"}), **{f"{name}_field": path for name, path in FIELDS.items()})
     trace, refused = rows(done)
     assert trace["id"] == "kp:trace:openai:7"
     assert trace["metadata"] | {"success": True, "task_domain": "code"} == trace["metadata"]
