@@ -31,11 +31,7 @@ def test_malformed_messages_wait_for_the_store_beside_the_connection(arena: Aren
         arena.finish(fleet, submitted)
         assert fleet.ends == []
         assert fleet.logged("connection_lost") == 0
-    with Store.open(arena.settings()) as store:
-        dead_letters = list(store.dead_letters.read())
-        assert {dead.reason for dead in dead_letters} == {"malformed"}
-        assert sorted(store.dead_letters.payload(dead.letter_id) for dead in dead_letters) == sorted(bodies)
-        assert {dead.deliveries for dead in dead_letters} == {1}
+    assert letters_in(arena) == sorted(("malformed", 1, body) for body in bodies)
 
 
 @pytest.mark.slow
@@ -53,6 +49,13 @@ def test_sigterm_while_messages_wait_for_the_store(arena: Arena) -> None:
     wait_until(lambda: arena.waiting() == len(bodies) + len(submitted))
     with supervised(arena.settings(), arena.directory / "second", 1) as fleet:
         arena.finish(fleet, submitted)
+
+
+def letters_in(arena: Arena) -> list[tuple[str, int, bytes]]:
+    """The reason, the deliveries and the bytes of all dead letters."""
+    with Store.open(arena.settings()) as store:
+        letters = list(store.dead_letters.read())
+        return sorted((each.reason, each.deliveries, store.dead_letters.payload(each.letter_id)) for each in letters)
 
 
 def settings_with_store_behind_proxy(arena: Arena) -> Settings:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 
 import pytest
 import redis
@@ -69,7 +68,7 @@ def test_workers_killed_before_they_see_the_message_that_redis_gave_them(arena: 
             submitted += submit(client, chunk)
             # They may have stopped waiting just before, and then say so in vain.
             with suppress(AssertionError):
-                wait_until(partial(_is_shorter_than, redis_client, queue, len(chunk)), timeout_s=5)
+                wait_until(lambda chunk=chunk: int(redis_client.llen(queue)) < len(chunk), timeout_s=5)  # type: ignore[misc]
                 lost_replies += 1
             fleet.kill(0)
             fleet.kill(1)
@@ -78,10 +77,6 @@ def test_workers_killed_before_they_see_the_message_that_redis_gave_them(arena: 
         arena.finish(fleet, submitted)
         assert len(fleet.ends) >= kills
         assert lost_replies, "no worker was killed between the two"
-
-
-def _is_shorter_than(redis_client: redis.Redis, queue: str, length: int) -> bool:
-    return int(redis_client.llen(queue)) < length
 
 
 def _blocked(redis_client: redis.Redis) -> int:

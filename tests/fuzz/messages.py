@@ -4,7 +4,7 @@ import base64
 import json
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.broker.wire import TASK_NAME
@@ -57,22 +57,24 @@ def encoded(body: Any) -> str:
 
 def items(count: int, seed: int) -> Iterator[Raw]:
     """Good messages, odd ones, broken ones, and items that are no messages at all, in turns."""
-    makers = (_intact, _odd_trace, _odd_body, _odd_part, _odd_envelope, _deep, _damaged, _damaged_base64, _no_envelope)
+    makers: tuple[Callable[[random.Random, Any, str], Any], ...] = (
+        lambda chance, trace, token: message(trace, token),
+        lambda chance, trace, token: message(mutated_payload(chance, json.dumps(trace)), token),
+        _odd_body,
+        _odd_part,
+        lambda chance, trace, token: mutated_payload(chance, json.dumps(message(trace, token))),
+        _deep,
+        lambda chance, trace, token: damaged(chance, json.dumps(message(trace, token)).encode()),
+        _damaged_base64,
+        _no_envelope,
+    )
     bases = base_texts()
     for number in range(count):
         chance = random.Random(f"{seed}:{number}")
         token = f"fuzz-{seed}-{number:06}"
         trace = json.loads(chance.choice(bases)) | {"id": f"kp:trace:{token}"}
-        made: Any = makers[number % len(makers)](chance, trace, token)
+        made = makers[number % len(makers)](chance, trace, token)
         yield Raw(made if isinstance(made, bytes) else json.dumps(made).encode("utf-8", "surrogatepass"), trace["id"])
-
-
-def _intact(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
-    return message(trace, token)
-
-
-def _odd_trace(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
-    return message(mutated_payload(chance, json.dumps(trace)), token)
 
 
 def _odd_body(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
@@ -108,14 +110,6 @@ def _deep(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
     inside = "[" * depth + json.dumps(token) + "]" * depth
     body = f'[[{{"id": {json.dumps(trace["id"])}, "input": {inside}}}], {{}}, {{}}]'
     return made | {"body": base64.b64encode(body.encode()).decode()}
-
-
-def _odd_envelope(chance: random.Random, trace: dict[str, Any], token: str) -> Any:
-    return mutated_payload(chance, json.dumps(message(trace, token)))
-
-
-def _damaged(chance: random.Random, trace: dict[str, Any], token: str) -> bytes:
-    return damaged(chance, json.dumps(message(trace, token)).encode())
 
 
 def _damaged_base64(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:

@@ -143,14 +143,6 @@ def _place(chance: random.Random, root: Holder) -> tuple[Holder, Any]:
     return holder, key
 
 
-def _drop(chance: random.Random, holder: Holder, key: Any) -> None:
-    del holder[key]
-
-
-def _replace(chance: random.Random, holder: Holder, key: Any) -> None:
-    holder[key] = odd_value(chance)
-
-
 def _swap_type(chance: random.Random, holder: Holder, key: Any) -> None:
     """The same value as another type: a number as text, a text in a list, an object as a list of pairs."""
     value = holder[key]
@@ -194,8 +186,11 @@ def _move(chance: random.Random, holder: Holder, key: Any) -> None:
     holder[key], holder[target] = holder[target], holder[key]
 
 
-_Mutation = Callable[[random.Random, Holder, Any], None]
-_MUTATIONS: Final[tuple[_Mutation, ...]] = (_drop, _replace, _swap_type, _rename, _add, _repeat, _move)
+_MUTATIONS: Final[tuple[Callable[[random.Random, Holder, Any], object], ...]] = (
+    lambda chance, holder, key: holder.pop(key),
+    lambda chance, holder, key: holder.__setitem__(key, odd_value(chance)),
+    *(_swap_type, _rename, _add, _repeat, _move),
+)
 _WEIGHTS: Final = (2, 4, 2, 2, 3, 2, 1)
 
 
@@ -204,10 +199,6 @@ def damaged(chance: random.Random, raw: bytes) -> bytes:
     for _ in range(chance.choice((1, 1, 2))):
         raw = chance.choice(_DAMAGES)(chance, raw)
     return raw
-
-
-def _cut(chance: random.Random, raw: bytes) -> bytes:
-    return raw[: chance.randrange(len(raw) + 1)]
 
 
 def _flip_bits(chance: random.Random, raw: bytes) -> bytes:
@@ -234,14 +225,6 @@ def _insert(chance: random.Random, raw: bytes) -> bytes:
     return raw[:at] + piece + raw[at:]
 
 
-def _encode_otherwise(chance: random.Random, raw: bytes) -> bytes:
-    return raw.decode("utf-8", "replace").encode(chance.choice(_ENCODINGS), "replace")
-
-
-def _add_byte_order_mark(chance: random.Random, raw: bytes) -> bytes:
-    return chance.choice(_BYTE_ORDER_MARKS) + raw
-
-
 def _repeat_a_key(chance: random.Random, raw: bytes) -> bytes:
     name = chance.choice((b"id", b"task", b"steps", b"outcome", b"metadata", b"@type"))
     extra = b'"%s": "%s"' % (name, TEXT_MARK.encode())
@@ -263,8 +246,10 @@ def _wrap(chance: random.Random, raw: bytes) -> bytes:
     return before + raw + after
 
 
-_Damage = Callable[[random.Random, bytes], bytes]
-_DAMAGES: Final[tuple[_Damage, ...]] = (
-    *(_cut, _flip_bits, _lose_a_piece, _repeat_a_piece, _insert, _encode_otherwise, _add_byte_order_mark),
+_DAMAGES: Final[tuple[Callable[[random.Random, bytes], bytes], ...]] = (
+    lambda chance, raw: raw[: chance.randrange(len(raw) + 1)],
+    *(_flip_bits, _lose_a_piece, _repeat_a_piece, _insert),
+    lambda chance, raw: raw.decode("utf-8", "replace").encode(chance.choice(_ENCODINGS), "replace"),
+    lambda chance, raw: chance.choice(_BYTE_ORDER_MARKS) + raw,
     *(_repeat_a_key, _write_a_huge_value, _wrap),
 )

@@ -13,7 +13,7 @@ from kp_scorer.broker.publishing import declare_queues
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
-from kp_scorer.decision import Decision, Novelty
+from kp_scorer.decision import Novelty
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict
@@ -25,7 +25,7 @@ from kp_scorer.process.reconciler import reconcile
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
 
-from tests.support.builders import decision_on
+from tests.support.builders import decision, decision_on
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until
 from tests.support.traces import short_traces
 
@@ -293,15 +293,9 @@ def test_the_nearest_trace_is_known_whatever_was_written_to_the_log_since() -> N
         Entry(Place(1, number), f"kp:trace:{number}", bytes([number]) * 16, np.array(vector, np.float32))
         for number, vector in enumerate(vectors, 1)
     ]
-    decision = Decision.model_validate_json(decision_on("kp:trace:2"))
-    decision = decision.model_copy(
-        update={
-            "novelty": Novelty(source="embedding", entry="1-2"),
-            "dimensions": decision.dimensions.model_copy(update={"novelty": 0.4}),
-        }
-    )
+    unnamed = decision("kp:trace:2").model_copy(update={"novelty": Novelty(source="embedding", entry="1-2")})
     window = Window(10, TTL_MS, 10, TTL_MS)
-    nearest = with_nearest(decision, entries, window).novelty.nearest
+    nearest = with_nearest(unnamed, entries, window).novelty.nearest
     assert nearest
     assert nearest.trace_id == "kp:trace:1"
-    assert with_nearest(decision, entries[-1:], window) == decision
+    assert with_nearest(unnamed, entries[-1:], window) == unnamed

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-import polars
 import pytest
 import redis
 from kp_scorer import Client, Decision, ServiceUnavailable, SettingsError, read_decisions
@@ -257,6 +256,8 @@ def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path
         wait_until(lambda: len(list(tmp_path.glob("*.parquet"))) == 3 and journal.read_bytes().count(b"\n") == 1)
         process.terminate()
         assert process.wait(20) == 0
+    import polars  # which takes a second, in every process that collects this file
+
     table = polars.concat(map(polars.read_parquet, sorted(tmp_path.glob("*.parquet"))), how="vertical_relaxed")
     assert Counter(table["trace_id"]) == Counter([*ids_of(accepted), accepted[0].trace_id])
     assert {json.loads(text)["trace"]["task"]["objective"] for text in table["trace"] if "trace" in json.loads(text)} == {"ask"}

@@ -15,6 +15,8 @@ from kp_scorer.embedding.embedder import TRACE, Embedder, Vector, Vectors
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
+from tests.support.builders import minimal_payload, steps
+
 LIMITS: Final = Limits()
 IDS: Final = ("kp:trace:0", "kp:trace:1", "kp:trace:acme:2", "kp:trace:acme:3", "kp:trace:other:4")
 DIMENSIONS: Final = 8
@@ -50,21 +52,15 @@ def payload_of(trace_id: str, kind: str) -> Payload:
     number = IDS.index(trace_id)
     offset = {"first": 0, "first again": 0, "second": 1, "third": 2, "undecodable": 0}[kind]
     place = (number + offset) % len(_TEXTS)
-    content: dict[str, Any] = {
-        "@context": "https://openknowledgepulse.org/schema/v1",
-        "@type": "ReasoningTrace",
-        "id": trace_id,
-        "metadata": {
-            "created_at": "2026-01-02T00:00:00Z" if kind == "first again" else "2026-01-01T00:00:00Z",
-            "task_domain": DOMAINS[place],
-            "success": place != 1,
-            "visibility": "network",
-            "privacy_level": "aggregated",
-        },
-        "task": {"objective": _TEXTS[place]},
-        "steps": [] if kind == "undecodable" else [{"step_id": 0, "type": "thought"}],
-        "outcome": {"result_summary": "done", "confidence": 1.0},
-    }
+    content = minimal_payload(
+        trace_id=trace_id,
+        domain=DOMAINS[place],
+        success=place != 1,
+        objective=_TEXTS[place],
+        steps=steps(*["thought"] * (kind != "undecodable")),
+    )
+    if kind == "first again":
+        content["metadata"]["created_at"] = "2026-01-02T00:00:00Z"
     return _payload(content, trace_id)
 
 

@@ -1,18 +1,12 @@
-"""What the model must notice: each script with one thing wrong.
+"""What the model must notice: each script with one thing wrong. Some are defects that the scripts once had."""
 
-``python -m tests.model.mutants`` prints after how many steps it does. Some are defects that the scripts once had.
-"""
-
-import sys
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Final
 
 from tests.model.patched_scripts import Mutant
 from tests.model.runs import Failure, prepared, repeat, run
 from tests.model.scenarios import SCENARIOS
-from tests.model.server import Server, running
+from tests.model.server import Server
 
 LENGTH: Final = 100
 MOST_RUNS: Final = 300
@@ -175,19 +169,3 @@ def kill(server: Server, mutant: Mutant) -> tuple[int, Failure | None]:
             if failure := run(server, seed, LENGTH, executed):
                 return executed.total(), failure
     return executed.total(), None
-
-
-def main() -> int:
-    """Print a line for each mutant."""
-    survivors = 0
-    with tempfile.TemporaryDirectory() as directory, running(Path(directory)) as server:
-        for mutant in MUTANTS:
-            steps, failure = kill(server, mutant)
-            survivors += failure is None
-            noticed = f"after {steps:6} steps: {failure.violation[:100]!r}" if failure else f"NOT within {steps} steps"
-            print(f"{mutant.script:13} {mutant.meaning:60} {noticed}", flush=True)  # noqa: T201
-    return 1 if survivors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

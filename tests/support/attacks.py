@@ -98,8 +98,7 @@ class Attack(NamedTuple):
 def attacks() -> Iterator[Attack]:
     """All of them, that both brokers can carry."""
     traces = iter(short_traces(5_000, seed=11))
-    makers = (_odd_headers, _odd_embeds, _odd_fields_of_old, _odd_contents, _packed, _results, _tasks_of_others, _copies)
-    for make in (*makers, bare):
+    for make in (_odd_headers, _odd_embeds, _odd_fields_of_old, _odd_contents, _packed, _calls, bare):
         yield from make(_with_marker(trace) for trace in traces)
 
 
@@ -187,15 +186,13 @@ def _packed(traces: Traces) -> Iterator[Attack]:
         )
 
 
-def _results(traces: Traces) -> Iterator[Attack]:
-    """Calls whose result is asked for, by an id as Celery makes them and by others."""
+def _calls(traces: Traces) -> Iterator[Attack]:
+    """Calls whose result is asked for, by an id as Celery makes them and by others; of other tasks; and one many times."""
     for task_id in (str(uuid.uuid4()), "order-17", str(uuid.uuid4()).upper()):
         yield _attack(next(traces), {"id": task_id, "ignore_result": False})
-
-
-def _tasks_of_others(traces: Traces) -> Iterator[Attack]:
     for task in TASKS:
         yield _attack(next(traces), {"task": task})._replace(trace_id="")
+    yield from [_attack(next(traces), {})] * 40
 
 
 def bare(traces: Traces) -> Iterator[Attack]:
@@ -211,10 +208,6 @@ def bare(traces: Traces) -> Iterator[Attack]:
         yield Attack("", json.dumps(body).encode(), {})
     for item in ("{}", "9" * 5_000, f'"{MARKER}"'):
         yield Attack("", f'{{"{MARKER}":[{",".join([item] * (MEGABYTE // len(item)))}]}}'.encode(), {})
-
-
-def _copies(traces: Traces) -> Iterator[Attack]:
-    yield from [_attack(next(traces), {})] * 40
 
 
 def _attack(trace: dict[str, Any], headers: dict[str, Any], embed: Any = None) -> Attack:

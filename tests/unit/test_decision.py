@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, get_args, get_type_hints
 
 import numpy as np
-import pandas as pd
-import polars as pl
 import pytest
 from kp_scorer import Decision, Row, rows, score_traces
 from kp_scorer.novelty import Window
@@ -80,7 +78,10 @@ MANY: Final = [*[PLAIN] * 150, FULL]
 
 
 def test_pandas_reads_rows_unchanged() -> None:
-    table = pd.DataFrame(rows(MANY))
+    # Importing it takes seconds, which every process of the suite would spend, as it collects all tests; so does polars.
+    import pandas
+
+    table = pandas.DataFrame(rows(MANY))
     assert list(table.columns) == list(Row._fields)
     assert len(table) == len(MANY)
     assert (table["score"].dtype, table["single_tool"].dtype, table["batch_size"].dtype) == ("float64", "bool", "int64")
@@ -91,6 +92,8 @@ def test_pandas_reads_rows_unchanged() -> None:
 
 
 def test_polars_reads_rows_unchanged() -> None:
+    import polars as pl
+
     table = pl.DataFrame(rows(MANY))
     assert table.columns == list(Row._fields)
     assert table.height == len(MANY)
@@ -103,6 +106,8 @@ def test_polars_reads_rows_unchanged() -> None:
 
 
 def test_columns_have_their_types_also_where_no_row_has_a_value() -> None:
+    import polars as pl
+
     assert pl.DataFrame(rows([PLAIN])).schema == pl.DataFrame(rows([FULL])).schema
 
 
