@@ -247,10 +247,11 @@ def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_
     assert {each.decision["outcome"] for each in received} == {"accepted", "rejected"}
 
 
-def test_full_results_are_refused_until_some_are_read(scene_name: str, request: pytest.FixtureRequest, store: Store) -> None:
+@pytest.mark.parametrize("name", ["redis stream", "rabbitmq queue"])
+def test_full_results_are_refused_until_some_are_read(name: str, request: pytest.FixtureRequest, store: Store) -> None:
     made = decisions(LIMIT + 3)
     limited = {"queues__results_limit": LIMIT, "queues__rejected_waits": True}
-    with scene_of(scene_name, request, **limited) as scene, make_celery(scene.settings) as app:
+    with scene_of(name, request, **limited) as scene, make_celery(scene.settings) as app:
         publisher = Publisher(app, scene.settings, store)
         errors = publisher.publish_all(publications(made))
         # RabbitMQ takes one more than it is told.
@@ -261,11 +262,6 @@ def test_full_results_are_refused_until_some_are_read(scene_name: str, request: 
         first = scene.read()
         wait_until(lambda: publisher.publish_all(publications(left)) == [None] * len(left))
     assert [each.message_id for each in [*first, *scene.read()]][: LIMIT + 3] == [decision.trace_id for decision in made]
-
-
-@pytest.fixture(params=[name for name in WAYS if "task" not in name])
-def scene_name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.mark.parametrize("name", ["redis stream", "rabbitmq task"])

@@ -52,16 +52,14 @@ def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     output = bytearray()
     variables = {"COLUMNS": "80", "TERM": "dumb", **variables}
-    with subprocess.Popen(
-        [*COMMAND, *arguments], env=os.environ | variables, stdout=theirs, stderr=theirs, stdin=theirs
-    ) as process:
-        os.close(theirs)
-        # Linux reports the end as an error.
-        with suppress(OSError):
-            while chunk := os.read(ours, 65_536):
-                output += chunk
+    process = start(("kp_scorer.cli", *arguments), os.environ | variables, theirs, theirs, theirs)
+    os.close(theirs)
+    # Linux reports the end as an error.
+    with suppress(OSError):
+        while chunk := os.read(ours, 65_536):
+            output += chunk
     os.close(ours)
-    return process.returncode, output.decode().replace("\r\n", "\n")
+    return process.wait(30), output.decode().replace("\r\n", "\n")
 
 
 def run_in_shell(command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
