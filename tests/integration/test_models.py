@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,12 +13,14 @@ from kp_scorer.embedding.model import ModelFiles, find_model
 from kp_scorer.embedding.openvino_engine import OpenVinoEngine
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
-from kp_scorer.embedding.torch_engine import convert
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
-from sentence_transformers import SentenceTransformer
 
-from tests.support.tiny_models import TINY, change_json, save_tiny
+from tests.support.json_files import change_json
+
+# Importing torch takes seconds, which every process of the suite would spend, as it collects all tests.
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 TEXTS = [
     "refund a double charge",
@@ -30,7 +32,7 @@ TEXTS = [
 
 
 class Tiny(NamedTuple):
-    model: SentenceTransformer
+    model: "SentenceTransformer"
     directory: Path
 
     def encode(self, texts: list[str]) -> Vectors:
@@ -38,8 +40,10 @@ class Tiny(NamedTuple):
         return np.stack([self.model.encode(text, normalize_embeddings=True) for text in texts])
 
 
-@pytest.fixture(scope="session", params=TINY)
+@pytest.fixture(scope="session", params=["bert", "mpnet", "roberta", "modernbert"])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    from tests.support.tiny_models import save_tiny
+
     directory = tmp_path_factory.mktemp("tiny")
     return Tiny(save_tiny(request.param, directory), directory / request.param)
 
@@ -52,6 +56,8 @@ def files(tiny: Tiny) -> ModelFiles:
 
 def on_openvino(tiny: Tiny) -> Embedder:
     """Converted in this process, which has imported torch."""
+    from kp_scorer.embedding.torch_engine import convert
+
     model, target = files(tiny), tiny.directory.parent / "model.xml"
     convert(model.path, model.tokenizer, model.max_tokens, target)
     tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
@@ -95,9 +101,14 @@ def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tiny", ["bert"], indirect=True)
-def test_a_named_model_is_converted_at_the_start(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("can_be_written", [True, False])
+def test_a_named_model_is_converted_at_the_start_wherever_its_cache_is(
+    tiny: Tiny, can_be_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Not the run's cache, which other tests copy for the one model in it.
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "cache"
+    cache.mkdir() if can_be_written else cache.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     selected = select_embedder(EmbeddingSettings(model=str(tiny.directory)))
     assert selected
     assert selected.engine.startswith("openvino")

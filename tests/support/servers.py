@@ -55,7 +55,7 @@ class RedisServer:
 
     def wait_until_loaded(self) -> None:
         with self.connect() as client:
-            wait_until(lambda: answers(client), timeout_s=30)
+            wait_until(lambda: answers(client), timeout_s=120)
 
     def kill(self) -> None:
         """Kill it without warning. Only what it wrote to its file stays."""

@@ -1,6 +1,5 @@
 """Sentence-transformers models of several families with random weights, small enough to be made and converted in a second."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -81,12 +80,6 @@ def save_tiny(name: str, directory: Path) -> SentenceTransformer:
     model = TINY[name](directory / "parts").eval()
     model.save(str(directory / name), create_model_card=False)
     return model
-
-
-def change_json(file: Path, **changed: Any) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    content = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    file.write_text(json.dumps(content | changed), "utf-8")
 
 
 def _transformer(
