@@ -17,6 +17,7 @@ from rich.cells import cell_len
 
 from tests.support.builders import Payload, decided, make_trace, minimal_payload
 from tests.support.commands import run
+from tests.support.traces import jsonl, rows_in
 
 DECIDED, LIKE_IT, PENDING, DEAD, DEAD_WITHOUT_RECORD = (
     f"kp:trace:{name}" for name in ("4f1c20a9-1", "4f1c20aa", "waits", "died", "norecord")
@@ -79,7 +80,7 @@ def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> No
     file = tmp_path / "traces.jsonl"
     others = [minimal_payload(trace_id=f"kp:trace:{number}") for number in range(3)]
     rows = [*others, minimal_payload(trace_id=PENDING, objective="as the file has it"), minimal_payload(trace_id=DECIDED)]
-    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    file.write_text(jsonl(*rows))
     done = invoke(settings, "explain", DECIDED, "--traces", str(file))
     assert "2 of 4 types of steps 0.2500" in done.stdout
     assert "asked  count the open invoices" in done.stdout
@@ -111,9 +112,12 @@ def test_an_ambiguous_beginning_is_refused_with_its_matches(settings: Settings, 
     assert None not in store.ledger.look_up([DECIDED, LIKE_IT])
 
 
-def test_status_accepts_beginnings_and_prints_full_ids(settings: Settings) -> None:
+def test_status_accepts_beginnings_prints_full_ids_and_exits_0_if_all_are_decided(settings: Settings) -> None:
+    done = invoke(settings, "status", "4f1c20a9")
+    assert (done.exit_code, row(done)["decision"]["trace_id"]) == (0, DECIDED)
     done = invoke(settings, "status", "4f1c20a9", "wai", "kp:trace:wai", "nope")
-    statuses = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 1
+    statuses = rows_in(done.stdout)
     assert [(each["trace_id"], each["state"]) for each in statuses] == [
         (DECIDED, "decided"),
         (PENDING, "pending"),
@@ -158,7 +162,7 @@ def test_dead_letters_are_selected_by_unique_beginnings(settings: Settings, stor
 def test_traces_or_decisions_of_a_file_are_explained(tmp_path: Path) -> None:
     payloads: list[Payload] = [minimal_payload(trace_id=f"kp:trace:{number}") for number in "abcdefg"]
     traces, decisions = tmp_path / "traces.jsonl", tmp_path / "decisions.jsonl"
-    traces.write_text("".join(json.dumps(payload) + "\n" for payload in payloads))
+    traces.write_text(jsonl(*payloads))
     decisions.write_text("".join(decided(make_trace(trace_id=payload["id"])).model_dump_json() + "\n" for payload in payloads))
 
     def explain(*arguments: str) -> Result:

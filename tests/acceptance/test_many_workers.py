@@ -16,7 +16,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
 from tests.support.fleet import start_fleet
-from tests.support.outcomes import audited, only_log, published
+from tests.support.outcomes import audited, only_log, place_in_log, published
 from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, wait_until
 from tests.support.traces import new_id, short_traces
 
@@ -55,7 +55,7 @@ def test_real_traces_in_any_order_get_the_scores_of_one_offline_scorer(
     small: Settings, store: Store, tmp_path: Path, real_traces: list[dict[str, Any]]
 ) -> None:
     payloads = {str(trace["id"]): trace for trace in random.Random(1).sample(real_traces, 60)}
-    with start_fleet(small, tmp_path, WORKERS, KP_SCORER_WORKER) as fleet, Client(small) as client:
+    with start_fleet(small, tmp_path, 2, KP_SCORER_WORKER) as fleet, Client(small) as client:
         decisions = decide_all(client, list(payloads.values()), timeout_s=400)
         shares = [len(worker.events("trace_decided")) for worker in fleet]
     assert min(shares) > 0, f"some worker did nothing: {shares}"
@@ -78,7 +78,7 @@ def test_of_two_identical_traces_at_the_same_moment_exactly_one_is_new(small: Se
     with start_fleet(small, tmp_path, WORKERS, FAST_WORKER), Client(small) as client:
         decisions = decide_all(client, [trace for pair in pairs for trace in pair])
     for pair in pairs:
-        original, copy = sorted((decisions[trace["id"]] for trace in pair), key=_place)
+        original, copy = sorted((decisions[trace["id"]] for trace in pair), key=place_in_log)
         assert copy.dimensions.novelty == 0.0
         assert copy.novelty.duplicate_of == original.trace_id
         assert original.dimensions.novelty > 0.01
@@ -98,7 +98,7 @@ def test_no_worker_compares_with_an_erased_trace_after_a_second(
         copies = [trace | {"id": new_id(), "source_skill": str(index)} for index in range(40)]
         decisions = list(decide_all(client, copies).values())
     assert all(each.novelty.nearest and each.novelty.nearest.trace_id != trace["id"] for each in decisions)
-    first = min(decisions, key=_place)
+    first = min(decisions, key=place_in_log)
     assert first.dimensions.novelty > 0.01, "the erased trace was the only one like it"
     assert audited(small, store).differences == []
 
@@ -131,8 +131,3 @@ def test_idle_workers_read_the_log_on(small: Settings, redis_client: redis.Redis
             return bool(now["cmdstat_xrange"]["calls"] >= before + 4)
 
         wait_until(has_read_on, timeout_s=3)
-
-
-def _place(decision: Decision) -> int:
-    assert decision.novelty.entry
-    return int(decision.novelty.entry.partition("-")[2])

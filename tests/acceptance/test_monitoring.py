@@ -330,9 +330,13 @@ def promtool(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> None:
+def queries() -> list[str]:
     panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
-    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> None:
+    asked = queries()
     named = set(METRIC.findall(" ".join(asked)))
     assert named - metric_names == set()
     recorded = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
@@ -371,9 +375,15 @@ def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
     assert named == runbooks
 
 
-def test_the_rules_alert_as_their_tests_say() -> None:
-    promtool("check", "rules", "alerts.yml")
+def test_promtool_accepts_configuration_rules_and_queries_and_alerts_are_as_their_tests_say(tmp_path: Path) -> None:
+    assert "1 rule files found" in promtool("check", "config", "prometheus.yml")
     promtool("test", "rules", "alerts_test.yml", "drift_test.yml")
+    asked = (query.replace("$__rate_interval", "5m") for query in queries())
+    rules = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(asked)]
+    # Prometheus' files are YAML, of which JSON is a part.
+    file = tmp_path / "queries.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}), "utf-8")
+    promtool("check", "rules", "alerts.yml", str(file))
 
 
 def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decisions(tmp_path: Path) -> None:
@@ -439,20 +449,6 @@ def _is_near(name: str, labels: dict[str, str], value: float) -> dict[str, Any]:
     selector = ",".join(f'{label}="{text}"' for label, text in labels.items())
     expr = f"abs(kp_scorer:drift:{name}{{{selector}}} - {value}) < bool 1e-6"
     return {"expr": expr, "eval_time": "14d", "exp_samples": [{"labels": f"{{{selector}}}", "value": 1}]}
-
-
-def test_every_query_of_the_dashboard_is_valid(tmp_path: Path) -> None:
-    panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
-    asked = [target["expr"].replace("$__rate_interval", "5m") for panel in panels for target in panel["targets"]]
-    rules = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(asked)]
-    # Prometheus' files are YAML, of which JSON is a part.
-    file = tmp_path / "queries.yml"
-    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}), "utf-8")
-    promtool("check", "rules", str(file))
-
-
-def test_the_configuration_is_valid_and_finds_the_rules() -> None:
-    assert "1 rule files found" in promtool("check", "config", "prometheus.yml")
 
 
 def test_prometheus_reads_two_workers(settings: Settings, tmp_path: Path) -> None:

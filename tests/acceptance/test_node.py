@@ -7,19 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.local import running
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 
 from tests.support import node
 from tests.support.http_server import open_server
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
-from tests.support.rabbitmq import RABBITMQ_URL, own_virtual_host
-from tests.support.traces import fresh_samples
+from tests.support.rabbitmq import default_queues
+from tests.support.traces import fresh_samples, jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +35,8 @@ def folder() -> Path:
 
 @pytest.fixture
 def on_rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[Settings]:
-    """Settings with the queues' default names, in a virtual host where nobody else has any."""
-    with own_virtual_host(RABBITMQ_URL) as url:
-        if "kp-test-" not in url or url == rabbitmq_url:
-            pytest.skip("no rabbitmqctl here may make a virtual host")
-        yield load_settings({"broker.url": url, "redis.url": settings.redis.url})
+    with default_queues(rabbitmq_url, settings.redis.url) as named:
+        yield named
 
 
 def test_the_first_example_submits_to_a_fresh_service_and_reads_its_decision(folder: Path) -> None:
@@ -69,8 +65,8 @@ def _submits_and_reads(folder: Path, settings: Settings, directory: Path, broker
     plain, called = fresh_samples(6)[:3], fresh_samples(6)[3:]
     variables = {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url}
     with start_worker(settings, directory / "worker.log", command=FAST_WORKER), Client(settings) as client:
-        node.run(folder, f"submit-{broker}.mjs", stdin=_lines(plain), variables=variables)
-        node.run(folder, "submit-celery.mjs", stdin=_lines(called), variables=variables)
+        node.run(folder, f"submit-{broker}.mjs", stdin=jsonl(*plain), variables=variables)
+        node.run(folder, "submit-celery.mjs", stdin=jsonl(*called), variables=variables)
         ids = [trace["id"] for trace in [*plain, *called]]
         decided = {status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=30)}
         printed = node.run(folder, f"decisions-{broker}.mjs", "6", variables=variables)
@@ -89,11 +85,7 @@ def test_an_exporter_of_opentelemetry_is_pointed_at_the_server(folder: Path, set
 def test_the_record_of_an_invalid_trace_has_its_error(folder: Path, settings: Settings, tmp_path: Path) -> None:
     (trace,) = fresh_samples(1)
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
-        wrong = _lines([{**trace, "steps": []}])
+        wrong = jsonl({**trace, "steps": []})
         node.run(folder, "submit-redis.mjs", stdin=wrong, variables={"KP_BROKER_URL": settings.broker.url})
         (status,) = client.as_completed([str(trace["id"])], timeout_s=30)
     assert (status.state, status.reason) == ("dead", "invalid")
-
-
-def _lines(traces: list[dict[str, Any]]) -> str:
-    return "\n".join(map(json.dumps, traces)) + "\n"

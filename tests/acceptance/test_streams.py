@@ -20,13 +20,9 @@ from tests.support.builders import minimal_payload, step
 from tests.support.commands import COMMAND, run, run_in_shell
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_until
-from tests.support.traces import fresh_samples
+from tests.support.traces import fresh_samples, jsonl, rows_in
 
 SCORE: Final = ("score", "--set", "embedding.embedder=none", "-")
-
-
-def lines(traces: list[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(trace).encode() + b"\n" for trace in traces)
 
 
 def ids(output: str) -> list[str]:
@@ -55,10 +51,10 @@ def end_of(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
     return code, process.stderr.read().decode()
 
 
-@pytest.mark.parametrize("name", ["traces.jsonl", "traces.json", "traces.jsonl.gz", "traces.json.gz"])
+@pytest.mark.parametrize("name", ["traces.jsonl", "traces.json.gz"])
 def test_score_reads_files_of_every_kind(tmp_path: Path, name: str) -> None:
     traces = fresh_samples(40)
-    content = lines(traces) if "jsonl" in name else json.dumps(traces, indent=1).encode()
+    content = jsonl(*traces).encode() if "jsonl" in name else json.dumps(traces, indent=1).encode()
     file = tmp_path / name
     file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     done = run("score", "--set", "embedding.embedder=none", str(file))
@@ -74,7 +70,7 @@ def test_score_prints_each_decision_as_its_trace_arrives(packed: bool) -> None:
     deflate = zlib.compressobj(wbits=31)
     with running(*SCORE) as (process, stdin, stdout):
         for trace in fresh_samples(3):
-            line = lines([trace])
+            line = jsonl(trace).encode()
             stdin.write(deflate.compress(line) + deflate.flush(zlib.Z_SYNC_FLUSH) if packed else line)
             assert ids(stdout.readline().decode()) == [trace["id"]]
         stdin.write(deflate.flush() if packed else b"")
@@ -85,10 +81,10 @@ def test_score_prints_each_decision_as_its_trace_arrives(packed: bool) -> None:
 def test_score_reports_a_conflict_and_scores_the_others(tmp_path: Path) -> None:
     first, second = fresh_samples(2)
     file = tmp_path / "traces.jsonl"
-    file.write_bytes(lines([first, first | {"task": {"objective": "something else"}}, {}, first, second]))
+    file.write_bytes(jsonl(first, first | {"task": {"objective": "something else"}}, {}, first, second).encode())
     done = run("score", "--set", "embedding.embedder=none", str(file))
     assert done.returncode == 1
-    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = rows_in(done.stdout)
     assert [row.get("state", "decided") for row in printed] == ["decided", "conflict", "invalid", "decided", "decided"]
     assert [row["line"] for row in printed if "line" in row] == [2, 3]
     assert printed[0] == printed[3]
@@ -96,7 +92,7 @@ def test_score_reports_a_conflict_and_scores_the_others(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_command_that_waits_for_input() -> None:
     with running(*SCORE) as (process, stdin, stdout):
-        stdin.write(lines(fresh_samples(1)))
+        stdin.write(jsonl(*fresh_samples(1)).encode())
         stdout.readline()
         process.send_signal(signal.SIGINT)
         code, stderr = end_of(process)
@@ -106,10 +102,10 @@ def test_ctrl_c_ends_a_command_that_waits_for_input() -> None:
 def test_score_ends_when_nobody_reads_its_output() -> None:
     first, second = fresh_samples(2)
     with running(*SCORE) as (process, stdin, stdout):
-        stdin.write(lines([first]))
+        stdin.write(jsonl(first).encode())
         stdout.readline()
         stdout.close()
-        stdin.write(lines([second]))
+        stdin.write(jsonl(second).encode())
         code, stderr = end_of(process)
     assert (code, stderr.splitlines()[-1]) == (2, "kp-scorer: stdout: Broken pipe")
 
@@ -130,9 +126,7 @@ REASONS: Final = {">&-": "Bad file descriptor", ">/dev/full": "No space left on 
 
 
 @pytest.mark.parametrize("stdout", REASONS)
-@pytest.mark.parametrize(
-    "command", ["--help", "schema trace", "reference redis.conf", f"score {SAMPLES} --set embedding.embedder=none"]
-)
+@pytest.mark.parametrize("command", ["--help", "reference redis.conf", f"score {SAMPLES} --set embedding.embedder=none"])
 def test_stdout_that_cannot_be_written_is_an_error_in_one_line(command: str, stdout: str) -> None:
     done = run_in_shell(f"{command} {stdout}")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"kp-scorer: stdout: {REASONS[stdout]}")

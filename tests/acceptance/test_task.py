@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings, load_settings
 from tests.support.arena import BrokerName
 from tests.support.documents import code_with
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
-from tests.support.rabbitmq import RABBITMQ_URL, own_virtual_host
+from tests.support.rabbitmq import default_queues
 from tests.support.traces import fresh_samples
 
 pytestmark = pytest.mark.slow
@@ -27,11 +27,8 @@ def default_names(broker: BrokerName, settings: Settings, request: pytest.Fixtur
     if broker == "redis":
         yield settings
         return
-    shared = request.getfixturevalue("rabbitmq_url")
-    with own_virtual_host(RABBITMQ_URL) as url:
-        if "kp-test-" not in url or url == shared:
-            pytest.skip("no rabbitmqctl here may make a virtual host")
-        yield load_settings({"broker.url": url, "redis.url": settings.redis.url})
+    with default_queues(request.getfixturevalue("rabbitmq_url"), settings.redis.url) as named:
+        yield named
 
 
 def flags(settings: Settings) -> dict[str, Any]:

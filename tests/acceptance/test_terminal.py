@@ -1,21 +1,17 @@
 """`up` and what other commands show beside it: to a person at a terminal, and to a pipe."""
 
-import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kp_scorer.local import running
 
 from tests.support.commands import COMMAND, run, run_at_terminal
 from tests.support.processes import free_port, wait_until
-from tests.support.traces import fresh_samples, short_traces
-
-WITHOUT_EMBEDDER = {"KP_EMBEDDING_EMBEDDER": "none"}
+from tests.support.traces import fresh_samples, jsonl, rows_in, short_traces
 
 
 @contextmanager
@@ -37,12 +33,8 @@ def up(folder: Path, *options: str) -> Iterator[Path]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "traces.jsonl"
-    path.write_text("".join(json.dumps(trace) + "\n" for trace in fresh_samples(3)))
+    path.write_text(jsonl(*fresh_samples(3)))
     return path
-
-
-def lines_of(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Path, file: Path) -> None:
@@ -53,24 +45,24 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
         wait_until(lambda: "there is no decision yet" in log.read_text())
         assert str(state / "data") in log.read_text()
         first = run("submit", str(file), "--wait")
-        assert {row["decision"]["threshold"] for row in lines_of(first.stdout)} == {0.75}
+        assert {row["decision"]["threshold"] for row in rows_in(first.stdout)} == {0.75}
         assert "decided before" not in first.stderr
     with up(tmp_path, "--config", str(thresholds)) as log:
         wait_until(lambda: "keeps 3 decisions from earlier, by a threshold of 0.75; 3 of them by another" in log.read_text())
         again = run("submit", str(file))
         assert "3 of them were decided before, by a threshold of 0.75" in again.stderr
-        assert [row["state"] for row in lines_of(again.stdout)] == ["decided"] * 3
+        assert [row["state"] for row in rows_in(again.stdout)] == ["decided"] * 3
         # What the file does not name is as the other terminal's `up` has it.
         weights = tmp_path / "weights.toml"
         weights.write_text("[scoring]\ncap_step_term = true\n")
         flips = run("re-decide", "--stored", "--thresholds", str(weights))
-        assert {row["threshold_after"] for row in lines_of(flips.stdout)} <= {0.99}
+        assert {row["threshold_after"] for row in rows_in(flips.stdout)} <= {0.99}
         assert "3 of 3 decisions flip" in flips.stderr
         assert run("re-decide", "--stored", "--thresholds", str(weights), KP_SCORING_THRESHOLD="0.75").stdout == ""
     with up(tmp_path, "--fresh", "--config", str(thresholds)) as log:
         wait_until(lambda: "there is no decision yet" in log.read_text())
         fresh = run("submit", str(file), "--wait")
-        assert {row["decision"]["threshold"] for row in lines_of(fresh.stdout)} == {0.99}
+        assert {row["decision"]["threshold"] for row in rows_in(fresh.stdout)} == {0.99}
     assert "kp-scorer down --remove" in run("down").stderr
     assert run("down", "--remove", stdin="n\n").returncode == 1
     assert state.exists()
@@ -81,7 +73,7 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
 def test_doctor_is_content_on_the_first_day_and_health_asks_all_workers_of_up(tmp_path: Path) -> None:
     with up(tmp_path, "--workers", "2"):
         wait_until(lambda: run("health", "--ready").returncode == 0)
-        rows = lines_of(run("health", "--ready").stdout)
+        rows = rows_in(run("health", "--ready").stdout)
         assert [row["ready"] for row in rows] == [True, True]
         assert len({row["pid"] for row in rows}) == 2
         doctor = run("doctor")
@@ -101,17 +93,22 @@ def test_a_terminal_gets_text_and_a_pipe_json_lines(tmp_path: Path, file: Path) 
             _, output = run_at_terminal(*command)
             assert "{" not in output, command
         for command in (["stats"], ["doctor"], ["capacity"]):
-            assert lines_of(run(*command).stdout)
+            assert rows_in(run(*command).stdout)
         _, output = run_at_terminal("capacity")
         assert "p95 ms" in output
         assert max(map(len, output.splitlines())) <= 80
 
 
-def test_a_demo_of_a_file_ends_with_the_next_step(tmp_path: Path) -> None:
+def test_a_demo_of_a_file_without_an_embedder_notes_that_once_and_ends_with_the_next_step(tmp_path: Path) -> None:
+    # Of a configured queue neither the demo nor its worker may know.
+    (tmp_path / "url").write_text("redis://127.0.0.1:1/0\n")
+    variables = {"KP_EMBEDDING_EMBEDDER": "none", "KP_BROKER_URL_FILE": str(tmp_path / "url")}
     few, many = tmp_path / "few.jsonl", tmp_path / "my traces.jsonl"
     for path, count in ((few, 2), (many, 62)):
-        path.write_text("".join(json.dumps(trace) + "\n" for trace in short_traces(count, seed=1)))
-    next_steps: Sequence[str] = [run("demo", str(path), **WITHOUT_EMBEDDER).stdout.splitlines()[-1] for path in (few, many)]
+        path.write_text(jsonl(*short_traces(count, seed=1)))
+    demos = [run("demo", str(path), **variables) for path in (few, many)]
+    assert [demo.stderr.count("there is no embedder, so every novelty is 0.5") for demo in demos] == [1, 1]
+    next_steps = [demo.stdout.splitlines()[-1] for demo in demos]
     assert "kp-scorer submit" in next_steps[0]
     assert next_steps[1].endswith(
         f"of 62 accepted; for a fifth: kp-scorer calibrate '{many}' --accept 20% --output thresholds.toml"

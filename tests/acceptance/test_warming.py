@@ -17,13 +17,9 @@ from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed
 from tests.support.commands import run
 from tests.support.processes import FAST_WORKER, Worker, start_worker
-from tests.support.traces import fresh_samples, new_id
+from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
 Payload = dict[str, Any]
-
-
-def lines(traces: Sequence[object]) -> str:
-    return "".join(json.dumps(trace) + "\n" for trace in traces)
 
 
 def decide(settings: Settings, traces: Sequence[Payload]) -> list[Payload]:
@@ -44,14 +40,14 @@ def test_warmed_space_has_the_traces_scored_before(settings: Settings, store: St
     # One trace too many for the window, and one whose id has another content.
     conflicting = minimal_payload(trace_id=decided[0]["id"])
     small = ("--set", f"novelty.max_elements={len(traces) + 1}")
-    warmed = run("cache", "warm", "-", *small, stdin=lines([*fresh_samples(1), conflicting, "none", *traces]), **at_redis)
+    warmed = run("cache", "warm", "-", *small, stdin=jsonl(*fresh_samples(1), conflicting, "none", *traces), **at_redis)
     assert warmed.returncode == 1, warmed.stderr
-    invalid, conflict, result = map(json.loads, warmed.stdout.splitlines())
+    invalid, conflict, result = rows_in(warmed.stdout)
     assert (invalid["line"], conflict["trace_id"], conflict["state"]) == (3, conflicting["id"], "conflict")
     assert (result["warmed"], result["entries"]) == (5, 5)
     (new_log,) = (log for log in store.novelty_logs() if log.space != old_log.space)
     assert (new_log.space, new_log.info().entries) == (result["space"], 5)
-    again = run("cache", "warm", "-", stdin=lines(traces), **at_redis)
+    again = run("cache", "warm", "-", stdin=jsonl(*traces), **at_redis)
     assert (again.returncode, again.stdout) == (2, "")
     assert "has 5 entries already" in again.stderr
 

@@ -8,21 +8,16 @@ import pytest
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.process.consumer import server_of
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import load_settings
 
-from tests.support.arena import BrokerName
-from tests.support.changed_settings import with_changed
+from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.proxy import Proxy
 from tests.support.traces import fresh_samples
 
 
-def test_a_lost_connection_is_logged_with_its_reason_and_its_server(
-    broker: BrokerName, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    settings: Settings = request.getfixturevalue("settings")
-    if broker == "rabbitmq":
-        settings = request.getfixturevalue("rabbitmq").settings()
+def test_a_lost_connection_is_logged_with_its_reason_and_its_server(on_broker: SettingsWith, tmp_path: Path) -> None:
+    settings = on_broker()
     with Proxy(settings.broker.url) as proxy:
         through = with_changed(settings, broker__url=proxy.url, redis__url=settings.redis.url, broker__timeout_s=2.0)
         with start_worker(through, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:

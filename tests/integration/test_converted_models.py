@@ -108,14 +108,19 @@ def test_workers_that_start_at_a_damaged_model_convert_it_once_and_import_no_tor
     assert not any(path.stat().st_mode & 0o022 for path in (own_cache, *own_cache.iterdir()))
 
 
-def test_a_model_in_the_cache_needs_no_torch(
-    own_cache: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_in_the_cache_needs_no_torch_and_its_folder_is_closed_to_others(
+    own_cache: Path, expected: np.ndarray, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Others can write to the folder that has it: that is changed at the start.
+    own_cache.parent.chmod(0o777)
     blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
     (tmp_path / "sitecustomize.py").write_text(blocked)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert result_of(start())["engine"].startswith("openvino")
-    # Nor does it write anything, so the cache may be part of a read-only image.
+    loaded = result_of(start())
+    assert loaded["engine"].startswith("openvino")
+    assert np.array_equal(np.array(loaded["vectors"], np.float32), expected)
+    assert own_cache.parent.stat().st_mode & 0o777 == 0o755
+    # Nor does it write another thing, so the cache may be part of a read-only image.
     assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
     shutil.rmtree(own_cache)
     assert result_of(start())["engine"] is None
@@ -141,42 +146,30 @@ def test_without_conversion_only_an_intact_model_is_loaded_and_nothing_is_writte
     assert not own_cache.parent.exists()
 
 
-@pytest.mark.parametrize("name", ["", "model.bin", "digests.json"])
+def writable(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def anothers(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    os.chown(path, ANOTHER_USER, ANOTHER_USER)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "event"),
+    [
+        *((name, writable, "model_converted_again") for name in (".", "model.bin", "digests.json")),
+        *((name, anothers, "model_converted_again") for name in (".", "model.bin")),
+        ("..", anothers, "model_cache_ignored"),
+    ],
+)
 @pytest.mark.usefixtures("no_converter")
-def test_a_model_that_others_could_write_is_not_used(own_cache: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    written = own_cache / name
-    written.chmod(written.stat().st_mode | 0o020)
-    with pytest.raises(SettingsError, match="needed to convert the model"):
-        openvino()
-    assert cache_events(caplog) == [("model_converted_again", own_cache)]
-
-
-@pytest.mark.parametrize("name", ["model.bin", ".", ".."])
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.usefixtures("no_converter")
-def test_another_users_model_is_not_used(own_cache: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    os.chown(own_cache / name, ANOTHER_USER, ANOTHER_USER)
-    with pytest.raises(SettingsError, match="needed to convert the model"):
-        openvino()
-    is_directory = name == ".."
-    assert cache_events(caplog) == [
-        ("model_cache_ignored", own_cache.parent) if is_directory else ("model_converted_again", own_cache)
-    ]
-    assert {path.name for path in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
-
-
-@pytest.mark.usefixtures("no_converter")
-def test_cache_that_others_can_write_is_closed_to_them(own_cache: Path, expected: np.ndarray) -> None:
-    own_cache.parent.chmod(0o777)
-    assert np.array_equal(openvino().embed(TEXTS), expected)
-    assert own_cache.parent.stat().st_mode & 0o777 == 0o755
-
-
-@pytest.mark.slow
-def test_model_is_converted_even_if_the_cache_cannot_be_written(
-    expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_others_could_write_is_not_used(
+    own_cache: Path, name: str, change: Callable[[Path], None], event: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    not_a_directory = tmp_path / "file"
-    not_a_directory.touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(not_a_directory))
-    assert np.abs(openvino().embed(TEXTS) - expected).max() < 1e-6
+    change(own_cache / name)
+    with pytest.raises(SettingsError, match="needed to convert the model"):
+        openvino()
+    assert cache_events(caplog) == [(event, own_cache.parent if name == ".." else own_cache)]
+    assert {path.name for path in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}

@@ -1,5 +1,6 @@
 """Messages that become dead letters: which submission each is, and how it is shown."""
 
+import itertools
 import json
 import pickle
 import tracemalloc
@@ -18,13 +19,14 @@ from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict
+from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict, dead_letter_id_of
 from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision_on, decode_json, minimal_payload
 from tests.support.changed_settings import SettingsWith
 from tests.support.outcomes import published
+from tests.support.traces import fresh_samples
 
 TRACE_ID: Final = "kp:trace:minimal"
 STRICT: Final = Limits(steps=1)
@@ -39,9 +41,12 @@ def submission(**changed: Any) -> bytes:
     return json.dumps(minimal_payload() | unknown | changed, separators=(", ", ":"), ensure_ascii=False).encode()
 
 
-def message(body: bytes) -> Any:
-    headers = {"task": TASK_NAME, "id": TRACE_ID}
+def message(body: bytes, **headers: str) -> Any:
     return Message(body=body, content_type="application/json", headers=headers, delivery_info={})
+
+
+def call(payload: bytes) -> Any:
+    return message(task_body(payload), task=TASK_NAME, id=TRACE_ID)
 
 
 def digest_of(payload: bytes) -> bytes:
@@ -85,7 +90,11 @@ def lost(store: Store, _: Any) -> Decision | None:
     return store.dead_letters.dead_letter(payload, "lost", "sent 4 times", TRACE_ID, digest_of(payload), deliveries=0)
 
 
-WAYS: Final = (refused, unread, poisonous, poisonous_unread, failed, lost)
+WAYS: Final = (refused, unread, poisonous, failed, lost)
+
+Send = Callable[[bytes], Any]
+# A plain trace that nobody parsed has no id.
+FORMS: Final = {"call": (call, [*WAYS, poisonous_unread]), "plain trace": (message, WAYS)}
 
 
 def state_of(store: Store, trace_id: str = TRACE_ID) -> str:
@@ -99,8 +108,7 @@ def test_a_submission_that_is_large_for_its_escapes_and_spaces_is_recognised(sto
     large = json.dumps(json.loads(small), indent=8).encode()
     assert len(small) < limits.message_bytes < len(large)
     store.ledger.acquire([Identity(TRACE_ID, digest_of(small))])
-    plain: Any = Message(body=large, content_type="application/json", headers={}, delivery_info={})
-    assert dead_letter(store.dead_letters, plain, poison(plain, 6), limits) is None
+    assert dead_letter(store.dead_letters, message(large), poison(message(large), 6), limits) is None
     (stored,) = store.dead_letters.read()
     assert parse_submission(store.dead_letters.payload(stored.letter_id), limits) == json.loads(small)
     assert state_of(store) == "dead"
@@ -113,12 +121,22 @@ def decide(store: Store) -> None:
     store.ledger.commit([Verdict(TRACE_ID, digest, decision_on(TRACE_ID), "", Tally("code", is_known=True))])
 
 
-@pytest.mark.parametrize("then", WAYS)
-@pytest.mark.parametrize("first", WAYS)
-def test_a_submission_has_one_dead_letter(store: Store, noted: bytes, first: DeadLetterBy, then: DeadLetterBy) -> None:
+@pytest.mark.parametrize(
+    ("send", "first", "then"),
+    [
+        pytest.param(send, first, then, id=f"{name}, {first.__name__} and {then.__name__}")
+        for name, (send, ways) in FORMS.items()
+        for first, then in itertools.product(ways, repeat=2)
+    ],
+)
+def test_a_submission_has_one_dead_letter(
+    store: Store, noted: bytes, first: DeadLetterBy, then: DeadLetterBy, send: Send
+) -> None:
     for dead_letter_by in (first, then):
-        assert dead_letter_by(store, message(task_body(noted))) is None
+        assert dead_letter_by(store, send(noted)) is None
         (stored,) = store.dead_letters.read()
+        if dead_letter_by in (poisonous, poisonous_unread):
+            assert (stored.reason, stored.deliveries) == ("poison", 6)
         assert store.dead_letters.payload(stored.letter_id) == noted
         assert stored.trace_id == TRACE_ID
         assert state_of(store) == "dead"
@@ -127,10 +145,12 @@ def test_a_submission_has_one_dead_letter(store: Store, noted: bytes, first: Dea
     assert state_of(store) == ""
 
 
-@pytest.mark.parametrize("dead_letter_by", WAYS)
-def test_a_copy_of_a_decided_trace_leads_to_the_decision(store: Store, noted: bytes, dead_letter_by: DeadLetterBy) -> None:
+@pytest.mark.parametrize(("send", "dead_letter_by"), [(send, way) for send, ways in FORMS.values() for way in ways])
+def test_a_copy_of_a_decided_trace_leads_to_the_decision(
+    store: Store, noted: bytes, dead_letter_by: DeadLetterBy, send: Send
+) -> None:
     decide(store)
-    decision = dead_letter_by(store, message(task_body(noted)))
+    decision = dead_letter_by(store, send(noted))
     assert decision
     assert decision.trace_id == TRACE_ID
     assert list(store.dead_letters.read()) == []
@@ -153,7 +173,7 @@ def test_another_submission_of_the_same_id_leaves_the_first_pending(
 ) -> None:
     another = submission(**changed)
     assert another != noted
-    assert refused(store, message(task_body(another))) is None
+    assert refused(store, call(another)) is None
     assert state_of(store) == "pending"
     (stored,) = store.dead_letters.read()
     assert store.dead_letters.payload(stored.letter_id) == another
@@ -167,12 +187,12 @@ def test_a_dead_letter_of_a_call_by_others_has_its_argument(store: Store) -> Non
         json.dumps([[], {"trace": trace}, {}]),
         json.dumps({"args": [trace], "kwargs": {}}),
     ):
-        assert refused(store, message(body.encode())) is None
+        assert refused(store, message(body.encode(), task=TASK_NAME)) is None
     (stored,) = store.dead_letters.read()
     assert json.loads(store.dead_letters.payload(stored.letter_id)) == trace
     others = {b"[[1, 2], {}, {}]", b"[[], {}, {}]", b"[[1], {}", b"[[]], {}, {}]"}
     for raw in others:
-        assert poisonous(store, message(raw)) is None
+        assert poisonous(store, message(raw, task=TASK_NAME)) is None
     payloads = {store.dead_letters.payload(each.letter_id) for each in store.dead_letters.read()}
     assert others < payloads
 
@@ -182,7 +202,7 @@ def test_bytes_dead_lettered_under_no_or_another_id_end_their_trace(store: Store
     payload = submission()
     store.dead_letters.dead_letter(payload, "invalid", "not parsed", name)
     store.ledger.submit([Submission(TRACE_ID, digest_of(payload), payload)])
-    assert failed(store, message(task_body(payload))) is None
+    assert failed(store, call(payload)) is None
     (stored,) = store.dead_letters.read()
     assert (stored.trace_id, stored.reason, stored.occurrences) == (TRACE_ID, "scoring_failed", 2)
     assert [state_of(store), state_of(store, "kp:trace:other")] == ["dead", ""]
@@ -193,6 +213,25 @@ def test_bytes_dead_lettered_under_no_or_another_id_end_their_trace(store: Store
     (stored,) = store.dead_letters.read()
     assert store.dead_letters.drop(stored)
     assert state_of(store) == ""
+
+
+def test_what_is_not_parsed_ends_no_other_submission(store: Store) -> None:
+    (trace,) = fresh_samples(1)
+    trace_id, payload = str(trace["id"]), json.dumps(trace, ensure_ascii=False).encode()
+    store.ledger.submit([Submission(trace_id, b"d" * 16, payload)])
+
+    def state_after(body: bytes) -> str:
+        dead_letter(store.dead_letters, message(body), DeadLettering("invalid", "too large", 1, trace_id), STRICTER)
+        return state_of(store, trace_id)
+
+    others = [[trace, trace], [trace | {"mood": 1}], [[trace]], [], [payload.decode()]]
+    # The last call is of the same trace, and was refused for what is beside it.
+    calls = [json.dumps([args, {}, {}]).encode() for args in others]
+    # A plain trace of other bytes may say another thing.
+    for body in [*calls, b'[[%s], {}, {"chain": 1}]' % payload, payload + b" "]:
+        assert state_after(body) == "pending"
+    assert state_after(task_body(payload)) == "dead"
+    assert store.dead_letters.payload(dead_letter_id_of(payload)) == payload
 
 
 NO_PLAIN_JSON = [

@@ -1,6 +1,5 @@
 """Two fleets on one Redis, as ``deploy/kubernetes/divided`` sets them up: each decides the traces of its domains alone."""
 
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from tests.support.outcomes import only_log, published
 from tests.support.paths import REPOSITORY
 from tests.support.processes import start_worker, wait_until
 from tests.support.rendering import container_variables, overlay_settings
-from tests.support.traces import fresh_samples
+from tests.support.traces import fresh_samples, jsonl
 
 FLEETS: Final = ("code", "rest")
 SENT_TO_CODE: Final = ("code", "security")
@@ -63,7 +62,7 @@ def route(traces: list[dict[str, Any]], url: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, str(example)],
         env=os.environ | {f"{fleet.upper()}_URL": url_of(f"{fleet}-client", url) for fleet in FLEETS},
-        input="".join(json.dumps(trace) + "\n" for trace in traces),
+        input=jsonl(*traces),
         capture_output=True,
         text=True,
         check=False,

@@ -46,12 +46,14 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kp-scorer" / "embedded.json"
 
 
-def test_the_note_of_the_password_is_private_whatever_was_there(note: Path, tmp_path: Path) -> None:
+def test_the_note_of_the_password_and_its_folder_are_closed_to_others_whatever_was_there(note: Path, tmp_path: Path) -> None:
     note.parent.mkdir()
-    note.touch(mode=0o666)
+    note.touch()
     note.chmod(0o666)
+    # As with a umask of 002, or by an earlier version.
+    note.parent.chmod(0o777)
     with embedded_redis(tmp_path / "data", advertise={}) as url:
-        assert note.stat().st_mode & 0o777 == 0o600
+        assert [path.stat().st_mode & 0o777 for path in (note.parent, note)] == [0o755, 0o600]
         assert [running(), running()] == [Running(url), Running(url)]
     assert not note.exists()
 
@@ -71,15 +73,6 @@ def test_a_note_that_others_can_write_is_refused(note: Path, tmp_path: Path, how
             path.chmod(0o777)
         with pytest.raises(SettingsError, match=r"embedded\.json"):
             running()
-
-
-def test_the_folder_of_the_note_is_closed_to_others(note: Path, tmp_path: Path) -> None:
-    # As with a umask of 002, or by an earlier version.
-    note.parent.mkdir()
-    note.parent.chmod(0o777)
-    with embedded_redis(tmp_path / "data", advertise={}) as url:
-        assert note.parent.stat().st_mode & 0o777 == 0o755
-        assert running() == Running(url)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -142,7 +135,7 @@ def listener(port: int) -> Iterator[Received]:
 
 
 def test_a_server_that_loads_much_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as client:
+    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url, socket_timeout=60) as client:
         client.eval("for number = 1, 400000 do redis.call('SET', 'key:' .. number, number) end", 0)
     monkeypatch.setattr(local, "_START_TIMEOUT_S", 0.2)
     with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as client:

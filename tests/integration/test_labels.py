@@ -1,10 +1,8 @@
 """Labels in the ledger: kept as long as the decision, read by whatever reads stored decisions, erased with it."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -19,6 +17,7 @@ from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import decision
 from tests.support.commands import invoked
+from tests.support.traces import jsonl, rows_in
 
 TALLY = Tally("code", is_known=True)
 DIGEST = b"a" * 16
@@ -48,12 +47,8 @@ def run(settings: Settings) -> Run:
     return call
 
 
-def rows_in(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
 def as_lines(labels: dict[str, bool]) -> str:
-    return "".join(json.dumps({"trace_id": trace_id, "good": good}) + "\n" for trace_id, good in labels.items())
+    return jsonl(*({"trace_id": trace_id, "good": good} for trace_id, good in labels.items()))
 
 
 def test_a_label_is_kept_with_the_decision_and_for_as_long(
@@ -78,13 +73,13 @@ def test_what_is_not_decided_gets_no_label_and_is_named(run: Run, redis_client: 
     states = {PENDING: "pending", DEAD: "dead", UNKNOWN: "unknown"}
     for trace_id, state in states.items():
         refused = run("label", trace_id, "good")
-        assert (refused.exit_code, rows_in(refused)) == (1, [{"trace_id": trace_id, "state": state}])
+        assert (refused.exit_code, rows_in(refused.stdout)) == (1, [{"trace_id": trace_id, "state": state}])
         assert not redis_client.hexists(keys.record(trace_id), "label")
     mixed = run("label", "--file", "-", stdin=as_lines(dict.fromkeys([*DECIDED, *states], True)))
-    assert (mixed.exit_code, {row["trace_id"]: row["state"] for row in rows_in(mixed)}) == (1, states)
+    assert (mixed.exit_code, {row["trace_id"]: row["state"] for row in rows_in(mixed.stdout)}) == (1, states)
     assert f"labelled {len(DECIDED)} of {len(DECIDED) + 3}" in mixed.stderr
     redis_client.set(keys.record(UNKNOWN), "no hash", px=1_000)
-    assert rows_in(run("label", UNKNOWN, "good")) == [{"trace_id": UNKNOWN, "state": "unknown"}]
+    assert rows_in(run("label", UNKNOWN, "good").stdout) == [{"trace_id": UNKNOWN, "state": "unknown"}]
 
 
 def test_labels_in_a_file_are_stored_and_printed_as_such_a_file(run: Run, settings: Settings, tmp_path: Path) -> None:
@@ -94,7 +89,7 @@ def test_labels_in_a_file_are_stored_and_printed_as_such_a_file(run: Run, settin
     assert run("label", "--file", str(tmp_path / "labels.jsonl")).exit_code == 0
     assert stored_labels(settings) == labels
     printed = run("label")
-    assert (printed.exit_code, {row["trace_id"]: row["good"] for row in rows_in(printed)}) == (0, labels)
+    assert (printed.exit_code, {row["trace_id"]: row["good"] for row in rows_in(printed.stdout)}) == (0, labels)
     assert run("label", "--file", "-", stdin=printed.stdout).exit_code == 0
     # The beginning of an id will do, as for other commands that look at a trace.
     assert run("label", DECIDED[-1].removeprefix("kp:trace:"), "good").exit_code == 0
@@ -123,7 +118,7 @@ def test_what_reads_stored_decisions_reads_their_labels(run: Run, tmp_path: Path
     assert "label" not in run("report", "--stored", "--text").stdout
     run("label", "--file", "-", stdin=as_lines({trace_id: number > 50 for number, trace_id in enumerate(DECIDED)}))
     status = run("status", *DECIDED[49:52])
-    assert [row["good"] for row in rows_in(status)] == [False, False, True]
+    assert [row["good"] for row in rows_in(status.stdout)] == [False, False, True]
     assert run("explain", DECIDED[0]).stdout.endswith("\nIt is labelled bad.\n")
     assert run("explain", DECIDED[99]).stdout.endswith("\nIt is labelled good.\n")
     report = run("report", "--stored", "--text").stdout
@@ -133,7 +128,7 @@ def test_what_reads_stored_decisions_reads_their_labels(run: Run, tmp_path: Path
     assert "of these good" in of_ledger.stdout
     quality = run("quality", "--stored")
     assert "120 of 120 sampled traces have a label, of 120 decisions" in quality.stderr
-    assert rows_in(quality)[0]["precision"]["value"] == 1
+    assert rows_in(quality.stdout)[0]["precision"]["value"] == 1
     # Those of a file win; and what `status` prints is a file with labels.
     all_good = run("calibrate", "--stored", "--precision", "50%", "--labels", "-", stdin=as_lines(dict.fromkeys(DECIDED, True)))
     assert "100.0% (97-100%) of these good" in all_good.stdout

@@ -1,8 +1,10 @@
-"""What the ledger does beside the transitions of a trace, which ``tests/model`` holds."""
+"""What the ledger does beside the transitions of a trace, which ``tests/model`` holds: ids, users, counts of decisions."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -21,11 +23,13 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.builders import decision_on
+from tests.support.traces import new_id
 
 TTL_MS = 60_000
 TRACE_ID = "kp:trace:one"
 DIGEST = b"a" * 16
 TALLY = Tally("code", is_known=True)
+MOST_DOMAINS = 1_000
 
 
 @pytest.fixture
@@ -42,8 +46,8 @@ def submission() -> Submission:
     return Submission(TRACE_ID, DIGEST, b'{"id": "kp:trace:one"}')
 
 
-def verdict(trace_id: str = TRACE_ID) -> Verdict:
-    return Verdict(trace_id, DIGEST, decision_on(trace_id), "", TALLY)
+def verdict(trace_id: str, tally: Tally = TALLY) -> Verdict:
+    return Verdict(trace_id, DIGEST, decision_on(trace_id), "", tally)
 
 
 @pytest.mark.parametrize("bound", [{"max_dead_letters": 250}, {"max_dead_letter_bytes": 249 * 1_001}])
@@ -93,46 +97,45 @@ def test_ids_are_found_by_their_beginning_whatever_characters_they_have(ledger: 
     assert len(ledger.ids_beginning("a", 2) or ()) == 2
 
 
-def test_a_user_without_scan_resolves_only_the_ids_it_can_see(redis_client: redis.Redis, settings: Settings) -> None:
-    redis_client.acl_setuser("no-scan", True, passwords=["+secret"], keys=["*"], categories=["+@all"], commands=["-scan"])
-    url = f"redis://no-scan:secret@{settings.redis.url.partition('@')[2]}"
-    blind = load_settings({"broker.url": settings.broker.url, "redis.url": url})
+@contextmanager
+def store_without(command: str, redis_client: redis.Redis, settings: Settings) -> Iterator[Store]:
+    """The store as a user sees it who may do everything but one command."""
+    redis_client.acl_setuser("limited", True, passwords=["+secret"], keys=["*"], categories=["+@all"], commands=[f"-{command}"])
+    url = f"redis://limited:secret@{settings.redis.url.partition('@')[2]}"
     try:
-        with Store.open(blind) as store:
-            # The only one that can be seen of those that begin so; of the others nobody knows here.
-            assert resolve_trace_id("abc", store.ledger, lambda: ["kp:trace:abc2"]) == "abc"
-            assert resolve_trace_id("abc2", store.ledger, lambda: ["kp:trace:abc2"]) == "kp:trace:abc2"
+        with Store.open(load_settings({"broker.url": url, "redis.url": url})) as store:
+            yield store
     finally:
-        redis_client.acl_deluser("no-scan")
+        redis_client.acl_deluser("limited")
+
+
+def test_a_user_without_scan_resolves_only_the_ids_it_can_see(redis_client: redis.Redis, settings: Settings) -> None:
+    with store_without("scan", redis_client, settings) as store:
+        # The only one that can be seen of those that begin so; of the others nobody knows here.
+        assert resolve_trace_id("abc", store.ledger, lambda: ["kp:trace:abc2"]) == "abc"
+        assert resolve_trace_id("abc2", store.ledger, lambda: ["kp:trace:abc2"]) == "kp:trace:abc2"
 
 
 def test_a_user_who_may_not_read_records_is_refused_and_learns_of_no_conflict(
     redis_client: redis.Redis, settings: Settings
 ) -> None:
-    redis_client.acl_setuser("no-hmget", True, passwords=["+secret"], keys=["*"], categories=["+@all"], commands=["-hmget"])
-    url = f"redis://no-hmget:secret@{settings.redis.url.partition('@')[2]}"
-    try:
-        refused = pytest.raises(ServiceUnavailable, match="Redis refuses")
-        with Store.open(load_settings({"broker.url": url, "redis.url": url})) as store, refused:
-            store.ledger.submit([submission()])
-    finally:
-        redis_client.acl_deluser("no-hmget")
+    refused = pytest.raises(ServiceUnavailable, match="Redis refuses")
+    with store_without("hmget", redis_client, settings) as store, refused:
+        store.ledger.submit([submission()])
 
 
 def keep(store: Store, count: int) -> set[str]:
     """Have the ledger keep so many decisions; return the ids of their traces."""
     trace_ids = [f"kp:trace:{number}" for number in range(count)]
-    store.ledger.acquire([Identity(trace_id, bytes(16)) for trace_id in trace_ids])
-    store.ledger.commit(
-        [Verdict(trace_id, bytes(16), decision_on(trace_id), "", Tally("code", is_known=True)) for trace_id in trace_ids]
-    )
+    store.ledger.acquire([Identity(trace_id, DIGEST) for trace_id in trace_ids])
+    store.ledger.commit([verdict(trace_id) for trace_id in trace_ids])
     return set(trace_ids)
 
 
 def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store: Store) -> None:
     trace_ids = keep(store, 5)
     # One that is pending has none.
-    store.ledger.acquire([Identity("kp:trace:pending", bytes(16))])
+    store.ledger.acquire([Identity("kp:trace:pending", DIGEST)])
     decisions = list(stored_decisions(settings))
     assert {decision.trace_id for decision in decisions} == trace_ids
     assert {decision.model_dump_json().encode() for decision in decisions} == {decision_on(trace_id) for trace_id in trace_ids}
@@ -154,6 +157,55 @@ def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(
     assert {row["outcome_after"] for row in map(json.loads, decided_again.stdout.splitlines())} == {"accepted"}
     assert len(decided_again.stdout.splitlines()) == 70
     assert sorted(decision.model_dump_json() for decision in stored_decisions(settings)) == before
+
+
+def store_all(ledger: RedisLedger, *tallies: Tally) -> None:
+    """Store a decision for each."""
+    committed = ledger.commit([verdict(new_id(), tally) for tally in tallies])
+    assert {result.outcome for result in committed} == {"stored"}
+
+
+def unnamed(*domains: str) -> Sequence[Tally]:
+    """Tallies of domains that no settings name."""
+    return [Tally(domain, False) for domain in domains]
+
+
+def test_domains_are_counted_as_they_are_written(ledger: RedisLedger) -> None:
+    names = ("decided", "names", "a b", ">", "\u00e9", "\ud55c\uad6d\uc5b4")
+    store_all(ledger, *unnamed(*names, "a b"))
+    assert ledger.tallies().domains == {"a b": 2} | dict.fromkeys(sorted(set(names) - {"a b"}), 1)
+
+
+def test_invented_domains_beyond_the_limit_share_one_field(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
+    invented = [f"invented {number}" for number in range(MOST_DOMAINS + 200)]
+    store_all(ledger, *unnamed(*invented))
+    length: Any = redis_client.hlen(keys.tallies)
+    # Those counted before keep their fields, and those that settings name get one.
+    store_all(ledger, *unnamed(*invented[-50:], "invented 0"), Tally("code", True), Tally("code", True))
+    domains = ledger.tallies().domains
+    assert len(domains) == MOST_DOMAINS + 2
+    assert list(domains.items())[:2] == [("", 250), ("code", 2)]
+    assert domains["invented 0"] == 2
+    assert redis_client.hlen(keys.tallies) == length + 1
+
+
+def test_a_key_of_another_type_is_named_before_anything_is_stored(
+    ledger: RedisLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
+    redis_client.set(keys.tallies, "a neighbour's")
+    with pytest.raises(ServiceUnavailable, match=f"WRONGTYPE {keys.tallies}"):
+        store_all(ledger, Tally("code", True))
+    assert ledger.counts().decided == 0
+    redis_client.delete(keys.tallies)
+
+
+def test_each_guard_that_fired_counts_once_a_decision(ledger: RedisLedger) -> None:
+    first, *others = (
+        verdict(new_id(), Tally("code", True, guards)) for guards in ("copies max_confidence", "max_confidence", "")
+    )
+    ledger.commit([first, *others])
+    ledger.commit([first])
+    assert ledger.tallies().guards == {"max_confidence": 2, "copies": 1}
 
 
 KEYS = Keys("kp")

@@ -18,6 +18,7 @@ from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import candidate, decision
 from tests.support.commands import invoked
+from tests.support.traces import rows_in
 
 KEYS: Final = Keys("kp")
 RECORDS: Final = 3_000
@@ -106,7 +107,7 @@ def test_many_traces_are_erased_in_one_pass(filled: Filled) -> None:
         assert store.dead_letters.count() == LETTERS - 40
         assert [len(list(log.entries())) for log in store.novelty_logs()] == [10]
     printed = filled.run("forget", "-", stdin=f"{ids[0]}\n{trace_id(50)}\n")
-    rows = [json.loads(line) for line in printed.stdout.splitlines()]
+    rows = rows_in(printed.stdout)
     assert [(row["vectors"], row["records"], row["dead_letters"]) for row in rows] == [(0, 0, 0), (0, 1, 1)]
     assert printed.exit_code == 1
 
@@ -146,7 +147,7 @@ def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:
     assert "# All domains together, 500 traces: threshold" in drawn.stdout
 
 
-def test_an_audit_says_by_its_exit_code_that_it_could_check_nothing(filled: Filled) -> None:
+def test_an_audit_says_by_its_exit_code_whether_it_checked_anything_and_all_agree(filled: Filled) -> None:
     unchecked = filled.run("audit")
     assert (unchecked.exit_code, "nothing was checked" in unchecked.stderr) == (5, True), unchecked.output
     decide_as_the_log_says(filled)
@@ -165,6 +166,16 @@ def test_an_audit_says_by_its_exit_code_that_it_could_check_nothing(filled: Fill
     assert filled.run("audit", "--since", "yesterday").exit_code == 2
     some = filled.run("audit", "--sample", "10")
     assert (some.exit_code, f"{SPACE}: 10 of 50 entries, 10 agree" in some.stderr) == (0, True), some.output
+    # What somebody has altered differs.
+    key = KEYS.record(trace_id(7))
+    stored: Any = filled.client.hget(key, "decision")
+    altered = json.loads(stored)
+    altered["dimensions"]["novelty"] = 0.987
+    filled.client.hset(key, "decision", json.dumps(altered))
+    altered_since = filled.run("audit")
+    (difference,) = rows_in(altered_since.stdout)
+    assert altered_since.exit_code == 1
+    assert (difference["trace_id"], difference["decided"]) == (trace_id(7), 0.987)
 
 
 def test_an_erased_entry_leaves_all_checked_that_were_not_nearest_to_it(filled: Filled) -> None:

@@ -19,6 +19,7 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 from tests.support.builders import decision_on, minimal_payload
+from tests.support.traces import rows_in
 
 MIB: Final = 2**20
 OVERSIZED: Final = "traces.oversized"
@@ -69,7 +70,9 @@ def test_the_beginning_of_a_message_that_was_cut_is_no_submission(
             assert submission_in(message, limits) == item[:BEGINNING_BYTES]
             # So is one that is redelivered.
             message.reject(requeue=True)
+        channel.basic_get("traces").ack()
     assert redis_client.lrange(OVERSIZED, 0, -1) == [item]
+    assert set(redis_client.scan_iter("traces*")) == {OVERSIZED.encode()}
 
 
 def test_a_poison_message_that_was_cut_is_nobodys_trace(settings: Settings, store: Store, redis_client: redis.Redis) -> None:
@@ -101,7 +104,7 @@ def test_the_beginning_of_a_decision_that_was_cut_is_no_decision(
 def command(settings: Settings, *arguments: str) -> list[Any]:
     """Run ``kp-scorer``; return the JSON lines that it prints."""
     result = CliRunner().invoke(commands, [*arguments, "--broker-url", settings.broker.url], catch_exceptions=False)
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return rows_in(result.stdout)
 
 
 def test_the_newest_hundred_are_kept(keep: Keep, redis_client: redis.Redis) -> None:
@@ -111,14 +114,16 @@ def test_the_newest_hundred_are_kept(keep: Keep, redis_client: redis.Redis) -> N
 
 
 def test_they_take_a_quarter_of_maxmemory_at_most(keep: Keep, redis_client: redis.Redis) -> None:
-    messages = [bytes([number]) * (24 * MIB) for number in range(2)]
-    redis_client.config_set("maxmemory", 160 * MIB)
+    messages = [bytes([number]) * (6 * MIB) for number in range(2)]
+    redis_client.config_set("maxmemory", 40 * MIB)
     try:
         assert keep(messages) == messages[1:]
     finally:
         redis_client.config_set("maxmemory", 0)
 
 
+# Both ways keep them by the same function.
+@pytest.mark.parametrize("keep", ["received"], indirect=True)
 def test_no_more_are_kept_than_their_bytes_allow(keep: Keep) -> None:
     messages = [bytes([number]) * (24 * MIB) for number in range(4)]
     assert keep(messages) == messages[2:]

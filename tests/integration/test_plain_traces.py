@@ -4,20 +4,15 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import amqp
 import pytest
 import redis
 from click.testing import CliRunner
-from kombu.message import Message
-from kp_scorer.broker.dead_letters import DeadLettering, dead_letter, poison
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
-from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import TraceDead
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Submission
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 
@@ -109,35 +104,3 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
         assert client.wait(json.loads(long)["id"], timeout_s=30)
     assert letters[long].letter_id not in [letter.letter_id for letter in store.dead_letters.read()]
-
-
-def test_a_poisonous_plain_trace_is_dead_lettered_with_its_bytes(store: Store) -> None:
-    (trace,) = fresh_samples(1)
-    body = json.dumps(trace, ensure_ascii=False).encode()
-    noted = decode_trace(trace, Limits())
-    store.ledger.submit([Submission(noted.id, noted.digest(), body)])
-    message = _message(body)
-    assert dead_letter(store.dead_letters, message, poison(message, 3), Limits()) is None
-    (letter,) = store.dead_letters.read()
-    assert (letter.reason, letter.trace_id, letter.deliveries) == ("poison", noted.id, 3)
-    assert store.dead_letters.payload(letter.letter_id) == body
-    (record,) = store.ledger.look_up([noted.id])
-    assert record
-    assert record.state == "dead"
-
-
-def test_an_unparsed_plain_body_ends_only_the_submission_of_the_same_bytes(store: Store) -> None:
-    (trace,) = fresh_samples(1)
-    body = json.dumps(trace, ensure_ascii=False).encode()
-    noted = decode_trace(trace, Limits())
-    store.ledger.submit([Submission(noted.id, noted.digest(), body)])
-    states = []
-    for payload in (body + b" ", body):
-        dead_letter(store.dead_letters, _message(payload), DeadLettering("invalid", "too large", 1, noted.id), Limits(values=1))
-        (record,) = store.ledger.look_up([noted.id])
-        states.append(record and record.state)
-    assert states == ["pending", "dead"]
-
-
-def _message(body: bytes) -> Any:
-    return Message(body=body, content_type="application/json", headers={}, delivery_info={})

@@ -26,7 +26,6 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 
-from tests.support.arena import BrokerName
 from tests.support.builders import Payload, decided, make_trace, minimal_payload, steps
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REPOSITORY
@@ -94,14 +93,12 @@ def test_what_the_body_does_not_finish_is_delivered_again_and_copies_are_dropped
     assert list(read(settings)) == []
 
 
-def test_reading_goes_on_after_an_outage_until_it_is_told_to_stop(broker: BrokerName, request: pytest.FixtureRequest) -> None:
-    settings: Settings = request.getfixturevalue("settings")
-    if broker == "rabbitmq":
-        settings = request.getfixturevalue("rabbitmq").settings()
+def test_reading_goes_on_after_an_outage_until_it_is_told_to_stop(on_broker: SettingsWith) -> None:
+    settings = on_broker()
     made, stopping = decisions(COUNT), threading.Event()
     received: list[str] = []
     with Proxy(settings.broker.url) as proxy:
-        urls = {"broker__url": proxy.url, "redis__url": proxy.url if broker == "redis" else settings.redis.url}
+        urls = {"broker__url": proxy.url, "redis__url": proxy.url if settings.broker.is_redis else settings.redis.url}
         through = with_changed(settings, **urls, broker__timeout_s=2.0)
 
         def run() -> None:
@@ -193,8 +190,8 @@ def test_workers_send_the_trace_along_and_private_ones_apart(settings_of: Settin
         assert decision.trace == expected | {"metadata": expected["metadata"] | {"quality_score": decision.score}}
 
 
-def test_a_checked_trace_goes_along_without_fields_that_no_check_has_seen(settings_of: SettingsWith, tmp_path: Path) -> None:
-    settings = settings_of(results__with_trace=True, checks__secrets="note", scoring__threshold=0.0)
+def test_a_checked_trace_goes_along_without_fields_that_no_check_has_seen(settings: Settings, tmp_path: Path) -> None:
+    settings = with_changed(settings, results__with_trace=True, checks__secrets="note", scoring__threshold=0.0)
     payload = foreign(short_traces(1, seed=4)[0], "org")
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
         client.wait(client.submit(payload), timeout_s=60)

@@ -98,17 +98,6 @@ def test_a_rejected_message_returns_byte_for_byte_and_counts_its_deliveries(
         assert everything(redis_client) == [b"traces"]
 
 
-def test_messages_of_a_dead_consumer_are_redelivered_after_the_visibility_timeout(
-    connection: Connection, channel: Channel, another: Channel
-) -> None:
-    publish(connection, {"a": 1})
-    first = receive(another)
-    assert receive(channel) is None
-    again = wait_until(lambda: receive(channel), 10)
-    assert again.body == first.body
-    assert again.headers["x-delivery-count"] == 1
-
-
 def test_a_living_consumer_keeps_its_messages(connection: Connection, another: Channel, redis_client: redis.Redis) -> None:
     publish(connection, {"a": 1})
     messages: list[Any] = []
@@ -124,15 +113,20 @@ def test_a_living_consumer_keeps_its_messages(connection: Connection, another: C
     assert everything(redis_client) == []
 
 
-def test_a_message_that_a_consumer_moved_and_did_not_note_is_redelivered(
-    connection: Connection, channel: Channel, redis_client: redis.Redis
+def test_what_a_dead_consumer_had_is_redelivered_after_the_visibility_timeout_whether_it_had_noted_it_or_not(
+    connection: Connection, channel: Channel, another: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
+    noted = receive(another)
+    publish(connection, {"b": 2})
     # What a blocking receive does, and then its consumer is dead.
     redis_client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
+    assert receive(channel) is None
     channel.reclaim(QUEUE)
-    assert (redis_client.llen("traces.taking"), redis_client.hlen("traces.in_hand")) == (0, 1)
-    assert wait_until(lambda: receive(channel), 10).decode() == {"a": 1}
+    assert (redis_client.llen("traces.taking"), redis_client.hlen("traces.in_hand")) == (0, 2)
+    again = {message.body: message for message in (wait_until(lambda: receive(channel), 10) for _ in range(2))}
+    assert again[noted.body].headers["x-delivery-count"] == 1
+    assert sorted(message.decode().popitem() for message in again.values()) == [("a", 1), ("b", 2)]
 
 
 def test_a_message_whose_digest_another_one_has_loses_neither(
@@ -213,33 +207,6 @@ def test_an_item_that_is_no_message_becomes_one_with_its_bytes(
     assert message.body == item or json.loads(item)["body"] == message.body
     message.ack()
     assert everything(redis_client) == []
-
-
-def test_of_an_item_over_the_limit_the_beginning_is_delivered_and_all_is_kept(
-    channel: Channel, redis_client: redis.Redis
-) -> None:
-    item = b'{"properties": {}, "body": "' + b"a" * channel.largest_bytes + b'"}'
-    redis_client.lpush(QUEUE, item)
-    message = receive(channel)
-    assert message.body == item[:65_536]
-    assert redis_client.lrange("traces.oversized", 0, -1) == [item]
-    assert redis_client.ttl("traces.oversized") > 0
-    message.reject(requeue=True)
-    again = receive(channel)
-    assert again.body == item[:65_536]
-    again.ack()
-    assert everything(redis_client) == [b"traces.oversized"]
-
-
-def test_an_item_over_the_limit_that_was_moved_and_not_noted_is_not_delivered(
-    channel: Channel, redis_client: redis.Redis
-) -> None:
-    item = b"a" * (channel.largest_bytes + 1)
-    redis_client.lpush(QUEUE, item)
-    redis_client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
-    channel.reclaim(QUEUE)
-    assert redis_client.lrange("traces.oversized", 0, -1) == [item]
-    assert receive(channel).body == item[:65_536]
 
 
 @pytest.fixture

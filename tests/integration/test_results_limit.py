@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from amqp.exceptions import NotFound
-from kombu import Connection
 from kp_scorer import score_traces
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
@@ -20,7 +18,6 @@ from kp_scorer.settings import Settings, load_settings
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.outcomes import published
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples, short_traces
 
 LIMIT = 20
@@ -35,11 +32,10 @@ def limited(on_broker: SettingsWith) -> Settings:
     return with_changed(settings, queues__accepted=settings.queues.rejected)
 
 
-def test_a_full_results_queue_stops_the_worker_until_it_is_read(limited: Settings, tmp_path: Path) -> None:
+def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read(limited: Settings, tmp_path: Path) -> None:
     traces = {str(trace["id"]): trace for trace in short_traces(TRACES, seed=7)}
     with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(limited) as client:
-        for trace in traces.values():
-            client.submit(trace)
+        client.submit_many(traces.values())
         (line,) = wait_until(lambda: worker.events("results_full"))
         # Those that had found room were on their way while it looked.
         assert LIMIT <= line["unread"] <= LIMIT + IN_FLIGHT
@@ -50,26 +46,15 @@ def test_a_full_results_queue_stops_the_worker_until_it_is_read(limited: Setting
         # What is in flight is decided too, and waits for room; no more is received.
         wait_until(lambda: decided() == len(worker.events("trace_decided")) + IN_FLIGHT)
         assert decided() <= LIMIT + 2 * IN_FLIGHT
-        wait_until_read(limited, traces)
-        assert worker.events("results_drained")
         assert worker.events("message_requeued") == []
-        assert worker.process.poll() is None
-
-
-def test_a_worker_that_waits_for_room_drains_at_once(limited: Settings, tmp_path: Path) -> None:
-    traces = {str(trace["id"]): trace for trace in short_traces(TRACES, seed=8)}
-    with Client(limited) as client:
-        for trace in traces.values():
-            client.submit(trace)
-    with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER) as worker:
-        wait_until(lambda: worker.events("results_full"))
         worker.process.terminate()
         assert worker.process.wait(20) == 0
         assert "Traceback" not in worker.text()
-    read = {decision["trace_id"] for decision in published(limited)}
-    assert len(read) < TRACES
-    with start_worker(limited, tmp_path / "next.log", command=FAST_WORKER):
-        wait_until_read(limited, traces.keys() - read)
+    with start_worker(limited, tmp_path / "next.log", command=FAST_WORKER) as worker:
+        wait_until(lambda: worker.events("results_full"))
+        wait_until_read(limited, traces)
+        wait_until(lambda: worker.events("results_drained"))
+        assert worker.process.poll() is None
 
 
 def test_rejected_decisions_that_nobody_reads_keep_no_trace_from_its_decision(on_broker: SettingsWith, tmp_path: Path) -> None:
@@ -126,14 +111,6 @@ def test_reviewed_decisions_have_a_queue_of_their_own(on_broker: SettingsWith, t
     reviewed = {decision["trace_id"] for decision in published(reviewing, "review")}
     assert reviewed == {trace_id for trace_id, decision in decided.items() if decision.outcome == "review"}
     assert {decision["trace_id"] for decision in published(reviewing)} == decided.keys() - reviewed
-
-
-def test_without_reviews_there_is_no_queue_for_them(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    settings = rabbitmq.settings()
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
-        assert published(settings) == []
-    with Connection(settings.broker.url) as connection, connection.channel() as channel, pytest.raises(NotFound):
-        channel.queue_declare(settings.queues.review, passive=True)
 
 
 def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(on_broker: SettingsWith) -> None:

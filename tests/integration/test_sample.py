@@ -1,11 +1,14 @@
 """The honest sample: what is sampled goes to review and where its outcome does, through outages, full queues and crashes."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import redis
+from amqp.exceptions import NotFound
+from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
@@ -19,6 +22,7 @@ from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
+from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import short_traces
 
 TRACES: Final = 24
@@ -137,8 +141,13 @@ def test_a_redelivered_trace_is_sampled_as_it_was_and_in_both_queues(settings: S
     assert all(each == decided[trace_id].model_dump(mode="json") for trace_id, each in (reviewed | by_outcome).items())
 
 
-def test_a_worker_that_samples_declares_the_queue_for_review(on_broker: SettingsWith, tmp_path: Path) -> None:
-    settings = on_broker(review__sample=0.01)
-    assert settings.outcomes == ("accepted", "review", "rejected")
+@pytest.mark.parametrize("sample", [0.0, 0.01])
+def test_a_worker_declares_the_queue_for_review_only_if_something_may_go_there(
+    rabbitmq: RabbitMQ, sample: float, tmp_path: Path
+) -> None:
+    settings = rabbitmq.settings(review__sample=sample)
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
-        assert published(settings, "review") == []
+        assert published(settings) == []
+    is_absent = nullcontext() if sample else pytest.raises(NotFound)
+    with Connection(settings.broker.url) as connection, connection.channel() as channel, is_absent:
+        channel.queue_declare(settings.queues.review, passive=True)

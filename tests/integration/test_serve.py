@@ -17,6 +17,7 @@ from google.protobuf.json_format import ParseDict
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLetter
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.runs import ReceivedSpan
 from kp_scorer.serve.app import read_tokens
@@ -36,12 +37,17 @@ PROTOBUF = "application/x-protobuf"
 TOKEN = "a-token-of-this-test"
 
 
-@pytest.fixture
-def server(settings: Settings, tmp_path: Path) -> Iterator[HttpServer]:
-    with (
-        start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER),
-        open_server(settings, tmp_path / "server.log") as server,
-    ):
+@pytest.fixture(scope="module")
+def served(redis_url: str) -> Settings:
+    """Settings of a running worker and server; their database is never emptied, so tests use ids of their own."""
+    url = redis_url.removesuffix("/0") + "/3"
+    return load_settings({"broker.url": url, "redis.url": url})
+
+
+@pytest.fixture(scope="module")
+def server(served: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    logs = tmp_path_factory.mktemp("served")
+    with start_worker(served, logs / "worker.log", command=FAST_WORKER), open_server(served, logs / "server.log") as server:
         yield server
 
 
@@ -64,9 +70,7 @@ def test_the_example_of_the_page_prints_its_decision(server: HttpServer) -> None
     assert (decision["domain"], decision["agent_id"]) == ("code", "tide-agent")
 
 
-def test_spans_become_one_trace_whatever_form_they_come_in(
-    server: HttpServer, store: Store, keys: Keys, redis_client: redis.Redis
-) -> None:
+def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, served: Settings, keys: Keys) -> None:
     as_json, packed = new_run(), new_run()
     root = chat_span(as_json, kp__success="false", kp__confidence=0.25)
     assert (
@@ -82,9 +86,10 @@ def test_spans_become_one_trace_whatever_form_they_come_in(
     # The confidence of the root wins over its resource's, and so does what it says of success.
     assert decision["dimensions"]["outcome_confidence"] == pytest.approx(0.25 * 0.3)
     assert server.status(packed)["decision"]["domain"] == "code"
-    wait_until(lambda: redis_client.zcard(keys.runs) == 0)
-    assert not redis_client.exists(keys.runs_bytes)
-    assert redis_client.hstrlen(keys.run(as_json), root["spanId"]) == 0
+    with redis.Redis.from_url(served.redis.url) as client:
+        wait_until(lambda: client.zcard(keys.runs) == 0)
+        assert not client.exists(keys.runs_bytes)
+        assert client.hstrlen(keys.run(as_json), root["spanId"]) == 0
 
 
 def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(server: HttpServer) -> None:
@@ -116,7 +121,7 @@ def test_a_run_without_a_root_ends_in_silence(settings: Settings, tmp_path: Path
         wait_until(lambda: server.ask("GET", f"/traces/kp:trace:otel:{run_id}").status == 200)
 
 
-def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(server: HttpServer, store: Store) -> None:
+def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(server: HttpServer, served: Settings) -> None:
     unsaid, misread, twice = new_run(), new_run(), new_run()
     server.export({**chat_span(unsaid), "attributes": []})
     server.export(chat_span(misread, kp__confidence="very"))
@@ -127,11 +132,16 @@ def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(server:
     detail = server.status(misread)["detail"]
     assert detail == "kp.confidence: Input should be a valid number, unable to parse string as a number"
     assert server.status(twice)["state"] == "decided"
-    wait_until(lambda: len(list(store.dead_letters.read())) == 3)
-    letters = {letter.trace_id[-32:]: letter for letter in store.dead_letters.read()}
-    reasons = {run_id: letter.reason for run_id, letter in letters.items()}
-    assert reasons == {unsaid: "invalid", misread: "invalid", twice: "conflict"}
-    export = json.loads(store.dead_letters.payload(letters[misread].letter_id))
+    reasons = {unsaid: "invalid", misread: "invalid", twice: "conflict"}
+    with Store.open(served) as store:
+
+        def letters() -> dict[str, DeadLetter]:
+            named = {letter.trace_id[-32:]: letter for letter in store.dead_letters.read()}
+            return {run_id: named[run_id] for run_id in reasons if run_id in named}
+
+        wait_until(lambda: len(letters()) == 3)
+        assert {run_id: letter.reason for run_id, letter in letters().items()} == reasons
+        export = json.loads(store.dead_letters.payload(letters()[misread].letter_id))
     assert export["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == misread
 
 

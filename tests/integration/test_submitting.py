@@ -75,24 +75,18 @@ def test_each_trace_is_recorded_and_sent_once_and_in_order(settings: Settings, s
     assert [trace["id"].encode() in item for trace, item in zip(traces, reversed(sent), strict=True)] == [True] * 250
 
 
-def test_a_hundred_traces_cost_one_call_of_the_ledger_and_one_of_the_broker(alone: tuple[Settings, redis.Redis]) -> None:
+# A hundred short ones are a portion; of the large ones five are over 4 MiB.
+@pytest.mark.parametrize("traces", [short_traces(250, seed=3), large(12)], ids=["short", "large"])
+def test_a_portion_of_traces_costs_one_call_of_the_ledger_and_one_of_the_broker(
+    alone: tuple[Settings, redis.Redis], traces: list[dict[str, Any]]
+) -> None:
     settings, server = alone
     with Client(settings) as client:
         client.submit_many(short_traces(1, seed=2))
         before = calls(server)
-        client.submit_many(short_traces(250, seed=3))
+        client.submit_many(traces)
         assert calls(server) - before == 3 * 2
-
-
-def test_large_traces_are_sent_in_smaller_portions(alone: tuple[Settings, redis.Redis]) -> None:
-    settings, server = alone
-    with Client(settings) as client:
-        client.submit_many(short_traces(1, seed=2))
-        before = calls(server)
-        client.submit_many(large(12))
-        # Five are over 4 MiB.
-        assert calls(server) - before == 3 * 2
-    assert server.llen(settings.queues.traces) == 13
+    assert server.llen(settings.queues.traces) == 1 + len(traces)
 
 
 def test_submitting_no_valid_trace_writes_nothing(settings: Settings, redis_client: redis.Redis) -> None:

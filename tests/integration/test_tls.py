@@ -40,6 +40,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls") / "authority")
 
 
+@pytest.fixture(scope="module")
+def trusted(authority: Authority) -> ssl.SSLContext:
+    return authority.server("DNS:localhost")
+
+
 @pytest.fixture(scope="module", params=["another host", "expired", "another authority"])
 def untrusted(request: pytest.FixtureRequest, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     """A server with a certificate that proves nothing."""
@@ -83,35 +88,50 @@ def reach_results(settings: Settings) -> None:
 
 
 Reach = Callable[[Settings], None]
-of_each_connection = pytest.mark.parametrize("reach", [reach_broker, reach_broker_to_read, reach_store, reach_results])
-of_each_broker = pytest.mark.parametrize("reach", [reach_broker, reach_broker_to_read])
+of_each_connection = pytest.mark.parametrize(
+    ("reach", "scheme"),
+    [
+        *((reach, "rediss") for reach in (reach_broker, reach_broker_to_read, reach_store, reach_results)),
+        *((reach, "amqps") for reach in (reach_broker, reach_broker_to_read)),
+    ],
+)
+
+
+def url_of(scheme: str, request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("redis_url" if scheme == "rediss" else "rabbitmq_url"))
 
 
 @of_each_connection
-def test_redis_with_a_valid_certificate_is_reached(reach: Reach, authority: Authority, redis_url: str) -> None:
-    with Proxy(redis_url, authority.server("DNS:localhost")) as front:
-        url = secure(redis_url, front_port(front), authority)
-        reach(load_settings({"broker.url": url, "redis.url": url, **QUICK}))
+def test_a_server_with_a_valid_certificate_is_reached(
+    reach: Reach, scheme: str, authority: Authority, trusted: ssl.SSLContext, redis_url: str, request: pytest.FixtureRequest
+) -> None:
+    url = url_of(scheme, request)
+    with Proxy(url, trusted) as front:
+        reach(settings_with(secure(url, front_port(front), authority), redis_url))
 
 
 @of_each_connection
-def test_redis_with_an_invalid_certificate_is_refused(
-    reach: Reach, untrusted: ssl.SSLContext, authority: Authority, redis_url: str
+def test_a_server_with_an_invalid_certificate_is_refused(
+    reach: Reach, scheme: str, authority: Authority, untrusted: ssl.SSLContext, redis_url: str, request: pytest.FixtureRequest
 ) -> None:
-    with Proxy(redis_url, untrusted) as front:
-        url = secure(redis_url, front_port(front), authority)
-        with pytest.raises(ServiceUnavailable):
-            reach(load_settings({"broker.url": url, "redis.url": url, **QUICK}))
+    url = url_of(scheme, request)
+    with Proxy(url, untrusted) as front, pytest.raises(ServiceUnavailable):
+        reach(settings_with(secure(url, front_port(front), authority), redis_url))
 
 
-@of_each_broker
-def test_rabbitmq_with_an_invalid_certificate_is_refused(
-    reach: Reach, untrusted: ssl.SSLContext, authority: Authority, rabbitmq_url: str, redis_url: str
-) -> None:
-    with Proxy(rabbitmq_url, untrusted) as front:
-        url = secure(rabbitmq_url, front_port(front), authority)
-        with pytest.raises(ServiceUnavailable):
-            reach(load_settings({"broker.url": url, "redis.url": redis_url, **QUICK}))
+def settings_with(broker_url: str, redis_url: str) -> Settings:
+    """Settings that lead to a broker by TLS; with Redis as the broker, to the same server for all else."""
+    is_redis = broker_url.startswith("rediss")
+    return load_settings({"broker.url": broker_url, "redis.url": broker_url if is_redis else redis_url, **QUICK})
+
+
+@of_each_connection
+def test_no_password_is_sent_without_tls(reach: Reach, scheme: str, redis_url: str) -> None:
+    with Listener() as plain, pytest.raises(ServiceUnavailable):
+        reach(settings_with(f"{scheme}://user:{SECRET}@localhost:{plain.port}/0", redis_url))
+    assert plain.heard
+    # The first message of TLS, a handshake, and nothing else.
+    assert all(chunk[:1] == b"\x16" and SECRET.encode() not in chunk for chunk in plain.heard if chunk)
 
 
 @pytest.mark.parametrize("certificate", ["nothing", "of another authority"])
@@ -141,34 +161,6 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(authority: Author
             load_settings({"broker.url": secure("redis://localhost", 1, authority, pair)})
     with pytest.raises(SettingsError, match=r"^redis\.url: ssl_ca_certs: expected a file of certificates in PEM"):
         load_settings({"redis.url": f"rediss://localhost?ssl_ca_certs={first[1]}"})
-
-
-@pytest.fixture
-def plain() -> Iterator[Listener]:
-    with Listener() as listener:
-        yield listener
-
-
-@of_each_connection
-def test_no_password_of_redis_is_sent_without_tls(reach: Reach, plain: Listener) -> None:
-    url = f"rediss://user:{SECRET}@localhost:{plain.port}/0"
-    with pytest.raises(ServiceUnavailable):
-        reach(load_settings({"broker.url": url, "redis.url": url, **QUICK}))
-    assert_only_hello(plain)
-
-
-@of_each_broker
-def test_no_password_of_rabbitmq_is_sent_without_tls(reach: Reach, plain: Listener, redis_url: str) -> None:
-    url = f"amqps://user:{SECRET}@localhost:{plain.port}//"
-    with pytest.raises(ServiceUnavailable):
-        reach(load_settings({"broker.url": url, "redis.url": redis_url, **QUICK}))
-    assert_only_hello(plain)
-
-
-def assert_only_hello(plain: Listener) -> None:
-    assert plain.heard
-    # The first message of TLS, a handshake, and nothing else.
-    assert all(chunk[:1] == b"\x16" and SECRET.encode() not in chunk for chunk in plain.heard if chunk)
 
 
 def test_parameters_that_weaken_tls_are_refused(authority: Authority) -> None:

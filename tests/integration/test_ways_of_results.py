@@ -227,27 +227,24 @@ def assert_each_once(trace_ids: list[str], received: list[Received]) -> None:
     assert all(once[each.message_id, each.mark] == each.decision for each in received)
 
 
-def test_each_decision_is_read_once_whatever_its_outcome(scene: Scene, tmp_path: Path) -> None:
-    with start_worker(scene.settings, tmp_path / "worker.log", command=FAST_WORKER), Client(scene.settings) as client:
-        submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=21)]
-        received = scene.read_until(lambda received: len(received) >= TRACES)
-        assert len(list(client.as_completed(submitted, timeout_s=10))) == TRACES
-    assert scene.read() == []
-    assert len(received) == TRACES
-    assert_each_once(submitted, received)
-    assert {each.decision["outcome"] for each in received} == {"accepted", "rejected"}
-
-
-def test_a_worker_killed_before_it_acknowledges_makes_copies_with_the_same_mark(scene: Scene, tmp_path: Path) -> None:
+def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_mark(scene: Scene, tmp_path: Path) -> None:
     dying = {"CRASH_AT": "published", "CRASH_AFTER": "5"}
     with Client(scene.settings) as client:
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=22)]
     with start_worker(scene.settings, tmp_path / "dying.log", command=CRASHING_WORKER, variables=dying, ready=False) as worker:
         assert worker.process.wait(60) == -9
-    with start_worker(scene.settings, tmp_path / "worker.log", command=FAST_WORKER):
+    with start_worker(scene.settings, tmp_path / "worker.log", command=FAST_WORKER), Client(scene.settings) as client:
         received = scene.read_until(lambda received: traces_in(received) == TRACES < len(received))
+        assert_each_once(submitted, received)
+        assert max(Counter(each.message_id for each in received).values()) == 2
+        submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=21)]
+        received = scene.read_until(lambda received: {each.message_id for each in received} >= set(submitted))
+        assert len(list(client.as_completed(submitted, timeout_s=10))) == TRACES
+    # More copies of the others may have come meanwhile.
+    received = [each for each in [*received, *scene.read()] if each.message_id in submitted]
+    assert len(received) == TRACES
     assert_each_once(submitted, received)
-    assert max(Counter(each.message_id for each in received).values()) == 2
+    assert {each.decision["outcome"] for each in received} == {"accepted", "rejected"}
 
 
 def test_full_results_are_refused_until_some_are_read(scene_name: str, request: pytest.FixtureRequest, store: Store) -> None:
@@ -271,7 +268,7 @@ def scene_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("name", ["redis stream", "rabbitmq stream", "redis task", "rabbitmq task"])
+@pytest.mark.parametrize("name", ["redis stream", "rabbitmq task"])
 def test_each_outcome_has_a_way_of_its_own(name: str, request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> None:
     with (
         scene_of(name, request, results__rejected_via="none") as scene,

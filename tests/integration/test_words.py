@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 import pytest
@@ -15,7 +15,7 @@ from kp_scorer.settings.loading import as_environment
 from tests.support.changed_settings import with_changed
 from tests.support.commands import run
 from tests.support.processes import start_worker
-from tests.support.traces import fresh_samples, new_id
+from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
 SPACE: Final = "words-1.asked_and_did.1"
 MODELS: Final = ("openvino", "sentence_transformers", "tokenizers", "torch")
@@ -32,10 +32,6 @@ def base_install(tmp_path: Path) -> dict[str, str]:
     blocked = "".join(f"; sys.modules[{name!r}] = None" for name in MODELS)
     (tmp_path / "sitecustomize.py").write_text(f"import sys{blocked}")
     return {"PYTHONPATH": str(tmp_path)}
-
-
-def jsonl(traces: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(trace) + "\n" for trace in traces)
 
 
 def test_a_worker_decides_as_score_does_and_its_log_is_audited(
@@ -56,7 +52,7 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
     assert {decision.novelty.space for decision in decisions} == {SPACE}
     assert decisions[-1].novelty.duplicate_of == samples[3]["id"]
 
-    offline = [json.loads(line) for line in run("score", "-", stdin=jsonl(traces), **variables).stdout.splitlines()]
+    offline = rows_in(run("score", "-", stdin=jsonl(*traces), **variables).stdout)
     assert [decision.score for decision in decisions] == pytest.approx([row["score"] for row in offline], abs=1e-6)
     audited = run("audit", **variables)
     assert audited.returncode == 0, audited.stderr
@@ -68,7 +64,7 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
 def test_a_log_is_warmed_for_it(settings: Settings, base_install: dict[str, str], tmp_path: Path) -> None:
     traces = fresh_samples(5)
     variables = as_environment(settings) | base_install
-    warmed = run("cache", "warm", "-", stdin=jsonl(traces), **variables)
+    warmed = run("cache", "warm", "-", stdin=jsonl(*traces), **variables)
     assert json.loads(warmed.stdout) == {"space": SPACE, "warmed": 5, "entries": 5}
     copy = traces[2] | {"id": new_id()}
     with start_worker(settings, tmp_path / "worker.log", variables=base_install), Client(settings) as client:
@@ -78,7 +74,7 @@ def test_a_log_is_warmed_for_it(settings: Settings, base_install: dict[str, str]
 
 def test_doctor_has_nothing_to_say_of_it(settings: Settings, base_install: dict[str, str]) -> None:
     done = run("doctor", **as_environment(settings), **base_install)
-    assert {"check": "embedder", "state": "ok", "detail": "in order"} in map(json.loads, done.stdout.splitlines())
+    assert {"check": "embedder", "state": "ok", "detail": "in order"} in rows_in(done.stdout)
 
 
 def test_demo_decides_with_it_in_the_base_install(base_install: dict[str, str]) -> None:
@@ -91,7 +87,7 @@ def test_demo_decides_with_it_in_the_base_install(base_install: dict[str, str]) 
 def test_thresholds_are_calibrated_on_its_scores() -> None:
     traces = [trace for _ in range(8) for trace in fresh_samples(48)]
     target = ("--accept", "20%", "--output", "-", "--set", "embedding.embedder=words")
-    calibrated = run("calibrate", "-", *target, stdin=jsonl(traces))
+    calibrated = run("calibrate", "-", *target, stdin=jsonl(*traces))
     assert calibrated.returncode == 0, calibrated.stderr
     assert "[scoring" in calibrated.stdout
 

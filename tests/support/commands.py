@@ -1,5 +1,6 @@
 """The command line, run to its end."""
 
+import json
 import os
 import pty
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import click
 from click.testing import CliRunner, Result
+from pydantic import BaseModel
 
 from tests.support.forking import start
 
@@ -37,6 +39,12 @@ def invoked(command: click.Command, *arguments: str, stdin: str | bytes = b"", *
         file.write(stdin if isinstance(stdin, bytes) else stdin.encode())
         file.seek(0)
         return CliRunner().invoke(command, arguments, input=file, **options)
+
+
+def json_lines(*rows: object) -> bytes:
+    """Rows as JSON Lines, also decisions."""
+    texts = (row.model_dump_json() if isinstance(row, BaseModel) else json.dumps(row) for row in rows)
+    return b"".join(text.encode() + b"\n" for text in texts)
 
 
 def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:

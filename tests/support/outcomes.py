@@ -10,7 +10,7 @@ from typing import Any
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import open_results
 from kp_scorer.client import Client, Status
-from kp_scorer.decision import Outcome
+from kp_scorer.decision import Decision, Outcome
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.log import RedisLog
 from kp_scorer.ledger.records import SubmissionCounts
@@ -29,6 +29,11 @@ def only_log(store: Store) -> RedisLog:
 def audited(settings: Settings, store: Store) -> Report:
     entries = list(only_log(store).entries())
     return audit(entries, store.ledger.decided, settings.novelty.window(), lambda done, total: None)
+
+
+def place_in_log(decision: Decision) -> int:
+    assert decision.novelty.entry
+    return int(decision.novelty.entry.partition("-")[2])
 
 
 def published(settings: Settings, outcome: Outcome | None = None) -> list[dict[str, Any]]:

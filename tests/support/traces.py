@@ -9,6 +9,15 @@ from typing import Any
 
 def sample_traces() -> list[dict[str, Any]]:
     text = resources.files("kp_scorer.samples").joinpath("traces.jsonl").read_text("utf-8")
+    return rows_in(text)
+
+
+def jsonl(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def rows_in(text: str) -> list[dict[str, Any]]:
+    """The objects in JSON Lines."""
     return [json.loads(line) for line in text.splitlines()]
 
 

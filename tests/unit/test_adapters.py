@@ -59,57 +59,33 @@ def types(*turns: str) -> list[str]:
     return [step["type"] for step in trace["steps"]]
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        "Error: no such table",
-        "error executing query: no such table",
-        "\n  ValueError: no such table",
-        "sqlite3.OperationalError: no such table",
-        "Traceback (most recent call last):\n  File",
-        '{"error": "no such table"}',
-        '{"isError": true, "content": []}',
-        '{"is_error": true}',
-    ],
+ERRORS: Final = (
+    "Error: no such table",
+    "error executing query: no such table",
+    "\n  ValueError: no such table",
+    "sqlite3.OperationalError: no such table",
+    "Traceback (most recent call last):\n  File",
+    '{"error": "no such table"}',
+    '{"isError": true, "content": []}',
+    '{"is_error": true}',
 )
-def test_result_that_looks_like_an_error_makes_the_next_try_a_recovery(result: str) -> None:
-    assert types(">", f"<{result}", ">", "<ok", "!Done.") == [
-        "tool_call",
-        "observation",
-        "error_recovery",
-        "observation",
-        "thought",
-    ]
+OTHERS: Final = (
+    *("", "no error: all is well", "Errors: 0", "Error handling is described in chapter 4", "terror: a history"),
+    *('{"error": null, "rows": 3}', '{"error": ""}', '{"isError": false}', '[{"error": "x"}]', '{"error": '),
+)
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        "",
-        "no error: all is well",
-        "Errors: 0",
-        "Error handling is described in chapter 4",
-        "terror: a history",
-        '{"error": null, "rows": 3}',
-        '{"error": ""}',
-        '{"isError": false}',
-        '[{"error": "x"}]',
-        '{"error": ',
-    ],
-)
-def test_other_results_are_no_errors(result: str) -> None:
-    assert "error_recovery" not in types(">", f"<{result}", ">", "<ok", "!Done.")
+@pytest.mark.parametrize("result", [*ERRORS, *OTHERS])
+def test_only_a_result_that_looks_like_an_error_makes_the_next_try_a_recovery(result: str) -> None:
+    again = "error_recovery" if result in ERRORS else "tool_call"
+    assert types(">", f"<{result}", ">", "<ok", "!Done.") == ["tool_call", "observation", again, "observation", "thought"]
 
 
 def test_only_the_first_step_of_a_turn_that_tries_again_is_a_recovery() -> None:
     assert types(">", "<Error: x", "!Again.>", "<ok")[2:] == ["error_recovery", "tool_call", "observation"]
     assert types(">", "<Error: x", "!I stop.") == ["tool_call", "observation", "thought"]
-    assert types(">", "<Error: x", "!I stop.", "?Try.", ">", "<ok")[2:] == [
-        "thought",
-        "observation",
-        "tool_call",
-        "observation",
-    ]
+    stopped = types(">", "<Error: x", "!I stop.", "?Try.", ">", "<ok")
+    assert stopped[2:] == ["thought", "observation", "tool_call", "observation"]
     assert types(">", "<Error: x", "?Try.", ">", "<ok")[2:] == ["observation", "error_recovery", "observation"]
     assert types(">", "<Error: x", ">", "<Error: y", ">", "<ok").count("error_recovery") == 2
 

@@ -19,7 +19,8 @@ from kp_scorer.decision import Decision
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import ScoringSettings
 
-from tests.support.builders import Payload, decision_on, minimal_payload
+from tests.support.builders import decision_on, minimal_payload
+from tests.support.commands import json_lines
 
 PLAIN: Final = Decision.model_validate_json(decision_on("kp:trace:plain"))
 DOMAINS: Final = {"code": 300, "customer service": 200, "d[b]\u0301": 30, "x": 40}
@@ -40,7 +41,7 @@ GOOD: Final = {decision.trace_id: decision.score > 0.5 for decision in DECISIONS
 
 
 def file_of(folder: Path, decisions: list[Decision]) -> Path:
-    return written_to(folder / "decisions.jsonl", "".join(f"{decision.model_dump_json()}\n" for decision in decisions))
+    return written_to(folder / "decisions.jsonl", json_lines(*decisions))
 
 
 @pytest.fixture
@@ -52,15 +53,15 @@ def file(tmp_path: Path) -> Path:
 def labels(tmp_path: Path) -> Path:
     """A file that says which of them were good."""
     rows = [{"trace_id": trace_id, "good": bool(good)} for trace_id, good in GOOD.items()]
-    return written_to(tmp_path / "labels.jsonl", _lines(rows))
+    return written_to(tmp_path / "labels.jsonl", json_lines(*rows))
 
 
 def without_good_ones_in_the_first_domain(labels: str) -> str:
     return "".join(line.replace("true", "false") if ":trace:0:" in line else line for line in labels.splitlines(keepends=True))
 
 
-def written_to(path: Path, text: str) -> Path:
-    path.write_text(text)
+def written_to(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
     return path
 
 
@@ -96,22 +97,19 @@ def test_labels_give_thresholds_for_a_precision(file: Path, labels: Path) -> Non
 
 def test_success_of_traces_labels_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KP_EMBEDDING_EMBEDDER", "none")
-    rng = np.random.default_rng(2)
     traces = [
         minimal_payload(trace_id=f"kp:trace:{number}", confidence=round(float(share), 3), success=bool(number % 3))
-        for number, share in enumerate(rng.random(150))
+        for number, share in enumerate(np.random.default_rng(2).random(150))
     ]
-    path = tmp_path / "traces.jsonl"
-    path.write_text(_lines(traces))
+    path = written_to(tmp_path / "traces.jsonl", json_lines(*traces))
     result = run(path, "--precision", "90%")
     assert result.exit_code == 0, result.output
     threshold = tomllib.loads(result.stdout)["scoring"]["threshold"]
-    decisions = tmp_path / "decisions.jsonl"
-    decisions.write_text(CliRunner().invoke(commands, ["score", str(path)]).stdout)
-    scores = {row["trace_id"]: row["score"] for row in map(json.loads, decisions.read_text().splitlines())}
+    scored = CliRunner().invoke(commands, ["score", str(path)]).stdout
+    scores = {row["trace_id"]: row["score"] for row in map(json.loads, scored.splitlines())}
     good = [trace["metadata"]["success"] for trace in traces if scores[trace["id"]] >= threshold]
     assert 0.9 <= sum(good) / len(good) < 0.95
-    without = run(decisions, "--precision", "90%")
+    without = run(written_to(tmp_path / "decisions.jsonl", scored.encode()), "--precision", "90%")
     assert without.exit_code == 2
     assert "no trace has a label" in without.stderr
 
@@ -155,12 +153,11 @@ def test_small_domain_keeps_its_own_threshold(file: Path) -> None:
 
 
 def test_alias_counts_for_its_domain(file: Path, tmp_path: Path) -> None:
-    config = tmp_path / "mine.toml"
-    config.write_text('[scoring.aliases]\n"customer service" = "code"\n')
+    config = written_to(tmp_path / "mine.toml", b'[scoring.aliases]\n"customer service" = "code"\n')
     result = run(file, "--accept", "20%", "--config", config)
     assert tomllib.loads(result.stdout)["scoring"]["thresholds"].keys() == {"code"}
     # They go with the aliases.
-    load_settings(config=written_to(tmp_path / "both.toml", result.stdout + config.read_text()))
+    load_settings(config=written_to(tmp_path / "both.toml", result.stdout_bytes + config.read_bytes()))
 
 
 def test_domain_out_of_reach_keeps_its_threshold(file: Path, labels: Path) -> None:
@@ -231,19 +228,9 @@ CALIBRATION: Final = calibrate(samples_of(((each, None) for each in DECISIONS), 
 
 @given(st.dictionaries(NAMES, THRESHOLDS))
 def test_toml_round_trips_any_domain_name(domains: dict[str, float]) -> None:
-    written = tomllib.loads(
-        as_toml(
-            ScoringSettings.model_construct(threshold=0.5, thresholds=domains),
-            CALIBRATION,
-            Target("accept", 0.2),
-            ["change this too: a"],
-        )
-    )
+    scoring = ScoringSettings.model_construct(threshold=0.5, thresholds=domains)
+    written = tomllib.loads(as_toml(scoring, CALIBRATION, Target("accept", 0.2), ["change this too: a"]))
     assert written == {"scoring": {"threshold": 0.5} | ({"thresholds": domains} if domains else {})}
-
-
-def _lines(rows: list[Payload]) -> str:
-    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def test_producers_are_named_so_that_none_passes_for_another(tmp_path: Path, labels: Path) -> None:

@@ -17,8 +17,8 @@ from kp_scorer.cli.input import read_traces
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, minimal_payload
-from tests.support.commands import invoked
-from tests.support.converting import SUPPLIED, converted, values_read
+from tests.support.commands import invoked, json_lines
+from tests.support.converting import SUPPLIED, converted
 from tests.support.documents import blocks
 from tests.unit import test_adapter_langfuse, test_adapter_otel, test_adapter_sessions
 
@@ -40,15 +40,6 @@ def run(content: bytes, *flags: str, file: str = "-", **changed: str | None) -> 
 
 def rows(done: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def json_lines(*sources: object) -> bytes:
-    return b"".join(json.dumps(source).encode() + b"\n" for source in sources)
-
-
-def parsed(content: bytes) -> list[tuple[int, object]]:
-    """What is read, with None for what is no JSON."""
-    return [(number, None if isinstance(value, InvalidTrace) else value) for number, value in values_read(io.BytesIO(content))]
 
 
 def test_converted_traces_can_be_read() -> None:
@@ -120,22 +111,13 @@ def test_traces_are_private_unless_an_option_says_otherwise() -> None:
     assert (trace["metadata"]["visibility"], trace["metadata"]["privacy_level"]) == ("private", "private")
 
 
+FIELDS: Final = {"success": "verifier.reward", "confidence": "sure", "domain": "meta.task.domain", "id": "n", "time": "at"}
+
+
 def test_values_are_taken_from_fields_of_each_record() -> None:
-    of_paths = {
-        "success_field": "verifier.reward",
-        "confidence_field": "sure",
-        "domain_field": "meta.task.domain",
-        "id_field": "n",
-        "time_field": "at",
-    }
-    record = {
-        "verifier": {"reward": 0.5},
-        "sure": 0.25,
-        "meta": json.dumps({"task.domain": "code"}),
-        "n": 7,
-        "at": 1767225600000,
-    }
-    done = run(json_lines(CHAT | record, CHAT | record | {"sure": "very"}), **of_paths)
+    record = CHAT | {"verifier": {"reward": 0.5}, "sure": 0.25, "meta": json.dumps({"task.domain": "code"})}
+    record |= {"n": 7, "at": 1_767_225_600_000}
+    done = run(json_lines(record, record | {"sure": "very"}), **{f"{name}_field": path for name, path in FIELDS.items()})
     trace, refused = rows(done)
     assert trace["id"] == "kp:trace:openai:7"
     assert trace["metadata"] | {"success": True, "task_domain": "code"} == trace["metadata"]
@@ -234,19 +216,6 @@ def test_limits_of_the_settings_apply() -> None:
     done = run(json_lines(wordy, CHAT), "--success", "--set", "limits.field_chars=99")
     assert done.exit_code == 1
     assert [row.get("problems", [{}])[0].get("field") for row in rows(done)] == ["messages.2", None]
-
-
-def test_lines_may_be_lists_and_documents_any_json() -> None:
-    assert parsed(b"[1]\n\n[2, 3]\n[\n") == [(1, [1]), (3, [2, 3]), (4, None)]
-    assert parsed(b"[1,\n2]\n") == [(1, [1, 2])]
-    assert parsed(b'{"a":\n1}') == [(1, {"a": 1})]
-    assert parsed(b'{"a":\n{"b": 1}\n{"c": 2}\n') == [(1, None), (2, {"b": 1}), (3, {"c": 2})]
-    assert parsed(b"[1,\n2") == [(1, None)]
-
-
-def test_long_line_is_read() -> None:
-    long = "x" * (2 * LIMITS.message_bytes)
-    assert parsed(json_lines({"a": 1}, {"messages": long})) == [(1, {"a": 1}), (2, {"messages": long})]
 
 
 def test_example_of_the_document_converts_as_described() -> None:

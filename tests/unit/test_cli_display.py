@@ -15,7 +15,7 @@ from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.display import DecisionTable, console
 from kp_scorer.cli.ids import resolve_among
 from kp_scorer.cli.output import print_json, print_note
-from kp_scorer.decision import Decision, Nearest, Novelty
+from kp_scorer.decision import Decision
 from kp_scorer.report.words import short_id, why
 from kp_scorer.trace import TRACE_ID_PREFIX, begins
 
@@ -29,11 +29,6 @@ def decision(outcome: str = "rejected", parts: dict[str, float] | None = None, *
     return made.model_copy(update={"outcome": outcome, "dimensions": MIDDLING.model_copy(update=parts)})
 
 
-def near(similarity: float, *, duplicate: bool = False) -> Novelty:
-    nearest = Nearest(trace_id="kp:trace:fedcba9876543210", similarity=similarity)
-    return Novelty(source="embedding", nearest=nearest, duplicate_of=nearest.trace_id if duplicate else None)
-
-
 def rendered(capsys: pytest.CaptureFixture[str], *decisions: Decision) -> str:
     table = DecisionTable()
     for each in decisions:
@@ -41,39 +36,34 @@ def rendered(capsys: pytest.CaptureFixture[str], *decisions: Decision) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("outcome", "parts", "words"),
-    [
-        ("accepted", {}, "high outcome"),
-        ("accepted", {"novelty": 0.8, "tool_diversity": 1.0, "outcome_confidence": 0.79}, "high novelty, tools"),
-        ("accepted", {"outcome_confidence": 0.79}, ""),
-        ("rejected", {}, "low novelty"),
-        ("rejected", {"novelty": 0.5, "complexity": 0.49, "tool_diversity": 0.0}, "low complexity, tools"),
-        ("rejected", {"novelty": 1.0, "complexity": 1.0, "tool_diversity": 1.0}, ""),
-    ],
-)
-def test_decision_is_explained_by_high_or_low_dimensions(outcome: str, parts: dict[str, float], words: str) -> None:
-    assert why(decision(outcome, parts)) == words
+NEAR: Final = "kp:trace:fedcba9876543210"
+OVERRIDES: Final = ("recovered_from_errors", "single_tool", "single_thought")
+FIRED: Final = "a single thought (score 0.1), recovered from errors (+0.1), only one tool (-0.1)"
 
 
 @pytest.mark.parametrize(
-    ("novelty", "words"),
+    ("explained", "words"),
     [
-        (near(1.0, duplicate=True), "repeats fedcba98, low novelty"),
-        (near(0.6), "close to fedcba98 (0.60), low novelty"),
-        (near(0.874), "close to fedcba98 (0.87), low novelty"),
-        (near(0.59), "low novelty"),
+        (decision("accepted"), "high outcome"),
+        (decision("accepted", {"novelty": 0.8, "tool_diversity": 1.0, "outcome_confidence": 0.79}), "high novelty, tools"),
+        (decision("accepted", {"outcome_confidence": 0.79}), ""),
+        (decision(), "low novelty"),
+        (decision(parts={"novelty": 0.5, "complexity": 0.49, "tool_diversity": 0.0}), "low complexity, tools"),
+        (decision(parts={"novelty": 1.0, "complexity": 1.0, "tool_diversity": 1.0}), ""),
+        (decision(nearest=(NEAR, 1.0), duplicate_of=NEAR), "repeats fedcba98, low novelty"),
+        (decision(nearest=(NEAR, 0.6)), "close to fedcba98 (0.60), low novelty"),
+        (decision(nearest=(NEAR, 0.874)), "close to fedcba98 (0.87), low novelty"),
+        (decision(nearest=(NEAR, 0.59)), "low novelty"),
+        (decision("accepted", nearest=(NEAR, 1.0), duplicate_of=NEAR), "high outcome"),
+        (decision("accepted", nearest=(NEAR, 0.6)), "high outcome"),
+        (decision("accepted", overrides=OVERRIDES), f"{FIRED}, high outcome"),
+        (decision(overrides=OVERRIDES), f"{FIRED}, low novelty"),
     ],
 )
-def test_rejection_names_the_earlier_trace_that_is_alike(novelty: Novelty, words: str) -> None:
-    assert why(decision().model_copy(update={"novelty": novelty})) == words
-    assert why(decision("accepted").model_copy(update={"novelty": novelty})) == "high outcome"
-
-
-@pytest.mark.parametrize("outcome", ["accepted", "rejected"])
-def test_overrides_come_first(outcome: str) -> None:
-    explained = why(decision(outcome, overrides=("recovered_from_errors", "single_tool", "single_thought")))
-    assert explained.startswith("a single thought (score 0.1), recovered from errors (+0.1), only one tool (-0.1), ")
+def test_decision_is_explained_by_overrides_then_the_trace_alike_then_high_or_low_dimensions(
+    explained: Decision, words: str
+) -> None:
+    assert why(explained) == words
 
 
 def test_nothing_in_the_table_acts_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

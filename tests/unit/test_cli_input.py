@@ -23,6 +23,7 @@ from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, maximal_payload, minimal_payload
 from tests.support.calls import traced_memory
+from tests.support.commands import json_lines
 from tests.support.converting import values_read
 from tests.support.processes import wait_until
 
@@ -73,6 +74,9 @@ def test_only_the_first_line_can_open_a_document(broken: bytes) -> None:
     assert read(b"\n".join([FIRST, broken, SECOND])) == [(1, "kp:trace:1"), (2, INVALID), (3, "kp:trace:2")]
 
 
+LONG: Final = "x" * (2 * LIMITS.message_bytes)
+
+
 @pytest.mark.parametrize(
     ("raw", "values"),
     [
@@ -80,10 +84,18 @@ def test_only_the_first_line_can_open_a_document(broken: bytes) -> None:
         (b'[\n{"a":1},\n{"b":2}\n]', [(1, [{"a": 1}, {"b": 2}])]),
         (b'{"spans":[\n{"a":1}\n]}', [(1, {"spans": [{"a": 1}]})]),
         (b'{"a":1}\n{"b":2}\n', [(1, {"a": 1}), (2, {"b": 2})]),
+        (b"[1]\n\n[2, 3]\n[\n", [(1, [1]), (3, [2, 3]), (4, INVALID)]),
+        (b"[1,\n2]\n", [(1, [1, 2])]),
+        (b'{"a":\n1}', [(1, {"a": 1})]),
+        (b'{"a":\n{"b": 1}\n{"c": 2}\n', [(1, INVALID), (2, {"b": 1}), (3, {"c": 2})]),
+        (b"[1,\n2", [(1, INVALID)]),
+        (json_lines({"a": 1}, {"messages": LONG}), [(1, {"a": 1}), (2, {"messages": LONG})]),
     ],
+    ids=lambda part: ascii(part)[:30],
 )
-def test_document_may_have_lines_that_begin_with_a_brace(raw: bytes, values: list[tuple[int, object]]) -> None:
-    assert values_read(io.BytesIO(raw)) == values
+def test_to_be_converted_are_lines_and_documents_of_any_json(raw: bytes, values: list[tuple[int, object]]) -> None:
+    read = values_read(io.BytesIO(raw))
+    assert [(number, INVALID if isinstance(value, InvalidTrace) else value) for number, value in read] == values
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\n\n \n"])

@@ -2,7 +2,6 @@
 
 import json
 import re
-import tracemalloc
 import zlib
 from contextlib import suppress
 from typing import Any, Final
@@ -16,6 +15,7 @@ from kp_scorer.decoding import Limits, check_values, decode_trace, is_surely_wit
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, changed, decode_json, maximal_payload, minimal_payload, step
+from tests.support.calls import traced_memory
 from tests.support.costly import FILLERS, PLACES, filled, oversized_bodies
 from tests.support.traces import sample_traces
 
@@ -126,12 +126,9 @@ def test_long_numbers_are_refused_before_they_are_converted(number: str) -> None
 )
 def test_worst_of_a_megabyte_takes_little_memory_and_few_errors(place: str, item: str) -> None:
     raw = filled(place, item, MEGABYTE // (len(item) + 1))
-    tracemalloc.start()
-    try:
+    with traced_memory() as memory:
         assert len(refused(raw).problems) <= 20
-        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
-    finally:
-        tracemalloc.stop()
+    assert memory.peak_bytes < MOST_BYTES
 
 
 @pytest.mark.parametrize("place", ["steps", "metadata.validated_by", "knowledge_graph_delta.entities"])
@@ -173,13 +170,9 @@ def test_a_trace_may_be_written_with_every_escape_and_much_white_space() -> None
 def test_a_packed_body_that_unpacks_beyond_the_limit_is_not_parsed(name: str) -> None:
     packed = zlib.compress(dict(oversized_bodies(LIMITS))[f"body of {name}"])
     assert len(packed) < 20_000
-    tracemalloc.start()
-    try:
-        with pytest.raises(InvalidTrace, match="expected at most"):
-            arguments_in(message(packed, {PACKED_BY: "gzip"}), LIMITS)
-        assert tracemalloc.get_traced_memory()[1] < 3 * 4 * MEGABYTE
-    finally:
-        tracemalloc.stop()
+    with traced_memory() as memory, pytest.raises(InvalidTrace, match="expected at most"):
+        arguments_in(message(packed, {PACKED_BY: "gzip"}), LIMITS)
+    assert memory.peak_bytes < 3 * 4 * MEGABYTE
 
 
 def message(body: bytes, headers: dict[str, str] | None = None) -> Message:

@@ -179,24 +179,19 @@ def test_thresholds_of_acceptance_and_of_review_are_inclusive() -> None:
         assert (decision.outcome, decision.review, decision.threshold_source) == (outcome, policy.review, "default")
 
 
-class TallyingLedger(MemoryLedger):
-    """Records the tallies of what it commits."""
+def test_decisions_count_by_domain_and_whether_the_policy_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, tallies = MemoryLedger(), list[Tally]()
+    commit = ledger.commit
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tallies: list[Tally] = []
+    def tallied(verdicts: Sequence[Verdict]) -> list[CommitResult]:
+        tallies.extend(verdict.tally for verdict in verdicts)
+        return commit(verdicts)
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[CommitResult]:
-        self.tallies += [verdict.tally for verdict in verdicts]
-        return super().commit(verdicts)
-
-
-def test_decisions_count_by_domain_and_whether_the_policy_names_it() -> None:
-    ledger = TallyingLedger()
+    monkeypatch.setattr(ledger, "commit", tallied)
     domains = ("code", "Finance", "finanse")
     traces = [trace_about("invoice", f"kp:trace:{domain}", domain=domain) for domain in domains]
     Decider(ledger, Policy(aliases={"Finance": "finance"}), None, max_attempts=5).decide(traces)
-    assert ledger.tallies == [Tally("code", is_known=True), Tally("Finance", is_known=True), Tally("finanse", is_known=False)]
+    assert tallies == [Tally("code", is_known=True), Tally("Finance", is_known=True), Tally("finanse", is_known=False)]
 
 
 SUBMISSIONS: Final = st.builds(

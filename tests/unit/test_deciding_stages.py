@@ -1,7 +1,7 @@
 """From admission to commit: what is decided together, what alone, and how passes through the engine are formed."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
@@ -109,11 +109,17 @@ def running(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
         stages.stop()
 
 
+@contextmanager
+def busy(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
+    """Stages in whose engine a first text is, with all cores, until the gate opens."""
+    with running(embedder, group_size) as stages:
+        stages.submit("first")
+        wait_until(lambda: embedder.passes == [(["first"], True)], PATIENCE_S)
+        yield stages
+
+
 def test_a_lone_text_gets_all_cores_and_one_that_arrives_meanwhile_waits_for_no_other() -> None:
-    embedder = GatedEmbedder()
-    with running(embedder) as stages:
-        stages.submit("alone")
-        wait_until(lambda: embedder.passes == [(["alone"], True)], PATIENCE_S)
+    with busy(embedder := GatedEmbedder()) as stages:
         stages.submit("a b c d e", "f g h i j k", "l")
         stages.wait_for_texts(4)
         assert len(embedder.passes) == 1, "its pass has all cores"
@@ -127,10 +133,7 @@ def test_a_lone_text_gets_all_cores_and_one_that_arrives_meanwhile_waits_for_no_
 
 
 def test_texts_of_one_rounded_length_share_a_pass_as_far_as_they_fit_and_the_oldest_goes_first() -> None:
-    embedder = GatedEmbedder()
-    with running(embedder) as stages:
-        stages.submit("first")
-        wait_until(lambda: embedder.passes, PATIENCE_S)
+    with busy(embedder := GatedEmbedder()) as stages:
         stages.submit("s1 x x", "long x x x x x x", "s2 x x", "s3 x x", "longer " + "x " * 20)
         stages.wait_for_texts(6)
         embedder.gate.release(1_000)
@@ -141,11 +144,8 @@ def test_texts_of_one_rounded_length_share_a_pass_as_far_as_they_fit_and_the_old
 
 
 def test_passes_wait_inside_the_engine_only_while_a_backlog_waits_behind_them() -> None:
-    embedder = GatedEmbedder(most_passes=4)
     long = "x x x x x x"
-    with running(embedder) as stages:
-        stages.submit("first")
-        wait_until(lambda: embedder.passes, PATIENCE_S)
+    with busy(embedder := GatedEmbedder(most_passes=4)) as stages:
         stages.submit(*(f"t{n} {long}" for n in range(7)))
         stages.wait_for_texts(8)
         embedder.gate.release()
@@ -157,11 +157,8 @@ def test_passes_wait_inside_the_engine_only_while_a_backlog_waits_behind_them() 
 
 
 def test_vectors_go_on_in_groups_only_while_a_backlog_waits() -> None:
-    embedder = GatedEmbedder()
     long = "x x x x x x"
-    with running(embedder, group_size=48) as stages:
-        stages.submit("first")
-        wait_until(lambda: embedder.passes, PATIENCE_S)
+    with busy(embedder := GatedEmbedder(), group_size=48) as stages:
         stages.submit(*(f"t{n} {long}" for n in range(40)))
         stages.wait_for_texts(41)
         embedder.gate.release(16)
@@ -184,24 +181,18 @@ def test_a_decision_says_how_much_of_its_text_was_embedded() -> None:
 
 
 def test_one_text_is_embedded_once_for_all_that_have_it() -> None:
-    embedder = GatedEmbedder()
-    with running(embedder) as stages:
-        stages.submit("same", trace_id="kp:trace:1")
-        wait_until(lambda: embedder.passes, PATIENCE_S)
-        stages.submit("same", trace_id="kp:trace:2")
+    with busy(embedder := GatedEmbedder()) as stages:
+        stages.submit("first", trace_id="kp:trace:2")
         stages.submit("other")
         stages.wait_for_texts(2)
         embedder.gate.release(1_000)
         stages.wait_for_ends(3)
-    assert [texts for texts, _ in embedder.passes] == [["same"], ["other"]]
+    assert [texts for texts, _ in embedder.passes] == [["first"], ["other"]]
 
 
 @pytest.mark.parametrize("poison", ["poison", "no-tokens"])
 def test_a_poison_trace_fails_alone(poison: str) -> None:
-    embedder = GatedEmbedder(fails_at="poison")
-    with running(embedder) as stages:
-        stages.submit("first")
-        wait_until(lambda: embedder.passes, PATIENCE_S)
+    with busy(embedder := GatedEmbedder(fails_at="poison")) as stages:
         stages.submit("good", poison, "fine")
         stages.wait_for_texts(4 if poison == "poison" else 3)
         embedder.gate.release(1_000)
@@ -217,8 +208,7 @@ def test_an_unhealthy_embedder_is_an_outage_for_all() -> None:
 
 
 def test_traces_beyond_two_groups_are_not_leased() -> None:
-    embedder = GatedEmbedder()
-    with running(embedder, group_size=4) as stages:
+    with running(embedder := GatedEmbedder(), group_size=4) as stages:
         stages.submit(*(f"text{n}" for n in range(30)))
         stages.wait_for_texts(8)
         wait_until(lambda: stages.look_up.stall.elapsed_s() == 0, PATIENCE_S)
@@ -228,24 +218,20 @@ def test_traces_beyond_two_groups_are_not_leased() -> None:
 
 
 def test_abort_fails_what_waits_and_finishes_what_is_in_the_engine() -> None:
-    embedder = GatedEmbedder()
-    with running(embedder) as stages:
-        stages.submit("begun")
-        wait_until(lambda: embedder.passes, PATIENCE_S)
+    with busy(embedder := GatedEmbedder()) as stages:
         stages.submit("waits in front of the engine")
         stages.wait_for_texts(2)
         stages.admission.abort()
         stages.submit("waits to be admitted")
         embedder.gate.release(1_000)
         ends = stages.wait_for_ends(3)
-    assert isinstance(ends.pop("begun"), Decision)
+    assert isinstance(ends.pop("first"), Decision)
     assert {type(end) for end in ends.values()} == {ServiceUnavailable}
-    assert embedder.passes == [(["begun"], True)]
+    assert embedder.passes == [(["first"], True)]
 
 
 def test_what_is_decided_already_does_not_wait_for_the_engine() -> None:
-    embedder = GatedEmbedder()
-    with running(embedder) as stages:
+    with running(embedder := GatedEmbedder()) as stages:
         stages.submit("decided")
         embedder.gate.release()
         first = dict(stages.wait_for_ends(1))
@@ -259,39 +245,26 @@ def test_what_is_decided_already_does_not_wait_for_the_engine() -> None:
         assert isinstance(stages.wait_for_ends(1)["decided"], TraceConflict)
 
 
-class FailingLedger(MemoryLedger):
-    """Fails to commit whatever comes together with others, or all of it."""
-
-    def __init__(self, fails: Callable[[int], Exception | None]) -> None:
-        super().__init__()
-        self._fails = fails
-
-    def commit(self, verdicts: Any) -> Any:
-        if error := self._fails(len(verdicts)):
-            raise error
-        return super().commit(verdicts)
-
-
-def failing_together(count: int) -> Exception | None:
-    return ValueError("together") if count > 1 else None
-
-
-def in_outage(_: int) -> Exception | None:
-    return ServiceUnavailable("redis: away")
-
-
-@pytest.mark.parametrize(("fails", "end"), [(failing_together, Decision), (in_outage, ServiceUnavailable)])
+@pytest.mark.parametrize(
+    ("error", "fails_alone", "end"),
+    [(ValueError("together"), False, Decision), (ServiceUnavailable("redis: away"), True, ServiceUnavailable)],
+)
 def test_a_group_that_cannot_be_committed_is_decided_one_by_one_except_in_an_outage(
-    fails: Callable[[int], Exception | None], end: type
+    error: Exception, fails_alone: bool, end: type
 ) -> None:
     embedder = GatedEmbedder()
     embedder.max_tokens = 100
-    with running(embedder) as stages:
-        stages.submit("first")
-        wait_until(lambda: embedder.passes, PATIENCE_S)
+    with busy(embedder) as stages:
         stages.submit("a", "b", "c")
         stages.wait_for_texts(4)
-        stages.ledger.commit = FailingLedger(fails).commit  # type: ignore[method-assign]
+        commit = stages.ledger.commit
+
+        def failing(verdicts: Any) -> Any:
+            if fails_alone or len(verdicts) > 1:
+                raise error
+            return commit(verdicts)
+
+        stages.ledger.commit = failing  # type: ignore[method-assign]
         embedder.gate.release(1_000)
         assert all(isinstance(each, end) for each in stages.wait_for_ends(4).values())
 

@@ -114,16 +114,20 @@ def test_columns_have_their_types_also_where_no_row_has_a_value() -> None:
 ENTRY = Entry(Place.parse("1000-1"), "kp:trace:1", b"a" * 16, np.eye(1, 8, dtype=np.float32)[0])
 
 
+def resting_on(entry: str, novelty: float) -> Decision:
+    """A decision on the trace of the entry, which says where it is in the log and how new."""
+    made = Decision.model_validate_json(decision_on(ENTRY.trace_id))
+    placed_at, measured = (
+        made.novelty.model_copy(update={"entry": entry}),
+        made.dimensions.model_copy(update={"novelty": novelty}),
+    )
+    return made.model_copy(update={"novelty": placed_at, "dimensions": measured})
+
+
 def audited(novelty: float, digest: bytes, entry: str = "1000-1") -> Report:
     """An audit of a log with one entry, which is as new as can be."""
-    made = Decision.model_validate_json(decision_on(ENTRY.trace_id))
-    decision = made.model_copy(
-        update={
-            "novelty": made.novelty.model_copy(update={"entry": entry}),
-            "dimensions": made.dimensions.model_copy(update={"novelty": novelty}),
-        }
-    )
-    return audit([ENTRY], lambda ids: [DecidedTrace(decision, digest)], Window(10, 60_000, 0, 0), lambda done, total: None)
+    decided = DecidedTrace(resting_on(entry, novelty), digest)
+    return audit([ENTRY], lambda ids: [decided], Window(10, 60_000, 0, 0), lambda done, total: None)
 
 
 @pytest.mark.parametrize(("novelty", "is_of_other_content"), [(0.5, False), (0.123, False), (0.5, True)])
@@ -138,21 +142,9 @@ def test_a_decision_rests_on_an_entry_of_its_own_content(novelty: float, is_of_o
 
 
 def test_entries_after_a_place_are_audited_against_windows_that_begin_before_it() -> None:
-    made = Decision.model_validate_json(decision_on("kp:trace:1"))
     log = [Entry(Place(1_000, number), f"kp:trace:{number}", bytes([number] * 16), ENTRY.vector) for number in (1, 2, 3, 4)]
     # As each has the vector of the first, but for that all are repeats. The last is not decided yet.
-    decided = {
-        entry.trace_id: DecidedTrace(
-            made.model_copy(
-                update={
-                    "novelty": made.novelty.model_copy(update={"entry": str(entry.place)}),
-                    "dimensions": made.dimensions.model_copy(update={"novelty": 0.0}),
-                }
-            ),
-            entry.digest,
-        )
-        for entry in log[:3]
-    }
+    decided = {entry.trace_id: DecidedTrace(resting_on(str(entry.place), 0.0), entry.digest) for entry in log[:3]}
 
     def since(place: str, entries: Sequence[Entry] = log) -> Report:
         window = Window(10, 60_000, 0, 0)
@@ -167,7 +159,7 @@ def test_entries_after_a_place_are_audited_against_windows_that_begin_before_it(
     assert (nothing.entries, nothing.agreeing, nothing.last) == (1, 0, None)
     # What is damaged counts by its place, too.
     damaged = [log[0]._replace(trace_id=""), log[1], log[2]._replace(trace_id="")]
-    assert (since("0-0", damaged).damaged, since("1000-1", damaged).damaged, since("1000-3", damaged).damaged) == (2, 1, 0)
+    assert [since(place, damaged).damaged for place in ("0-0", "1000-1", "1000-3")] == [2, 1, 0]
 
 
 def test_a_decision_that_rests_on_another_entry_is_not_compared_with_this_one() -> None:

@@ -74,13 +74,9 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_worker_is_the_process_itself_and_gets_its_signals(target: str) -> None:
+def test_the_worker_is_the_process_itself_as_a_user_without_rights_and_gets_its_signals(target: str) -> None:
     started: list[Any] = [*json.loads(last(target, "ENTRYPOINT")), *json.loads(last(target, "CMD"))]
     assert started == ["kp-scorer", "worker"]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_user_of_the_image_is_numeric_and_not_root(target: str) -> None:
     user, group = map(int, last(target, "USER").split(":"))
     assert user > 0
     assert group > 0
@@ -213,9 +209,8 @@ def test_workers_connect_as_the_users_that_are_made(secrets: Path, profile: str)
     assert settings.broker.is_redis == (profile == "redis")
     if profile == "rabbitmq":
         server = settings.broker.server()
-        assert (secrets / "rabbitmq.conf").read_text(
-            "utf-8"
-        ) == f"default_user = {server.user}\ndefault_pass = {server.password}\n"
+        expected = f"default_user = {server.user}\ndefault_pass = {server.password}\n"
+        assert (secrets / "rabbitmq.conf").read_text("utf-8") == expected
 
 
 def test_each_user_of_redis_has_a_password_of_its_own(secrets: Path) -> None:

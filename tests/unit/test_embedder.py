@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -78,16 +79,16 @@ def test_embedder_that_fails_at_the_probe_is_unhealthy_and_not_used_again() -> N
     assert embedder.calls == calls
 
 
-@pytest.mark.parametrize(
-    "instead",
-    [
-        pytest.param([[np.nan, 0, 0, 0]], id="not a number"),
-        pytest.param([[np.inf, 0, 0, 0]], id="infinite"),
-        pytest.param([[0.9, 0, 0, 0]], id="short"),
-        pytest.param([[0, 0, 0, 0]], id="nothing"),
-        pytest.param([[1, 0, 0, 0], [1, 0, 0, 0]], id="too many"),
-    ],
-)
+INVALID: Final = {
+    "not a number": [[np.nan, 0, 0, 0]],
+    "infinite": [[np.inf, 0, 0, 0]],
+    "short": [[0.9, 0, 0, 0]],
+    "nothing": [[0, 0, 0, 0]],
+    "too many": [[1, 0, 0, 0], [1, 0, 0, 0]],
+}
+
+
+@pytest.mark.parametrize("instead", INVALID.values(), ids=INVALID)
 def test_invalid_vectors_are_a_failure(instead: list[list[float]]) -> None:
     bad = np.array(instead, np.float32)
     assert isinstance(fails(CheckedEmbedder(FailingEmbedder(instead=bad)), "good", BAD), FloatingPointError)
@@ -95,10 +96,8 @@ def test_invalid_vectors_are_a_failure(instead: list[list[float]]) -> None:
 
 
 def test_vectors_within_the_tolerance_are_valid() -> None:
-    assert CheckedEmbedder(FailingEmbedder(instead=np.array([[1.009, 0, 0, 0]], np.float32))).embed(tokenized(BAD)).shape == (
-        1,
-        4,
-    )
+    checked = CheckedEmbedder(FailingEmbedder(instead=np.array([[1.009, 0, 0, 0]], np.float32)))
+    assert checked.embed(tokenized(BAD)).shape == (1, 4)
 
 
 def test_embedder_that_embeds_nothing_but_the_probe_is_unhealthy() -> None:
@@ -161,29 +160,17 @@ def test_cores_that_the_process_may_not_run_on_do_not_count(tmp_path: Path) -> N
         os.sched_setaffinity(0, allowed)
 
 
-LENGTHS = st.lists(st.integers(2, 40), max_size=40)
-BOUNDS = {"max_tokens": st.integers(1, 100), "step": st.sampled_from([1, 4, 16, 512])}
-
-
-@given(lengths=LENGTHS, **BOUNDS)
-def test_every_text_is_in_one_group_and_groups_are_within_their_bound(lengths: list[int], max_tokens: int, step: int) -> None:
-    groups = list(group_by_length(lengths, max_tokens, step))
-    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+@given(st.lists(st.integers(2, 40), max_size=40), st.integers(1, 100), st.sampled_from([1, 4, 16, 512]))
+def test_every_text_is_in_the_first_group_that_it_fits_from_the_shortest_on(
+    lengths: list[int], max_tokens: int, step: int
+) -> None:
+    indices = list(group_by_length(lengths, max_tokens, step))
+    assert sorted(index for group in indices for index in group) == list(range(len(lengths)))
+    groups = [[lengths[index] for index in group] for group in indices]
+    assert [length for group in groups for length in group] == sorted(lengths)
     for group in groups:
-        widths = [lengths[index] for index in group]
-        assert len(group) == 1 or len(group) * max(widths) <= max_tokens
-        assert len({ceil(length / step) for length in widths}) == 1
-
-
-@given(lengths=LENGTHS, **BOUNDS)
-def test_groups_come_shortest_first(lengths: list[int], max_tokens: int, step: int) -> None:
-    order = [lengths[index] for group in group_by_length(lengths, max_tokens, step) for index in group]
-    assert order == sorted(order)
-
-
-@given(lengths=LENGTHS, **BOUNDS)
-def test_no_text_is_left_out_of_a_group_it_fits(lengths: list[int], max_tokens: int, step: int) -> None:
-    groups = [[lengths[index] for index in group] for group in group_by_length(lengths, max_tokens, step)]
+        assert len(group) == 1 or len(group) * max(group) <= max_tokens
+        assert len({ceil(length / step) for length in group}) == 1
     for group, following in pairwise(groups):
         is_full = (len(group) + 1) * following[0] > max_tokens
         assert is_full or ceil(group[-1] / step) != ceil(following[0] / step)
@@ -208,6 +195,7 @@ def test_text_without_separator_is_the_objective() -> None:
     assert np.allclose(np.linalg.norm(by_both.embed(["a probe", "a\x1eprobe\x1eof three"]), axis=1), 1)
 
 
+@cache
 def embedder(recipe: RecipeName) -> Embedder:
     selected = select_embedder(EmbeddingSettings(), recipe)
     assert selected

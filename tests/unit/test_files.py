@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +52,13 @@ def last_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return capsys.readouterr().err.splitlines()[-1]
 
 
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str, file: str) -> str:
+    """What is printed where a file is named in this place."""
+    if place in VARIABLES:
+        return last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, **{place: file})
+    return last_line(capsys, monkeypatch, *NAMED[place], file)
+
+
 @pytest.fixture(params=["absent", "directory", "FIFO", "device", "endless", "unreadable"])
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """What is no regular file that can be read, or has no end."""
@@ -71,10 +79,7 @@ def test_special_files_are_refused_in_one_line(
 ) -> None:
     if (place in ("FILE", "--labels") and Path(special).is_fifo()) or (place == "FILE" and Path(special).is_dir()):
         pytest.skip("traces and labels may come through a FIFO, as a shell's <(…) does, and traces from a folder")
-    if place in VARIABLES:
-        line = last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, **{place: special})
-    else:
-        line = last_line(capsys, monkeypatch, *NAMED[place], special)
+    line = refusal(capsys, monkeypatch, place, special)
     assert line.startswith("kp-scorer: ")
     assert any(name in line for name in (special, place, place.removesuffix("_FILE"), "--config"))
 
@@ -123,20 +128,22 @@ DEEP: Final = "[" * 100_000
 LONG: Final = "1" * 5_000
 
 
-@pytest.mark.parametrize("place", ["--config", "health --config", "--thresholds", "KP_CONFIG"])
+SETTINGS: Final = (f"x = {DEEP}", f"x = {LONG}", f"novelty.max_elements = {LONG}", "x = '\xff'", "metrics = 3")
+LABELS: Final = (DEEP, '{"trace_id": ' + DEEP, '{"trace_id": ' + LONG + ', "good": true}', "\xff")
+
+
 @pytest.mark.parametrize(
-    "content", [f"x = {DEEP}", f"x = {LONG}", f"novelty.max_elements = {LONG}", "x = '\xff'", "metrics = 3"]
+    ("place", "content"),
+    [*product(("--config", "health --config", "--thresholds", "KP_CONFIG"), SETTINGS), *product(["--labels"], LABELS)],
+    ids=lambda part: part[:30],
 )
-def test_settings_that_cannot_be_parsed_are_refused_in_one_line(
+def test_files_that_cannot_be_parsed_are_refused_in_one_line(
     place: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "kp-scorer.toml"
-    file.write_bytes(content.encode("latin-1"))
-    if place == "KP_CONFIG":
-        line = last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, KP_CONFIG=str(file))
-    else:
-        line = last_line(capsys, monkeypatch, *NAMED[place], str(file))
+    (file := tmp_path / "named").write_bytes(content.encode("latin-1"))
+    line = refusal(capsys, monkeypatch, place, str(file))
     assert line.startswith("kp-scorer: ")
+    assert place != "--labels" or "--labels" in line
     assert len(line) < 500
 
 
@@ -150,15 +157,4 @@ def test_tables_that_cannot_be_parsed_are_refused_in_one_line(
     line = last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, *flags, **variables)
     assert line.startswith("kp-scorer: ")
     assert "scoring" in line.lower()
-    assert len(line) < 500
-
-
-@pytest.mark.parametrize("content", [DEEP, '{"trace_id": ' + DEEP, '{"trace_id": ' + LONG + ', "good": true}', "\xff"])
-def test_labels_that_cannot_be_parsed_are_refused_in_one_line(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "labels"
-    file.write_bytes(content.encode("latin-1"))
-    line = last_line(capsys, monkeypatch, *NAMED["--labels"], str(file))
-    assert "--labels" in line
     assert len(line) < 500

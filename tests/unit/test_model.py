@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from kp_scorer.embedding.model import ModelFiles, find_model
@@ -90,19 +90,19 @@ def test_space_of_another_model_is_its_directory_and_what_makes_its_vectors(desc
 @pytest.mark.parametrize(
     ("sentence", "tokenizer", "config", "max_tokens"),
     [
-        pytest.param({}, {}, {}, 512, id="positions"),
-        pytest.param(
-            {"max_seq_length": 256}, {"model_max_length": 512}, {}, 256, id="sentence-transformers before its tokenizer"
-        ),
-        pytest.param({"max_seq_length": None}, {"model_max_length": 384}, {}, 384, id="its tokenizer"),
-        pytest.param({}, {"model_max_length": 10**30}, {"max_position_embeddings": 64}, 64, id="a tokenizer without a limit"),
-        pytest.param({"max_seq_length": 8_192}, {}, {"max_position_embeddings": 8_192}, 8_192, id="a long one"),
-        pytest.param({"max_seq_length": 512}, {}, {"max_position_embeddings": 128}, 128, id="fewer positions than it says"),
-        pytest.param(
-            {}, {}, {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512, id="positions from 2"
-        ),
-        pytest.param({}, {}, {"max_position_embeddings": -1}, 512, id="no limit at all"),
-        pytest.param({}, {}, {"max_position_embeddings": None, "n_positions": 1_024}, 1_024, id="positions of another name"),
+        ({}, {}, {}, 512),
+        ({"max_seq_length": 256}, {"model_max_length": 512}, {}, 256),
+        ({"max_seq_length": None}, {"model_max_length": 384}, {}, 384),
+        ({}, {"model_max_length": 10**30}, {"max_position_embeddings": 64}, 64),
+        ({"max_seq_length": 8_192}, {}, {"max_position_embeddings": 8_192}, 8_192),
+        ({"max_seq_length": 512}, {}, {"max_position_embeddings": 128}, 128),
+        ({}, {}, {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({}, {}, {"max_position_embeddings": -1}, 512),
+        ({}, {}, {"max_position_embeddings": None, "n_positions": 1_024}, 1_024),
+    ],
+    ids=[
+        *("positions", "sentence-transformers before its tokenizer", "its tokenizer", "a tokenizer without a limit"),
+        *("a long one", "fewer positions than it says", "positions from 2", "no limit at all", "positions of another name"),
     ],
 )
 def test_the_longest_text_is_what_its_files_say_and_has_positions_for(
@@ -130,45 +130,35 @@ def test_the_prompt_is_the_one_that_encode_would_use(described: Path) -> None:
     assert read(described).prompt == ""
 
 
-def without_modules(directory: Path) -> None:
-    (directory / "modules.json").unlink()
-
-
-def with_static_vectors(directory: Path) -> None:
+def with_static_vectors(model: Path) -> None:
     modules = [{"type": "sentence_transformers.models.StaticEmbedding", "path": ""}]
-    (directory / "modules.json").write_text(json.dumps(modules), "utf-8")
+    (model / "modules.json").write_text(json.dumps(modules), "utf-8")
 
 
-def without_tokenizer(directory: Path) -> None:
-    (directory / "tokenizer.json").unlink()
+def with_prompt_that_is_not_pooled(model: Path) -> None:
+    change_json(model / "config_sentence_transformers.json", prompts={"query": "find: "}, default_prompt_name="query")
+    change_json(model / "1_Pooling" / "config.json", include_prompt=False)
 
 
-def with_prompt_that_is_not_pooled(directory: Path) -> None:
-    change_json(directory / "config_sentence_transformers.json", prompts={"query": "find: "}, default_prompt_name="query")
-    change_json(directory / "1_Pooling" / "config.json", include_prompt=False)
-
-
-def with_damaged_configuration(directory: Path) -> None:
-    (directory / "config.json").write_text("{", "utf-8")
-
-
-def with_nonsense(directory: Path) -> None:
-    change_json(directory / "config.json", max_position_embeddings="many")
+UNREADABLE: Final = "is not that of a sentence-transformers model: {} cannot be read"
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (without_modules, "is not that of a sentence-transformers model: modules.json cannot be read"),
+        (lambda model: (model / "modules.json").unlink(), UNREADABLE.format("modules.json")),
         (with_static_vectors, "begins with a module of another kind than Transformer: StaticEmbedding"),
-        (without_tokenizer, "has no tokenizer.json"),
+        (lambda model: (model / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (with_prompt_that_is_not_pooled, "leaves its prompt out of its pooling, which is not supported"),
-        (with_damaged_configuration, "is not that of a sentence-transformers model: config.json cannot be read"),
-        (with_nonsense, "has a configuration that cannot be read (TypeError)"),
+        (lambda model: (model / "config.json").write_text("{", "utf-8"), UNREADABLE.format("config.json")),
+        (
+            lambda model: change_json(model / "config.json", max_position_embeddings="many"),
+            "has a configuration that cannot be read (TypeError)",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_used_is_refused_with_the_reason(
-    described: Path, change: Callable[[Path], None], reason: str
+    described: Path, change: Callable[[Path], object], reason: str
 ) -> None:
     change(described)
     with pytest.raises(SettingsError, match=rf"^embedding\.model: the directory {described} {re.escape(reason)}$"):

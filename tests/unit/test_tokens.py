@@ -1,9 +1,9 @@
 """Cutting a text before it is tokenised never changes an id; the installed model's own tokenizer, and one of another kind."""
 
 import json
-import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import SettingsError
 from tokenizers import Encoding, Tokenizer
 
-from tests.support.calls import calls_during
+from tests.support.calls import calls_during, traced_memory
 from tests.support.costly import COSTLY_TEXTS
 from tests.support.token_ids import ids_of
 
@@ -42,13 +42,26 @@ def tokenizer_file() -> Path:
     return model.tokenizer
 
 
-@pytest.fixture(scope="module")
-def reference(tokenizer_file: Path) -> Tokenizer:
-    """What the reference does: the whole text, special tokens included, then the cut."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+def whole_text_tokenizer(file: Path) -> Tokenizer:
+    """A tokenizer that takes the whole of a text as it is."""
+    tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+@pytest.fixture(scope="module")
+def reference(tokenizer_file: Path) -> Tokenizer:
+    """What the reference does: the whole text, special tokens included, then the cut."""
+    return whole_text_tokenizer(tokenizer_file)
+
+
+def changed_file(tokenizer_file: Path, directory: Path, change: Callable[[Description], object]) -> Path:
+    """The file of a tokenizer that is described otherwise."""
+    change(description := json.loads(tokenizer_file.read_text("utf-8")))
+    changed = directory / "tokenizer.json"
+    changed.write_text(json.dumps(description), "utf-8")
+    return changed
 
 
 @contextmanager
@@ -126,11 +139,9 @@ def test_the_most_costly_texts_take_few_steps_and_little_memory(ours: Tokens, te
     # The longest token has 18 characters.
     assert chars_tokenised(ours, text, MAX_TOKENS, keep_end) < 20 * MAX_TOKENS
     assert calls_during(lambda: ids_of(ours, [text], MAX_TOKENS, keep_end=keep_end)) < 20 * MAX_TOKENS
-    tracemalloc.start()
-    ids_of(ours, [text], MAX_TOKENS, keep_end=keep_end)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak_bytes < 10_000_000
+    with traced_memory() as memory:
+        ids_of(ours, [text], MAX_TOKENS, keep_end=keep_end)
+    assert memory.peak_bytes < 10_000_000
 
 
 def test_characters_that_a_process_meets_first_cost_no_more_than_others(tokenizer_file: Path) -> None:
@@ -140,39 +151,37 @@ def test_characters_that_a_process_meets_first_cost_no_more_than_others(tokenize
     assert first == again
 
 
+@pytest.mark.parametrize("words", [509, 510, 511, 512])
+def test_a_text_that_is_too_long_loses_its_closing_token(ours: Tokens, reference: Tokenizer, words: int) -> None:
+    (ids,) = ids_of(ours, ["tree " * words])
+    assert len(ids) == min(words + 2, MAX_TOKENS)
+    assert (ids[-1] == reference.token_to_id("[SEP]")) == (words <= 510)
+
+
 @given(text=TEXTS, times=st.integers(20, 400))
 def test_long_texts_are_cut_where_the_reference_cuts(ours: Tokens, reference: Tokenizer, text: str, times: int) -> None:
     long = f"{text} " * times
     assert ids_of(ours, [long]) == [reference.encode(long).ids[:MAX_TOKENS]]
 
 
-@pytest.mark.parametrize("words", [509, 510, 511, 512])
-def test_a_text_that_is_too_long_loses_its_closing_token(tokenizer_file: Path, ours: Tokens, words: int) -> None:
-    (ids,) = ids_of(ours, ["tree " * words])
-    assert len(ids) == min(words + 2, MAX_TOKENS)
-    assert (ids[-1] == ids_of_separator(tokenizer_file)) == (words <= 510)
-
-
-@pytest.mark.parametrize("keep_end", [False, True])
+@pytest.mark.parametrize("keeps_closing", [False, True])
 @pytest.mark.parametrize("is_bert", [False, True])
-@pytest.mark.parametrize(("words", "is_whole"), [(0, True), (93, True), (94, True), (95, False), (96, False), (5_000, False)])
 def test_a_row_says_whether_it_is_all_of_the_text(
-    tokenizer_file: Path, tmp_path: Path, words: int, is_whole: bool, *, is_bert: bool, keep_end: bool
+    tokenizer_file: Path, tmp_path: Path, is_bert: bool, keeps_closing: bool
 ) -> None:
-    description = json.loads(tokenizer_file.read_text("utf-8"))
-    if not is_bert:
-        without_bert_normalizer(description)
-    (file := tmp_path / "tokenizer.json").write_text(json.dumps(description), "utf-8")
-    for keeps_closing in (False, True):
-        row = Tokens(file, 96, keeps_closing=keeps_closing).row("tree " * words, keep_end=keep_end)
-        assert row.is_whole == is_whole
-        assert len(row.ids) == min(words + 2, 96)
+    file = tokenizer_file if is_bert else changed_file(tokenizer_file, tmp_path, without_bert_normalizer)
+    tokens = Tokens(file, 96, keeps_closing=keeps_closing)
+    for words, keep_end in product((0, 93, 94, 95, 96, 5_000), (False, True)):
+        row = tokens.row("tree " * words, keep_end=keep_end)
+        assert (row.is_whole, len(row.ids)) == (words <= 94, min(words + 2, 96))
 
 
-def test_text_behind_the_last_token_that_counts_is_not_tokenised(ours: Tokens) -> None:
+def test_text_behind_the_last_token_that_counts_or_between_both_ends_is_not_tokenised(ours: Tokens) -> None:
     # It could not be: a lone surrogate is no text to the tokenizer.
     (ids,) = ids_of(ours, ["tree " * 2_000 + "\ud800"])
     assert len(ids) == MAX_TOKENS
+    (ids,) = ids_of(ours, ["tree " * 2_000 + "\ud800 " + "leaf " * 2_000], 96, keep_end=True)
+    assert len(ids) == 96
     with pytest.raises(TypeError):
         ids_of(ours, ["tree \ud800"])
 
@@ -199,32 +208,24 @@ def with_letter_that_continues_no_word(description: Description) -> None:
 
 @pytest.fixture(
     params=[
-        without_bert_normalizer,
-        without_word_pieces,
-        with_added_space,
-        without_ideographs_apart,
-        with_letter_that_continues_no_word,
+        *(without_bert_normalizer, without_word_pieces, with_added_space),
+        *(without_ideographs_apart, with_letter_that_continues_no_word),
     ]
 )
 def another(request: pytest.FixtureRequest, tokenizer_file: Path, tmp_path: Path) -> Path:
     """The file of a tokenizer that is not quite BERT's."""
-    description = json.loads(tokenizer_file.read_text("utf-8"))
-    request.param(description)
-    changed = tmp_path / "tokenizer.json"
-    changed.write_text(json.dumps(description), "utf-8")
-    return changed
+    return changed_file(tokenizer_file, tmp_path, request.param)
 
 
 def test_another_tokenizer_is_given_the_whole_of_usual_texts(another: Path) -> None:
-    whole = Tokenizer.from_file(str(another))
-    whole.no_truncation()
-    whole.no_padding()
+    whole_text = whole_text_tokenizer(another)
     text = "hello world and\n\u00c9cole " * 300
     tokens = Tokens(another)
-    assert ids_of(tokens, [text, ""]) == [whole.encode(text).ids[:MAX_TOKENS], whole.encode("").ids]
-    (both_ends,), inner = ids_of(tokens, [text], 96, keep_end=True), whole.encode(text, add_special_tokens=False).ids
-    half = (96 - len(whole.encode("").ids)) // 2
-    assert [each for each in both_ends if each not in whole.encode("").ids] == inner[:half] + inner[-half:]
+    special = whole_text.encode("").ids
+    assert ids_of(tokens, [text, ""]) == [whole_text.encode(text).ids[:MAX_TOKENS], special]
+    (both_ends,), inner = ids_of(tokens, [text], 96, keep_end=True), whole_text.encode(text, add_special_tokens=False).ids
+    half = (96 - len(special)) // 2
+    assert [each for each in both_ends if each not in special] == inner[:half] + inner[-half:]
 
 
 @pytest.mark.parametrize("text", [COSTLY_TEXTS["words of 99 letters"], COSTLY_TEXTS["spaces"], COSTLY_TEXTS["one word"]])
@@ -248,12 +249,6 @@ def test_both_ends_are_those_of_the_whole_text(
         assert ids == [opening, *(inner if len(inner) <= 2 * half else inner[:half] + inner[-half:]), closing]
 
 
-def test_what_lies_between_both_ends_is_not_tokenised(ours: Tokens) -> None:
-    text = "tree " * 2_000 + "\ud800 " + "leaf " * 2_000
-    (ids,) = ids_of(ours, [text], 96, keep_end=True)
-    assert len(ids) == 96
-
-
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{}", "utf-8")
@@ -261,16 +256,8 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokens(broken)
 
 
-def ids_of_separator(tokenizer_file: Path) -> int:
-    separator = Tokenizer.from_file(str(tokenizer_file)).token_to_id("[SEP]")
-    assert separator is not None
-    return separator
-
-
 def test_a_tokenizer_without_special_tokens_ends_too(tokenizer_file: Path, tmp_path: Path) -> None:
-    description = json.loads(tokenizer_file.read_text("utf-8")) | {"post_processor": None}
-    plain = tmp_path / "tokenizer.json"
-    plain.write_text(json.dumps(description), "utf-8")
+    plain = changed_file(tokenizer_file, tmp_path, lambda description: description.update(post_processor=None))
     nothing, all_of_it = ids_of(Tokens(plain), ["", "tree " * 9], 8, keep_end=True)
     assert nothing == []
     assert len(all_of_it) == 8
@@ -280,10 +267,11 @@ def test_a_tokenizer_without_special_tokens_ends_too(tokenizer_file: Path, tmp_p
 def test_a_text_keeps_its_closing_tokens_and_its_prompt_as_the_tokenizer_truncates(
     tokenizer_file: Path, tmp_path: Path, template: list[int]
 ) -> None:
-    description = json.loads(tokenizer_file.read_text("utf-8"))
-    single = description["post_processor"]["single"]
-    description["post_processor"]["single"] = [single[index] for index in template]
-    (file := tmp_path / "tokenizer.json").write_text(json.dumps(description), "utf-8")
+    def shorten(description: Description) -> None:
+        processor = description["post_processor"]
+        processor["single"] = [processor["single"][index] for index in template]
+
+    file = changed_file(tokenizer_file, tmp_path, shorten)
     expected = Tokenizer.from_file(str(file))
     expected.no_padding()
     expected.enable_truncation(20)

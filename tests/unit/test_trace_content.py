@@ -5,7 +5,6 @@ import string
 import sys
 import unicodedata
 from contextlib import suppress
-from importlib import resources
 from typing import Any, Final, get_args
 
 import pytest
@@ -25,7 +24,6 @@ from tests.support.builders import (
     LIMITS,
     Payload,
     changed,
-    decode_json,
     keys_of,
     make_trace,
     maximal_payload,
@@ -34,6 +32,7 @@ from tests.support.builders import (
     steps,
     without,
 )
+from tests.support.traces import sample_traces
 
 UNREAD: Final = {"@context", "@type", "id", "metadata.created_at", "metadata.quality_score", "metadata.quality_threshold"}
 CHOICES: Final[dict[str, list[object]]] = {
@@ -131,11 +130,8 @@ def test_embedded_text_holds_all_contents_in_order(contents: list[str | None]) -
 
 def test_did_is_calls_then_thoughts_and_recoveries_each_in_order() -> None:
     contents = [
-        step("thought", content="think"),
-        step("observation", content="see"),
-        step("tool_call", "sql", content="select"),
-        step("error_recovery", content="again"),
-        step("tool_call", "sql", content=""),
+        *(step("thought", content="think"), step("observation", content="see"), step("tool_call", "sql", content="select")),
+        *(step("error_recovery", content="again"), step("tool_call", "sql", content="")),
         step("tool_call", "sql", content="count"),
     ]
     assert make_trace(steps=contents).did == "select count think again"
@@ -157,31 +153,18 @@ def test_trace_cannot_be_changed(path: str) -> None:
         setattr(part, last, "changed")
 
 
+OTHER_SCRIPTS: Final = minimal_payload(objective='Größe prüfen: 你好 \U0001f600\u2028 "\\\n')
+NUMBERS: Final = {"b": [1, 1.0, -0.0, 1e22, 1e-7, 2**70], "a": {"é": None, "": True}}
+
+
 @pytest.mark.parametrize(
     ("payload", "golden"),
     [
         (minimal_payload(), "5a65a37e784d676051a4727af51d255b"),
         (maximal_payload(), "69dadeffaaa2542cc9fb2645ac232157"),
+        (changed(OTHER_SCRIPTS, "outcome.result_summary", ""), "8e7142e813226fd06c025befdb72356b"),
         (
-            changed(
-                changed(minimal_payload(), "task.objective", 'Größe prüfen: 你好 \U0001f600\u2028 "\\\n'),
-                "outcome.result_summary",
-                "",
-            ),
-            "8e7142e813226fd06c025befdb72356b",
-        ),
-        (
-            minimal_payload(
-                confidence=0.1,
-                steps=[
-                    step(
-                        "tool_call",
-                        "sql",
-                        input={"b": [1, 1.0, -0.0, 1e22, 1e-7, 2**70], "a": {"é": None, "": True}},
-                        latency_ms=3,
-                    )
-                ],
-            ),
+            minimal_payload(confidence=0.1, steps=[step("tool_call", "sql", input=NUMBERS, latency_ms=3)]),
             "269e03d55797b12773bb41ace8c30d40",
         ),
         (minimal_payload(steps=[step("thought", content=""), step("tool_call", "")]), "7eb2ff8b1e30712dcd1e32e93da06ef8"),
@@ -246,14 +229,8 @@ NOT_COMPOSED: Final = ("cafe\u0301", "\u212bngstrom", "a\u0327\u0301\u0323", "\u
 @pytest.mark.parametrize(
     "domain",
     [
-        "x" * DOMAIN_BYTES,
-        "\u00e9" * (DOMAIN_BYTES // 2),
-        "\u65e5\u672c\u8a9e",
-        "a b/c-d_e",
-        "\u0939\u093f\u0928\u094d\u0926\u0940",
-        "\U0001f6d2",
-        "\u0441ode",
-        " code ",
+        *("x" * DOMAIN_BYTES, "\u00e9" * (DOMAIN_BYTES // 2), "\u65e5\u672c\u8a9e", "a b/c-d_e"),
+        *("\u0939\u093f\u0928\u094d\u0926\u0940", "\U0001f6d2", "\u0441ode", " code "),
     ],
     ids=ascii,
 )
@@ -289,8 +266,7 @@ def test_every_format_character_is_refused_in_a_domain() -> None:
 
 @pytest.fixture(scope="module")
 def samples() -> list[ReasoningTrace]:
-    raw = resources.files("kp_scorer.samples").joinpath("traces.jsonl").read_bytes()
-    return [decode_json(line, LIMITS) for line in raw.splitlines()]
+    return [decode_trace(payload, LIMITS) for payload in sample_traces()]
 
 
 def test_samples_cover_all_domains_outcomes_and_overrides(samples: list[ReasoningTrace]) -> None:

@@ -1,5 +1,6 @@
 """The URLs of servers, and files that hold them: how they are read, what is refused, and that no output holds a password."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -119,35 +120,28 @@ URLS = st.builds(
 )
 
 
-@given(
-    URLS,
-    st.sampled_from(["broker", "redis"]),
-    st.sampled_from(["flag", "variable", "file of a secret", "no file", "--set", "no flag", "file", "mistaken"]),
-)
+WAYS: Final[dict[str, Callable[[str, str], tuple[list[str], dict[str, str]]]]] = {
+    "flag": lambda section, url: ([f"--{section}-url", url], {}),
+    "variable": lambda section, url: ([], {f"KP_{section.upper()}_URL": url}),
+    "no file": lambda section, url: ([], {f"KP_{section.upper()}_URL_FILE": url}),
+    "--set": lambda section, url: (["--set", f"{section}.url={url}"], {}),
+    "no flag": lambda section, url: (["--set", f"{section}.url:{url}"], {}),
+    "mistaken": lambda _, url: (["--set", url], {}),
+    "file": lambda section, url: (["--config", "/dev/null", "--set", f"{section}.urls={url}"], {}),
+}
+
+
+@given(URLS, st.sampled_from(["broker", "redis"]), st.sampled_from(["file of a secret", *WAYS]))
 @hypothesis_settings(max_examples=400)
 def test_no_output_holds_a_password(tmp_path_factory: pytest.TempPathFactory, url: str, section: str, way: str) -> None:
-    arguments = ["score", "-", "--set", "embedding.embedder=none"]
-    variables: dict[str, str] = {}
-    secret = tmp_path_factory.getbasetemp() / "secret"
-    match way:
-        case "flag":
-            arguments += [f"--{section}-url", url]
-        case "variable":
-            variables[f"KP_{section.upper()}_URL"] = url
-        case "file of a secret":
-            secret.write_bytes(url.encode("utf-8", "surrogateescape"))
-            variables[f"KP_{section.upper()}_URL_FILE"] = str(secret)
-        case "no file":
-            variables[f"KP_{section.upper()}_URL_FILE"] = url
-        case "--set":
-            arguments += ["--set", f"{section}.url={url}"]
-        case "no flag":
-            arguments += ["--set", f"{section}.url:{url}"]
-        case "mistaken":
-            arguments += ["--set", url]
-        case "file":
-            arguments += ["--config", "/dev/null", "--set", f"{section}.urls={url}"]
-    result = CliRunner().invoke(commands, arguments, env=variables, input="")
+    if way == "file of a secret":
+        secret = tmp_path_factory.getbasetemp() / "secret"
+        secret.write_bytes(url.encode("utf-8", "surrogateescape"))
+        way, url = "no file", str(secret)
+    arguments, variables = WAYS[way](section, url)
+    result = CliRunner().invoke(
+        commands, ["score", "-", "--set", "embedding.embedder=none", *arguments], env=variables, input=""
+    )
     assert SECRET not in result.output + result.stderr
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         assert isinstance(result.exception, SettingsError)
@@ -203,15 +197,11 @@ def test_a_file_is_read_without_the_end_of_its_line(
 def test_a_secret_in_a_file_counts_as_its_variable_does(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "scorer.toml"
     config.write_text("broker.url = 'redis://elsewhere'", "utf-8")
+    # An empty variable gives no secret.
+    monkeypatch.setenv("KP_BROKER_URL", "")
     monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
     assert load_settings(config=config).broker.url == URL
     assert load_settings({"broker.url": "redis://flag"}, config).broker.url == "redis://flag"
-
-
-def test_an_empty_variable_gives_no_secret(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KP_BROKER_URL", "")
-    monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
-    assert load_settings().broker.url == URL
 
 
 def test_a_secret_given_twice_is_refused_by_both_names(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The embedder without a model: the same vectors everywhere, equal for equal words, in any script, at a bounded cost."""
 
 import time
-import tracemalloc
 from itertools import pairwise
 from math import log, sqrt
 from random import Random
@@ -16,6 +15,7 @@ from kp_scorer.embedding.select import select_embedder
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 from tests.support.builders import make_trace, step
+from tests.support.calls import traced_memory
 from tests.support.costly import COSTLY_TEXTS
 
 WORDS: Final = select_embedder(EmbeddingSettings(embedder="words", required=True))
@@ -139,24 +139,20 @@ def test_no_text_of_a_megabyte_costs_much_time_or_memory(text: str) -> None:
     assert np.linalg.norm(vector_of(f"\x1e{text}")) == pytest.approx(1)
     # Ten times what it takes: other tests run beside this one.
     assert time.process_time() - started < 5
-    tracemalloc.start()
-    vector_of(f"\x1e{text}")
-    remembered, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 64e6
-    assert remembered < 8e6
+    with traced_memory() as memory:
+        vector_of(f"\x1e{text}")
+    assert memory.peak_bytes < 64e6
+    assert memory.held_bytes < 8e6
 
 
 def test_what_is_remembered_of_many_words_is_bounded() -> None:
     fresh = select_embedder(EmbeddingSettings(embedder="words"))
     assert fresh
-    tracemalloc.start()
-    # Letters of four bytes, and more words than are remembered.
-    for start in range(0, 60_000, 20_000):
-        fresh.embed([" ".join("\U00010428" * 58 + str(number) for number in range(start, start + 20_000))])
-    remembered, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert remembered < 16e6
+    with traced_memory() as memory:
+        # Letters of four bytes, and more words than are remembered.
+        for start in range(0, 60_000, 20_000):
+            fresh.embed([" ".join("\U00010428" * 58 + str(number) for number in range(start, start + 20_000))])
+    assert memory.held_bytes < 16e6
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
