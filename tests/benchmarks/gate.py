@@ -48,11 +48,6 @@ class Gate:
         self._sources = _numbered([each.metadata.framework for each in traces])
         self._lengths = np.array([float(len(each.embedding_text)) for each in traces])
 
-    @property
-    def traces(self) -> int:
-        """How many there are."""
-        return len(self._traces)
-
     def by_score(self, vectors: Vectors, against: str) -> Rank:
         """Rank by the score, where successes are compared with all earlier traces or with those that ``succeeded``."""
         similarities = vectors @ vectors.T

@@ -56,7 +56,7 @@ from tests.benchmarks.common import (
     seconds_of,
     tasks_of,
 )
-from tests.benchmarks.gate import Floats, Gate, Rank, area, is_repeat
+from tests.benchmarks.gate import Floats, Gate, Places, Rank, area, is_repeat
 
 _LOW: Final = 0.105
 _BATCH: Final = WorkerSettings().batch_size
@@ -70,7 +70,9 @@ def main() -> None:
     gate, ranks = Gate(traces), dict[str, dict[str, Rank]]()
     report("novelty", _of_recipes(traces, gate, ranks, options.repeats))
     ranks |= {name: {"": rank} for name, rank in gate.without_novelty().items()}
-    report("novelty", _of_gate(gate, ranks, options.orders))
+    chance = np.random.default_rng(1)
+    orders = [chance.permutation(len(traces)) for _ in range(options.orders)]
+    report("novelty", _of_gate(gate, ranks, orders))
 
 
 def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: dict[str, dict[str, Rank]], repeats: int) -> Iterator[Row]:
@@ -89,9 +91,7 @@ def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: dict[str, d
         ranks[name] = {against: gate.by_score(vectors, against) for against in ("all", "succeeded")}
 
 
-def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], count: int) -> Iterator[Row]:
-    chance = np.random.default_rng(1)
-    orders = [chance.permutation(gate.traces) for _ in range(count)]
+def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], orders: Sequence[Places]) -> Iterator[Row]:
     for by, of_settings in ranks.items():
         for against, rank in of_settings.items():
             yield {"by": by, "against": against, **gate.row(rank, orders)}

@@ -9,6 +9,11 @@ that Python takes to start; standard output goes nowhere.
 In the end Redis starts again from a copy of its data, and a worker that counts words starts at the same moment: ``Redis loads``
 and ``worker`` are the seconds from there until each is ready.
 
+With ``--waiting N`` there is one more row: what the client notes in Redis of so many samples that wait in RabbitMQ.
+
+- ``redis_mb``: what that takes there.
+- ``trace_bytes``: the mean size of the traces, which is a part of it.
+
 Two million records need some 5 GB in Redis.
 """
 
@@ -26,13 +31,15 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import redis
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
+from kp_scorer.ledger.records import Submission
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-from tests.benchmarks.common import Row, arguments, own_redis, redis_of, report, say, unit_vectors
+from tests.benchmarks.common import Row, arguments, own_redis, redis_of, report, samples, say, unit_vectors
 from tests.support.builders import BUILT_IN_DOMAINS, decision
 from tests.support.processes import Worker, launch_worker
 from tests.support.servers import RedisServer, answers
@@ -48,9 +55,11 @@ _FORGOTTEN: Final = 1_000
 
 def main() -> None:
     parser = arguments(__doc__, letters=100_000)
-    parser.add_argument("--records", type=int, nargs="+", default=[200_000, 2_000_000], metavar="N")
+    parser.add_argument("--records", type=int, nargs="*", default=[200_000, 2_000_000], metavar="N")
+    parser.add_argument("--waiting", type=int, default=0, metavar="N")
     options = parser.parse_args()
-    report("stored", rows_of(options.records, options.letters))
+    waiting = [_waiting_measured(options.waiting)] if options.waiting else []
+    report("stored", chain(rows_of(options.records, options.letters), waiting))
 
 
 def rows_of(sizes: Sequence[int], letters: int) -> Iterator[Row]:
@@ -72,6 +81,31 @@ def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
         ids = "".join(f"{_trace_id(number)}\n" for number in range(records - _FORGOTTEN, records))
         for command, stdin in {**dict.fromkeys(_commands(records), ""), "forget -": ids, "dead-letter drop --yes": ""}.items():
             yield _measured(url, command, stdin)
+
+
+def _waiting_measured(count: int) -> Row:
+    """What Redis holds of traces that wait in RabbitMQ, where nothing else is in it."""
+    traces = [trace.model_dump_json(exclude_none=True).encode() for trace in samples()]
+    with own_redis() as url, redis_of(url) as client, Store.open(load_settings({"redis.url": url})) as store:
+        client.config_set("appendonly", "no")
+        size_bytes, before_bytes, started = 0, _used_bytes(client), time.perf_counter()
+        for start in range(0, count, _AT_ONCE):
+            noted = [
+                Submission(_trace_id(number), number.to_bytes(16, "big"), traces[number % len(traces)])
+                for number in range(start, min(start + _AT_ONCE, count))
+            ]
+            size_bytes += sum(len(each.payload) for each in noted)
+            store.ledger.submit(noted)
+            if not start % 100_000:
+                say(f"noting: {start:,} of {count:,} traces")
+        seconds, used_bytes = time.perf_counter() - started, _used_bytes(client) - before_bytes
+    row: Row = {"command": "waiting", "records": count, "seconds": seconds}
+    return row | {"redis_mb": used_bytes / 1e6, "trace_bytes": size_bytes / count}
+
+
+def _used_bytes(client: redis.Redis) -> int:
+    info: Any = client.info("memory")
+    return int(info["used_memory"])
 
 
 def _start_measured(directory: Path) -> Iterator[Row]:

@@ -6,7 +6,6 @@ cores measure. Texts arrive at random moments and are given to streams by the ru
 
 - ``load``: texts that arrive, as a share of what all cores can do side by side.
 - ``p50``, ``p95``, ``p99``: from arrival to vector, in times of a lone text's pass on all cores.
-- ``together``: the share of passes that had all cores.
 """
 
 import heapq
@@ -36,11 +35,9 @@ def rows_of(text_count: int, arrivals: int) -> Iterator[Row]:
     for streams in (2, 4, 8):
         together_s = one_s * (serial + (1 - serial) / streams)
         for load in (0.5, 0.8):
-            times, together = simulate(streams, one_s, together_s, load, arrivals)
-            cuts = quantiles(times, n=100)
+            cuts = quantiles(simulate(streams, one_s, together_s, load, arrivals), n=100)
             shares = {f"p{at}": cuts[at - 1] / together_s for at in (50, 95, 99)}
-            passes = {"one_core_ms": one_s * 1e3, "lone_ms": together_s * 1e3}
-            yield {"cores": streams, "load": load, **passes, **shares, "together": together}
+            yield {"cores": streams, "load": load, "lone_ms": together_s * 1e3, **shares}
 
 
 def pass_seconds(embedder: Embedder, texts: list[TokenizedText]) -> tuple[float, float]:
@@ -55,15 +52,14 @@ def pass_seconds(embedder: Embedder, texts: list[TokenizedText]) -> tuple[float,
     return median(side_by_side), median(timed(text, True) for text in texts)
 
 
-def simulate(streams: int, one_s: float, together_s: float, load: float, count: int) -> tuple[list[float], float]:
-    """Seconds from arrival to vector of so many texts, and the share of passes that had all cores."""
+def simulate(streams: int, one_s: float, together_s: float, load: float, count: int) -> list[float]:
+    """Seconds from arrival to vector of so many texts."""
     chance = random.Random(1)
     rate = load * streams / one_s
     waiting: deque[float] = deque()
     ends: list[tuple[float, float]] = []
     has_all = False
     times: list[float] = []
-    together = 0
     arrival = chance.expovariate(rate)
     arrived = 0
     while len(times) < count:
@@ -79,9 +75,8 @@ def simulate(streams: int, one_s: float, together_s: float, load: float, count: 
         while waiting and not has_all and len(ends) < streams:
             first = waiting.popleft()
             has_all = not ends and len(waiting) < streams // 2
-            together += has_all
             heapq.heappush(ends, (now + (together_s if has_all else one_s), first))
-    return times, together / count
+    return times
 
 
 if __name__ == "__main__":

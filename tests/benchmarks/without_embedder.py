@@ -5,11 +5,9 @@ traces then go, as arguments, to a task of another Celery app that does nothing,
 have messages in flight. Each worker may use one core, and it alone; the clients and Redis use the others.
 
 - ``traces_per_s``, ``cpu_ms``: traces decided and published a second, and processor time of the worker for each; medians.
-- ``per_core_s``: traces for a second of processor time, which says the same where other processes use the core, too.
 - ``ready_s``, ``ready_mb``, ``after_mb``: from starting a process to the worker being ready, and its resident memory then,
   medians of the starts; and after all traces.
-- ``empty_per_s``, ``empty_cpu_ms``: calls of the empty task a second, and their processor time; ``ratio``: the median ratio of
-  the rates.
+- ``empty_per_s``: calls of the empty task a second; ``ratio``: the median ratio of the rates.
 """
 
 import os
@@ -17,8 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -32,7 +29,7 @@ from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, batches, cpu_seconds, own_redis, redis_of, report, say
+from tests.benchmarks.common import Row, arguments, batches, own_redis, redis_of, report, say, seconds_of
 from tests.benchmarks.load import Speed, open_bench, paused, traces
 from tests.benchmarks.memory import Start, measured_start, resident_mb
 from tests.support.processes import wait_until
@@ -53,19 +50,18 @@ class EmptyTask(NamedTuple):
     def is_idle(self) -> bool:
         return not (self.redis_client.llen(_QUEUE) or self.redis_client.hlen("unacked"))
 
-    def run(self, items: Sequence[ReasoningTrace]) -> Speed:
+    def calls_a_second(self, items: Sequence[ReasoningTrace]) -> float:
         with paused(self.process):
             for trace in items:
                 payload = trace.model_dump(mode="json", exclude_none=True)
                 self.app.send_task("empty", args=[payload], queue=_QUEUE, argsrepr="", ignore_result=True)
-        started, cpu_s = time.time(), cpu_seconds(self.process)
-        wait_until(self.is_idle, timeout_s=600)
-        return Speed(len(items) / (time.time() - started), (cpu_seconds(self.process) - cpu_s) / len(items) * 1_000)
+        return len(items) / seconds_of(lambda: wait_until(self.is_idle, timeout_s=600))
 
 
 def main() -> None:
     options = arguments(__doc__, traces=10_000, portion=1_000, starts=5).parse_args()
-    speeds: dict[str, list[Speed]] = {name: [] for name in (*_EMBEDDERS, "empty")}
+    speeds: dict[str, list[Speed]] = {name: [] for name in _EMBEDDERS}
+    empty_per_s: list[float] = []
     starts = {name: _starts(name, options.starts) for name in _EMBEDDERS}
     with ExitStack() as stack:
         benches = {name: stack.enter_context(open_bench({"embedding.embedder": name})) for name in _EMBEDDERS}
@@ -76,11 +72,11 @@ def main() -> None:
         for portion in batches(traces(options.traces), options.portion):
             for name, bench in benches.items():
                 speeds[name].append(bench.decide(portion))
-            speeds["empty"].append(empty.run(portion))
-            say(", ".join(f"{name} {each[-1].per_s:,.0f}/s" for name, each in speeds.items()))
+            empty_per_s.append(empty.calls_a_second(portion))
+            rates = {**{name: each[-1].per_s for name, each in speeds.items()}, "empty": empty_per_s[-1]}
+            say(", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates.items()))
         after_mb = {name: resident_mb(bench.processes[0]) for name, bench in benches.items()}
-    rows = (_row(name, options.traces, speeds, starts[name], after_mb[name]) for name in _EMBEDDERS)
-    report("without_embedder", rows)
+    report("without_embedder", (_row(name, speeds[name], empty_per_s, starts[name], after_mb[name]) for name in _EMBEDDERS))
 
 
 def _starts(embedder: str, count: int) -> list[Start]:
@@ -89,20 +85,16 @@ def _starts(embedder: str, count: int) -> list[Start]:
         return [measured_start(settings, Path(directory)) for _ in range(count)]
 
 
-def _row(embedder: str, count: int, speeds: Mapping[str, Sequence[Speed]], starts: Sequence[Start], after_mb: float) -> Row:
-    ours, empty = speeds[embedder], speeds["empty"]
+def _row(name: str, ours: Sequence[Speed], empty_per_s: Sequence[float], starts: Sequence[Start], after_mb: float) -> Row:
     return {
-        "embedder": embedder,
-        "traces": count,
+        "embedder": name,
         "traces_per_s": median(each.per_s for each in ours),
         "cpu_ms": median(each.cpu_ms for each in ours),
-        "per_core_s": median(1_000 / each.cpu_ms for each in ours),
         "ready_s": median(each.seconds for each in starts),
         "ready_mb": median(each.ready_mb for each in starts),
         "after_mb": after_mb,
-        "empty_per_s": median(each.per_s for each in empty),
-        "empty_cpu_ms": median(each.cpu_ms for each in empty),
-        "ratio": median(each.per_s / its.per_s for each, its in zip(ours, empty, strict=True)),
+        "empty_per_s": median(empty_per_s),
+        "ratio": median(each.per_s / its for each, its in zip(ours, empty_per_s, strict=True)),
     }
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import pytest
-import redis
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
 
@@ -62,7 +61,7 @@ def test_workers_killed_before_they_see_the_message_that_redis_gave_them(arena: 
     ):
         while waiting:
             # Both wait for the next message in Redis, which answers into the void.
-            wait_until(lambda: _blocked(redis_client) >= 2)
+            wait_until(lambda: int(redis_client.info("clients")["blocked_clients"]) >= 2)
             arena.broker_proxy.hold_replies()
             chunk, waiting = waiting[:100], waiting[100:]
             submitted += submit(client, chunk)
@@ -77,7 +76,3 @@ def test_workers_killed_before_they_see_the_message_that_redis_gave_them(arena: 
         arena.finish(fleet, submitted)
         assert len(fleet.ends) >= kills
         assert lost_replies, "no worker was killed between the two"
-
-
-def _blocked(redis_client: redis.Redis) -> int:
-    return int(redis_client.info("clients")["blocked_clients"])

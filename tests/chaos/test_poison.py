@@ -34,7 +34,9 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
         submitted = submit(client, load)
         for body in UNREADABLE.values():
             put(arena, body)
-        put_unknown_task(arena)
+        # A good message that names a task of someone else.
+        with make_celery(settings) as foreign:
+            foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.traces)
         arena.finish(fleet, submitted, dead=[str(trace["id"]) for trace in (*breaking, *killing)])
         assert set(fleet.ends) == {-9}
         assert fleet.logged("message_requeued") >= 2 * len(panicking)
@@ -63,10 +65,3 @@ def put(arena: Arena, body: bytes) -> None:
         return
     with confirming(arena.settings().broker.url) as connection, Producer(connection) as producer:
         producer.publish(body, exchange="", routing_key=queue, content_type="application/json", content_encoding="utf-8")
-
-
-def put_unknown_task(arena: Arena) -> None:
-    """Put a good message that names a task of someone else."""
-    settings = arena.settings()
-    with make_celery(settings) as foreign:
-        foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.traces)

@@ -239,9 +239,9 @@ class World:
         self._lose(self.model.due())
         self.queue = [Message(message.payload, message.deliveries) for message in self.snapshot.messages]
         self._invariants.came_back()
-        self._tainted |= {
-            place for worker in self.workers for place in worker.log.expected if self._is_other(worker.log, place)
-        }
+        for place, expected in (each for worker in self.workers for each in worker.log.expected.items()):
+            if self.model.log.at(place) is None or self.model.log.similarity(place) != expected:
+                self._tainted.add(place)
         return ""
 
     # What the actions have in common.
@@ -280,9 +280,6 @@ class World:
     def _has_message(self, trace_id: str, digest: bytes) -> bool:
         messages = (*self.queue, *(message for worker in self.workers for message in worker.in_flight))
         return any(message.payload.header_id == trace_id and message.payload.digest == digest for message in messages)
-
-    def _is_other(self, log: WatchedLog, place: str) -> bool:
-        return self.model.log.at(place) is None or self.model.log.similarity(place) != log.expected[place]
 
 
 def pick(options: Sequence[T], number: int) -> T:

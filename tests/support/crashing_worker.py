@@ -178,7 +178,8 @@ def main() -> None:
     _wrap(Publisher, "publish_all", _after(_PUBLISHED, lambda errors, _, publications: len(publications)))
     _wrap(DeadLetters, "dead_letter", _after(_DEAD))
     _wrap(consumer, "arguments_in", _run_out_of_memory)
-    _wrap(consumer, "decode_trace", _panic)
+    for name in ("check_trace", "decode_trace"):
+        _wrap(consumer, name, _panic)
     if "DELIVERED_TWICE" in os.environ:
         _wrap(KeepingConsumer, "_receive", _deliver_twice)
     run(TroubledEmbedder)

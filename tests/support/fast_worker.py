@@ -8,7 +8,7 @@ how long a batch takes to embed. ``FAILURE`` makes the embedder unhealthy, from 
     no numbers  vectors without a finite number
     picky       an error for every text that is no longer than a short trace's
 
-With the argument ``--small`` the process has 1 GB of memory and sends the events of its tasks to monitors.
+With the argument ``--small`` the process has 1 GB of memory.
 """
 
 import hashlib
@@ -73,10 +73,7 @@ def run(load_embedder: LoadEmbedder = WordHashEmbedder) -> None:
     app.worker_main(["--quiet", "worker", "--hostname", f"fast-{os.getpid()}@%h"])
 
 
-def _run_small() -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (_SMALL_BYTES, _SMALL_BYTES))
-    run()
-
-
 if __name__ == "__main__":
-    _run_small() if sys.argv[1:] == ["--small"] else run()
+    if sys.argv[1:] == ["--small"]:
+        resource.setrlimit(resource.RLIMIT_DATA, (_SMALL_BYTES, _SMALL_BYTES))
+    run()

@@ -180,20 +180,21 @@ def test_reviews_above_a_new_threshold_are_named(file: Path) -> None:
     assert tomllib.loads(result.stdout)["scoring"].keys() == {"threshold", "thresholds"}
 
 
-@pytest.mark.parametrize("arguments", [[], ["--accept", "20%", "--precision", "90%"]])
-def test_exactly_one_target_is_required(file: Path, arguments: list[str]) -> None:
-    result = run(file, *arguments)
-    assert result.exit_code == 2
-    assert "expected either --accept or --precision" in result.stderr
+SHARES: Final = ("20", "0", "100%", "1", "-5%", "half", "nan", "inf", "1e-320", "0.09%", "99.91%", "0.9999999999999999")
 
 
 @pytest.mark.parametrize(
-    "share", ["20", "0", "100%", "1", "-5%", "half", "nan", "inf", "1e-320", "0.09%", "99.91%", "0.9999999999999999"]
+    ("arguments", "message"),
+    [
+        ([], "expected either --accept or --precision"),
+        (["--accept", "20%", "--precision", "90%"], "expected either --accept or --precision"),
+        *((["--accept", share], "expected a share between 0.1% and 99.9%, such as 20% or 0.2") for share in SHARES),
+    ],
 )
-def test_share_must_be_between_its_bounds(file: Path, share: str) -> None:
-    result = run(file, "--accept", share)
+def test_exactly_one_target_between_its_bounds_is_required(file: Path, arguments: list[str], message: str) -> None:
+    result = run(file, *arguments)
     assert result.exit_code == 2
-    assert "expected a share between 0.1% and 99.9%, such as 20% or 0.2" in result.stderr
+    assert message in result.stderr
 
 
 def test_number_of_labels_is_noted_unless_all_traces_have_one(file: Path, labels: Path) -> None:

@@ -65,6 +65,11 @@ def selectors(value: Any, key: str = "") -> Iterator[dict[str, str]]:
             yield from selectors(each)
 
 
+def labels_of(overlay: str) -> dict[str, str]:
+    labels: dict[str, str] = objects(overlay)["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
 def mounted_secret(overlay: str) -> str:
     (name,) = (each["secret"]["secretName"] for each in pod(overlay)["volumes"] if "secret" in each)
     return str(name)
@@ -84,12 +89,9 @@ def test_custom_resources_use_only_fields_of_their_definitions(overlay: str) -> 
     }
 
 
-def test_the_image_is_this_version(overlay: str) -> None:
+def test_the_image_is_this_version_and_its_settings_exist_and_load(overlay: str) -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert worker(overlay)["image"] == f"kp-scorer:{version}"
-
-
-def test_the_settings_exist_and_load(overlay: str) -> None:
     assert list(unknown_settings(container_variables(overlay))) == []
     assert overlay_settings(overlay).log.format == "json"
 
@@ -115,25 +117,17 @@ def test_a_pod_has_no_privileges(overlay: str) -> None:
     assert {kind for volume in pod(overlay)["volumes"] for kind in volume} == {"name", "emptyDir", "secret"}
 
 
-def test_a_pod_has_probes(overlay: str) -> None:
+def test_a_pod_has_probes_its_time_to_stop_and_the_cores_that_it_requests(overlay: str) -> None:
     (port,) = worker(overlay)["ports"]
     asked = {name: worker(overlay)[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
     paths = {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
     assert asked == {name: {"path": path, "port": port["name"]} for name, path in paths.items()}
-
-
-def test_a_worker_has_its_time_to_stop_and_some_seconds_more(overlay: str) -> None:
     assert pod(overlay)["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
-
-
-def test_the_cores_that_a_worker_requests_are_its_limit(overlay: str) -> None:
-    resources = worker(overlay)["resources"]
-    assert resources["limits"]["cpu"] == resources["requests"]["cpu"]
+    assert worker(overlay)["resources"]["limits"]["cpu"] == worker(overlay)["resources"]["requests"]["cpu"]
 
 
 def test_everything_is_about_these_pods(overlay: str) -> None:
-    each = objects(overlay)
-    labels = each["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    each, labels = objects(overlay), labels_of(overlay)
     assert labels == each["Service"]["metadata"]["labels"]
     selecting = {kind: each[kind]["spec"]["selector"] for kind in ("Deployment", "PodDisruptionBudget", "ServiceMonitor")}
     selecting["NetworkPolicy"] = each["NetworkPolicy"]["spec"]["podSelector"]
@@ -182,13 +176,10 @@ def test_divided_holds_the_objects_of_both_fleets_and_each_has_its_own_names() -
 
 
 def test_each_selector_of_a_fleet_matches_its_pods_and_none_of_the_other_fleet_or_the_server() -> None:
-    labels = {
-        overlay: objects(overlay)["Deployment"]["spec"]["template"]["metadata"]["labels"] for overlay in (*FLEETS, "serve")
-    }
+    labels = {overlay: labels_of(overlay) for overlay in (*FLEETS, "serve")}
     for fleet in FLEETS:
-        matched = [
-            [other for other in labels if each.items() <= labels[other].items()] for each in selectors(kubernetes(fleet))
-        ]
+        selecting = list(selectors(kubernetes(fleet)))
+        matched = [[other for other in labels if each.items() <= labels[other].items()] for each in selecting]
         # Of Deployment and its spread over nodes, PodDisruptionBudget, NetworkPolicy, Service and ServiceMonitor.
         assert matched == [[fleet]] * 6
 
@@ -224,6 +215,6 @@ def test_the_server_may_no_more_than_a_worker_and_has_its_settings_and_probes() 
     assert server["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
     assert [each["containerPort"] for each in container["ports"]] == [Settings().serve.port]
     assert [container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness")] == ["/livez", "/readyz"]
-    labels = objects("serve")["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    labels = labels_of("serve")
     assert objects("serve")["Service"]["spec"]["selector"] == labels != objects("redis")["Service"]["spec"]["selector"]
     assert objects("serve")["NetworkPolicy"]["spec"]["podSelector"] == {"matchLabels": labels}

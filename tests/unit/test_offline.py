@@ -1,6 +1,5 @@
 """Scoring in process: in batches, with the decisions and the errors that scoring one by one gives."""
 
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from kp_scorer.offline import Scorer, convert, decide_offline, offline_decider, 
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import make_trace, minimal_payload
+from tests.support.calls import traced_memory
 from tests.support.traces import short_traces
 from tests.support.word_embedder import WordEmbedder
 
@@ -171,12 +171,10 @@ def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
     scorer = Scorer(load_settings({"novelty.max_elements": 50}))
 
     def growth_bytes(first: int, end: int) -> int:
-        tracemalloc.start()
-        for number in range(first, end):
-            scorer.score(make_trace(trace_id=f"kp:trace:{number}", objective=f"task {number % 40}"))
-        grown, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return grown
+        with traced_memory() as memory:
+            for number in range(first, end):
+                scorer.score(make_trace(trace_id=f"kp:trace:{number}", objective=f"task {number % 40}"))
+        return memory.held_bytes
 
     # What was allocated before is not counted, but what replaces it is: as much as the window and its slack take.
     growth_bytes(0, 2_000)
