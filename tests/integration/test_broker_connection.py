@@ -1,7 +1,8 @@
-"""What a worker logs of its connection to the broker, in JSON Lines alone: why it was lost, and what it tries to reach."""
+"""A worker's connection to the broker: what it logs of it, in JSON Lines alone, and what is left of one that was lost."""
 
 import json
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.processes import FAST_WORKER, start_worker, wait_until
 from tests.support.proxy import Proxy
 from tests.support.traces import fresh_samples
+
+COUNTING_WORKER: Final = ("tests.support.counting_worker",)
 
 
 def test_a_lost_connection_is_logged_with_its_reason_and_its_server(on_broker: SettingsWith, tmp_path: Path) -> None:
@@ -35,6 +38,20 @@ def test_a_lost_connection_is_logged_with_its_reason_and_its_server(on_broker: S
     assert worker.process.returncode == 0
     events = [json.loads(line) for line in worker.text().splitlines()]
     assert [event for event in events if event["logger"] == "py.warnings"] == []
+
+
+@pytest.mark.slow
+def test_a_lost_connection_leaves_nothing_behind(on_broker: SettingsWith, tmp_path: Path) -> None:
+    settings = on_broker()
+    with Proxy(settings.broker.url) as proxy:
+        through = with_changed(settings, broker__url=proxy.url, redis__url=settings.redis.url)
+        with start_worker(through, tmp_path / "worker.log", command=COUNTING_WORKER) as worker, Client(settings) as client:
+            for lost in range(1, 9):
+                proxy.cut()
+                wait_until(lambda lost=lost: len(worker.events("connection_lost")) >= lost)  # type: ignore[misc]
+                client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
+    (transports,) = worker.events("transports")
+    assert transports["count"] < 6, "those of this connection, of the pool, and of the last ones, which wait for their timers"
 
 
 @pytest.mark.parametrize(
