@@ -1,4 +1,4 @@
-"""Redis, RabbitMQ and a worker as they are shipped: with their users, their limits, and the model."""
+"""Redis, RabbitMQ and a worker as they are shipped, with their users and their limits; the worker of `fleet` counts words."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,6 +1,5 @@
 """The command line, run to its end."""
 
-import json
 import os
 import pty
 import subprocess
@@ -14,6 +13,7 @@ from click.testing import CliRunner, Result
 from pydantic import BaseModel
 
 from tests.support.forking import start
+from tests.support.traces import jsonl
 
 COMMAND: Final = (sys.executable, "-m", "kp_scorer.cli")
 
@@ -42,9 +42,8 @@ def invoked(command: click.Command, *arguments: str, stdin: str | bytes = b"", *
 
 
 def json_lines(*rows: object) -> bytes:
-    """Rows as JSON Lines, also decisions."""
-    texts = (row.model_dump_json() if isinstance(row, BaseModel) else json.dumps(row) for row in rows)
-    return b"".join(text.encode() + b"\n" for text in texts)
+    """Rows as JSON Lines, also decisions, as a file holds them."""
+    return jsonl(*(row.model_dump(mode="json") if isinstance(row, BaseModel) else row for row in rows)).encode()
 
 
 def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
