@@ -77,7 +77,8 @@ def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
     bounded = {keys.pending, keys.counts, keys.dropped, keys.tallies, *(keys.record(trace_id.decode()) for trace_id in pending)}
     bounded |= {key.decode() for key in connection.scan_iter(keys.any_pinned_set)}
     owned: Any = connection.keys(f"{keys.prefix}:*")
-    return [key for key in owned if connection.pttl(key) < 0 and key.decode() not in bounded]
+    # -1: no TTL; -2: gone since it was listed, such as the report of a worker that ended a moment ago.
+    return [key for key in owned if connection.pttl(key) == -1 and key.decode() not in bounded]
 
 
 @pytest.fixture
