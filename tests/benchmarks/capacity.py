@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import mean, quantiles
 from typing import Final
 
-from kp_scorer.capacity import Costs, Fleet
+from kp_scorer.cli.commands.capacity import Costs, Fleet
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.select import usable_cores
 from kp_scorer.settings.sections import WorkerSettings

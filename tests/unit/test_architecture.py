@@ -23,7 +23,7 @@ def floors_of(*names: str) -> Floors:
 
 
 FLOORS: Final = floors_of(
-    "capacity characters errors files",
+    "characters errors files",
     "trace",
     "decision",
     "decoding",

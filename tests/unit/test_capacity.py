@@ -6,8 +6,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.capacity import Costs, Fleet, erlang_c
-from kp_scorer.cli.commands.capacity import capacity
+from kp_scorer.cli.commands.capacity import Costs, Fleet, capacity, erlang_c
 
 
 def fleet(workers: int = 1, **changed: object) -> Fleet:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -10,10 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.output import print_json, print_note, print_text
+from kp_scorer.cli.output import print_json, print_note, print_row, print_text
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.words import short_id, why
 
@@ -64,6 +64,18 @@ def threshold_words(decisions: Iterable[Decision]) -> str:
     if len(thresholds) == 1:
         return f"a threshold of {thresholds[0]:g}"
     return f"{len(thresholds)} thresholds, {thresholds[0]:g} to {thresholds[-1]:g}"
+
+
+def print_table(headings: Sequence[str], rows: Iterable[tuple[dict[str, Any], Sequence[str]]]) -> None:
+    """Print rows to a pipe as JSON lines, as they come; to a terminal the cells that each has instead, as a table."""
+    first, *others = headings
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in others)
+    table = Table(first, *columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for row, cells in rows:
+        print_row(row, "")
+        table.add_row(*cells)
+    if sys.stdout.isatty():
+        Console().print(table)
 
 
 class DecisionTable:
