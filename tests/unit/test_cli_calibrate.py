@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.analysis.calibration import Target, calibrate, samples_of
-from kp_scorer.cli.commands.calibrate import as_toml
-from kp_scorer.cli.commands.label import read_labels
+from kp_scorer.cli.commands.thresholds import as_toml
+from kp_scorer.cli.gathering import read_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.settings import load_settings

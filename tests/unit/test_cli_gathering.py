@@ -32,6 +32,7 @@ def gather(results: list[Gathered]) -> click.Command:
     @click.command()
     @gathering_options
     def command(gathered: Gathered, settings: Settings) -> None:
+        gathered.traces = list(gathered.traces)
         results.append(gathered)
 
     return command

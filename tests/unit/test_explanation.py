@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.analysis.explanation import terms_of, was_capped, with_dimension
-from kp_scorer.cli.commands.explain import dead_words, pending_words
+from kp_scorer.cli.commands.report import dead_words, pending_words
 from kp_scorer.decision import Decision, Dimensions, Nearest, Novelty
 from kp_scorer.errors import REASONS
 from kp_scorer.ledger.dead_letters import DeadLetter

@@ -16,7 +16,7 @@ from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.settings import Settings
 from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 
-_FIELDS: Final = dict(id="id", success="success", confidence="confidence", domain="task_domain", time="created_at")  # noqa: C408
+_FIELDS: Final = {"id": "id", "success": "success", "confidence": "confidence", "domain": "task_domain", "time": "created_at"}
 """By the names of their options, the fields that records may have under other names."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_LINES: Final = 1 << 40  # More than a file has: lines are counted through all files.
@@ -43,13 +43,8 @@ class Conversion:
         self._converter = Converter(supplied, limits, name)
         self._limits, self._name = limits, name
         self._files = [""]
-        self._runs = 0
+        self.runs = 0  # How many were converted, or could not be.
         self._missing: dict[str, None] = {}  # The options that runs lack, in order, as long as none was converted.
-
-    @property
-    def has_converted(self) -> bool:
-        """Whether there was something to convert."""
-        return self._runs > 0
 
     def begin_file(self, name: str) -> None:
         """Go on to a file, whose lines are counted from 1 again."""
@@ -74,13 +69,13 @@ class Conversion:
 
     def print_summary(self) -> None:
         """Print what was converted, and which fields of the sources were not read."""
-        counts = self._converter.counts
-        if not self.has_converted:
+        if not self.runs:
             return
+        counts = self._converter.counts
         parts = f"{counts['steps']} steps, {counts['calls']} tool calls, {counts['errors']} errors"
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
         continued = f"; {counts['continued']} chats go on in another" if counts["continued"] else ""
-        runs = f"{counts['traces']} of {self._runs} runs"
+        runs = f"{counts['traces']} of {self.runs} runs"
         print_note(f"converted {runs}: {parts}, {counts['recoveries']} error recoveries{without}{continued}")
         if unread := self._converter.unread.most_common():
             names = [f"{name[:_FIELD_NAME_CHARS]} ({runs})" for name, runs in unread[:_MOST_FIELDS_NAMED]]
@@ -100,7 +95,7 @@ class Conversion:
                 self._require_options()
                 size_bytes = sum(len(step["content"]) for step in result["steps"])
                 line = Line(0, check_trace(result, self._limits), size_bytes, result)
-            self._runs += 1
+            self.runs += 1
             yield line
 
     def _require_options(self) -> None:

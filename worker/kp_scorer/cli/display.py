@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.output import print_json, print_note, print_row, print_text
+from kp_scorer.cli.output import NO_EMBEDDER, print_json, print_note, print_row, print_text
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.words import short_id, why
 
@@ -56,6 +56,12 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
 
     with bar:
         yield advance
+
+
+def note_if_unmeasured(decision: Decision) -> None:
+    """Print once that there is no embedder if a decision was made without: its score looks like any other."""
+    if decision.novelty.source == "no_embedder":
+        print_note(NO_EMBEDDER, once=True)
 
 
 def threshold_words(decisions: Iterable[Decision]) -> str:

@@ -1,6 +1,9 @@
-"""Decisions for a command to look at: those that a file holds, those that its traces get offline, or those of the ledger."""
+"""Decisions for a command to look at: those that a file holds, those that its traces get offline, or those of the ledger.
 
-import io
+And labels, which say of traces whether they were good.
+"""
+
+import codecs
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -11,13 +14,14 @@ from itertools import islice
 from typing import IO, Any, Final, NamedTuple
 
 import click
+from pydantic import BaseModel, ValidationError
 
 from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import Line
-from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import open_input, read_bytes, read_traces, unpacked
+from kp_scorer.cli.display import note_if_unmeasured, progress
+from kp_scorer.cli.input import lines_in, open_input, read_bytes, read_traces, unpacked
 from kp_scorer.cli.options import Command, ledger_options
-from kp_scorer.cli.output import note_damaged, note_if_unmeasured, print_note, refusal
+from kp_scorer.cli.output import note_damaged, print_note, refusal
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
@@ -28,7 +32,7 @@ from kp_scorer.offline import decide_offline, offline_decider
 from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace, namespace_of
 
-_MOST_BYTES: Final = 2**20  # Of a line with a decision, which takes some two kilobytes.
+_MOST_BYTES: Final = 2**20  # Of a line with a decision, which takes some two kilobytes, or with a label.
 
 
 class GatheredTrace(NamedTuple):
@@ -43,9 +47,9 @@ class GatheredTrace(NamedTuple):
 class Gathered:
     """Decisions with what goes with them."""
 
-    traces: Iterable[GatheredTrace]
-    """To be read once. Of a file in its order, and of a sample of the ledger in that of the log; else in none."""
     source: str
+    traces: Iterable[GatheredTrace] = ()
+    """To be read once, as they are gathered. Of a file in its order, and of a sample of the ledger in that of the log."""
     refused: int = 0
     """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged; once all are read."""
     dead_letters: int = 0  # How many there are, of all producers; 0 unless the ledger was read.
@@ -96,8 +100,6 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
             gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id))
         if agent:
             gathered.only("--agent", agent, lambda decision: decision.agent_id or "")
-        if file is not None:
-            gathered.traces = list(gathered.traces)
         command(*args, gathered=gathered, settings=settings, **kwargs)
         if gathered.refused:
             sys.exit(1)
@@ -119,11 +121,20 @@ def gather_file(name: str, settings: Settings, traces: dict[str, ReasoningTrace]
 
     The traces themselves are held only in ``traces``, if it is given, by id.
     """
-    with open_input(name) as opened:
+    gathered = Gathered(name)
+    gathered.traces = _in_file(gathered, settings, traces)
+    return gathered
+
+
+def _in_file(gathered: Gathered, settings: Settings, traces: dict[str, ReasoningTrace] | None) -> Iterator[GatheredTrace]:
+    with open_input(gathered.source) as opened:
         stream = unpacked(opened)
-        if _holds_decisions(stream):
-            return _read_decisions(stream, name)
-        return _score(stream, name, settings, traces)
+        # Its first line is one that `score`, `decisions` or `status` prints, and no trace.
+        beginning = read_bytes(stream.peek, 1).lstrip().partition(b"\n")[0]
+        if b'"trace_id"' in beginning and b'"@type"' not in beginning:
+            yield from _read_decisions(stream, gathered)
+        else:
+            yield from _score(stream, gathered, settings, traces)
 
 
 def traces_named(name: str | None, decisions: Collection[Decision], limits: Limits) -> dict[str, ReasoningTrace]:
@@ -159,25 +170,26 @@ def score_lines(
             advance(done, None)
 
 
-def _score(stream: IO[bytes], name: str, settings: Settings, traces: dict[str, ReasoningTrace] | None) -> Gathered:
-    gathered: dict[str, GatheredTrace] = {}
-    refused = 0
+def _score(
+    stream: IO[bytes], gathered: Gathered, settings: Settings, traces: dict[str, ReasoningTrace] | None
+) -> Iterator[GatheredTrace]:
+    scored_ids: set[str] = set()
     lines = read_traces(stream, settings.limits)
     batches = iter(lambda: list(islice(lines, settings.worker.batch_size)), [])
     for line, result in score_lines(batches, settings):
-        if isinstance(result, Decision) and not isinstance(line.trace, InvalidTrace):
-            gathered.setdefault(result.trace_id, GatheredTrace(result, success=line.trace.metadata.success))
+        if not isinstance(result, Decision):
+            gathered.refused += 1
+            refusal(line.number, result)
+        elif result.trace_id not in scored_ids and isinstance(line.trace, ReasoningTrace):
+            scored_ids.add(result.trace_id)
             if traces is not None:
                 traces[result.trace_id] = line.trace
-        elif not isinstance(result, Decision):
-            refused += 1
-            refusal(line.number, result)
-    return Gathered(gathered.values(), name, refused)
+            yield GatheredTrace(result, success=line.trace.metadata.success)
 
 
 def _gather_stored(settings: Settings, most: int | None) -> Gathered:
     """Gather what the ledger holds: as it is read, or of ``most`` records at once and in their order."""
-    gathered = Gathered((), "the ledger")
+    gathered = Gathered("the ledger")
     with Store.open(settings) as store:
         gathered.dead_letters = store.dead_letters.count()
         sample, records = store.ledger.sample(most) if most else (None, 0)
@@ -205,26 +217,16 @@ def _place(decision: Decision) -> tuple[float, int]:
     return (int(time_ms), int(number)) if number else (datetime.fromisoformat(decision.decided_at).timestamp() * 1_000, 0)
 
 
-def _holds_decisions(stream: io.BufferedReader) -> bool:
-    """Whether the first line is one that `score`, `decisions` or `status` prints, and no trace."""
-    beginning = read_bytes(stream.peek, 1).lstrip().partition(b"\n")[0]
-    return b'"trace_id"' in beginning and b'"@type"' not in beginning
-
-
-def _read_decisions(stream: IO[bytes], name: str) -> Gathered:
+def _read_decisions(stream: IO[bytes], gathered: Gathered) -> Iterator[GatheredTrace]:
     """Read decisions, each once, also as `submit --wait` and `status` print them; count the lines without one."""
     decisions: dict[str, Decision] = {}
     labels: dict[str, bool] = {}
-    refused = 0
-    lines = iter(lambda: read_bytes(stream.readline, _MOST_BYTES), b"")
-    for number, line in enumerate(lines, 1):
-        if line.isspace():
-            continue
+    for number, line in lines_in(stream, _MOST_BYTES):
         try:
             row = json.loads(line)
             decision = Decision.model_validate(row.get("decision", row))
         except (ValueError, AttributeError, RecursionError):
-            refused += 1
+            gathered.refused += 1
             print_note(f"line {number}: expected a decision, as one JSON object")
         else:
             # Of a trace that was forgotten and submitted again, the ledger has the later one.
@@ -232,5 +234,37 @@ def _read_decisions(stream: IO[bytes], name: str) -> Gathered:
             decisions[decision.trace_id] = max(earlier, decision, key=lambda each: each.decided_at)
             if isinstance(good := row.get("good"), bool):
                 labels[decision.trace_id] = good
-    traces = [GatheredTrace(decision, labels.get(trace_id)) for trace_id, decision in decisions.items()]
-    return Gathered(traces, name, refused)
+    for trace_id, decision in decisions.items():
+        yield GatheredTrace(decision, labels.get(trace_id))
+
+
+class _Label(BaseModel):
+    trace_id: str
+    good: bool
+
+
+def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
+    """Read the file of an option: labels by trace id, of lines such as ``{"trace_id": …, "good": true}``."""
+    if name is None:
+        return None
+    labels: dict[str, bool] = {}
+    try:
+        with open_input(name) as stream:
+            for number, line in lines_in(stream, _MOST_BYTES):
+                try:
+                    label = _Label.model_validate_json(line.removeprefix(codecs.BOM_UTF8), strict=True)
+                except ValidationError as error:
+                    first = error.errors(include_input=False)[0]
+                    problem = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else "expected a JSON object"
+                    raise click.BadParameter(f"line {number}: {problem}") from None
+                # The latest counts, as in the ledger.
+                labels[label.trace_id] = label.good
+    except click.BadParameter as error:
+        # It names FILE; click names the option.
+        raise click.BadParameter(error.message) from None
+    return labels
+
+
+labels_option = click.option(
+    "--labels", callback=read_labels, type=click.Path(allow_dash=True), help="File that says which traces were good."
+)

@@ -13,7 +13,6 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -83,15 +82,12 @@ def _files_in(name: str) -> list[str]:
     return readable
 
 
-@contextmanager
-def open_input(name: str) -> Iterator[IO[bytes]]:
+def open_input(name: str) -> IO[bytes]:
     """Open a file for reading, or standard input for ``-``, with a buffer of ours: Python aborts if a thread reads its own."""
     try:
-        opened = open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-")  # noqa: SIM115 - entered below
+        return open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-")
     except OSError as error:
         raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="FILE") from None
-    with opened as stream:
-        yield stream
 
 
 def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
@@ -163,6 +159,13 @@ def read_bytes(read: Callable[[int], bytes], most_bytes: int) -> bytes:
     except OSError as error:
         reason = error.strerror
     raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
+
+
+def lines_in(stream: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers; what is longer comes in pieces of so many bytes, each as a line."""
+    for number, line in enumerate(iter(lambda: read_bytes(stream.readline, most_bytes), b""), 1):
+        if not line.isspace():
+            yield number, line
 
 
 def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:

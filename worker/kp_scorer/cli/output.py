@@ -11,16 +11,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 import click
 
 from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict, UnknownFormat
 from kp_scorer.files import open_regular
-
-if TYPE_CHECKING:
-    from kp_scorer.decision import Decision
 
 NO_EMBEDDER: Final = (
     "there is no embedder, so every novelty is 0.5: install kp-scorer[embedding], or set embedding.embedder to words"
@@ -30,20 +27,20 @@ NO_EMBEDDER: Final = (
 _IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 
 
-def print_note(text: str) -> None:
-    """Print a note for people to stderr."""
-    click.echo(escaped_lines(text), err=True)
+def print_note(text: str, *, once: bool = False) -> None:
+    """Print a note for people to stderr; what is to be printed ``once``, only if this command has not printed it yet."""
+    if not (once and _was_noted(text)):
+        click.echo(escaped_lines(text), err=True)
 
 
-def print_json(row: dict[str, Any]) -> None:
+def print_json(row: Mapping[str, Any]) -> None:
     """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raises OutputFailed, as it is guarded."""
-    # Python would also write NaN and Infinity, which are no JSON.
-    print_text(json_line(row, allow_nan=False))
+    print_text(json_line(row))
 
 
-def json_line(row: Mapping[str, Any], *, allow_nan: bool) -> str:
-    """An object as one line of JSON."""
-    return escaped(json.dumps(row, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))) + "\n"
+def json_line(row: Mapping[str, Any]) -> str:
+    """An object as one line of JSON; what no field of a trace is for may hold NaN, as it was read."""
+    return escaped(json.dumps(row, ensure_ascii=False, separators=(",", ":"))) + "\n"
 
 
 def print_row(row: dict[str, Any], text: str | None = None) -> None:
@@ -124,12 +121,6 @@ def note_damaged(damaged: Mapping[str, str]) -> int:
     for trace_id, problem in damaged.items():
         print_note(f"{trace_id}: skipped: {problem}")
     return len(damaged)
-
-
-def note_if_unmeasured(decision: "Decision") -> None:
-    """Print once that there is no embedder if a decision was made without: its score looks like any other."""
-    if decision.novelty.source == "no_embedder" and not _was_noted(NO_EMBEDDER):
-        print_note(NO_EMBEDDER)
 
 
 def guard_streams() -> None:

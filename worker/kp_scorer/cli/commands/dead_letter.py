@@ -13,7 +13,7 @@ from kp_scorer.cli.ids import exact_trace_id, resolve_among
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
-from kp_scorer.decoding import Limits, parse_strict_json
+from kp_scorer.decoding import parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters
@@ -85,7 +85,12 @@ def list_dead_letters(dead_letters: Iterable[DeadLetter], **_: Any) -> None:
 def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
     """Print dead letters with their content, as it was received. Of one too large for a worker that is its beginning."""
     for each in dead_letters:
-        payload = _readable(store.dead_letters.payload(each.letter_id), settings.limits)
+        content = store.dead_letters.payload(each.letter_id)
+        try:
+            payload: object = parse_strict_json(content, settings.limits)
+        except InvalidTrace:
+            # No JSON within a trace's values and depth: as text that shows every byte.
+            payload = content.decode("utf-8", "backslashreplace")
         print_json({**_described(each), "payload": payload})
 
 
@@ -123,14 +128,6 @@ def drop(store: Store, dead_letters: Iterable[DeadLetter], yes: bool, **_: Any) 
 
 def _print_state(each: DeadLetter, state: str) -> None:
     print_row({"letter_id": each.letter_id, "trace_id": each.trace_id, "state": state})
-
-
-def _readable(payload: bytes, limits: Limits) -> object:
-    """The payload parsed if it is JSON within a trace's values and depth, else as text that shows every byte."""
-    try:
-        return parse_strict_json(payload, limits)
-    except InvalidTrace:
-        return payload.decode("utf-8", "backslashreplace")
 
 
 def _described(each: DeadLetter) -> dict[str, Any]:

@@ -63,9 +63,8 @@ def _metrics_settings(config: Path | None) -> dict[str, str]:
             raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--config") from None
         if not isinstance(section, dict):
             raise click.BadParameter(f"{path}: metrics: expected a section", param_hint="--config")
-    for name in _DEFAULTS:
-        section[name] = variables.get(f"KP_METRICS_{name.upper()}", section.get(name))
-    return {name: str(section[name]) for name in _DEFAULTS if section[name] is not None}
+    values = {name: variables.get(f"KP_METRICS_{name.upper()}", section.get(name)) for name in _DEFAULTS}
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _port(value: str) -> int:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import chain
 from typing import Final
 
 import click
@@ -16,7 +15,7 @@ import numpy as np
 
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import ReadAhead, open_input, read_bytes, read_traces, unpacked
+from kp_scorer.cli.input import lines_in, open_input, read_bytes, read_files, read_traces, unpacked
 from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
@@ -92,7 +91,7 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
             raise click.UsageError(f"{log.space} has {entries} entries already; with --yes these traces are added to them")
         newest: deque[Line] = deque(maxlen=settings.novelty.max_elements)
         invalid = 0
-        for line in chain.from_iterable(ReadAhead([file], settings.limits, settings.worker.batch_size).batches()):
+        for line in read_files([file], settings.limits):
             if isinstance(line.trace, InvalidTrace):
                 invalid += 1
                 print_row(refusal(line.number, line.trace), "")
@@ -178,7 +177,7 @@ def _traces_in(stream: io.BufferedReader, embedder: Embedder, limits: Limits) ->
 
 
 def _texts_in(stream: io.BufferedReader, _: Embedder, limits: Limits) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(iter(lambda: read_bytes(stream.readline, 4 * limits.field_chars + 4), b""), 1):
+    for number, line in lines_in(stream, 4 * limits.field_chars + 4):
         text = line.decode("utf-8-sig", "replace").strip()
         if len(text) > limits.field_chars:
             raise click.BadParameter(f"line {number}: expected at most {limits.field_chars} characters", param_hint="FILE")
@@ -223,9 +222,7 @@ def _since(text: str) -> Place:
 
 @click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
 @click.option("--sample", type=click.IntRange(min=1), help="Check so many entries of each log, chosen at random.")
-@click.option(
-    "--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check what was placed after this entry, or from then on."
-)
+@click.option("--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check what was placed later than this.")
 @service_options
 def audit(sample: int | None, since: Place, settings: Settings) -> None:
     """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.

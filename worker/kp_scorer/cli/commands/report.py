@@ -1,38 +1,52 @@
-"""``kp-scorer report``: what decisions say, as a page or as text."""
+"""``kp-scorer report`` and ``explain``: what decisions say, as a page or as text; and one of them, in words."""
 
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import click
 
 from kp_scorer.analysis.summary import analyse
 from kp_scorer.characters import escaped_lines
-from kp_scorer.cli.gathering import Gathered, gathering_options, traces_named
-from kp_scorer.cli.output import open_output, print_text
+from kp_scorer.cli.gathering import Gathered, gather_file, gathering_options, traces_named
+from kp_scorer.cli.ids import resolve_among, resolve_trace_id
+from kp_scorer.cli.options import ledger_options
+from kp_scorer.cli.output import open_output, print_note, print_text
+from kp_scorer.decision import Decision
+from kp_scorer.endpoints import with_endpoints
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLetter
+from kp_scorer.ledger.records import Record
+from kp_scorer.novelty.audit import with_nearest
+from kp_scorer.report.explained import decided_words, flowing
 from kp_scorer.report.page import check_installed, page
 from kp_scorer.report.text import text
-from kp_scorer.report.words import shortened
+from kp_scorer.report.words import plural, shortened
 from kp_scorer.settings import Settings
+from kp_scorer.trace import ReasoningTrace
 
 _SAMPLE: Final = 20_000  # So many decisions take 100 MB.
-
-
-def _draws_nothing(_context: click.Context, _parameter: click.Parameter, as_text: bool) -> bool:
-    if not as_text:
-        # Before traces are scored, which may take minutes.
-        check_installed()
-    return as_text
+_FEW: Final = 5  # So many decisions of a file are explained without --id.
+_FILES: Final = (".json", ".jsonl", ".ndjson", ".gz")
+_REMEDIES: Final[dict[str, str]] = {
+    "malformed": "Sent again as it is it would die again: have its producer send a trace.",
+    "invalid": "Sent again as it is it would die again, unless the limits have changed: correct it and submit it; it may keep "
+    "its id.",
+    "conflict": "The earlier submission with this id stands: submit this one with another id.",
+    "scoring_failed": "It could not be scored. Once the cause is gone, replay it.",
+    "poison": "Workers died while it was in flight. Once the cause is gone, replay it.",
+    "lost": "No worker ever received it, however often it was sent. Once the queue works, replay it.",
+    "damaged": "Somebody changed its record in Redis: replay it. Or a later version decided it: look with that one.",
+}
 
 
 @click.command(epilog="Example: kp-scorer report decisions.jsonl --output report.html")
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, allow_dash=True),
-    default="report.html",
-    show_default=True,
-    help="Where the page goes; - is stdout.",
-)
-@click.option("--text", "as_text", is_flag=True, callback=_draws_nothing, help="Print it, in place of a page.")
+@click.option("--output", type=click.Path(dir_okay=False), default="report.html", help="The page; - is stdout [report.html].")
+@click.option("--text", "as_text", is_flag=True, help="Print it, in place of a page.")
 @click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to show what those of examples were to do.")
 @partial(gathering_options, sample=_SAMPLE)
 def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, settings: Settings) -> None:
@@ -41,6 +55,9 @@ def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, s
     FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
     needs no network and, without --traces, holds no trace's content; it needs kp-scorer[report], --text does not.
     """
+    if not as_text:
+        # Before traces are scored, which may take minutes.
+        check_installed()
     rows = list(gathered.traces)
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.decision for each in rows], gathered.dead_letters, labels)
@@ -53,3 +70,112 @@ def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, s
         html = page(analysis, gathered.source, gathered.refused, objectives)
         with open_output(output) as write:
             write(html)
+
+
+@click.command(epilog="Example: kp-scorer explain 4f1c20a9 --traces traces.jsonl")
+@click.argument("subject", metavar="TRACE_ID|FILE|-", type=click.Path(allow_dash=True))
+@click.option("--id", "chosen", metavar="TRACE_ID", help="Of FILE, the one to explain; the beginning of its id will do.")
+@click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to quote the trace and the nearest one from.")
+@ledger_options
+def explain(subject: str, chosen: str | None, traces: str | None, settings: Settings) -> None:
+    """Explain in words how a decision came about, and what would have had to be different for it to pass.
+
+    TRACE_ID is looked up in the ledger; without kp:trace: its beginning will do where no other trace has it. Or it is one of
+    FILE: of traces, which are scored offline and in order, or of decisions, as `score` and `decisions` print them. Exits 1 if
+    there is no decision: then it says since when the trace is pending, why it is dead and what to do, or that it is unknown.
+    """
+    # Not by Path, which raises OSError where no file can have such a name. A pipe that a shell has put in its place is one.
+    if subject == "-" or (os.path.exists(subject) and not os.path.isdir(subject)):  # noqa: PTH110, PTH112
+        lines, is_decided = _of_file(subject, chosen, traces, settings), True
+    elif chosen is not None:
+        raise click.UsageError(f"--id chooses from a file, and there is no file {subject}")
+    elif subject.endswith(_FILES):
+        raise click.BadParameter(f"there is no file {subject}", param_hint="FILE")
+    else:
+        settings = with_endpoints(settings)
+        with Store.open(settings) as store:
+            lines, is_decided = _of_ledger(store, subject, traces, settings)
+    for line in lines:
+        print_text(escaped_lines(line) + "\n")
+    if not is_decided:
+        sys.exit(1)
+
+
+def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
+    scored: dict[str, ReasoningTrace] = {}
+    gathered = gather_file(name, settings, scored)
+    decisions = {each.decision.trace_id: each.decision for each in gathered.traces}
+    if chosen is not None:
+        trace_id = resolve_among(chosen, decisions)
+        decisions = {trace_id: decisions[trace_id]} if trace_id in decisions else {}
+    if len(decisions) > _FEW:
+        raise click.UsageError(f"{name} has {len(decisions)} decisions: choose one with --id")
+    if not decisions:
+        print_note(f"no decisions in {name}" if chosen is None else f"{chosen}: there is no decision on such a trace in {name}")
+        sys.exit(1)
+    available = scored or traces_named(traces, decisions.values(), settings.limits)
+    for number, decision in enumerate(decisions.values()):
+        if number:
+            yield ""
+        yield from decided_words(decision, available, settings.scoring)
+
+
+def _of_ledger(store: Store, id_or_beginning: str, traces: str | None, settings: Settings) -> tuple[Iterator[str], bool]:
+    """The explanation, and whether there is a decision."""
+    trace_id = resolve_trace_id(
+        id_or_beginning, store.ledger, lambda: (each.trace_id for each in store.dead_letters.read(part=id_or_beginning))
+    )
+    (record,) = store.ledger.look_up([trace_id])
+    if record and record.decision:
+        decision = _with_nearest(record.decision, store)
+        available = traces_named(traces, [decision], settings.limits)
+        label = [] if record.good is None else ["", f"It is labelled {'good' if record.good else 'bad'}."]
+        return chain(decided_words(decision, available, settings.scoring), label), True
+    if record and record.state == "pending":
+        return pending_words(trace_id, record), False
+    dead_letters = list(store.dead_letters.read(trace_ids=[trace_id]))
+    # Dead letters are kept for longer than records.
+    death = record or (dead_letters[-1] if dead_letters else None)
+    if death and death.reason:
+        return dead_words(trace_id, death.reason, death.detail, dead_letters), False
+    unknown = f"{trace_id}: unknown: never submitted, forgotten, expired, or not received by a worker yet; and no file"
+    return iter([unknown]), False
+
+
+def _with_nearest(decision: Decision, store: Store) -> Decision:
+    """The decision with the nearest trace, where it does not name that, as far as the log still knows it."""
+    novelty = decision.novelty
+    if novelty.source != "embedding" or novelty.nearest or not novelty.space:
+        return decision
+    log = store.novelty_log(novelty.space)
+    window = log.info().window
+    return with_nearest(decision, list(log.entries()), window) if window else decision
+
+
+def dead_words(trace_id: str, reason: str, detail: str, dead_letters: Sequence[DeadLetter]) -> Iterator[str]:
+    """Why there is no decision, and what to do; ``dead_letters`` are those of the trace, the newest last."""
+    yield from flowing(f"{trace_id}: dead, {reason}: {detail}")
+    yield from flowing(_REMEDIES.get(reason, ""))
+    if dead_letters:
+        newest = dead_letters[-1]
+        by = f" by {newest.worker}, at delivery {newest.deliveries}" if newest.worker else ""
+        queued = "" if newest.queued_ms is None else f", queued for {newest.queued_ms / 1_000:,.3f} s"
+        yield from flowing(f"Its submission is a dead letter, last dead-lettered at {_moment(newest.last_ms)}{by}{queued}:")
+        yield f"  kp-scorer dead-letter show {newest.letter_id}"
+        yield f"  kp-scorer dead-letter replay {newest.letter_id}"
+    if len(dead_letters) > 1:
+        yield f"There are {len(dead_letters) - 1} more with its id; `kp-scorer dead-letter list` shows them."
+
+
+def pending_words(trace_id: str, waiting: Record) -> Iterator[str]:
+    """Since when a trace is pending, and what happened to it since."""
+    yield from flowing(f"{trace_id}: pending since {_moment(waiting.since_ms)}")
+    if waiting.resends:
+        yield f"It was lost on its way and sent again, {plural(waiting.resends, 'time')}."
+    if waiting.attempts:
+        yield f"Workers died while it was in flight, {plural(waiting.attempts, 'time')}."
+    yield "`kp-scorer stats` shows how many wait on the queue."
+
+
+def _moment(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

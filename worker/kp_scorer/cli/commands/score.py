@@ -77,8 +77,7 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
                             # No check has seen fields that a trace does not have.
                             document = line.trace.model_dump(mode="json", exclude_unset=True)
                         scored = {**document, "metadata": {**document["metadata"], "quality_score": result.score}}
-                        # What no field is for may hold NaN, as it was read.
-                        write(json_line(scored, allow_nan=True))
+                        write(json_line(scored))
                 case str():
                     counts[result] += 1
                 case _:
@@ -103,9 +102,7 @@ def _stored(
             for line in batch:
                 if isinstance(line.trace, InvalidTrace):
                     yield line, line.trace
-                    continue
-                record = next(records)
-                if record and record.digest != line.trace.digest():
+                elif (record := next(records)) and record.digest != line.trace.digest():
                     yield line, TraceConflict(line.trace.id)
                 else:
                     yield line, (record.decision or record.state) if record else "unknown"

@@ -1,8 +1,10 @@
-"""``kp-scorer submit``, ``status`` and ``decisions``: submit traces, and read their states and decisions."""
+"""``kp-scorer submit``, ``status``, ``decisions``, ``label`` and ``forget``: submit traces, and what is stored of them then."""
 
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from threading import Event
 from typing import Final, cast, get_args
 
@@ -10,11 +12,12 @@ import click
 
 from kp_scorer.broker.results import read_elsewhere
 from kp_scorer.cli.converting import Conversion, Line, converting_options
-from kp_scorer.cli.display import DecisionTable, progress, threshold_words
-from kp_scorer.cli.ids import resolve_trace_id
-from kp_scorer.cli.input import ReadAhead
+from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress, threshold_words
+from kp_scorer.cli.gathering import read_labels
+from kp_scorer.cli.ids import exact_trace_id, resolve_trace_id
+from kp_scorer.cli.input import ReadAhead, lines_in, open_input
 from kp_scorer.cli.options import files_argument, service_options
-from kp_scorer.cli.output import note_if_unmeasured, print_note, print_row, refusal
+from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
 from kp_scorer.client.clients import status_of
 from kp_scorer.decision import Decision, Outcome
@@ -23,7 +26,9 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.trace import namespaced
 
-_BATCH_SIZE: Final = 100
+BATCH_SIZE: Final = 100
+_ERASED_AT_ONCE: Final = 1_000
+_MOST_ID_BYTES: Final = 2**20  # Of a line with an id.
 
 
 @click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
@@ -42,14 +47,14 @@ def submit(
     --wait, the decision. Invalid lines are reported by number and field; the others are submitted. All are, too, if nobody
     reads what is printed.
     """
-    lines = ReadAhead(files, settings.limits, _BATCH_SIZE, conversion)
+    lines = ReadAhead(files, settings.limits, BATCH_SIZE, conversion)
     trace_ids: list[str] = []
     decided: list[Decision] = []
     total = 0
     failure: OutputFailed | None = None
     with Client(settings, namespace) as client:
         with progress("submitted") as advance:
-            for line, answer, earlier in _submit(client, lines, namespace):
+            for line, answer, earlier in submit_lines(client, lines, namespace):
                 total += 1
                 if isinstance(answer, str):
                     trace_ids.append(answer)
@@ -74,7 +79,7 @@ def submit(
         sys.exit(1)
 
 
-def _submit(client: Client, lines: ReadAhead, namespace: str) -> Iterator[tuple[Line, Submitted, Decision | None]]:
+def submit_lines(client: Client, lines: ReadAhead, namespace: str = "") -> Iterator[tuple[Line, Submitted, Decision | None]]:
     """Submit lines; yield for each the id of its trace, or the error, and the decision that it had before."""
     for batch in lines.batches():
         traces = [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)]
@@ -170,3 +175,72 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, group: str, 
         if consumed == limit:
             stopping.set()
     print_note(f"consumed {consumed} decisions")
+
+
+@click.command(epilog="Example: kp-scorer label 4f1c20a9 good")
+@click.argument("trace_id", metavar="[ID", required=False)
+@click.argument("judgement", metavar="good|bad]", type=click.Choice(("good", "bad")), required=False)
+@click.option("--file", "labels", metavar="FILE|-", callback=read_labels, help="File that says which traces were good.")
+@service_options
+def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] | None, settings: Settings) -> None:
+    """Label decided traces as good or bad: one, or those in FILE, as JSON Lines {"trace_id": "kp:trace:…", "good": true}.
+
+    A label is kept as long as the decision, and labelling again replaces it. `calibrate`, `quality` and `report` use it with
+    --stored. Without ID and FILE, prints the labels that the ledger holds, as such lines.
+
+    Without kp:trace: the beginning of an ID will do where no other trace has it. Exits 1 if a trace is not decided.
+    """
+    if (trace_id is None) != (judgement is None) or None not in (trace_id, labels):
+        raise click.UsageError("expected ID and good or bad, or --file")
+    with Store.open(settings) as store:
+        if trace_id is None and labels is None:
+            for stored in store.ledger.all_decided():
+                if stored.good is not None:
+                    print_row({"trace_id": stored.decision.trace_id, "good": stored.good})
+            sys.exit(1 if note_damaged(store.ledger.damaged) else 0)
+        labels = labels or {}
+        if trace_id is not None:
+            labels[resolve_trace_id(trace_id, store.ledger)] = judgement == "good"
+        undecided = store.ledger.label(labels)
+    for each, state in undecided.items():
+        print_row({"trace_id": each, "state": state}, f"{each} {state}")
+    print_note(f"labelled {len(labels) - len(undecided)} of {len(labels)}")
+    if undecided:
+        sys.exit(1)
+
+
+@click.command(epilog="Example: kp-scorer forget kp:trace:4f1c20a9-7d0e-4f3b-9c55-2b1f6f0d8a11")
+@click.argument("trace_id", metavar="TRACE_ID|-")
+@service_options
+def forget(trace_id: str, settings: Settings) -> None:
+    """Erase a trace: its vector, its record with the decision, its dead letters; exits 1 if nothing is kept of it.
+
+    TRACE_ID is exact; kp:trace: may be left out. With - standard input has such ids, one a line, which are erased together.
+
+    Workers drop the vector with their next batch, idle workers within half a second. A trace that waits on a queue is scored.
+    """
+    typed_ids = iter([trace_id]) if trace_id != "-" else _ids_in_stdin()
+    erased = unknown = 0
+    with Store.open(settings) as store:
+        while trace_ids := list(dict.fromkeys(map(exact_trace_id, islice(typed_ids, _ERASED_AT_ONCE)))):
+            # Each kind of what is kept in one pass.
+            vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
+            letters = [each for each in store.dead_letters.read(trace_ids=trace_ids) if store.dead_letters.drop(each)]
+            dropped = Counter(each.trace_id for each in letters)
+            for each, records in zip(trace_ids, store.ledger.erase(*trace_ids), strict=True):
+                kept = {"vectors": vectors[each], "records": records, "dead_letters": dropped[each]}
+                print_row({"trace_id": each, **kept})
+                erased += any(kept.values())
+                unknown += not any(kept.values())
+                nothing = f"{each}: nothing is kept of this trace: it is unknown, or what was kept has expired"
+                print_note(f"erased {each}" if any(kept.values()) else nothing)
+    if erased and settings.results.with_trace:
+        print_note("what was published carries the trace: have its readers erase it")
+    if unknown:
+        sys.exit(1)
+
+
+def _ids_in_stdin() -> Iterator[str]:
+    with open_input("-") as stream:
+        for _, line in lines_in(stream, _MOST_ID_BYTES):
+            yield line.decode("utf-8", "backslashreplace").rstrip("\r\n")

@@ -1,36 +1,37 @@
-"""``kp-scorer up`` and ``down``: an embedded Redis and workers on it, and how to be rid of them."""
+"""``kp-scorer up``, ``down`` and ``demo``: an embedded Redis and workers on it, and how to be rid of them."""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import resources
 from itertools import islice
 from pathlib import Path
+from shlex import join
 from typing import Final, NoReturn
 
 import click
 
-from kp_scorer.cli.display import threshold_words
+from kp_scorer.analysis.calibration import Target
+from kp_scorer.characters import escaped
+from kp_scorer.cli.commands.submit import BATCH_SIZE, submit_lines
+from kp_scorer.cli.converting import Conversion, converting_options
+from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress, threshold_words
+from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import settings_options
-from kp_scorer.cli.output import NO_EMBEDDER, print_note
+from kp_scorer.cli.output import NO_EMBEDDER, print_note, print_text, refusal
+from kp_scorer.client import Client, Status
 from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
-from kp_scorer.local import (
-    cache_dir,
-    dying_with_parent,
-    embedded_redis,
-    free_ports,
-    remove_data,
-    running,
-    state_dir,
-    stop,
-)
+from kp_scorer.local import cache_dir, dying_with_parent, embedded_redis, free_ports, remove_data, running, state_dir, stop
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
@@ -42,6 +43,7 @@ _MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
 _WORKERS_STOP_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 100.0  # Those of workers, to finish what they have in flight, and some for Redis.
+_PROPOSED: Final = Target("accept", 0.2)
 
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
@@ -173,3 +175,91 @@ def _stop() -> bool:
             raise ServiceUnavailable(f"down: process {embedded.pid} has not ended within {_STOP_TIMEOUT_S:g} s")
         time.sleep(_LOOK_EVERY_S)
     return True
+
+
+@click.command(epilog="Example: kp-scorer demo my-traces.jsonl")
+@click.argument("files", metavar="[FILE|FOLDER|-...]", nargs=-1, type=click.Path(allow_dash=True))
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds to wait.")
+@settings_options
+@converting_options
+def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversion: Conversion) -> None:
+    """Start an embedded Redis and a worker, submit traces, show the decisions, stop everything.
+
+    Submits the sample traces that come with the package, or those in FILE (a folder, or - for standard input).
+    """
+    # Without configured URLs and with few logs: a demo must neither reach anyone's queue nor hide its table among log lines.
+    log = settings.log.model_copy(update={"level": "error"})
+    broker, redis = (section.model_copy(update={"url": ""}) for section in (settings.broker, settings.redis))
+    # In the order of the file, which decides what a trace is compared with: so each run has the same decisions.
+    worker = settings.worker.model_copy(update={"concurrency": 1})
+    settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
+    with tempfile.TemporaryDirectory(prefix="kp-scorer-") as data_dir, embedded_redis(Path(data_dir)) as url:
+        print_note("started an embedded Redis and a worker, which loads its embedder")
+        local = with_endpoints(settings.model_copy(update={"redis": redis.model_copy(update={"url": url})}))
+        with worker_processes(settings, url, ports=[0]) as (process,), Client(local) as client:
+            trace_ids, refused = _submit_files(client, files, settings, conversion)
+            completed = _watch(client, trace_ids, timeout_s, lambda: process.poll() is None)
+    if not _summarise(trace_ids, completed, files, conversion) or refused:
+        sys.exit(1)
+
+
+def _submit_files(client: Client, files: Sequence[str], settings: Settings, conversion: Conversion) -> tuple[list[str], int]:
+    """Submit a file's traces, or the samples; return their ids and how many lines were refused."""
+    trace_ids: list[str] = []
+    refused = 0
+    with resources.as_file(resources.files("kp_scorer.samples").joinpath("traces.jsonl")) as samples:
+        names = files or [str(samples)]
+        for line, answer, _ in submit_lines(client, ReadAhead(names, settings.limits, BATCH_SIZE, conversion)):
+            if isinstance(answer, str):
+                trace_ids.append(answer)
+            else:
+                refused += 1
+                refusal(line.number, answer, line.file)
+    print_note(f"submitted {len(trace_ids)} traces" if trace_ids else f"no traces in {', '.join(names)}")
+    return list(dict.fromkeys(trace_ids)), refused
+
+
+def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker_lives: Callable[[], bool]) -> dict[str, Status]:
+    started = time.monotonic()
+    completed: dict[str, Status] = {}
+    with progress("scored") as advance:
+        while len(completed) < len(trace_ids) and time.monotonic() - started < timeout_s:
+            if not worker_lives():
+                raise ServiceUnavailable("the worker ended; its log above says why")
+            left = [trace_id for trace_id in trace_ids if trace_id not in completed]
+            for status in client.as_completed(left, timeout_s=1.0):
+                if status.decision:
+                    note_if_unmeasured(status.decision)
+                completed[status.trace_id] = status
+                advance(len(completed), len(trace_ids))
+    return completed
+
+
+def _summarise(trace_ids: Sequence[str], completed: dict[str, Status], files: Sequence[str], conversion: Conversion) -> bool:
+    """Show what became of the traces, and what to do next; return whether all were decided."""
+    decisions = [status.decision for trace_id in trace_ids if (status := completed.get(trace_id)) and status.decision]
+    table = DecisionTable()
+    for decision in decisions:
+        table.print_decision(decision)
+    outcomes = Counter(decision.outcome for decision in decisions)
+    counts = [f"{outcomes['accepted']} accepted", f"{outcomes['rejected']} rejected"]
+    dead = len(completed) - len(decisions)
+    others = {"to review": outcomes["review"], "dead": dead, "still pending": len(trace_ids) - len(completed)}
+    counts += [f"{count} {words}" for words, count in others.items() if count]
+    print_text(f"{len(trace_ids)} traces: {', '.join(counts)}\n")
+    print_text(f"{_next_step(len(decisions), outcomes['accepted'], files, conversion)}\n")
+    return len(decisions) == len(trace_ids)
+
+
+def _next_step(decided: int, accepted: int, files: Sequence[str], conversion: Conversion) -> str:
+    if not files or "-" in files:
+        return "next, with traces of your own: kp-scorer demo FILE"
+    named = escaped(join(files))
+    if decided < _PROPOSED.least_traces:
+        options = " …" if conversion.runs else ""
+        return f"next, as a service: kp-scorer up, and in another terminal: kp-scorer submit {named}{options} --wait"
+    # It converts nothing, and reads one file.
+    converts = conversion.runs or len(files) > 1
+    before, file = (f"kp-scorer convert {named} … > traces.jsonl, then ", "traces.jsonl") if converts else ("", named)
+    calibrate = f"kp-scorer calibrate {file} --accept {_PROPOSED.percents} --output thresholds.toml"
+    return f"{accepted} of {decided} accepted; for a fifth: {before}{calibrate}"

@@ -1,27 +1,168 @@
-"""``kp-scorer doctor``: whether everything is set up as it should be. One function a check."""
+"""``kp-scorer stats``, ``top`` and ``doctor``: what a fleet has done, does and has before it, and what is wrong with it."""
 
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, Literal, NamedTuple
 
 import click
 from celery import Celery
 from kombu import Exchange, Queue
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
 
-from kp_scorer.broker.backlog import look_at_backlog, waiting
+from kp_scorer.broker.backlog import Backlog, count_oversized, look_at_backlog, waiting
 from kp_scorer.broker.celery_app import celery_variables, make_celery
 from kp_scorer.broker.publishing import broker_shortcomings
 from kp_scorer.broker.queues import results_queues, submission_queues
+from kp_scorer.characters import escaped
+from kp_scorer.cli.display import cell, console
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_row
+from kp_scorer.cli.output import in_words, print_row
 from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
+from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError, ServiceUnavailable
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import SubmissionCounts
+from kp_scorer.ledger.store import Timing, WorkerReport
 from kp_scorer.settings import Settings
 from kp_scorer.settings.urls import ServerUrl
 from kp_scorer.trace import namespace_of
+
+_EVERY_S: Final = 2.0
+
+
+@click.command(epilog="Example: kp-scorer stats")
+@service_options
+def stats(settings: Settings) -> None:
+    """Print how many submissions there were and what became of them, and what the queues hold: one JSON line, or text.
+
+    Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
+    Full are results queues and streams with queues.results_limit unread decisions, for which workers wait; on a stream is
+    unread what some consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With
+    Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
+
+    Domains counts decisions by the domain that was submitted. Unknown domains are those that no setting names, so that the
+    default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
+    under an empty name. Guards counts the decisions in which a guard of the section scoring fired.
+    """
+    policy = settings.scoring
+    with Store.open(settings) as store, make_celery(settings) as app:
+        row: dict[str, Any] = store.ledger.counts()._asdict()
+        row["dropped"] = store.dead_letters.dropped()
+        domains, row["guards"] = store.ledger.tallies()
+        backlog = look_at_backlog(app, settings, store)
+        row["waiting"] = {**backlog.submissions, **backlog.decisions}
+        if settings.broker.is_redis:
+            row["oversized"] = count_oversized(app, submission_queues(settings).traces)
+    row["domains"] = {domain: count for domain, count in domains.items() if domain in policy.domains}
+    row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in policy.domains}
+    row["full"] = list(backlog.full)
+    print_row(row, "\n".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in row.items()))
+
+
+class Snapshot(NamedTuple):
+    """The fleet at one moment, by the monotonic clock."""
+
+    at_s: float
+    counts: SubmissionCounts
+    backlog: Backlog
+    dropped: int
+    workers: Sequence[WorkerReport]
+
+
+@click.command(epilog="Example: kp-scorer top --once")
+@click.option("--once", is_flag=True, help="Show it once; so it is where stderr is no terminal, too.")
+@service_options
+def top(once: bool, settings: Settings) -> None:
+    """Watch all workers and queues on stderr until Ctrl-C: what waits, how fast it is decided, who decides it.
+
+    Rates and times are of the last seconds; what each worker has decided, since it started. `doctor` says what is wrong.
+    """
+    out = console()
+    with Store.open(settings) as store, make_celery(settings) as app:
+        now = before = _snapshot(app, settings, store)
+        if once or not out.is_terminal:
+            out.print(_view(now, before))
+            return
+        with suppress(KeyboardInterrupt), Live(_view(now, before), console=out, auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(_EVERY_S)
+                problem = ""
+                try:
+                    now, before = _snapshot(app, settings, store), now
+                except ServiceUnavailable as error:
+                    # The last snapshot stays on the screen, and it tries again.
+                    problem = str(error)
+                live.update(_view(now, before, problem), refresh=True)
+
+
+def _snapshot(app: Celery, settings: Settings, store: Store) -> Snapshot:
+    backlog = look_at_backlog(app, settings, store)
+    dropped = sum(store.dead_letters.dropped().values())
+    return Snapshot(time.monotonic(), store.ledger.counts(), backlog, dropped, store.workers.reports())
+
+
+def _view(now: Snapshot, before: Snapshot, problem: str = "") -> RenderableType:
+    """Everything, with rates since ``before``, if that is earlier; ``problem`` is why there is no newer snapshot."""
+    problems = [Text(escaped(problem), style="red")] if problem else []
+    return Group(*problems, _table_of_totals(now, before), _table_of_workers(now, before))
+
+
+def _table_of_totals(now: Snapshot, before: Snapshot) -> Table:
+    table = Table.grid(padding=(0, 3))
+    counts, elapsed_s = now.counts, now.at_s - before.at_s
+    submitted = f"submitted {counts.submitted:,}{_rate(counts.submitted, before.counts.submitted, elapsed_s)}"
+    decided = f"decided {counts.decided:,}{_rate(counts.decided, before.counts.decided, elapsed_s)}"
+    pending = f"pending {counts.pending:,}, the oldest for {_seconds(now.backlog.oldest_pending_s)}"
+    table.add_row(submitted, decided, pending, f"dead {counts.dead:,}", f"dropped {now.dropped:,}")
+    limit = f" of {now.backlog.limit:,}" if now.backlog.limit else ""
+    submissions = (f"{escape(name)} {count:,}" for name, count in now.backlog.submissions.items())
+    decisions = (f"{escape(name)} {count:,}{limit}" for name, count in now.backlog.decisions.items())
+    table.add_row(*submissions, *decisions)
+    return table
+
+
+def _table_of_workers(now: Snapshot, before: Snapshot) -> Table:
+    headings = ("in flight", "decided", "queued for", "in flight for", "a batch embeds", "window", "redelivered", "dead")
+    figures = (Column(heading, justify="right") for heading in headings)
+    table = Table(Column("worker", no_wrap=True), *figures, "ready", header_style="bold", pad_edge=False)
+    earlier = {report.node: report for report in before.workers}
+    for report in now.workers:
+        # A new worker is compared with itself, so its means are those since it started.
+        then = earlier.get(report.node, report)
+        decided = f"{_decided(report):,}{_rate(_decided(report), _decided(then), now.at_s - before.at_s)}"
+        means = (_mean(getattr(report, name), getattr(then, name)) for name in ("queued", "held", "embedded"))
+        counts = map("{:,}".format, (report.window_entries, report.redeliveries, report.dead_letters))
+        ready = cell("; ".join(report.not_ready)) or "yes"
+        table.add_row(cell(report.node), f"{report.in_flight}", decided, *means, *counts, ready)
+    return table
+
+
+def _decided(report: WorkerReport) -> int:
+    return sum(sum(counted.values()) for counted in report.decisions.values())
+
+
+def _rate(count: int, then: int, elapsed_s: float) -> str:
+    """How fast a count grows; empty while that is unknown, or if it has started again."""
+    return f" ({(count - then) / elapsed_s:,.1f}/s)" if elapsed_s > 0 and count >= then else ""
+
+
+def _mean(now: Timing, then: Timing) -> str:
+    """The mean time since the last snapshot; since the start if that was the first, or nothing was done."""
+    if now.count > then.count:
+        return _seconds((now.seconds - then.seconds) / (now.count - then.count))
+    return _seconds(now.seconds / now.count) if now.count else "–"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1_000:.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
 
 State = Literal["ok", "advice", "wrong"]
 """``wrong`` should be corrected; ``advice`` may be intended."""
@@ -56,21 +197,17 @@ def doctor(settings: Settings) -> None:
     is_wrong = False
     with Store.open(settings) as store, make_celery(settings) as app:
         for name, check in _CHECKS.items():
-            for state, detail in _details(check, Deployment(settings, store, app)):
+            details: list[tuple[State, str]] = []
+            try:
+                details.extend(check(Deployment(settings, store, app)))
+            except ScorerError as error:
+                details.append(("wrong", str(error)))
+            for state, detail in details or [("ok", "in order")]:
                 text = f"{name}: {'' if state == 'ok' else state + ': '}{detail}"
                 print_row({"check": name, "state": state, "detail": detail}, text)
                 is_wrong = is_wrong or state == "wrong"
     if is_wrong:
         sys.exit(1)
-
-
-def _details(check: Callable[[Deployment], Details], deployment: Deployment) -> list[tuple[State, str]]:
-    details: list[tuple[State, str]] = []
-    try:
-        details.extend(check(deployment))
-    except ScorerError as error:
-        details.append(("wrong", str(error)))
-    return details or [("ok", "in order")]
 
 
 def _settings(deployment: Deployment) -> Details:

@@ -1,11 +1,12 @@
-"""``kp-scorer calibrate``: suggest thresholds from traces of one's own."""
+"""``kp-scorer profiles``, ``calibrate``, ``quality`` and ``re-decide``: the thresholds in force, and others."""
 
 import json
+import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from functools import wraps
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +14,19 @@ import click
 
 from kp_scorer.analysis.calibration import Calibration, Cohort, Share, Target, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
+from kp_scorer.analysis.explanation import bound_of
+from kp_scorer.analysis.quality import LEAST_LABELS, Quality, qualities
 from kp_scorer.characters import escaped
-from kp_scorer.cli.commands.label import labels_option
-from kp_scorer.cli.gathering import Gathered, gathering_options
-from kp_scorer.cli.options import Command
-from kp_scorer.cli.output import open_output, print_note
+from kp_scorer.cli.display import cell, print_table
+from kp_scorer.cli.gathering import Gathered, gathering_options, labels_option
+from kp_scorer.cli.options import settings_options
+from kp_scorer.cli.output import open_output, print_note, print_row
 from kp_scorer.decision import Decision
+from kp_scorer.errors import ScorerError
 from kp_scorer.report.thresholds import with_thresholds
+from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import load_scoring
 from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.trace import namespace_of
 
@@ -33,6 +39,23 @@ _HEAD: Final = (
     "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
     "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",
 )
+_SHARES: Final = ("accepted", "precision", "recall")
+
+
+@click.command(epilog="Example: kp-scorer profiles --config kp-scorer.toml")
+@settings_options
+def profiles(settings: Settings) -> None:
+    """Print the weights of each profile, and the threshold and review of the domain by its name.
+
+    The default profile is that of all domains without one of their own; their thresholds may differ.
+    """
+    policy = settings.scoring
+    for name, weights in policy.profiles.items():
+        bounds = policy.bounds(name)
+        row = {"profile": name, **weights.model_dump(), "threshold": bounds.threshold, "review": bounds.review}
+        in_words = ", ".join(f"{dimension.replace('_', ' ')} {weight:.2f}" for dimension, weight in weights)
+        review = "" if bounds.review is None else f", review {bounds.review:g}"
+        print_row(row, f"{name}: {in_words}; threshold {bounds.threshold:g}{review}")
 
 
 def _share(text: str) -> float:
@@ -46,38 +69,19 @@ def _share(text: str) -> float:
     return share
 
 
-def _target_options(command: Command) -> Command:
-    """Add the options that say what to reach, and pass a command the ``target``."""
-
-    @click.option("--accept", type=_share, metavar="SHARE", help="How many traces of a domain to accept: 20%.")
-    @click.option("--precision", type=_share, metavar="SHARE", help="How many of the accepted traces are to be good: 90%.")
-    @wraps(command)
-    def with_target(*args: Any, accept: float | None, precision: float | None, **kwargs: Any) -> None:
-        if (accept is None) == (precision is None):
-            raise click.UsageError("expected either --accept or --precision")
-        target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
-        command(*args, target=target, **kwargs)
-
-    return with_target
-
-
-def _unless_there(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
-    try:
-        if file and file.exists():
-            # It may be the settings that all workers run by.
-            raise click.BadParameter(escaped(f"{file} is there already; name a new file"))
-    except OSError as error:
-        raise click.BadParameter(escaped(f"{file}: {error.strerror}")) from None
-    return file
-
-
 @click.command(epilog="Example: kp-scorer calibrate traces.jsonl --accept 20% --output thresholds.toml")
-@_target_options
+@click.option("--accept", type=_share, metavar="SHARE", help="How many traces of a domain to accept: 20%.")
+@click.option("--precision", type=_share, metavar="SHARE", help="How many of the accepted traces are to be good: 90%.")
 @labels_option
-@click.option("--output", callback=_unless_there, type=click.Path(path_type=Path), help="Where to write, in place of stdout.")
+@click.option("--output", type=click.Path(), default="-", help="Where to write, in place of stdout.")
 @gathering_options
 def calibrate(
-    target: Target, labels: Mapping[str, bool] | None, output: Path | None, gathered: Gathered, settings: Settings
+    accept: float | None,
+    precision: float | None,
+    labels: Mapping[str, bool] | None,
+    output: str,
+    gathered: Gathered,
+    settings: Settings,
 ) -> None:
     """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions that the ledger holds.
 
@@ -91,6 +95,12 @@ def calibrate(
     An interval says what to expect of other traces of the same kind, in 19 of 20 cases. Domains with too few traces, fewer
     than 62 to accept 20%, get one threshold together, as do those to come; but those that have one in the settings keep it.
     """
+    if (accept is None) == (precision is None):
+        raise click.UsageError("expected either --accept or --precision")
+    target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
+    if output != "-" and os.path.lexists(output):
+        # It may be the settings that all workers run by.
+        raise click.BadParameter(escaped(f"{output} is there already; name a new file"), param_hint="--output")
     namespaces, agents = Counter[str](), Counter[str]()
 
     def pairs() -> Iterator[tuple[Decision, bool | None]]:
@@ -119,7 +129,7 @@ def calibrate(
     clashes = [escaped(f"change this too: scoring.{clash}") for clash in scoring.reviews_above()]
     for note in [*_notes(target, calibration, scoring), *clashes]:
         print_note(note)
-    with open_output(str(output or "-"), "x") as write:
+    with open_output(output, "x") as write:
         write(as_toml(scoring, calibration, target, clashes))
 
 
@@ -145,7 +155,9 @@ def as_toml(scoring: ScoringSettings, calibration: Calibration, target: Target, 
     if scoring.thresholds:
         lines += ["", "[scoring.thresholds]"]
     for domain, threshold in scoring.thresholds.items():
-        lines += [f"# {_basis(calibration.domains.get(domain))}.", f"{_key(domain)} = {threshold}"]
+        # TOML writes texts as JSON does, but for characters that terminals act on.
+        key = domain if re.fullmatch(r"[A-Za-z0-9_-]+", domain) else escaped(json.dumps(domain, ensure_ascii=False))
+        lines += [f"# {_basis(calibration.domains.get(domain))}.", f"{key} = {threshold}"]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -156,11 +168,6 @@ def _basis(cohort: Cohort | None) -> str:
     shares = [(suggestion.accepted, "accepted"), (suggestion.precision, "of these good")]
     outlook = ", ".join(f"{share.value:.1%} ({interval(share)}) {words}" for share, words in shares if share)
     return f"{cohort.traces} traces: threshold ({suggestion.low:.3f}-{suggestion.high:.3f}), {outlook}"
-
-
-def _key(name: str) -> str:
-    """A name as a key of TOML, which writes texts as JSON does, but for characters that terminals act on."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else escaped(json.dumps(name, ensure_ascii=False))
 
 
 def interval(share: Share) -> str:
@@ -196,3 +203,83 @@ def _lack(cohort: Cohort, target: Target) -> str:
 
 def _counted(target: Target) -> str:
     return " with labels" if target.of == "precision" else ""
+
+
+@click.command(epilog="Example: kp-scorer quality --stored")
+@labels_option
+@gathering_options
+def quality(labels: Mapping[str, bool] | None, gathered: Gathered, settings: Settings) -> None:
+    """Estimate precision and recall of the gate, and of other thresholds, from the sampled decisions with labels.
+
+    What is sampled the workers' review.sample says. Which traces were good --labels says: JSON Lines
+    {"trace_id": "kp:trace:…", "good": true}; without it, with --stored, the labels of `kp-scorer label` do.
+
+    Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces.
+    Each trace weighs 1 / the probability by which it was sampled. An interval holds in 19 of 20 cases, if those with a label
+    are all of the sample, or chosen by nobody who knew them. Prints a JSON line for the gate and for each threshold, of all
+    domains and of each with 50 labels or more, the others being together (domain null); to a terminal a table.
+    """
+    total, sampled, stored = 0, list[Decision](), dict[str, bool]()
+    for decision, label, _ in gathered.traces:
+        total += 1
+        if decision.sampled:
+            sampled.append(decision)
+            if label is not None:
+                stored[decision.trace_id] = label
+    labels = stored if labels is None else labels
+    judged = sum(decision.trace_id in labels for decision in sampled)
+    if not judged:
+        raise ScorerError(f"{len(sampled)} of {total} decisions are sampled (review.sample), none has a label")
+    print_note(f"{judged} of {len(sampled)} sampled traces have a label, of {total} decisions")
+    if judged < LEAST_LABELS:
+        print_note(f"intervals are checked from {LEAST_LABELS} labels on")
+    estimates = qualities(sampled, labels, settings.scoring.aliases)
+    print_table(("domain", "labels", "threshold", *_SHARES), chain.from_iterable(map(_estimates, estimates)))
+
+
+def _estimates(quality: Quality) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
+    """The estimates for a domain, each as a row for programs, and as the cells of a table."""
+    domain = quality.domains[0] if len(quality.domains) == 1 else None
+    first_cells = [f"({len(quality.domains)} together)" if domain is None else cell(domain), f"{quality.labels:,}"]
+    for estimate in quality.estimates:
+        shares = {name: getattr(estimate, name) for name in _SHARES}
+        row: dict[str, Any] = {"domain": domain, "domains": len(quality.domains), "labels": quality.labels}
+        row |= {"threshold": estimate.threshold, **{name: share and share._asdict() for name, share in shares.items()}}
+        threshold = "as decided" if estimate.threshold is None else f"{estimate.threshold:.2f}"
+        cells = (f"{share.value:.0%} ({interval(share)})" if share else "none" for share in shares.values())
+        yield row, (*first_cells, threshold, *cells)
+        first_cells = ["", ""]
+
+
+@click.command("re-decide", epilog="Example: kp-scorer re-decide decisions.jsonl --thresholds thresholds.toml > flips.jsonl")
+@click.option("--thresholds", required=True, type=click.Path(path_type=Path), help="TOML file whose section scoring applies.")
+@gathering_options
+def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
+    """Apply other thresholds, weights or profiles to decisions, and print those whose outcome flips.
+
+    The decisions themselves stay as they are, in FILE and in the ledger: a decision never changes. Nothing is embedded.
+
+    The file is tried as it is, over variables and flags, which win over it for a worker. What the
+    section scoring does not name is as the settings in force have it, so give this command the --config of your
+    workers. What depends on the traces themselves stays as it was decided: scoring.cap_step_term and
+    scoring.max_confidence change nothing here, and a threshold that a submission asked for counts only if it was obeyed.
+    """
+    policy, counts = load_scoring(thresholds, settings), Counter[str]()
+    for before, after in ((each.decision, decide_again(each.decision, policy)) for each in gathered.traces):
+        if before.outcome != after.outcome:
+            sides, fields = {"before": before, "after": after}, ("outcome", "score", "threshold")
+            both = {f"{field}_{name}": getattr(decision, field) for field in fields for name, decision in sides.items()}
+            print_row({"trace_id": before.trace_id, "domain": before.domain, **both})
+        counts["decisions"] += 1
+        counts["flips"] += before.outcome != after.outcome
+        counts["before"] += before.outcome == "accepted"
+        counts["after"] += after.outcome == "accepted"
+        counts["weighed"] += before.weights != after.weights
+        counts["capped"] += bound_of(before, "max_confidence") != policy.max_confidence
+    total = counts["decisions"]
+    print_note(f"{counts['flips']} of {total} decisions flip")
+    print_note(f"accepted before and after: {counts['before'] / total:.1%}, {counts['after'] / total:.1%}")
+    if weighed := counts["weighed"]:
+        print_note(f"{weighed} have other weights than they were decided with, and so another score")
+    if capped := counts["capped"]:
+        print_note(f"{capped} were decided by another scoring.max_confidence, which only scoring their traces anew applies")
