@@ -34,6 +34,8 @@ from kp_scorer.trace import ReasoningTrace, namespace_of
 
 _MOST_BYTES: Final = 2**20  # Of a line with a decision, which takes some two kilobytes, or with a label.
 
+Result = Decision | InvalidTrace | TraceConflict  # Of a line: the decision on its trace, or why there is none.
+
 
 class GatheredTrace(NamedTuple):
     """A decision, and whether its trace is good."""
@@ -149,9 +151,7 @@ def traces_named(name: str | None, decisions: Collection[Decision], limits: Limi
         return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
 
-def score_lines(
-    batches: Iterable[Sequence[Line]], settings: Settings
-) -> Iterator[tuple[Line, Decision | InvalidTrace | TraceConflict]]:
+def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result]]:
     """Score the traces on lines of an input, in order; the embedder is loaded with the first batch."""
     decider: Decider | None = None
     done = 0
@@ -162,7 +162,7 @@ def score_lines(
             for line in batch:
                 result = line.trace if isinstance(line.trace, InvalidTrace) else next(results)
                 # A ledger in memory has no other workers and no deaths.
-                assert isinstance(result, Decision | InvalidTrace | TraceConflict)
+                assert isinstance(result, Result)
                 if isinstance(result, Decision):
                     note_if_unmeasured(result)
                 yield line, result

@@ -107,7 +107,7 @@ def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None
     if line.startswith(b"[") or _may_be_large(line):
         line = _entire(stream, line)
     most_bytes, read = limits.message_bytes, _lines
-    if _is_document(stream, line, _MOST_VALUES):
+    if _is_document(stream, line):
         most_bytes, read = _SPREAD * limits.message_bytes, _documents
     for number, raw, size_bytes in read(stream, first, line, most_bytes):
         if size_bytes > len(raw):
@@ -179,10 +179,10 @@ def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:
     return number, line.lstrip()
 
 
-def _is_document(stream: io.BufferedReader, line: bytes, most_values: int) -> bool:
+def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
     """Whether JSON begins on this line and ends on a later one; if not, this may be the first of several lines, and cut off."""
     try:
-        check_values(line, most_values)
+        check_values(line, _MOST_VALUES)
         json.loads(line)
     except json.JSONDecodeError as error:
         text = line.rstrip()
@@ -286,8 +286,7 @@ class ReadAhead:
         self._changed = threading.Condition()
         self._lines: deque[Line] = deque()
         self._size_bytes = 0
-        self._wanted = 1
-        self._is_ended = False
+        self._wanted = 1  # How many lines to wait for; 0 once there are no more.
         self._error: BaseException | None = None
         # A daemon: nothing interrupts a thread that waits for input.
         threading.Thread(target=self._run, args=[names, limits, conversion], name="kp-scorer-reader", daemon=True).start()
@@ -298,18 +297,17 @@ class ReadAhead:
         Raises:
             BadParameter: as by :func:`read_traces`, or the input cannot be opened; after the lines before.
         """
-        while batch := self._next_batch():
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_full() or len(self._lines) >= self._wanted)
+                batch = [self._lines.popleft() for _ in range(min(self._most, len(self._lines)))]
+                self._size_bytes -= sum(line.size_bytes for line in batch)
+                self._changed.notify_all()
+            if not batch:
+                break
             yield batch
         if self._error:
             raise self._error
-
-    def _next_batch(self) -> list[Line]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_ended or self._is_full() or len(self._lines) >= self._wanted)
-            batch = [self._lines.popleft() for _ in range(min(self._most, len(self._lines)))]
-            self._size_bytes -= sum(line.size_bytes for line in batch)
-            self._changed.notify_all()
-            return batch
 
     def _is_full(self) -> bool:
         return len(self._lines) >= self._most or self._size_bytes >= _AHEAD_BYTES
@@ -328,5 +326,5 @@ class ReadAhead:
         except BaseException as error:
             self._error = error
         with self._changed:
-            self._is_ended = True
+            self._wanted = 0
             self._changed.notify_all()

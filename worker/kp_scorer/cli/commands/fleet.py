@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
@@ -196,8 +196,8 @@ def doctor(settings: Settings) -> None:
     """
     is_wrong = False
     with Store.open(settings) as store, make_celery(settings) as app:
-        for name, check in _CHECKS.items():
-            details: list[tuple[State, str]] = []
+        for check in _CHECKS:
+            name, details = check.__name__.removeprefix("_"), list[tuple[State, str]]()
             try:
                 details.extend(check(Deployment(settings, store, app)))
             except ScorerError as error:
@@ -300,7 +300,7 @@ def _workers(deployment: Deployment) -> Details:
         for reason in report.not_ready:
             yield "wrong", f"{report.node} is not ready, {reason}: see what it logs"
     without = [report.node for report in reports if not report.embedder]
-    if without and len(without) < len(reports):
+    if 0 < len(without) < len(reports):
         yield "wrong", f"{', '.join(without)} have no embedder, among others that have: install kp-scorer[embedding] there"
 
 
@@ -333,14 +333,5 @@ def _window(deployment: Deployment) -> Details:
                 yield "advice", f"{whose}: {share}, which all others are compared with: give it a fleet of its own"
 
 
-_CHECKS: Final[dict[str, Callable[[Deployment], Details]]] = {
-    "settings": _settings,
-    "variables": _variables,
-    "redis": _redis,
-    "clocks": _clocks,
-    "broker": _broker,
-    "queues": _queues,
-    "workers": _workers,
-    "embedder": _embedder,
-    "window": _window,
-}
+_CHECKS: Final = (_settings, _variables, _redis, _clocks, _broker, _queues, _workers, _embedder, _window)
+"""Each finding has the name of its function."""

@@ -9,7 +9,7 @@ import click
 
 from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import DecisionTable
-from kp_scorer.cli.gathering import score_lines
+from kp_scorer.cli.gathering import Result, score_lines
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, ledger_options, settings_options
 from kp_scorer.cli.output import json_line, open_output, print_note, print_row, refusal
@@ -91,9 +91,7 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
         sys.exit(1)
 
 
-def _stored(
-    batches: Iterator[Sequence[Line]], settings: Settings
-) -> Iterator[tuple[Line, Decision | InvalidTrace | TraceConflict | str]]:
+def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result | str]]:
     """What the ledger decided on the traces on lines of an input, in order, or the state in which it has them."""
     with Store.open(with_endpoints(settings)) as store:
         for batch in batches:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
 from itertools import islice
@@ -198,7 +198,7 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
         local = with_endpoints(settings.model_copy(update={"redis": redis.model_copy(update={"url": url})}))
         with worker_processes(settings, url, ports=[0]) as (process,), Client(local) as client:
             trace_ids, refused = _submit_files(client, files, settings, conversion)
-            completed = _watch(client, trace_ids, timeout_s, lambda: process.poll() is None)
+            completed = _watch(client, trace_ids, timeout_s, process)
     if not _summarise(trace_ids, completed, files, conversion) or refused:
         sys.exit(1)
 
@@ -219,12 +219,12 @@ def _submit_files(client: Client, files: Sequence[str], settings: Settings, conv
     return list(dict.fromkeys(trace_ids)), refused
 
 
-def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker_lives: Callable[[], bool]) -> dict[str, Status]:
+def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker: Process) -> dict[str, Status]:
     started = time.monotonic()
     completed: dict[str, Status] = {}
     with progress("scored") as advance:
         while len(completed) < len(trace_ids) and time.monotonic() - started < timeout_s:
-            if not worker_lives():
+            if worker.poll() is not None:
                 raise ServiceUnavailable("the worker ended; its log above says why")
             left = [trace_id for trace_id in trace_ids if trace_id not in completed]
             for status in client.as_completed(left, timeout_s=1.0):
