@@ -211,7 +211,7 @@ def test_traces_beyond_two_groups_are_not_leased() -> None:
     with running(embedder := GatedEmbedder(), group_size=4) as stages:
         stages.submit(*(f"text{n}" for n in range(30)))
         stages.wait_for_texts(8)
-        wait_until(lambda: stages.look_up.stall.elapsed_s() == 0, PATIENCE_S)
+        wait_until(lambda: stages.look_up.thread.stall.elapsed_s() == 0, PATIENCE_S)
         assert stages.embed.texts_in_flight == 8
         embedder.gate.release(1_000)
         assert all(isinstance(end, Decision) for end in stages.wait_for_ends(30).values())
@@ -221,7 +221,7 @@ def test_abort_fails_what_waits_and_finishes_what_is_in_the_engine() -> None:
     with busy(embedder := GatedEmbedder()) as stages:
         stages.submit("waits in front of the engine")
         stages.wait_for_texts(2)
-        stages.admission.abort()
+        stages.admission.is_aborted = True
         stages.submit("waits to be admitted")
         embedder.gate.release(1_000)
         ends = stages.wait_for_ends(3)

@@ -28,8 +28,7 @@ class Delivery:
         """Hold a kombu message, received on the connection with this number."""
         self.message = message
         self.connection = connection
-        self.received: Received | None = None
-        """This delivery as decisions and dead letters name it; None until the message is read."""
+        self.received: Received | None = None  # As decisions and dead letters name it; None until the message is read.
         self.trace: ReasoningTrace | None = None
         self.case: Case | None = None  # How far deciding the trace has come, since it was last looked up.
         self.is_alone = False  # Whether it is decided with nothing else in flight, as it failed, or its worker died, before.
@@ -74,7 +73,7 @@ class Admission:
         self._deciding = 0
         self._is_one_alone = False
         self._is_stopping = False
-        self.is_aborted = False  # Whether nothing is begun any more.
+        self.is_aborted = False  # Set it, and nothing is begun any more.
 
     def submit(self, delivery: Delivery) -> None:
         """Have the trace of a message decided. Any thread may do so."""
@@ -85,7 +84,10 @@ class Admission:
     def next_group(self) -> Sequence[Delivery]:
         """Wait for what is to be decided next; empty once all are resolved and no more come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._can_admit() or self._is_over())
+            # At the end, too, a trace that is being decided may have to be decided again.
+            self._changed.wait_for(
+                lambda: self._can_admit() or (self._is_stopping and not (self._waiting or self._alone or self._deciding))
+            )
             if not self._can_admit():
                 return ()
             self._is_one_alone = bool(self._alone)
@@ -115,10 +117,6 @@ class Admission:
             self._alone.extend(deliveries)
         self._leave(len(deliveries))
 
-    def abort(self) -> None:
-        """From now on, begin nothing."""
-        self.is_aborted = True
-
     def raise_if_aborted(self) -> None:
         """Raise ServiceUnavailable, which requeues what a stage was about to begin, if the worker is about to end."""
         if self.is_aborted:
@@ -134,10 +132,6 @@ class Admission:
         if self._alone:
             return not self._deciding
         return bool(self._waiting) and self._deciding <= self._group_size and not (self._is_one_alone and self._deciding)
-
-    def _is_over(self) -> bool:
-        # A trace that is being decided may have to be decided again.
-        return self._is_stopping and not (self._waiting or self._alone or self._deciding)
 
     def _leave(self, count: int) -> None:
         with self._changed:

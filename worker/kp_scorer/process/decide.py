@@ -20,6 +20,8 @@ from kp_scorer.process.admission import Admission, Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 
+Sink = Callable[[Sequence[Delivery]], None]  # Where deliveries go next; it does not raise.
+
 _BACKLOG: Final = 16
 """While so many texts wait for a pass, vectors are passed on in groups: each alone costs the later stages 2 ms of a core."""
 _GROUP: Final = 16
@@ -27,7 +29,7 @@ _GROUP: Final = 16
 
 @dataclass(eq=False, slots=True)
 class _Text:
-    """A text that waits for a pass, or is in one, and the deliveries with that text; then with what the pass makes of it."""
+    """A text that waits for a pass, or is in one, and the deliveries with that text."""
 
     key: tuple[str, str | None]  # The text, and the objective that is embedded besides, where texts are pinned.
     tokenized: TokenizedText
@@ -36,21 +38,6 @@ class _Text:
     shape: Sequence[int]  # The same, rounded up.
     deliveries: list[Delivery]
     put_at: float = field(default_factory=time.perf_counter)
-    vector: Vector | None = None
-    asked_vector: Vector | None = None
-
-    def complete(self, started: float, embed_ms: float) -> list[Delivery]:
-        """The deliveries, whose cases have the vectors now, from a pass that began at ``started``."""
-        times_ms = {"wait_ms": round((started - self.put_at) * 1_000, 3), "embed_ms": embed_ms}
-        for delivery in self.deliveries:
-            assert delivery.case
-            delivery.case.vector, delivery.case.asked, delivery.case.tokens = (
-                self.vector,
-                self.asked_vector,
-                self.tokenized.counts,
-            )
-            delivery.case.times_ms |= times_ms
-        return self.deliveries
 
 
 class EmbedStage:
@@ -60,18 +47,8 @@ class EmbedStage:
     texts nor short ones starve. A text that has its vector goes on at once, unless there is a backlog.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        decider: Decider,
-        novelty: NoveltyMeter,
-        metrics: Metrics,
-        pass_on: Callable[[Sequence[Delivery]], None],
-    ) -> None:
-        """Start a thread for each pass that may be in the engine.
-
-        ``pass_on``, which must not raise, gets deliveries whose traces have vectors.
-        """
+    def __init__(self, admission: Admission, decider: Decider, novelty: NoveltyMeter, metrics: Metrics, pass_on: Sink) -> None:
+        """Start a thread for each pass that may be in the engine; ``pass_on`` gets deliveries whose traces have vectors."""
         self._admission = admission
         self._decider = decider
         self._novelty = novelty
@@ -87,8 +64,7 @@ class EmbedStage:
         self._running = 0
         self._runs_together = False
         self._is_stopping = False
-        self.stalls = [StallTimer() for _ in range(self._embedder.most_passes)]  # Each runs during a pass of its thread.
-        self.threads = [VitalThread(partial(self._run, stall), f"stream-{n}") for n, stall in enumerate(self.stalls)]
+        self.threads = [VitalThread(self._run, f"stream-{n}") for n in range(self._embedder.most_passes)]
         for thread in self.threads:
             thread.start()
 
@@ -168,10 +144,11 @@ class EmbedStage:
 
     def _embed(self, texts: Sequence[_Text], together: bool) -> None:
         started = time.perf_counter()
+        vectors: Sequence[tuple[Vector, Vector | None]] = ()
         failure: Exception | None = None
         try:
             self._admission.raise_if_aborted()
-            self._run_pass(texts, together)
+            vectors = self._run_pass(texts, together)
         except Exception as error:
             failure = error
         embed_ms = ms_since(started)
@@ -180,8 +157,12 @@ class EmbedStage:
             self._runs_together = False
             for text in texts:
                 del self._by_text[text.key]
-            if not failure:
-                self._embedded += [delivery for text in texts for delivery in text.complete(started, embed_ms)]
+            for text, (vector, asked) in zip(texts, vectors, strict=False):
+                wait_ms = round((started - text.put_at) * 1_000, 3)
+                for case in [delivery.case for delivery in text.deliveries if delivery.case]:
+                    case.vector, case.asked, case.tokens = vector, asked, text.tokenized.counts
+                    case.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
+                self._embedded += text.deliveries
             embedded: list[Delivery] = []
             if len(self._waiting) < _BACKLOG or len(self._embedded) >= _GROUP:
                 embedded, self._embedded = self._embedded, embedded
@@ -191,8 +172,8 @@ class EmbedStage:
         if embedded:
             self._pass_on(embedded)
 
-    def _run_pass(self, texts: Sequence[_Text], together: bool) -> None:
-        """Make the vector of each text, and that of its objective."""
+    def _run_pass(self, texts: Sequence[_Text], together: bool) -> list[tuple[Vector, Vector | None]]:
+        """The vector of each text, and that of its objective."""
         metrics, started = self._metrics, time.perf_counter()
         tokenized, asked = [text.tokenized for text in texts], [text.asked for text in texts if text.asked]
         run = partial(self._checked.run, together=together, alone=texts[0].deliveries[0].is_alone)
@@ -202,9 +183,9 @@ class EmbedStage:
         metrics.pass_s.observe(time.perf_counter() - started)
         metrics.pass_texts.observe(len(texts))
         metrics.pass_tokens.observe(sum(each.tokens for each in (*tokenized, *asked)))
-        for text, vector in zip(texts, vectors, strict=True):
+        for text in texts:
             metrics.pass_wait_s.observe(started - text.put_at)
-            text.vector, text.asked_vector = vector, next(of_objectives) if text.asked else None
+        return [(vector, next(of_objectives) if text.asked else None) for text, vector in zip(texts, vectors, strict=True)]
 
     def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
         self._decider.release([delivery.case for delivery in deliveries if delivery.case])
@@ -217,28 +198,25 @@ _IDLE_S: Final = 0.5
 class LookUpStage:
     """Resolves what is decided or dead already, and passes on what this worker is to decide."""
 
-    def __init__(
-        self, admission: Admission, decider: Decider, metrics: Metrics, pass_on: Callable[[Sequence[Delivery]], None]
-    ) -> None:
-        """Start the thread; ``pass_on``, which must not raise, gets deliveries whose traces are leased and checked."""
+    def __init__(self, admission: Admission, decider: Decider, metrics: Metrics, pass_on: Sink) -> None:
+        """Start the thread; ``pass_on`` gets deliveries whose traces are leased and checked."""
         self._admission = admission
         self._decider = decider
         self._metrics = metrics
         self._pass_on = pass_on
-        self.stall = StallTimer()  # Runs while a group is looked up, and while each of its traces is checked and passed on.
         self.thread = VitalThread(self._run, "look-up")
         self.thread.start()
 
-    def _run(self) -> None:
+    def _run(self, stall: StallTimer) -> None:
         while group := self._admission.next_group():
-            self.stall.start()
+            stall.start()
             try:
                 self._acquire(group)
             except Exception as error:
                 self._admission.fail(group, error)
             else:
                 self._dispatch(group)
-            self.stall.stop()
+            stall.stop()
 
     def _acquire(self, group: Sequence[Delivery]) -> None:
         self._admission.raise_if_aborted()
@@ -253,15 +231,15 @@ class LookUpStage:
         self._admission.resolve([(delivery, case.resolved) for delivery, case in cases if case.resolved])
         self._admission.decide_alone([delivery for delivery, case in cases if not (case.resolved or case.is_claimed)])
         leased = [(delivery, case) for delivery, case in cases if case.is_claimed]
-        if leased and not self._decider.checks:
+        if self._decider.checks:
+            for delivery, case in leased:
+                self._check(delivery, case)
+        elif leased:
             self._pass_on([delivery for delivery, _ in leased])
-            return
-        for delivery, case in leased:
-            self._check(delivery, case)
 
     def _check(self, delivery: Delivery, case: Case) -> None:
         """Check a trace and pass it on at once: the engine waits for none that comes after it."""
-        self.stall.start()
+        self.thread.stall.start()
         started = time.monotonic()
         try:
             self._admission.raise_if_aborted()
@@ -283,10 +261,10 @@ class DecideStage:
         self._decider = decider
         self._metrics = metrics
         self._ready: SimpleQueue[Sequence[Delivery] | None] = SimpleQueue()
-        self._caught_up_at = time.monotonic()
+        self.behind = StallTimer()  # Since the mirror was at the end of the log: never much, as an idle worker reads on, too.
+        self.behind.start()
         if decider.novelty:
-            metrics.mirror_lag_s.set_function(self.behind_s)
-        self.stall = StallTimer()  # Runs while a group is decided, or the log is read on.
+            metrics.mirror_lag_s.set_function(self.behind.elapsed_s)
         self.thread = VitalThread(self._run, "committer")
         self.thread.start()
 
@@ -298,35 +276,30 @@ class DecideStage:
         """End the thread. Nothing may be put before or after that is still to be decided."""
         self._ready.put(None)
 
-    def behind_s(self) -> float:
-        """Seconds since the mirror was last at the end of the log: never much, as an idle worker reads on, too."""
-        return time.monotonic() - self._caught_up_at
-
-    def _run(self) -> None:
+    def _run(self, stall: StallTimer) -> None:
         while True:
-            try:
-                group = self._ready.get(timeout=_IDLE_S)
-            except Empty:
-                self._refresh()
-                continue
-            if group is None:
-                return
-            together = [*group]
+            together: list[Delivery] = []
             with suppress(Empty):
+                group = self._ready.get(timeout=_IDLE_S)
+                if group is None:
+                    return
+                together += group
                 while group := self._ready.get_nowait():
                     together += group
-            self._decide(together)
+            stall.start()
+            if together:
+                self._decide(together)
+            else:
+                self._refresh()
+            stall.stop()
 
     def _refresh(self) -> None:
-        self.stall.start()
         # The next trace meets the same error and reports it; here it would only end the thread.
         with suppress(Exception):
             self._decider.refresh()
-            self._caught_up_at = time.monotonic()
-        self.stall.stop()
+            self.behind.start()
 
     def _decide(self, group: Sequence[Delivery]) -> None:
-        self.stall.start()
         started = time.monotonic()
         cases = [delivery.case for delivery in group if delivery.case]
         try:
@@ -334,8 +307,8 @@ class DecideStage:
         except Exception as error:
             self._admission.fail(group, error)
         else:
-            self._caught_up_at = time.monotonic()
-            self._metrics.finish_s.observe(self._caught_up_at - started)
+            self.behind.start()
+            self._metrics.finish_s.observe(time.monotonic() - started)
             self._metrics.batch_traces.observe(len(group))
             ends = [(delivery, case.resolved) for delivery, case in zip(group, cases, strict=True)]
             self._admission.resolve([(delivery, end) for delivery, end in ends if end])
@@ -343,4 +316,3 @@ class DecideStage:
             for _, end in ends:
                 if isinstance(end, Decision):
                     self._metrics.count_decided(end)
-        self.stall.stop()

@@ -16,7 +16,7 @@ log = structlog.get_logger("kp_scorer.process.periodic")
 
 
 class PeriodicTask(VitalThread):
-    """Calls a function every so many seconds until it is ended; an error delays the next call by a backoff, at least."""
+    """Calls a function every so many seconds; ``stall`` runs since a call last succeeded, or since this was made."""
 
     def __init__(self, work: str, do: Callable[[], None], every_s: float, ended: threading.Event) -> None:
         """Prepare to call ``do`` every ``every_s`` seconds, or at least 2 s after a failure, until ``ended`` is set."""
@@ -25,10 +25,9 @@ class PeriodicTask(VitalThread):
         self._every_s = every_s
         self._ended = ended
         self.failure = ""  # Why the last call failed; empty if it did not.
-        self.since_success = StallTimer()  # Runs since a call last succeeded, or since this was made.
-        self.since_success.start()
+        self.stall.start()
 
-    def _repeat(self) -> None:
+    def _repeat(self, stall: StallTimer) -> None:
         pause_s = self._every_s
         while not self._ended.wait(pause_s):
             pause_s = max(self._every_s, _BACKOFF_S)
@@ -42,7 +41,7 @@ class PeriodicTask(VitalThread):
                 log.error("work_put_off", work=self.name, detail=self.failure)
             else:
                 pause_s, self.failure = self._every_s, ""
-                self.since_success.start()
+                stall.start()
 
 
 class PeriodicTasks(AbstractContextManager["PeriodicTasks"]):

@@ -79,17 +79,19 @@ class Pipeline:
         self._resend_from = 0.0
         self._draining = False
         self._stopped = False
-        self._publishing = StallTimer()
         self._admission = Admission(group_size, self._incoming.put)
-        self._decide_stage = DecideStage(self._admission, decider, metrics)
-        ready = self._decide_stage.put
+        self.decide_stage = DecideStage(self._admission, decider, metrics)
+        leased = ready = self.decide_stage.put
         self._embed_stage: EmbedStage | None = None
         if decider.novelty:
             self._embed_stage = EmbedStage(self._admission, decider, decider.novelty, metrics, ready)
-        leased = self._embed_stage.put if self._embed_stage else ready
-        self._look_up_stage = LookUpStage(self._admission, decider, metrics, leased)
+            leased = self._embed_stage.put
+        look_up_stage = LookUpStage(self._admission, decider, metrics, leased)
+        streams = self._embed_stage.threads if self._embed_stage else []
+        self._deciding = [look_up_stage.thread, *streams, self.decide_stage.thread]
         self._publisher = VitalThread(self._publish_all, "publisher")
         self._publisher.start()
+        self.threads = [*self._deciding, self._publisher]  # If any of them dies, messages stay in flight for good.
 
     def put(self, delivery: Delivery, error: BaseException | None = None) -> None:
         """Accept a message that was received; ``error`` is one of our own that kept it from being read."""
@@ -99,20 +101,9 @@ class Pipeline:
         else:
             self._incoming.put([(delivery, error)])
 
-    @property
-    def threads(self) -> Sequence[VitalThread]:
-        """If any of them dies, messages stay in flight for good."""
-        streams = self._embed_stage.threads if self._embed_stage else []
-        return [self._look_up_stage.thread, *streams, self._decide_stage.thread, self._publisher]
-
-    def mirror_behind_s(self) -> float:
-        """Seconds since the mirror was last at the end of the novelty log."""
-        return self._decide_stage.behind_s()
-
     def deciding_stalled_s(self) -> float:
         """Seconds that one of the stages that decide has been working on the same traces, the longest of them."""
-        streams = self._embed_stage.stalls if self._embed_stage else []
-        return max(stall.elapsed_s() for stall in (self._look_up_stage.stall, *streams, self._decide_stage.stall))
+        return max(thread.stall.elapsed_s() for thread in self._deciding)
 
     def delivery_stalled_s(self) -> float:
         """Seconds without progress of the message in flight that has made none for the longest.
@@ -121,7 +112,7 @@ class Pipeline:
         """
         # Copied, as other threads add and remove meanwhile.
         stalled_s = max((delivery.stall.elapsed_s() for delivery in tuple(self._in_flight)), default=0.0)
-        return max(stalled_s, self._publishing.elapsed_s())
+        return max(stalled_s, self._publisher.stall.elapsed_s())
 
     def drain(self) -> None:
         """Requeue what waits for a retry, and what would have to wait from now on."""
@@ -130,7 +121,7 @@ class Pipeline:
 
     def abort(self) -> None:
         """Also requeue what is not being decided yet."""
-        self._admission.abort()
+        self._admission.is_aborted = True
 
     def wait_until_empty(self) -> None:
         """Wait until nothing is in flight."""
@@ -145,18 +136,18 @@ class Pipeline:
         self._admission.stop()
         if self._embed_stage:
             self._embed_stage.stop()
-        self._decide_stage.stop()
+        self.decide_stage.stop()
         self._stopped = True
         self._incoming.put(None)
         for thread in self.threads:
             thread.join()
 
-    def _publish_all(self) -> None:
+    def _publish_all(self, stall: StallTimer) -> None:
         while not self._stopped:
             incoming = self._next()
-            self._publishing.start()
+            stall.start()
             self._publish(incoming)
-            self._publishing.stop()
+            stall.stop()
 
     def _next(self) -> Sequence[_Incoming]:
         """Wait for deliveries, or until those that wait are due for a retry; those that are due come along with either."""
@@ -176,10 +167,9 @@ class Pipeline:
     def _publish(self, incoming: Sequence[_Incoming]) -> None:
         due = [delivery for delivery, resolved in incoming if self._route(delivery, resolved)]
         errors = self._publish_stage.complete(due)
-        for delivery, error in zip(due, errors, strict=True):
-            if error is not None:
-                self._retry_later(delivery, error)
-        self._acknowledge([delivery for delivery, error in zip(due, errors, strict=True) if error is None])
+        for delivery, error in errors.items():
+            self._retry_later(delivery, error)
+        self._acknowledge([delivery for delivery in due if delivery not in errors])
 
     def _route(self, delivery: Delivery, resolved: Resolved | BaseException | None) -> bool:
         """Do the next step of a delivery; return whether that is to publish or dead-letter it, which the caller does."""

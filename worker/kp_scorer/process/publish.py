@@ -66,30 +66,26 @@ class PublishStage:
             case BaseException():
                 raise resolved
 
-    def complete(self, deliveries: Sequence[Delivery]) -> list[BaseException | None]:
+    def complete(self, deliveries: Sequence[Delivery]) -> dict[Delivery, BaseException]:
         """Store dead letters, which is idempotent, and publish decisions, which a retry may publish twice.
 
-        It returns for each delivery None if that is done, so that its message is to be acknowledged; or why it is not. After a
-        ScorerError the caller retries it.
+        It returns why that failed, by delivery: after a ScorerError the caller retries it. The others are to be acknowledged.
         """
         errors: dict[Delivery, BaseException] = {}
-        self._dead_letter([delivery for delivery in deliveries if delivery.dead_lettering], errors)
-        self._publish([delivery for delivery in deliveries if delivery.decision], errors)
+        self._dead_letter(deliveries, errors)
+        self._publish(deliveries, errors)
         self._store_results([delivery for delivery in deliveries if delivery not in errors])
-        return [errors.get(delivery) for delivery in deliveries]
+        return errors
 
     def _dead_letter(self, deliveries: Sequence[Delivery], errors: dict[Delivery, BaseException]) -> None:
         outage: ServiceUnavailable | None = None
-        for delivery in deliveries:
-            assert delivery.dead_lettering
+        for delivery, why in [(each, each.dead_lettering) for each in deliveries if each.dead_lettering]:
             if outage:
                 # Each would wait for Redis as long as the first one did.
                 errors[delivery] = outage
                 continue
             try:
-                delivery.decision = dead_letter(
-                    self.dead_letters, delivery.message, delivery.dead_lettering, self.limits, delivery.received
-                )
+                delivery.decision = dead_letter(self.dead_letters, delivery.message, why, self.limits, delivery.received)
             except ServiceUnavailable as error:
                 outage = errors[delivery] = error
             except BaseException as error:
@@ -99,7 +95,6 @@ class PublishStage:
                 if delivery.decision:
                     delivery.dead_lettering = None
                 elif recording := self._recording(delivery):
-                    why = delivery.dead_lettering
                     attributes = {TRACE_ID: why.trace_id, "kp_scorer.dead_letter.reason": why.reason}
                     recording.end(attributes | {_DELIVERIES: deliveries_by(delivery.message)}, why.reason)
 

@@ -112,10 +112,9 @@ class Runtime:
         metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
         # First of all: a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
-        self._recorder = None
-        if settings.otel.enabled:
-            self._recorder = open_recorder(destination_of(app, settings.queues.traces), self.node)
-            opened.callback(self._close_recorder)
+        source = destination_of(app, settings.queues.traces)
+        self._recorder = open_recorder(source, self.node) if settings.otel.enabled else None
+        opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
         wait_for_services(settings, app, self.store, self._queues, self._patience)
@@ -221,9 +220,9 @@ class Runtime:
         return list(self._lacking())
 
     def _lacking(self) -> Iterator[str]:
-        if self._renewing.failure or self._renewing.since_success.elapsed_s() > _SILENT_S:
+        if self._renewing.failure or self._renewing.stall.elapsed_s() > _SILENT_S:
             yield f"redis: {self._renewing.failure or 'it does not answer'}"
-        elif self._pipeline and (behind_s := self._pipeline.mirror_behind_s()) > _SILENT_S:
+        elif self._pipeline and (behind_s := self._pipeline.decide_stage.behind.elapsed_s()) > _SILENT_S:
             # Implied if Redis is away.
             yield f"novelty log: last read to its end {behind_s:.0f} s ago"
         if self._novelty and self._novelty.missing:

@@ -19,12 +19,38 @@ _NOTIFY_TIMEOUT_S: Final = 1.0
 log = structlog.get_logger("kp_scorer.process.watchdog")
 
 
+class StallTimer:
+    """Seconds since something began, or was last reported; 0 while it is not running. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Run from 0."""
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        """Stop, and return to 0."""
+        self._since = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not stopped since."""
+        return self._since is not None
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+
 class VitalThread(threading.Thread):
     """A daemon thread that the process needs: the watchdog ends a process in which one has died."""
 
-    def __init__(self, target: Callable[[], None], name: str) -> None:
-        """Prepare to run ``target``; returning is its way to end."""
-        super().__init__(target=target, name=name, daemon=True)
+    def __init__(self, target: Callable[[StallTimer], None], name: str) -> None:
+        """Prepare to run ``target``, which has ``stall`` run while it works on something; returning is its way to end."""
+        self.stall = StallTimer()
+        super().__init__(target=target, args=[self.stall], name=name, daemon=True)
         self.has_died = False
 
     def run(self) -> None:
@@ -77,31 +103,6 @@ class Watchdog:
                 # A graceful end would wait for the part that has stalled.
                 os._exit(EXIT_CODE)
             self._when_well()
-
-
-class StallTimer:
-    """Seconds since something began, or was last reported; 0 while it is not running. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def start(self) -> None:
-        """Run from 0."""
-        self._since = time.monotonic()
-
-    def stop(self) -> None:
-        """Stop, and return to 0."""
-        self._since = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was started, and not stopped since."""
-        return self._since is not None
-
-    def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        since = self._since
-        return 0.0 if since is None else time.monotonic() - since
 
 
 class Supervisor:
