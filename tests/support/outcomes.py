@@ -40,9 +40,9 @@ def published(settings: Settings, outcome: Outcome | None = None) -> list[dict[s
     """Consume every decision on the results queues, or on that of one outcome."""
     decisions = []
     with make_celery(settings) as app, open_results(app, settings, outcome) as results:
-        for item in results.receive():
-            item.acknowledge()
-            decisions.append(item.decision)
+        for decision, acknowledge in results.receive():
+            acknowledge()
+            decisions.append(decision.model_dump(mode="json"))
     return decisions
 
 

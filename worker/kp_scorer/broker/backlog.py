@@ -1,7 +1,6 @@
 """The backlog: submissions and decisions on queues, pending submissions in the ledger, and how full Redis is.
 
-What looks at it raises ServiceUnavailable if the broker or Redis cannot be reached, and SettingsError if RabbitMQ has a queue
-of this name with other arguments.
+What looks at it raises the errors of :mod:`~kp_scorer.broker.publishing`, and ServiceUnavailable if Redis cannot be reached.
 """
 
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from celery import Celery
-from kombu import Producer, Queue
+from kombu import Queue
 
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
@@ -22,14 +21,12 @@ from kp_scorer.settings import Settings
 class Backlog(NamedTuple):
     """How many messages and submissions wait, at one moment."""
 
-    submissions: Mapping[str, int]
-    """Messages on the queue of traces and on the intake queue, by name; those in flight do not count."""
+    submissions: Mapping[str, int]  # On the queue of traces and the intake queue, by name; those in flight do not count.
     decisions: Mapping[str, int]  # Unread decisions, by queue or stream.
     full: tuple[str, ...]  # Those that accept no more decisions, so that workers wait.
     pending: int  # Submissions in the ledger that have not ended.
     oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
-    redis_used: float | None
-    """The used share of the memory that Redis may use; 0 if it has no limit, None if it does not report one."""
+    redis_used: float | None  # The used share of the memory that Redis may use; 0 without a limit, None if it reports none.
     limit: int = 0  # Unread decisions that each queue or stream takes; 0 is no limit.
     waited_for: tuple[str, ...] = ()  # Those for which workers wait where they are full.
 
@@ -40,11 +37,11 @@ class Backlog(NamedTuple):
 
 def waiting(app: Celery, queue: Queue) -> int:
     """How many messages wait in a queue, not counting those in flight; raises NoQueue if it is another app's and missing."""
-
-    def count(producer: Producer) -> int:
-        return int(queue(producer.channel).queue_declare(passive=queue.no_declare).message_count)
-
-    return with_producer(app, queue.name, count, if_missing=[queue] if queue.no_declare else ())
+    passive, if_missing = queue.no_declare, [queue] if queue.no_declare else []
+    declared = with_producer(
+        app, queue.name, lambda producer: queue(producer.channel).queue_declare(passive=passive), if_missing
+    )
+    return int(declared.message_count)
 
 
 def count_oversized(app: Celery, queue: Queue) -> int:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import amqp
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AccessRefused, AMQPError, NotFound, PreconditionFailed
 from celery import Celery
 from kombu import Producer, Queue
 from kombu.exceptions import LimitExceeded, OperationalError
@@ -24,14 +24,9 @@ from kp_scorer.broker.wire import SENT_MS, TASK_NAME, task_body
 from kp_scorer.errors import NoQueue, QueueFull, ServiceUnavailable, SettingsError
 from kp_scorer.ledger.connection import REFUSALS, refusal, shortcomings_of
 from kp_scorer.spans import current_context
-from kp_scorer.spans.context import Destination
 
 _NO_ROUTE: Final = 312
-_ACCESS_REFUSED: Final = 403
-_NOT_FOUND: Final = 404
-_PRECONDITION_FAILED: Final = 406
-_RETRY_PAUSES_S: Final = (0.1, 0.5)
-"""The backoff before the second and the third attempt. What a worker cannot publish then, its pipeline retries each second."""
+_RETRY_PAUSES_S: Final = (0.1, 0.5)  # Before the second and the third attempt; then a worker's pipeline retries each second.
 _NO_QUEUE: Final = "RabbitMQ has no queue {!r}, or no exchange that leads to it, and this user may not make it: start a worker"
 _NOT_OURS: Final = "RabbitMQ has no queue {!r}: start a worker of the app that consumes it, which declares it"
 
@@ -78,12 +73,12 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
                 # Dropped, not closed: a late confirm would count as that of the next message on this channel, and
                 # closing would wait for a peer that may be gone.
                 connection.collect()
-                code = getattr(error.__cause__ or error, "reply_code", None)
-                if code == _PRECONDITION_FAILED:
+                cause = error.__cause__ or error
+                if isinstance(cause, PreconditionFailed):
                     raise SettingsError(f"{purpose}: {error}; make the settings equal, or delete the queue") from error
-                if code == _ACCESS_REFUSED and declared:
+                if isinstance(cause, AccessRefused) and declared:
                     raise ServiceUnavailable(f"{purpose}: {_NO_QUEUE.format(declared[-1].name)}") from error
-                if code in (_NO_ROUTE, _NOT_FOUND):
+                if isinstance(cause, NotFound) or getattr(cause, "reply_code", None) == _NO_ROUTE:
                     if if_missing and if_missing[-1].no_declare:
                         raise NoQueue(f"{purpose}: {_NOT_OURS.format(if_missing[-1].name)}") from error
                     declared = if_missing
@@ -129,9 +124,8 @@ def publish_all(
     It returns for each whether the queue accepted it: RabbitMQ refuses messages over the limit of a queue, Redis none. For
     ``purpose`` and ``if_missing`` see :func:`with_producer`. After an error some may be on the queue; publish all again.
     """
-
-    def publish_to_redis(producer: Producer) -> list[bool]:
-        producer.channel.publish_all(queue.name, [producer.channel.envelope(queue.name, *message) for message in messages])
+    if app.conf.broker_transport:
+        with_producer(app, purpose, lambda producer: producer.channel.publish_all(queue.name, messages))
         return [True] * len(messages)
 
     def publish_to_rabbitmq(producer: Producer) -> list[bool]:
@@ -142,8 +136,6 @@ def publish_all(
         ]
         return publish_confirmed(producer, outgoing, queue)
 
-    if app.conf.broker_transport:
-        return with_producer(app, purpose, publish_to_redis)
     return with_producer(app, purpose, publish_to_rabbitmq, if_missing)
 
 
@@ -168,11 +160,6 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
         raise QueueFull("submit: the broker refuses")
 
 
-def destination_of(app: Celery, queue: str) -> Destination:
-    """What spans call a queue on the app's broker."""
-    return Destination("redis" if app.conf.broker_transport else "rabbitmq", queue)
-
-
 def send_again(app: Celery, queue: Queue, message: Any) -> None:
     """Put a message that came from RabbitMQ at the end of ``queue``, as one that was never delivered; to be acknowledged then.
 
@@ -187,9 +174,9 @@ def acknowledge_all(messages: Sequence[Any]) -> None:
     """Acknowledge kombu messages that came by one channel; on Redis in one round trip."""
     if messages and isinstance(channel := messages[0].channel, virtual.Channel):
         channel.qos.ack_all([message.delivery_tag for message in messages])
-        return
-    for message in messages:
-        message.ack()
+    else:
+        for message in messages:
+            message.ack()
 
 
 def broker_shortcomings(app: Celery) -> list[str]:

@@ -7,6 +7,7 @@ from kombu import Exchange, Queue
 
 from kp_scorer.decision import Outcome
 from kp_scorer.settings import Settings
+from kp_scorer.spans.context import Destination
 
 _UNLIMITED: Final = 1_000_000_000
 """Deliveries of a message. RabbitMQ 4.0 would drop it after 20, and older versions refuse -1 (rabbitmq-server#12250)."""
@@ -17,8 +18,7 @@ class SubmissionQueues(NamedTuple):
 
     traces: Queue  # The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name.
     dead: Queue | None  # Where RabbitMQ puts messages delivered too often; None on Redis, where the workers count deliveries.
-    intake: Queue | None
-    """From where workers move messages to ``traces``, for producers that declare the queue they send to; None on Redis."""
+    intake: Queue | None  # From here workers move messages to ``traces``, for producers that declare queues; None on Redis.
 
     @property
     def in_order(self) -> list[Queue]:
@@ -68,6 +68,11 @@ def results_streams(settings: Settings, outcomes: Sequence[Outcome] = get_args(O
     """The names of the streams to which decisions with these outcomes go."""
     by_stream = [outcome for outcome in outcomes if settings.results.via(outcome) == "stream"]
     return {name for outcome in by_stream for name in settings.queues.names(outcome)}
+
+
+def destination_of(settings: Settings, queue: str) -> Destination:
+    """What spans call a queue on the broker."""
+    return Destination("redis" if settings.broker.is_redis else "rabbitmq", queue)
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:

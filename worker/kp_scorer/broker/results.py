@@ -1,30 +1,21 @@
 """Decisions as messages: published to queues, streams and tasks, within their limits, and received from queues.
 
-What publishes or receives raises ServiceUnavailable if the broker or Redis cannot be reached, and SettingsError if RabbitMQ has
-a queue of this name with other arguments.
+What publishes or receives raises the errors of :mod:`~kp_scorer.broker.publishing`, and ServiceUnavailable if Redis fails.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, get_args
 
 import structlog
 from celery import Celery
-from kombu import Producer, Queue
+from kombu import Queue
 
 from kp_scorer.broker.backlog import waiting
-from kp_scorer.broker.publishing import (
-    Outgoing,
-    destination_of,
-    portions,
-    publish_all,
-    unavailable_if_broker_fails,
-    with_producer,
-)
-from kp_scorer.broker.queues import results_queue, results_queues, results_streams
+from kp_scorer.broker.publishing import Outgoing, portions, publish_all, unavailable_if_broker_fails, with_producer
+from kp_scorer.broker.queues import destination_of, results_queue, results_queues, results_streams
 from kp_scorer.broker.wire import PACKED_BY, as_bytes, parse_submission, raw_body, submission_in, task_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
@@ -113,8 +104,8 @@ class Publisher:
         for name, outbox in self._outboxes.items():
             places = [
                 place
-                for place, (each, error) in enumerate(zip(publications, errors, strict=True))
-                if error is None and name in self._names(each.decision) and name not in each.published_to
+                for place, each in enumerate(publications)
+                if errors[place] is None and name in self._names(each.decision) and name not in each.published_to
             ]
             if not places:
                 continue
@@ -147,22 +138,18 @@ def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
     What was checked goes without the fields that a trace does not have: no check has seen these.
     """
     submission = submission_in(message, limits)
-    try:
-        if decision.checks:
-            document: Any = _own_fields(submission, limits)
-        else:
-            try:
-                document = parse_strict_json(submission, limits)
-            except InvalidTrace:
-                # Fields that no worker reads may hold what other programs do not read, such as NaN.
-                document = _own_fields(submission, limits)
-    except InvalidTrace:
-        return b""
+    document: Any = None
+    if not decision.checks:
+        # Fields that no worker reads may hold what other programs do not read, such as NaN.
+        with suppress(InvalidTrace):
+            document = parse_strict_json(submission, limits)
+    if document is None:
+        try:
+            trace = decode_trace(parse_submission(submission, limits), limits)
+        except InvalidTrace:
+            return b""
+        document = trace.model_dump(mode="json", exclude_unset=True)
     return as_bytes({**document, "metadata": {**document["metadata"], "quality_score": decision.score}})
-
-
-def _own_fields(submission: bytes, limits: Limits) -> dict[str, Any]:
-    return decode_trace(parse_submission(submission, limits), limits).model_dump(mode="json", exclude_unset=True)
 
 
 class _Outbox:
@@ -172,11 +159,9 @@ class _Outbox:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
         self.is_full = False
-        self.waits = settings.waits_for_room(destination.name)
-        """Whether what has no room waits for it; otherwise it is left out."""
+        self.waits = settings.waits_for_room(destination.name)  # Whether what has no room waits for it, and is not left out.
         self._limit = settings.queues.results_limit
         self._most_bytes = settings.results_bytes
-        self._lock = threading.Lock()
 
     def put_all(self, publications: Sequence[Publication]) -> list[bool]:
         """Publish decisions, in order; return for each whether it is.
@@ -193,8 +178,7 @@ class _Outbox:
         accepted += [False] * (len(publications) - len(accepted))
         # One that the last decision has just filled does not count as full: nothing waits for room yet.
         is_full = not all(accepted)
-        with self._lock:
-            was_full, self.is_full = self.is_full, is_full
+        was_full, self.is_full = self.is_full, is_full
         if is_full and not was_full:
             log.warning("results_full", queue=self.destination.name, unread=unread, waits=self.waits)
         elif was_full and not is_full:
@@ -208,7 +192,7 @@ class _Outbox:
 
 class _QueueOutbox(_Outbox):
     def __init__(self, app: Celery, queue: Queue, settings: Settings) -> None:
-        super().__init__("queue", destination_of(app, queue.name), settings)
+        super().__init__("queue", destination_of(settings, queue.name), settings)
         self._app = app
         self._queue = queue
         outcomes = [outcome for outcome in get_args(Outcome) if queue.name in settings.queues.names(outcome)]
@@ -218,7 +202,9 @@ class _QueueOutbox(_Outbox):
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         messages = [self._message(publication) for publication in publications]
         if self.destination.system == "redis":
-            return self._put_on_redis(messages)
+            args = self._queue.name, messages, self._limit, self._most_bytes
+            published = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
+            return _accepted(published, len(messages))
         unread, room = 0, len(messages)
         # RabbitMQ refuses late, and on a queue of another app not at all.
         if self._limit:
@@ -226,16 +212,6 @@ class _QueueOutbox(_Outbox):
             room = max(0, min(room, self._limit - unread))
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
         return [*accepted, *[False] * (len(messages) - room)], unread + sum(accepted)
-
-    def _put_on_redis(self, messages: Sequence[Outgoing]) -> tuple[list[bool], int]:
-        name = self._queue.name
-
-        def publish(producer: Producer) -> Published:
-            items = [producer.channel.envelope(name, *message) for message in messages]
-            published: Published = producer.channel.publish_within(name, items, self._limit, self._most_bytes)
-            return published
-
-        return _accepted(with_producer(self._app, "results", publish), len(messages))
 
     def _message(self, publication: Publication) -> Outgoing:
         """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
@@ -275,12 +251,7 @@ def read_elsewhere(settings: Settings, outcome: Outcome | None = None, group: st
     return ways
 
 
-class ReceivedDecision(NamedTuple):
-    """A decision, as the JSON object that was published; it is delivered again unless it is acknowledged."""
-
-    decision: dict[str, Any]
-    acknowledge: Callable[[], None]
-    """Removes it from its queue for good, or has its consumer group done with it; after an error it stays there."""
+_Received = Iterator[tuple[Decision, Callable[[], None]]]
 
 
 @dataclass
@@ -292,41 +263,37 @@ class Results:
     dead_letters: DeadLetters
     limits: Limits
 
-    def receive(self) -> Iterator[ReceivedDecision]:
-        """Yield the decisions that are there now, each once; those that are not acknowledged are delivered again."""
+    def receive(self) -> _Received:
+        """Yield the decisions that are there now, each once, with what acknowledges it.
+
+        That removes it from its queue for good, or has its consumer group done with it. Without, it is delivered again.
+        """
         for queue in self.queues:
-            while (message := self._next(queue)) is not None:
+            while (message := _next(queue)) is not None:
                 # A message that was cut, and may look complete, has no type.
                 is_json = message.content_type == "application/json"
-                yield from self._received(queue.name, raw_body(message), partial(_acknowledge, message), is_json=is_json)
+                acknowledge = unavailable_if_broker_fails("results")(message.ack)
+                yield from self._received(queue.name, raw_body(message), acknowledge, is_json=is_json)
         for reader in self.readers:
             for entry, decision in reader.receive():
                 yield from self._received(reader.name, decision, partial(reader.acknowledge, entry))
 
-    def _received(
-        self, name: str, body: bytes, acknowledge: Callable[[], None], *, is_json: bool = True
-    ) -> Iterator[ReceivedDecision]:
+    def _received(self, name: str, body: bytes, acknowledge: Callable[[], None], *, is_json: bool = True) -> _Received:
         try:
             # Not by kombu's decoders, among which the message would choose.
-            decision: Any = parse_strict_json(body if is_json else b"", self.limits)
-            Decision.model_validate(decision)
+            decision = Decision.model_validate(parse_strict_json(body if is_json else b"", self.limits))
         except (InvalidTrace, ValueError):
             self.dead_letters.dead_letter(body, "malformed", f"queue {name}: expected a decision")
             acknowledge()
         else:
-            yield ReceivedDecision(decision, acknowledge)
-
-    @staticmethod
-    def _next(queue: Any) -> Any:
-        with unavailable_if_broker_fails("results"):
-            delivered = queue.channel.basic_get(queue.name)
-        # The get of kombu 5.7.0 raises an error for a body that it cannot decompress, again and again.
-        return None if delivered is None else queue.channel.message_to_python(delivered)
+            yield decision, acknowledge
 
 
-def _acknowledge(message: Any) -> None:
-    with unavailable_if_broker_fails("results"):
-        message.ack()
+@unavailable_if_broker_fails("results")
+def _next(queue: Any) -> Any:
+    # The get of kombu 5.7.0 raises an error for a body that it cannot decompress, again and again.
+    delivered = queue.channel.basic_get(queue.name)
+    return None if delivered is None else queue.channel.message_to_python(delivered)
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from kp_scorer.settings import Settings, load_settings
 
 _POLL_S: Final = 0.2
 _RETRY_S: Final = 1.0
-_REMEMBERED: Final = 100_000
-"""Of so many traces the last decision is known: as many as are read while a copy may still be redelivered."""
+_REMEMBERED: Final = 100_000  # Traces whose last decision is known: as many as are read while a copy may be redelivered.
 
 log = structlog.get_logger("kp_scorer.client.decisions")
 
@@ -70,19 +69,18 @@ def _new_in(results: Results, marks: OrderedDict[str, str], stopping: Event, *, 
     """Yield and acknowledge decisions; ``marks`` are those of the last ones by trace id, so that copies are recognised."""
     while not stopping.is_set():
         is_idle = True
-        for received in results.receive():
+        for decision, acknowledge in results.receive():
             is_idle = False
-            decision = Decision.model_validate(received.decision)
             if marks.get(decision.trace_id) != decision.mark:
                 yield decision
                 marks[decision.trace_id] = decision.mark
                 marks.move_to_end(decision.trace_id)
                 if len(marks) > _REMEMBERED:
                     marks.popitem(last=False)
-            received.acknowledge()
+            acknowledge()
             if stopping.is_set():
                 return
-        if is_idle and not follow:
-            return
         if is_idle:
+            if not follow:
+                return
             stopping.wait(_POLL_S)

@@ -19,8 +19,8 @@ from celery.worker import state
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import remove_celery_variables
 from kp_scorer.broker.dead_letters import SideQueue
-from kp_scorer.broker.publishing import destination_of, send_again
-from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.publishing import send_again
+from kp_scorer.broker.queues import destination_of, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
@@ -112,7 +112,7 @@ class Runtime:
         metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
         # First of all: a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
-        source = destination_of(app, settings.queues.traces)
+        source = destination_of(settings, settings.queues.traces)
         self._recorder = open_recorder(source, self.node) if settings.otel.enabled else None
         opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))

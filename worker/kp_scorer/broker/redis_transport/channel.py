@@ -28,9 +28,10 @@ from kp_scorer.ledger.decision_stream import Published
 _RECLAIM_EVERY_S: Final = 1.0
 _BACKOFF_WHEN_FULL_S: Final = 1.0
 _RECEIVED_AT_ONCE: Final = 32
-_RECEIVED_BYTES: Final = 1_048_576
-"""How many bytes of messages are received before the last one: all of them are in memory at once, several times over."""
+_RECEIVED_BYTES: Final = 1_048_576  # Of messages before the last one: all are in memory at once, several times over.
 _RECLAIMED_AT_ONCE: Final = 1_000
+
+_Outgoing = tuple[bytes, str, Mapping[str, Any]]  # A persistent message: its body, which is UTF-8 JSON, its id and its headers.
 
 log = structlog.get_logger("kp_scorer.broker.redis_transport")
 
@@ -41,18 +42,13 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
     A delivery tag is ``digest@number@queue``; the number tells copies of a message apart.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._sizes_bytes: dict[str, int] = {}
-
-    def append(self, message: Any, delivery_tag: str) -> None:
-        """Remember a message; Redis has noted it as it was received."""
-        self._sizes_bytes[delivery_tag] = len(message.body)
-        virtual.QoS.append(self, message, delivery_tag)
+    append = virtual.QoS.append  # Redis has noted a message as it was received.
 
     def can_consume(self) -> bool:
         """Whether there is room for another message, by number and by bytes."""
-        return bool(super().can_consume()) and sum(self._sizes_bytes.values()) < self.channel.in_flight_bytes
+        self._flush()
+        in_flight_bytes = sum(len(message.body) for message in self._delivered.values())
+        return bool(super().can_consume()) and in_flight_bytes < self.channel.in_flight_bytes
 
     def ack(self, delivery_tag: str) -> None:
         """Acknowledge a message."""
@@ -69,11 +65,11 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Requeue a message, to be received last, or acknowledge it."""
-        if not requeue:
+        if requeue:
+            with self._forgetting(delivery_tag) as client:
+                self.restore_by_tag(delivery_tag, client, leftmost=True)
+        else:
             self.ack(delivery_tag)
-            return
-        with self._forgetting(delivery_tag) as client:
-            self.restore_by_tag(delivery_tag, client, leftmost=True)
 
     @contextmanager
     def _forgetting(self, *delivery_tags: str) -> Iterator[Any]:
@@ -83,7 +79,6 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
                 yield client
         finally:
             for delivery_tag in delivery_tags:
-                self._sizes_bytes.pop(delivery_tag, None)
                 virtual.QoS.ack(self, delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
@@ -115,15 +110,12 @@ def _parts(tag: str) -> tuple[str, str]:
 
 
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """Receives with scripts where kombu pops and notes."""
+    """Receives with scripts where kombu pops and notes. The attributes are set by ``transport_options``."""
 
     QoS = QoS
 
-    #: A larger message does not leave Redis; its beginning does. Set by ``transport_options``.
-    largest_bytes = 2**26
-
-    #: From so many bytes in flight on, no more are received. Set by ``transport_options``.
-    in_flight_bytes = 2**28
+    largest_bytes = 2**26  # A larger message does not leave Redis; its beginning does.
+    in_flight_bytes = 2**28  # From so many bytes in flight on, no more are received.
 
     #: Who says where the primary is, if any does, and its name there. Kombu 5.7.0 takes sentinels from the URL, as alternatives
     #: of each other: a connection that tries the second of them forgets its transport, and takes kombu's instead of ours.
@@ -275,19 +267,17 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             self._paused_until = time.monotonic() + _BACKOFF_WHEN_FULL_S
             self._blocking = False
             return []
-        messages = self._note(queue, reply) if self._blocking else redis_queue.receive.parse(reply)
-        self._blocking = not messages
-        return messages
-
-    def _note(self, queue: str, moved: bytes | None) -> Sequence[ReceivedMessage]:
-        """Note a message that BLMOVE has moved, and receive what has come behind it."""
-        if not moved:
-            return []
-        if len(moved) > self.largest_bytes:
+        messages: Sequence[ReceivedMessage] = []
+        if not self._blocking:
+            messages = redis_queue.receive.parse(reply)
+        elif reply and len(reply) > self.largest_bytes:
             # Not sent once more: where it lies, it is reclaimed.
             self.reclaim(queue)
-            return []
-        return self._receive(queue, self._most(), moved)
+        elif reply:
+            # BLMOVE has moved it, and not noted it; what has come behind it is received, too.
+            messages = self._receive(queue, self._most(), reply)
+        self._blocking = not messages
+        return messages
 
     def _receive(self, queue: str, most: int, moved: bytes = b"") -> Sequence[ReceivedMessage]:
         with self.conn_or_acquire() as client:
@@ -321,22 +311,23 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         properties = {"delivery_tag": tag, "delivery_info": delivery_info, **parsed}
         return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
 
-    def envelope(self, queue: str, body: bytes, message_id: str, headers: Mapping[str, Any]) -> str:
-        """The item of a persistent message, whose body is UTF-8 JSON."""
+    def publish_all(self, queue: str, messages: Sequence[_Outgoing]) -> None:
+        """Put messages on a queue, in one step: all of them or, after an error, as when Redis is full, none."""
+        items = [self._envelope(queue, *message) for message in messages]
+        with self.conn_or_acquire() as client:
+            client.lpush(queue, *items)
+
+    def publish_within(self, queue: str, messages: Sequence[_Outgoing], most: int, most_bytes: int) -> Published:
+        """The same even if Redis is full, until the queue has ``most``, or ``most_bytes``; 0 is no limit."""
+        items = [self._envelope(queue, *message) for message in messages]
+        with self.conn_or_acquire() as client:
+            return redis_queue.publish(client, keys=QueueKeys(queue), most=most, most_bytes=most_bytes, messages=items)
+
+    def _envelope(self, queue: str, body: bytes, message_id: str, headers: Mapping[str, Any]) -> str:
         properties = {"message_id": message_id, "delivery_mode": 2}
         message = self.prepare_message(body, None, "application/json", "utf-8", dict(headers), properties)
         self._inplace_augment_message(message, "", queue)
         return str(dumps(message))
-
-    def publish_all(self, queue: str, items: Sequence[str | bytes]) -> None:
-        """Put items on a queue, in one step: all of them or, after an error, as when Redis is full, none."""
-        with self.conn_or_acquire() as client:
-            client.lpush(queue, *items)
-
-    def publish_within(self, queue: str, items: Sequence[str | bytes], most: int, most_bytes: int) -> Published:
-        """Put items on a queue, in one step, even if Redis is full, until it has ``most``, or ``most_bytes``; 0 is no limit."""
-        with self.conn_or_acquire() as client:
-            return redis_queue.publish(client, keys=QueueKeys(queue), most=most, most_bytes=most_bytes, messages=items)
 
     def _size(self, queue: str) -> int:
         # Kombu 5.7.0 asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.
