@@ -7,6 +7,7 @@ become dead letters, as does what is not parsed, delivered too often, or too lar
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
@@ -67,18 +68,18 @@ _BYTES_AT_ONCE: Final = 1_048_576  # Without the last message: a batch is in mem
 _BATCHES: Final = 5  # In one call, so that a worker can stop before the queue is empty.
 
 
+@dataclass
 class SideQueue:
     """The intake queue or the dead queue, which each worker empties. One thread owns it."""
 
-    def __init__(self, app: Celery, queue: Queue, settings: Settings, dead_letters: DeadLetters, publisher: Publisher) -> None:
-        """Move from ``queue`` by the app's pool; ``publisher`` publishes what is decided already."""
-        self._app = app
-        self._queue = queue
-        self._queues = submission_queues(settings)
-        self._delivery_limit = settings.broker.delivery_limit
-        self._limits = settings.limits
-        self._dead_letters = dead_letters
-        self._publisher = publisher
+    app: Celery
+    queue: Queue
+    settings: Settings
+    dead_letters: DeadLetters
+    publisher: Publisher  # Publishes what is decided already.
+
+    def __post_init__(self) -> None:
+        self._queues = submission_queues(self.settings)
 
     def drain(self) -> None:
         """Move or dead-letter the messages on the queue, 500 at most.
@@ -86,13 +87,12 @@ class SideQueue:
         A message leaves the queue when RabbitMQ has confirmed it on the queue of traces, or its dead letter is stored. A worker
         that dies in between leaves a copy, which is the same submission and ends the same way.
 
-        SettingsError if a queue has to be declared anew, and RabbitMQ has one of this name with other arguments;
-        ServiceUnavailable if RabbitMQ or Redis cannot be reached, or refuses. The rest stays on the queue.
+        Raises the errors of :mod:`~kp_scorer.broker.publishing`, also if Redis fails; the rest stays on the queue.
         """
         # A queue is missing if somebody deleted it, perhaps with the others.
-        if_missing = [self._queue, *self._queues.in_order]
+        if_missing = [self.queue, *self._queues.in_order]
         for _ in range(_BATCHES):
-            if not with_producer(self._app, self._queue.name, self._drain_batch, if_missing):
+            if not with_producer(self.app, self.queue.name, self._drain_batch, if_missing):
                 return
 
     def _drain_batch(self, producer: Producer) -> int:
@@ -104,20 +104,21 @@ class SideQueue:
         for message in compress(to_move, moved):
             message.ack()
         for message in filter(self._is_poison, messages):
-            if decision := dead_letter(self._dead_letters, message, poison(message, self._delivery_limit), self._limits):
+            why = poison(message, self.settings.broker.delivery_limit)
+            if decision := dead_letter(self.dead_letters, message, why, self.settings.limits):
                 # The worker that decided may have died before it published.
-                self._publisher.publish(decision, context_in(message.headers), message)
+                self.publisher.publish(decision, context_in(message.headers), message)
             message.ack()
         if not all(moved):
             # A new connection is needed too: RabbitMQ may go on refusing on one on which it has refused a message.
-            raise ServiceUnavailable(f"{self._queue.name}: the queue {self._queues.traces.name} takes no more")
+            raise ServiceUnavailable(f"{self.queue.name}: the queue {self._queues.traces.name} takes no more")
         return len(messages)
 
     def _receive(self, channel: Any) -> list[Any]:
         messages: list[Any] = []
         size = 0
         while len(messages) < _RECEIVED_AT_ONCE and size < _BYTES_AT_ONCE:
-            delivered = channel.basic_get(self._queue.name)
+            delivered = channel.basic_get(self.queue.name)
             if delivered is None:
                 break
             messages.append(channel.message_to_python(delivered))
@@ -128,9 +129,9 @@ class SideQueue:
         """Whether RabbitMQ moved a message because it was delivered too often, and not because it expired, or had no room."""
         match message.headers.get("x-death"):
             # RabbitMQ puts its own entry before those that a producer may have written.
-            case [{"reason": reason}, *_] if self._queue == self._queues.dead:
+            case [{"reason": reason}, *_] if self.queue == self._queues.dead:
                 return bool(reason == "delivery_limit")
-        return bool(self._queue == self._queues.dead)
+        return bool(self.queue == self._queues.dead)
 
     def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
         """Publish messages to the queue of traces; return for each whether it may leave this one."""
@@ -141,6 +142,6 @@ class SideQueue:
             if len(messages) == 1:
                 detail = f"message: RabbitMQ refuses it ({error.reply_text})"
                 (message,) = messages
-                self._dead_letters.dead_letter(raw_body(message), "malformed", detail, deliveries=deliveries_by(message))
+                self.dead_letters.dead_letter(raw_body(message), "malformed", detail, deliveries=deliveries_by(message))
                 return [True]
         return [is_moved for message in messages for is_moved in self._move(producer, [message])]

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from struct import pack_into, unpack_from
 from typing import Any, Final
 from weakref import WeakKeyDictionary, proxy
@@ -29,7 +28,7 @@ _NO_PROPERTIES: Final = b"\0\0"
 def anew(message: Any) -> amqp.Message:
     """A kombu message to be published again: its content and, of its producer's headers, those that a worker reads."""
     headers = headers_as_sent(message.headers)
-    named = [(name, headers[name]) for name in _HEADERS if name in headers]
+    named = ((name, headers[name]) for name in _HEADERS if name in headers)
     texts: dict[str, Any] = {name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in named}
     if (sent_ms := sent_ms_in(headers)) is not None:
         texts[SENT_MS] = sent_ms
@@ -102,18 +101,6 @@ def confirming_channel(connection: Any) -> ConfirmingChannel:
     return _CHANNELS[connection]
 
 
-@dataclass
-class _TooLarge:
-    """A message of which only the beginning is kept; the rest is discarded as it arrives."""
-
-    missing_bytes: int
-    beginning: bytes = b""
-
-    def receive(self, part: bytes) -> None:
-        self.missing_bytes -= len(part)
-        self.beginning += part[: BEGINNING_BYTES - len(self.beginning)]
-
-
 def frame_handler(
     connection: Any, callback: Callable[..., Any], *, largest_bytes: int
 ) -> Callable[[tuple[int, int, bytes]], bool]:
@@ -135,15 +122,15 @@ def frame_handler(
         return callback(channel, method, arguments, message)
 
     handle = method_framing.frame_handler(connection, deliver)
-    # By channel: the frames of one message follow each other on a channel.
-    too_large: dict[int, _TooLarge] = {}
+    # By channel, on which the frames of a message follow each other: the bytes that are still to come, and the beginning.
+    too_large: dict[int, tuple[int, bytes]] = {}
 
     def handle_harmless(frame: tuple[int, int, bytes]) -> bool:
         kind, channel, payload = frame
         if kind == _CONTENT_HEADER:
             (body_bytes,) = unpack_from(">Q", payload, _BODY_SIZE_AT)
             if body_bytes > largest_bytes:
-                too_large[channel] = _TooLarge(body_bytes)
+                too_large[channel] = body_bytes, b""
                 payload = _header(payload, BEGINNING_BYTES)
             else:
                 try:
@@ -152,11 +139,12 @@ def frame_handler(
                     # A text that is not UTF-8, a time beyond the calendar, tables nested too deeply for Python: any of many.
                     payload = _header(payload, body_bytes)
         elif kind == _CONTENT_BODY and channel in too_large:
-            message = too_large[channel]
-            message.receive(payload)
-            if message.missing_bytes > 0:
+            missing_bytes, beginning = too_large.pop(channel)
+            missing_bytes -= len(payload)
+            payload = beginning + payload[: BEGINNING_BYTES - len(beginning)]
+            if missing_bytes > 0:
+                too_large[channel] = missing_bytes, payload
                 return False
-            payload = too_large.pop(channel).beginning
         return bool(handle((kind, channel, payload)))
 
     return handle_harmless

@@ -18,27 +18,19 @@ from kp_scorer.trace import is_trace_id
 
 TASK_NAME: Final = "score_trace"
 
-DELIVERY_COUNT: Final = "x-delivery-count"
-"""The header in which RabbitMQ, and our Redis transport, count the deliveries before this one."""
-
-SENT_MS: Final = "sent_ms"
-"""The header in which our client notes when it sent a message: Unix time by its own clock, which no score depends on."""
-
-_STAMPED_MS: Final = "timestamp_in_ms"
-"""The header in which RabbitMQ does so, with ``message_interceptors.incoming.set_header_timestamp``."""
-
-PACKED_BY: Final = "x-packed-by"  # The header that names the compression of a body, once a message is received.
+# Headers.
+DELIVERY_COUNT: Final = "x-delivery-count"  # The deliveries before this one, as RabbitMQ and our Redis transport count them.
+SENT_MS: Final = "sent_ms"  # When our client sent a message: Unix time by its own clock, which no score depends on.
+_STAMPED_MS: Final = "timestamp_in_ms"  # The same by RabbitMQ, with ``message_interceptors.incoming.set_header_timestamp``.
+PACKED_BY: Final = "x-packed-by"  # The compression of a body, once a message is received.
 
 BEGINNING_BYTES: Final = 65_536  # How much is delivered of a message that is too large to be parsed.
-
-CUT_MARK: Final = b"\xffcut\n"
-"""Before the beginning of a message on Redis that was cut: no JSON begins so, so that it is never parsed."""
+CUT_MARK: Final = b"\xffcut\n"  # Before the beginning of one on Redis: no JSON begins so, so that it is never parsed.
 
 _PACKED_BY_PRODUCER: Final = "compression"
 _PARSED: Final = "parsed"  # The property of a kombu message that holds its body once it is parsed, in this process alone.
 
-_VALUES_AROUND: Final = 100
-"""Values that the body of a task message has besides the trace: lists of arguments, and Celery's options for callbacks."""
+_VALUES_AROUND: Final = 100  # Values of a task's body besides the trace: lists of arguments, Celery's options for callbacks.
 _BYTES_AROUND: Final = 65_536  # Bytes that it may have besides the trace, and an envelope besides its body.
 _MOST_ENVELOPE_VALUES: Final = 1_000  # An envelope has some forty values, and its body is one of them.
 _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")  # Celery's names for the compression of zlib.
@@ -86,13 +78,9 @@ def open_item(item: bytes) -> ListItem:
         return ListItem("application/octet-stream", {}, item.removeprefix(CUT_MARK))
     try:
         check_values(item, _MOST_ENVELOPE_VALUES)
-    except InvalidTrace:
-        # No envelope has so many values. Its body is checked later, as that of any message.
-        return ListItem("application/json", {}, item)
-    try:
         message = json.loads(item.decode("utf-8"))
-    except (ValueError, RecursionError):
-        # Where it is no JSON is named later, as of any message.
+    except (InvalidTrace, ValueError, RecursionError):
+        # No envelope has so many values, or is no JSON: what is wrong with a body is named later, as of any message.
         return ListItem("application/json", {}, item)
     if not isinstance(message, dict):
         raise TypeError("neither an envelope nor a plain message")
