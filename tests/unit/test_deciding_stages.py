@@ -81,9 +81,12 @@ class Stages:
             delivery.trace = make_trace(objective=objective, trace_id=trace_id, **content)
             self.admission.submit(delivery)
 
+    def texts_in_flight(self) -> float | None:
+        return self.metrics.registry.get_sample_value("kp_scorer_texts_in_flight")
+
     def wait_for_texts(self, count: int) -> None:
         """Wait until so many texts are in flight."""
-        wait_until(lambda: self.embed.texts_in_flight == count, PATIENCE_S)
+        wait_until(lambda: self.texts_in_flight() == count, PATIENCE_S)
 
     def wait_for_ends(self, count: int) -> Ends:
         wait_until(lambda: len(self.ends) == count, PATIENCE_S)
@@ -150,7 +153,7 @@ def test_passes_wait_inside_the_engine_only_while_a_backlog_waits_behind_them() 
         stages.wait_for_texts(8)
         embedder.gate.release()
         wait_until(lambda: len(embedder.passes) == 5, PATIENCE_S)
-        assert stages.embed.texts_in_flight == 7, "three of them wait for no pass yet"
+        assert stages.texts_in_flight() == 7, "three of them wait for no pass yet"
         embedder.gate.release()
         stages.wait_for_texts(6)
         assert len(embedder.passes) == 5, "of three the next waits for a stream"
@@ -212,7 +215,7 @@ def test_traces_beyond_two_groups_are_not_leased() -> None:
         stages.submit(*(f"text{n}" for n in range(30)))
         stages.wait_for_texts(8)
         wait_until(lambda: stages.look_up.thread.stall.elapsed_s() == 0, PATIENCE_S)
-        assert stages.embed.texts_in_flight == 8
+        assert stages.texts_in_flight() == 8
         embedder.gate.release(1_000)
         assert all(isinstance(end, Decision) for end in stages.wait_for_ends(30).values())
 

@@ -125,7 +125,7 @@ def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: py
     watchdog.watch("consumer", lambda: 119.0, 120.0)
     assert watchdog.why_not_live() == []
     watchdog.watch("consumer", lambda: 121.0, 120.0)
-    dead = VitalThread(lambda _: 1 / 0, "finisher")  # type: ignore[arg-type, return-value]
+    dead = VitalThread(lambda _: 1 / 0, "finisher")  # type: ignore[arg-type]
     dead.start()
     watchdog.watch_threads([dead])
     wait_until(lambda: dead.has_died)

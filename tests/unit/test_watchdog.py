@@ -5,8 +5,7 @@ import sys
 import threading
 
 import pytest
-from kp_scorer.process.periodic import PeriodicTasks
-from kp_scorer.process.watchdog import EXIT_CODE, StallTimer
+from kp_scorer.process.watchdog import EXIT_CODE, PeriodicTasks, StallTimer
 
 from tests.support.processes import wait_until
 

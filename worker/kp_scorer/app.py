@@ -15,7 +15,10 @@ from kp_scorer.settings import Settings, load_settings
 
 
 def create_app(settings: Settings, load_embedder: LoadEmbedder = select_embedder) -> Celery:
-    """Make the app of a worker; ``load_embedder`` is called once, when a worker starts."""
+    """Make the app of a worker in this process; ``load_embedder`` is called once, when it starts."""
+    # Celery sets up logging only after worker_init, and what happens before is worth a line.
+    configure_logs(settings.log)
+    remove_celery_variables()
     app = make_celery(settings)
     app.conf.worker_consumer = partial(KeepingConsumer, runtime=Runtime(app, settings, load_embedder), settings=settings)
     return app
@@ -25,9 +28,5 @@ def __getattr__(name: str) -> Celery:
     """Make ``app`` when Celery asks for it, so that importing this module reads no environment and no file."""
     if name != "app":
         raise AttributeError(name)
-    settings = with_endpoints(load_settings())
-    configure_logs(settings.log)
-    remove_celery_variables()
-    app = create_app(settings)
-    globals()["app"] = app
+    app = globals()["app"] = create_app(with_endpoints(load_settings()))
     return app

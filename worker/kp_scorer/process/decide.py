@@ -22,9 +22,9 @@ from kp_scorer.process.watchdog import StallTimer, VitalThread
 
 Sink = Callable[[Sequence[Delivery]], None]  # Where deliveries go next; it does not raise.
 
-_BACKLOG: Final = 16
-"""While so many texts wait for a pass, vectors are passed on in groups: each alone costs the later stages 2 ms of a core."""
-_GROUP: Final = 16
+_GROUP: Final = (
+    16  # While so many texts wait, so many vectors go on together: each alone costs the later stages 2 ms of a core.
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +59,7 @@ class EmbedStage:
         self._changed = threading.Condition()
         self._waiting: list[_Text] = []
         self._by_text: dict[tuple[str, str | None], _Text] = {}
-        metrics.texts_in_flight.set_function(lambda: self.texts_in_flight)
+        metrics.texts_in_flight.set_function(lambda: len(self._by_text))
         self._embedded: list[Delivery] = []
         self._running = 0
         self._runs_together = False
@@ -67,11 +67,6 @@ class EmbedStage:
         self.threads = [VitalThread(self._run, f"stream-{n}") for n in range(self._embedder.most_passes)]
         for thread in self.threads:
             thread.start()
-
-    @property
-    def texts_in_flight(self) -> int:
-        """How many texts wait for a pass, or are in one."""
-        return len(self._by_text)
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Embed the traces of these, each as soon as a stream is free. One thread alone may do so."""
@@ -164,7 +159,7 @@ class EmbedStage:
                     case.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
                 self._embedded += text.deliveries
             embedded: list[Delivery] = []
-            if len(self._waiting) < _BACKLOG or len(self._embedded) >= _GROUP:
+            if len(self._waiting) < _GROUP or len(self._embedded) >= _GROUP:
                 embedded, self._embedded = self._embedded, embedded
             self._changed.notify_all()
         if failure:
@@ -290,14 +285,11 @@ class DecideStage:
             if together:
                 self._decide(together)
             else:
-                self._refresh()
+                # The next trace meets the same error and reports it; here it would only end the thread.
+                with suppress(Exception):
+                    self._decider.refresh()
+                    self.behind.start()
             stall.stop()
-
-    def _refresh(self) -> None:
-        # The next trace meets the same error and reports it; here it would only end the thread.
-        with suppress(Exception):
-            self._decider.refresh()
-            self.behind.start()
 
     def _decide(self, group: Sequence[Delivery]) -> None:
         started = time.monotonic()

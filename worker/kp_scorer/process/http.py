@@ -19,8 +19,7 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import MetricsSettings
 
 _OPEN_AT_ONCE: Final = 8
-_TIMEOUT_S: Final = 5.0
-"""A peer that has not sent its request by then is disconnected; so is one that has not read the answer as long after that."""
+_TIMEOUT_S: Final = 5.0  # A peer that takes longer to send its request, or then to read the answer, is disconnected.
 _ROOM_WITHIN_S: Final = 0.5
 _REQUEST_BYTES: Final = 8_192
 
@@ -34,21 +33,17 @@ class _Handler(BaseRequestHandler):
     server: "_Server"
 
     def handle(self) -> None:
-        with suppress(OSError):
-            if request := self._read_request():
-                self.request.settimeout(_TIMEOUT_S)
-                self.request.sendall(self.server.answer(request))
-
-    def _read_request(self) -> bytes:
-        """A request up to the blank line behind its headers; empty if there is none within the limits."""
+        """Answer a request once the blank line behind its headers is there; none if that is not within the limits."""
         request, deadline = b"", time.monotonic() + _TIMEOUT_S
-        while b"\n\r\n" not in request and b"\n\n" not in request:
-            self.request.settimeout(max(0.001, deadline - time.monotonic()))
-            chunk = self.request.recv(_REQUEST_BYTES)
-            request += chunk
-            if not chunk or len(request) > _REQUEST_BYTES:
-                return b""
-        return request
+        with suppress(OSError):
+            while b"\n\r\n" not in request and b"\n\n" not in request:
+                self.request.settimeout(max(0.001, deadline - time.monotonic()))
+                chunk = self.request.recv(_REQUEST_BYTES)
+                request += chunk
+                if not chunk or len(request) > _REQUEST_BYTES:
+                    return
+            self.request.settimeout(_TIMEOUT_S)
+            self.request.sendall(self.server.answer(request))
 
 
 class _Server(ThreadingTCPServer):

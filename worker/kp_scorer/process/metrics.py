@@ -16,8 +16,7 @@ from kp_scorer.decision import CheckFailure, Decision, Outcome, Override
 from kp_scorer.errors import REASONS, Reason
 from kp_scorer.ledger.store import Timing, WorkerReport
 
-UNNAMED_DOMAIN: Final = "other"
-"""Label of every domain that the settings and the profiles do not name: a producer may write any into a trace."""
+UNNAMED_DOMAIN: Final = "other"  # Label of all domains that no setting and no profile names: a producer may write any.
 
 _PREFIX: Final = "kp_scorer"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
@@ -34,6 +33,7 @@ class Metrics:
         self._domains = frozenset(domains)
         self._checks = tuple(checks)
         self._labels = sorted(self._domains | {UNNAMED_DOMAIN})
+        self._outcomes: Sequence[tuple[Outcome, str]] = list(product(get_args(Outcome), self._labels))
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         # Otherwise each counter has a second time series, with the time of its creation.
@@ -57,7 +57,7 @@ class Metrics:
         self._failures = counter("check_failures", "Checks that failed, by check and failure", ("check", "failure"))
         self.resends = counter("resends", "Lost submissions that were sent again")
         # From 0 on: no query sees the first increase of a series that starts at 1.
-        for outcome, domain in self._outcomes_by_domain():
+        for outcome, domain in self._outcomes:
             self._decisions.labels(outcome, domain)
         self._values = {(domain, *each): values.labels(domain, *each) for domain, each in product(self._labels, BINS)}
         for override in get_args(Override):
@@ -107,9 +107,6 @@ class Metrics:
         for unread in (self._pending, self._oldest_pending_s, self._redis_used):
             unread.set(math.nan)
         self.set_embedder({})
-
-    def _outcomes_by_domain(self) -> Sequence[tuple[Outcome, str]]:
-        return list(product(get_args(Outcome), self._labels))
 
     def counted_as(self, domain: str) -> str:
         """The name by which a domain is counted."""
@@ -174,7 +171,7 @@ class Metrics:
     def report(self, node: str, embedder: str, not_ready: Sequence[str]) -> WorkerReport:
         """The report of the worker ``node``, which it stores in Redis for ``kp-scorer top``."""
         decisions: dict[Outcome, dict[str, int]] = {}
-        for outcome, domain in self._outcomes_by_domain():
+        for outcome, domain in self._outcomes:
             if count := _sum(self._decisions.labels(outcome, domain), "_total"):
                 decisions.setdefault(outcome, {})[domain] = int(count)
         return WorkerReport(

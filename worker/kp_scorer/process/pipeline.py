@@ -146,7 +146,11 @@ class Pipeline:
         while not self._stopped:
             incoming = self._next()
             stall.start()
-            self._publish(incoming)
+            due = [delivery for delivery, resolved in incoming if self._route(delivery, resolved)]
+            errors = self._publish_stage.complete(due)
+            for delivery, error in errors.items():
+                self._retry_later(delivery, error)
+            self._acknowledge([delivery for delivery in due if delivery not in errors])
             stall.stop()
 
     def _next(self) -> Sequence[_Incoming]:
@@ -163,13 +167,6 @@ class Pipeline:
             incoming.extend((delivery, None) for delivery in self._waiting)
             self._waiting.clear()
         return incoming
-
-    def _publish(self, incoming: Sequence[_Incoming]) -> None:
-        due = [delivery for delivery, resolved in incoming if self._route(delivery, resolved)]
-        errors = self._publish_stage.complete(due)
-        for delivery, error in errors.items():
-            self._retry_later(delivery, error)
-        self._acknowledge([delivery for delivery in due if delivery not in errors])
 
     def _route(self, delivery: Delivery, resolved: Resolved | BaseException | None) -> bool:
         """Do the next step of a delivery; return whether that is to publish or dead-letter it, which the caller does."""

@@ -40,8 +40,7 @@ class PublishStage:
     dead_letters: DeadLetters
     limits: Limits  # Those that messages were received within.
     metrics: Metrics
-    recorder: "Recorder | None" = None
-    """Records each message that ends here. One that is requeued is redelivered, and has no spans."""
+    recorder: "Recorder | None" = None  # Of messages that end here: one that is requeued is redelivered, and has no spans.
 
     def resolve(self, delivery: Delivery, resolved: Resolved | BaseException) -> None:
         """Set a delivery's decision or dead-lettering by how its trace was resolved, or by the error of deciding it.

@@ -8,7 +8,6 @@ from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.wire import checked_id
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import LostSubmission
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings.sections import LedgerSettings
 
@@ -38,16 +37,12 @@ def reconcile(app: Celery, queues: SubmissionQueues, store: Store, settings: Led
             detail = f"sent {claim.resends + 1} times, never decided"
             store.dead_letters.dead_letter(claim.payload, "lost", detail, claim.trace_id, claim.digest, deliveries=0)
         else:
-            _resend(app, queues, store, claim, metrics)
-
-
-def _resend(app: Celery, queues: SubmissionQueues, store: Store, claim: LostSubmission, metrics: Metrics) -> None:
-    try:
-        send_traces(app, queues, [(claim.trace_id, claim.payload)])
-    except Exception as error:
-        # It is due again later. The error says nothing about the others.
-        log.warning("trace_not_sent_again", trace_id=claim.trace_id, detail=type(error).__name__)
-        return
-    store.ledger.count_resend(claim.trace_id)
-    metrics.resends.inc()
-    log.warning("trace_sent_again", trace_id=claim.trace_id, resends=claim.resends + 1)
+            try:
+                send_traces(app, queues, [(claim.trace_id, claim.payload)])
+            except Exception as error:
+                # It is due again later. The error says nothing about the others.
+                log.warning("trace_not_sent_again", trace_id=claim.trace_id, detail=type(error).__name__)
+                continue
+            store.ledger.count_resend(claim.trace_id)
+            metrics.resends.inc()
+            log.warning("trace_sent_again", trace_id=claim.trace_id, resends=claim.resends + 1)

@@ -5,7 +5,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -17,7 +16,6 @@ from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
 from kp_scorer.broker.backlog import look_at_backlog
-from kp_scorer.broker.celery_app import remove_celery_variables
 from kp_scorer.broker.dead_letters import SideQueue
 from kp_scorer.broker.publishing import send_again
 from kp_scorer.broker.queues import destination_of, submission_queues
@@ -29,12 +27,11 @@ from kp_scorer.ledger import Store
 from kp_scorer.logs import configure_logs, raised_at
 from kp_scorer.process.http import http_server
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.process.periodic import PeriodicTasks
 from kp_scorer.process.pipeline import Acknowledger, Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.reconciler import reconcile
 from kp_scorer.process.startup import LoadEmbedder, Patience, open_novelty, wait_for_services
-from kp_scorer.process.watchdog import StallTimer, Supervisor, Watchdog
+from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
 
@@ -87,9 +84,6 @@ class Runtime:
             sys.__stdout__ = None  # type: ignore[misc]
 
     def _open(self, sender: Any, **_: Any) -> None:
-        # Celery sets up logging only after worker_init, and what happens here is worth a line.
-        configure_logs(self._settings.log)
-        remove_celery_variables()
         try:
             # Celery gives the pool as its alias, or as the class that the command line made of it.
             pool = str(getattr(sender.pool_cls, "__module__", sender.pool_cls)).removeprefix("celery.concurrency.")
@@ -129,7 +123,6 @@ class Runtime:
             checks=Checks(settings.checks) if settings.checks.names else None,
             sample=settings.review.sample,
         )
-        self._backlog_looked_at = time.monotonic()
         self._connect_metrics()
         tasks = opened.enter_context(PeriodicTasks())
         self._renewing = tasks.start("renew_lease", self._renew, _RENEW_EVERY_S)
@@ -149,13 +142,13 @@ class Runtime:
                 side_queue = SideQueue(app, queue, settings, self.store.dead_letters, self._publisher)
                 tasks.start(name, side_queue.drain, every_s)
         if settings.metrics.port:
-            tasks.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
+            looking = tasks.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
+            self.metrics.backlog_age_s.set_function(looking.stall.elapsed_s)
 
     def _connect_metrics(self) -> None:
         """Connect the metrics to the state that they show, which is read whenever they are."""
         metrics, novelty = self.metrics, self._novelty
         metrics.ready.set_function(lambda: not self._not_ready())
-        metrics.backlog_age_s.set_function(lambda: time.monotonic() - self._backlog_looked_at)
         metrics.degraded.set(novelty is None)
         if novelty is not None:
             mirror, embedder = novelty.cache.mirror, novelty.embedder
@@ -209,7 +202,6 @@ class Runtime:
         backlog = look_at_backlog(self._app, self._settings, self.store)
         # Which are full by bytes, counts do not show.
         self.metrics.set_backlog(backlog._replace(full=(*backlog.full, *self._publisher.full())))
-        self._backlog_looked_at = time.monotonic()
 
     def _not_ready(self) -> Sequence[str]:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
