@@ -236,8 +236,7 @@ class Decider:
     def _place_and_commit(self, claimed: Sequence[Case]) -> None:
         started = time.perf_counter()
         comparisons: Sequence[Comparison | None] = [(Novelty(source="no_embedder"), ())] * len(claimed)
-        if self.novelty:
-            meter = self.novelty
+        if meter := self.novelty:
             comparisons = meter.place(
                 [meter.candidate(each.trace, each.identity.digest, each.vector) for each in claimed if each.vector is not None],
                 [each.asked for each in claimed],
@@ -287,11 +286,10 @@ class Decider:
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)
         domain = trace.metadata.task_domain
         bounds = self.policy.bounds(domain, trace.metadata.quality_threshold)
+        is_copy = novelty.duplicate_of is not None
         guards = (
             *self.policy.guard_confidence(trace.outcome.confidence),
-            *self.policy.guard_novelty(
-                domain, scored.dimensions.novelty, novelty.source, is_copy=novelty.duplicate_of is not None
-            ),
+            *self.policy.guard_novelty(domain, scored.dimensions.novelty, novelty.source, is_copy=is_copy),
         )
         return Decision(
             trace_id=trace.id,

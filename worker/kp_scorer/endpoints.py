@@ -21,9 +21,8 @@ def with_endpoints(settings: Settings) -> Settings:
                 "broker.url: no broker is configured and no embedded one is running; "
                 "start one with `kp-scorer up`, or set KP_BROKER_URL and KP_REDIS_URL"
             )
-        settings = filled_in(
-            settings, {**embedded.settings, "redis": {**embedded.settings.get("redis", {}), "url": embedded.url}}
-        )
+        redis = {**embedded.settings.get("redis", {}), "url": embedded.url}
+        settings = filled_in(settings, {**embedded.settings, "redis": redis})
     broker, store = settings.broker.url, settings.redis.url
     if not store and not settings.broker.is_redis:
         raise SettingsError("redis.url: the novelty log and the ledger need a Redis beside this broker; set KP_REDIS_URL")

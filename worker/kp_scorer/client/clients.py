@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import aclosing, closing, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, closing, suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
@@ -28,9 +28,7 @@ from kp_scorer.trace import ReasoningTrace, namespaced
 
 _POLL_FASTEST_S: Final = 0.01
 _POLL_SLOWEST_S: Final = 0.25
-
-LEAST_S: Final = 1.0
-"""A look-up gets this much time, however little is left of a wait: a healthy server needs a fraction of it."""
+LEAST_S: Final = 1.0  # A look-up gets so much, however little is left of a wait: a healthy server needs a fraction of it.
 
 
 class Status(NamedTuple):
@@ -57,7 +55,7 @@ def decision_of(trace_id: str, status: Status | None, timeout_s: float) -> Decis
     raise DecisionTimeout(trace_id, timeout_s, is_known=status is not None)
 
 
-class Polling:
+class _Polling:
     """Which traces a caller waits for, until when, and how long to pause between look-ups. It does no I/O and never sleeps."""
 
     def __init__(self, trace_ids: Iterable[str], timeout_s: float, answer_s: float) -> None:
@@ -68,7 +66,6 @@ class Polling:
         self._answer_s = answer_s
 
     def look_up_s(self) -> float:
-        """How long the next look-up may take."""
         return min(max(self._deadline - time.monotonic(), LEAST_S), self._answer_s)
 
     def update(self, statuses: Sequence[Status | None]) -> list[Status]:
@@ -81,7 +78,6 @@ class Polling:
         return completed
 
     def is_over(self) -> bool:
-        """Whether nothing is pending any more, or the time is up."""
         return not self.pending or time.monotonic() >= self._deadline
 
 
@@ -90,8 +86,7 @@ Submitted = str | InvalidTrace | TraceConflict  # The result for one trace of ma
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _BATCH_SIZE: Final = 100  # How many traces go to the ledger, and to the broker, in one round trip.
-_BATCH_BYTES: Final = 4_194_304
-"""How many bytes of them, before the last one: all of it is in memory several times, and has to arrive in time."""
+_BATCH_BYTES: Final = 4_194_304  # Of them, before the last: all of it is in memory several times, and has to arrive in time.
 
 _SUBMIT_TOO_LATE: Final = "submit: no answer within {:g} s; submit again, which is always safe"
 _LOOK_UP_TOO_LATE: Final = "look up: no answer within {:g} s"
@@ -208,7 +203,7 @@ class _Client:
         self._store.close()
 
 
-class Client(_Client):
+class Client(_Client, AbstractContextManager["Client"]):
     """Submits traces and reads what became of them. Any thread may use it, and any number of threads at once.
 
     Their calls take turns on one connection. No call waits longer than its timeout. After one that timed out the next
@@ -231,8 +226,7 @@ class Client(_Client):
             ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; or RabbitMQ has no
                 queue yet, and this user may not make it. Submit it again, which is always safe.
         """
-        checked = self._checked_each([trace])
-        return _id_or_raise(self._do(lambda: self._send(checked), timeout_s, _SUBMIT_TOO_LATE))
+        return _id_or_raise(self.submit_many([trace], timeout_s))
 
     def submit_many(self, traces: Iterable[Trace], timeout_s: float | None = None) -> list[Submitted]:
         """Put traces on the queue, a hundred in one step; an invalid one does not stop the others.
@@ -286,7 +280,7 @@ class Client(_Client):
         Raises:
             ServiceUnavailable: Redis cannot be reached.
         """
-        polling = Polling(trace_ids, timeout_s, self._timeout_s)
+        polling = _Polling(trace_ids, timeout_s, self._timeout_s)
         while polling.pending:
             yield from polling.update(self.look_up(polling.pending, polling.look_up_s()))
             if polling.is_over():
@@ -302,14 +296,11 @@ class Client(_Client):
     def _do(self, call: Callable[[], Result], timeout_s: float | None = None, too_late: str = "") -> Result:
         return _wait_for(self._io.submit(call), _Deadline(timeout_s, self._timeout_s, too_late))
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class AsyncClient(_Client):
+class AsyncClient(_Client, AbstractAsyncContextManager["AsyncClient"]):
     """Submits traces and reads what became of them, as :class:`~kp_scorer.client.Client` does, for coroutines.
 
     Any number of tasks may use it at once, in any event loop: one thread talks to the servers for all of them. Their
@@ -320,8 +311,7 @@ class AsyncClient(_Client):
 
     async def submit(self, trace: Trace, timeout_s: float | None = None) -> str:
         """Put a trace on the queue and return its id; see :meth:`Client.submit <kp_scorer.client.Client.submit>`."""
-        # Checked by the I/O thread too: the largest one would block the loop for some 40 ms.
-        return _id_or_raise(await self._do(lambda: self._check_and_send([trace]), timeout_s, _SUBMIT_TOO_LATE))
+        return _id_or_raise(await self.submit_many([trace], timeout_s))
 
     async def submit_many(self, traces: Iterable[Trace], timeout_s: float | None = None) -> list[Submitted]:
         """Put traces on the queue, a hundred in one step; see :meth:`Client.submit_many <kp_scorer.client.Client.submit_many>`.
@@ -329,6 +319,7 @@ class AsyncClient(_Client):
         The traces are iterated in the event loop.
         """
         deadline = _Deadline(timeout_s, self._timeout_s, _SUBMIT_TOO_LATE)
+        # Checked by the I/O thread too: the largest one would block the loop for some 40 ms.
         calls = (partial(self._check_and_send, batch) for batch in _batched(traces))
         with closing(self._queued(calls)) as answers:
             return [answer for future in answers for answer in await _await(future, deadline)]
@@ -346,7 +337,7 @@ class AsyncClient(_Client):
 
     async def as_completed(self, trace_ids: Iterable[str], timeout_s: float) -> AsyncGenerator[Status, None]:
         """Yield each trace's status as soon as it is decided or dead; end when all are, or when the time is up."""
-        polling = Polling(trace_ids, timeout_s, self._timeout_s)
+        polling = _Polling(trace_ids, timeout_s, self._timeout_s)
         while polling.pending:
             for status in polling.update(await self.look_up(polling.pending, polling.look_up_s())):
                 yield status
@@ -364,9 +355,6 @@ class AsyncClient(_Client):
 
     async def _do(self, call: Callable[[], Result], timeout_s: float | None = None, too_late: str = "") -> Result:
         return await _await(self._io.submit(call), _Deadline(timeout_s, self._timeout_s, too_late))
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
