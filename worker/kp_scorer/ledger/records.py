@@ -141,14 +141,17 @@ class MemoryLedger:
 
     def __init__(self, most: float = math.inf) -> None:
         self._most = most
-        self._digests: OrderedDict[str, bytes] = OrderedDict()
-        self._decisions: dict[str, bytes] = {}
+        self._records = OrderedDict[str, tuple[bytes, bytes]]()  # The digest, and the decision as JSON if there is one.
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Read the records, or make them. No attempt ends but with the process."""
-        records = [self._record(trace_id, self._digests.setdefault(trace_id, digest)) for trace_id, digest in identities]
-        while len(self._digests) > self._most:
-            self._decisions.pop(self._digests.popitem(last=False)[0], None)
+        records: list[Record] = []
+        for trace_id, digest in identities:
+            known_digest, decision = self._records.setdefault(trace_id, (digest, b""))
+            decided = Decision.model_validate_json(decision) if decision else None
+            records.append(Record("decided" if decided else "pending", known_digest, decided))
+        while len(self._records) > self._most:
+            self._records.popitem(last=False)
         return records
 
     def release(self, trace_ids: Sequence[str]) -> None:
@@ -159,15 +162,10 @@ class MemoryLedger:
         return [self._commit(verdict) for verdict in verdicts]
 
     def _commit(self, verdict: Verdict) -> CommitResult:
-        record = self._record(verdict.trace_id, self._digests.setdefault(verdict.trace_id, verdict.digest))
-        if record.digest != verdict.digest:
+        digest, decision = self._records.get(verdict.trace_id, (verdict.digest, b""))
+        if digest != verdict.digest:
             return CommitResult("conflict")
-        if record.decision:
-            return CommitResult("stands", record.decision)
-        self._decisions[verdict.trace_id] = verdict.decision
+        if decision:
+            return CommitResult("stands", Decision.model_validate_json(decision))
+        self._records[verdict.trace_id] = digest, verdict.decision
         return CommitResult("stored")
-
-    def _record(self, trace_id: str, digest: bytes) -> Record:
-        if decision := self._decisions.get(trace_id):
-            return Record("decided", digest, Decision.model_validate_json(decision))
-        return Record("pending", digest)

@@ -54,7 +54,10 @@ class Script(Generic[P, R]):
         self.name = function.__name__.lstrip("_")
         self.parse = reply
         self._package = function.__module__.rpartition(".")[0]
-        header = self._header()
+        labelled = _HEADER.findall(_text(self._package, self.name))
+        header = {label: " ".join(names.replace("\n--", " ").split()) for label, names in labelled}
+        # What it uses is behind its locals, and may name them.
+        self._texts = [*filter(None, header.get("Uses", "").split(", ")), self.name]
         hints = get_type_hints(function)
         own = vars(hints.pop("keys", object))
         parameters = [_parameter(name, hint) for name, hint in hints.items() if name != "return"]
@@ -69,13 +72,11 @@ class Script(Generic[P, R]):
 
     def compile(self) -> None:
         """Make the text that Redis runs, and the digest that Redis knows it by."""
-        uses = self._header().get("Uses")
         keys = [_Parameter(name, {name: str}, is_list=False) for name in self._own]
         lines = [*_locals("KEYS", [*keys, *self._keys]), *_locals("ARGV", self._arguments)]
         lines += [f"expect('{kind}', {name})" for name, kind in self._own.items() if kind]
-        # What it uses is behind its locals, and may name them.
-        names = [*(uses.split(", ") if uses else ()), self.name]
-        self.source = "\n".join([_text(self._package, "common"), *lines, *(_text(self._package, name) for name in names)])
+        texts = (_text(self._package, name) for name in self._texts)
+        self.source = "\n".join([_text(self._package, "common"), *lines, *texts])
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, *_: P.args, **values: P.kwargs) -> tuple[Any, ...]:
@@ -86,7 +87,6 @@ class Script(Generic[P, R]):
         return "EVALSHA", self.sha, len(keys), *keys, *arguments
 
     def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it."""
         return self.run(client, self.command(*args, **kwargs))
 
     def run(self, client: Any, command: tuple[Any, ...]) -> R:
@@ -101,10 +101,6 @@ class Script(Generic[P, R]):
     def load(self, client: Any) -> None:
         """Have Redis keep it until it restarts, also for users who may run scripts and load none."""
         client.execute_command("SCRIPT LOAD", self.source)
-
-    def _header(self) -> dict[str, str]:
-        text = _text(self._package, self.name)
-        return {label: " ".join(names.replace("\n--", " ").split()) for label, names in _HEADER.findall(text)}
 
 
 def script(reply: Callable[[Any], R]) -> Callable[[Callable[P, None]], Script[P, R]]:
