@@ -4,7 +4,7 @@ A pure function of a trace and its novelty, by the formulas of the KnowledgePuls
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -209,9 +209,20 @@ def _score(domain: str, parts: Dimensions, overrides: Iterable[Override], policy
         + parts.outcome_confidence * weights.outcome_confidence
     )
     # Four dimensions of 1 can sum to 1 + 2e-16, which is not a valid score.
-    composite = min(1.0, total)
-    fired = tuple(_fired(overrides, composite))
-    return Score(fired[-1].score if fired else composite, parts, profile, weights, composite, fired)
+    value = composite = min(1.0, total)
+    fired: list[FiredOverride] = []
+    for name in overrides:
+        value = _AFTER[name](value)
+        fired.append(FiredOverride(name=name, score=value))
+    return Score(value, parts, profile, weights, composite, tuple(fired))
+
+
+_AFTER: Final[Mapping[Override, Callable[[float], float]]] = {
+    "single_thought": lambda _: 0.1,
+    "recovered_from_errors": lambda value: min(1.0, value + 0.1),
+    "single_tool": lambda value: max(0.0, value - 0.1),
+}
+"""The score after each override, by the score before it."""
 
 
 def _overrides(trace: ReasoningTrace) -> Iterator[Override]:
@@ -222,17 +233,3 @@ def _overrides(trace: ReasoningTrace) -> Iterator[Override]:
         yield "recovered_from_errors"
     if len(tool_names(trace)) == 1:
         yield "single_tool"
-
-
-def _fired(overrides: Iterable[Override], composite: float) -> Iterator[FiredOverride]:
-    """Apply each rule to the result of the one before."""
-    value = composite
-    for name in overrides:
-        match name:
-            case "single_thought":
-                value = 0.1
-            case "recovered_from_errors":
-                value = min(1.0, value + 0.1)
-            case "single_tool":
-                value = max(0.0, value - 0.1)
-        yield FiredOverride(name=name, score=value)
