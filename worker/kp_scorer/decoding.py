@@ -81,9 +81,7 @@ def parse_strict_json(raw: bytes, limits: Limits) -> object:
 def check_values(raw: bytes, most: int) -> None:
     """Check that JSON, unparsed, has at most so many values, each of which takes memory and time, and no endless number."""
     # Texts may hold commas, brackets and digits too, but most submissions have few enough even so.
-    if _too_many(raw, most) is None:
-        return
-    if expected := _too_many(_without_texts(raw, most), most):
+    if _too_many(raw, most) and (expected := _too_many(_without_texts(raw, most), most)):
         raise _invalid(expected)
 
 
@@ -122,10 +120,8 @@ def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
 
 def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace, bytes]:
     """Check parsed JSON, as :func:`decode_trace` does; return it as a trace and as UTF-8 JSON, unknown fields and all."""
-    raw = b""
-    if isinstance(payload, dict):
-        raw = _as_bytes(payload, limits)
-        _check_size(raw, limits)
+    raw = _as_bytes(payload, limits)
+    _check_size(raw, limits)
     return check_trace(payload, limits), raw
 
 
@@ -161,7 +157,7 @@ def _problems(error: ValidationError) -> list[Problem]:
     return [problem for problem in problems if problem.field != "steps" or "steps" not in inner]
 
 
-def _as_bytes(payload: dict[str, Any], limits: Limits) -> bytes:
+def _as_bytes(payload: object, limits: Limits) -> bytes:
     # A list that contains itself counts as nested too deep.
     dumps = partial(json.dumps, payload, separators=(",", ":"), check_circular=False)
     try:
