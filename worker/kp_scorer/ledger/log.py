@@ -18,7 +18,7 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import Keys, LogKeys
 from kp_scorer.ledger.records import number_in, text_in
-from kp_scorer.ledger.scripts import row, script
+from kp_scorer.ledger.scripts import VECTOR, row, script
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, Erasure, Place, Tail, Window
 from kp_scorer.novelty.pins import PinnedSet
 
@@ -51,7 +51,6 @@ def list_keys(step: "redis.client.Pipeline", keys: Keys, added: Iterable[bytes |
 
 READ_CHUNK: Final = 1_000
 """Entries read in one round trip, 1.6 MB of 384 float32 each: a late worker catches up without stalling Redis."""
-_VECTOR: Final = np.dtype("<f4")
 _DOES_NOT_COUNT: Final = [b"c", b"0"]
 """The field of such an entry. One that counts has none, as those that earlier versions wrote."""
 
@@ -64,13 +63,6 @@ class LogInfo(NamedTuple):
     oldest: Place | None
     bytes: int
     window: Window | None
-
-
-class _CandidateRow(NamedTuple):
-    trace_id: str
-    digest: bytes
-    vector: bytes
-    counts: bool
 
 
 class _Appended(NamedTuple):
@@ -95,7 +87,7 @@ def _append(
     last_entry: str,
     last_erasure: str,
     most: int,
-    candidates: Sequence[_CandidateRow],
+    candidates: Sequence[Candidate],
 ) -> None: ...
 
 
@@ -130,10 +122,7 @@ class RedisLog:
             last_entry=str(cursor.place) if cursor and cursor.place else "",
             last_erasure=cursor.erasure if cursor else "",
             most=READ_CHUNK,
-            candidates=[
-                _CandidateRow(each.trace_id, each.digest, each.vector.astype(_VECTOR).tobytes(), each.counts)
-                for each in candidates
-            ],
+            candidates=candidates,
         )
         if reply.other_window:
             raise SettingsError(_disagreement(self.space, _window_in(reply.other_window), self._window))
@@ -203,7 +192,7 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
     place = _place_in(entry_id)
     try:
         _, trace_id, _, digest, _, raw, *mark = fields
-        vector = np.frombuffer(raw, _VECTOR).astype(np.float32)
+        vector = np.frombuffer(raw, VECTOR).astype(np.float32)
         if np.isfinite(vector).all() and mark in ([], _DOES_NOT_COUNT):
             return Entry(place, trace_id.decode(), digest, vector, counts=not mark)
     except ValueError:
@@ -275,7 +264,7 @@ class RedisPinnedSets:
         for number, start in enumerate(range(0, len(pinned.ids), _CHUNK)):
             check_room()
             fields[f"ids:{number}"] = json.dumps(pinned.ids[start : start + _CHUNK])
-            fields[f"vectors:{number}"] = pinned.vectors[start : start + _CHUNK].astype(_VECTOR).tobytes()
+            fields[f"vectors:{number}"] = pinned.vectors[start : start + _CHUNK].astype(VECTOR).tobytes()
             self._client.hset(key, mapping=fields)
             self._client.pexpire(key, _WRITING_MS)
             fields.clear()
@@ -303,7 +292,7 @@ class RedisPinnedSets:
             return self.read(name)
         try:
             ids = [entry for names, _ in chunks for entry in json.loads(names)]
-            rows = np.frombuffer(b"".join(vectors for _, vectors in chunks), _VECTOR).reshape(len(ids), -1)
+            rows = np.frombuffer(b"".join(vectors for _, vectors in chunks), VECTOR).reshape(len(ids), -1)
             pinned = PinnedSet(kind, ids, rows.astype(np.float32, copy=False))  # type: ignore[arg-type]  # by its version
             return pinned if pinned.version == version and np.isfinite(rows).all() else None
         except (ValueError, TypeError):

@@ -44,7 +44,6 @@ LEASE_MS: Final = 5_000
 """A trace that its worker has not renewed for this long is held no longer, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
 _LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label")
-_KEPT_MS: Final = KEPT_S * 1_000
 
 
 class _Lease(NamedTuple):
@@ -277,7 +276,7 @@ class RedisLedger:
             resend_after_ms=resend_after_ms,
             queue_is_empty=queue_is_empty,
             most=_CLAIMED_AT_ONCE,
-            forget_after_ms=_KEPT_MS,
+            forget_after_ms=KEPT_S * 1_000,
         )
 
     def count_resend(self, trace_id: str) -> None:

@@ -12,7 +12,7 @@ body, and its file, ``lua/NAME.lua`` beside the module of the function, begins w
 If they differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``, and if one has
 another type, the script fails at once; a NamedTuple is an argument for each of its fields. The names are locals of the script:
 numbers where the function has int, booleans where it has bool, tables of strings or of rows with these fields where a name ends
-with dots, else strings.
+with dots, else strings; of an array its bytes.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
 from redis.exceptions import NoScriptError
 
 from kp_scorer.ledger.keys import Key
@@ -29,6 +30,7 @@ from kp_scorer.ledger.keys import Key
 P = ParamSpec("P")
 R = TypeVar("R")
 
+VECTOR: Final = np.dtype("<f4")  # How scripts get an array.
 _HEADER: Final = re.compile(r"^-- (Uses|KEYS|ARGV) +(.*(?:\n--    +.*)*)", re.MULTILINE)
 
 
@@ -87,6 +89,7 @@ class Script(Generic[P, R]):
         return "EVALSHA", self.sha, len(keys), *keys, *arguments
 
     def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it."""
         return self.run(client, self.command(*args, **kwargs))
 
     def run(self, client: Any, command: tuple[Any, ...]) -> R:
@@ -136,6 +139,8 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, tuple):
             yield from _flat(value)
+        elif isinstance(value, np.ndarray):
+            yield value.astype(VECTOR).tobytes()
         else:
             # redis-py takes no booleans.
             yield int(value) if isinstance(value, bool) else value
