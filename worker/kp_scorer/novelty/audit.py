@@ -26,8 +26,7 @@ class DecidedTrace(NamedTuple):
 
     decision: Decision
     digest: bytes
-    good: bool | None = None
-    """None without a label."""
+    good: bool | None = None  # None without a label.
 
 
 class Difference(NamedTuple):
@@ -51,10 +50,8 @@ class Report:
     """Placed in the log and not decided (yet), or decided at another place: before a late redelivery or the log's warming."""
     beyond: int = 0
     """Decided, but entries of the window have left the log or were erased since, perhaps the nearest, and so unchecked."""
-    damaged: int = 0
-    """Holds no trace or no vector, as somebody has changed the log."""
-    last: Place | None = None
-    """Of the newest entry that was compared with its decision."""
+    damaged: int = 0  # Holds no trace or no vector, as somebody has changed the log.
+    last: Place | None = None  # Of the newest entry that was compared with its decision.
 
 
 Decisions = Callable[[Sequence[str]], Sequence[DecidedTrace | None]]

@@ -6,7 +6,6 @@ time. An erased entry leaves its place empty, so that the windows of other entri
 """
 
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -132,7 +131,6 @@ class MemoryLog:
     def __init__(self, window: Window, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._window = window
         self._clock_ms = clock_ms
-        self._epoch = uuid.uuid4().hex
         self._last = Place(0, 0)
         self._entries: deque[Entry] = deque(maxlen=window.kept_elements)
         self._records: dict[str, tuple[bytes, Place]] = {}
@@ -140,13 +138,11 @@ class MemoryLog:
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         """Admit and read; see :class:`NoveltyLog`."""
         places = [self._admit(candidate) for candidate in candidates]
-        if cursor is not None and cursor.epoch != self._epoch:
-            return places, Tail(self._epoch, (), (), restart=True, more=True)
         newest_read = cursor.place.number if cursor and cursor.place else 0
         # Places are consecutive, so the newest ones are at the end; a slice of the whole deque would cost its length.
         count = min(len(self._entries), self._last.number - newest_read)
         newer = [self._entries[index] for index in range(-count, 0)]
-        return places, Tail(self._epoch, newer, (), restart=False, more=False)
+        return places, Tail("", newer, (), restart=False, more=False)
 
     def _admit(self, candidate: Candidate) -> Place | None:
         digest, place = self._records.get(candidate.trace_id, (candidate.digest, None))
