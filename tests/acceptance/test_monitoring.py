@@ -122,7 +122,7 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
 
 def reports(settings: Settings) -> list[WorkerReport]:
     with Store.open(settings) as store:
-        return store.workers.reports()
+        return store.worker_reports()
 
 
 def output_of_top(settings: Settings, *options: str) -> str:

@@ -43,7 +43,7 @@ UNMAINTAINED: Final = """
 from kp_scorer.ledger.redis_ledger import RedisLedger
 from tests.support.fast_worker import run
 
-def renew(self):
+def renew(self, report):
     raise SystemExit("no more of this")
 
 RedisLedger.renew = renew

@@ -115,10 +115,9 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
         server.limit_memory(1_000)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("one", "more")
-        store.ledger.renew()
         for in_flight in (1, 2):
-            store.workers.report(store.ledger.worker, WorkerReport(node="one", in_flight=in_flight))
-        assert store.workers.reports() == [WorkerReport(node="one", in_flight=2)]
+            store.ledger.renew(WorkerReport(node="one", in_flight=in_flight).model_dump_json())
+        assert store.worker_reports() == [WorkerReport(node="one", in_flight=2)]
         for command in ("dead-letter list", "forget kp:trace:1", "dead-letter drop --yes", "stats"):
             done = CliRunner().invoke(commands, [*command.split(), "--broker-url", server.url], catch_exceptions=False)
             assert done.exit_code == 0, done.output

@@ -131,7 +131,7 @@ def test_celerys_command_runs_the_worker_and_takes_no_options_from_variables(
         with start_worker(unscored, tmp_path / "worker.log", command=CELERY, variables=variables) as worker:
             assert client.wait(trace["id"], timeout_s=30).novelty.source == "no_embedder"
             # Others on this machine have names of their own.
-            (report,) = wait_until(store.workers.reports)
+            (report,) = wait_until(store.worker_reports)
             assert report.node.partition("@")[0] == f"scorer-{worker.process.pid}"
     (warning,) = worker.events("celery_variables_ignored")
     assert set(warning["variables"]) == variables.keys()

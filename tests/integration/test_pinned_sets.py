@@ -159,7 +159,7 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
         store.pinned_sets("word-hash-1").remove("tasks")
         waiting = client.submit(minimal_payload(trace_id=new_id(), objective="count the open invoices"))
         wait_until(lambda: started.events("trace_waits"))
-        wait_until(lambda: "novelty.pinned: tasks: not pinned in this space" in str(store.workers.reports()))
+        wait_until(lambda: "novelty.pinned: tasks: not pinned in this space" in str(store.worker_reports()))
         keep(store, "tasks", of_tasks, "word-hash-1")
         assert client.wait(waiting, timeout_s=60).outcome == "rejected"
     audited = run("audit", KP_BROKER_URL=settings.broker.url)

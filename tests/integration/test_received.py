@@ -30,7 +30,7 @@ def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: Sett
     settings, (trace,) = on_broker(), fresh_samples(1)
     with Client(settings) as client, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
         decision = client.wait(client.submit(trace), timeout_s=30)
-        (report,) = wait_until(store.workers.reports)
+        (report,) = wait_until(store.worker_reports)
         (line,) = wait_until(lambda: worker.events("trace_decided"))
     received = decision.received
     assert received
@@ -73,7 +73,7 @@ def test_a_dead_letter_names_the_worker_and_the_wait_where_somebody_says_it(
         redis_client.lpush("traces", json.dumps({"id": "kp:trace:plain"}), json.dumps(envelope))
         wait_until(lambda: len(list(store.dead_letters.read())) == 2)
         letters = {each.trace_id: each for each in store.dead_letters.read()}
-        (report,) = wait_until(store.workers.reports)
+        (report,) = wait_until(store.worker_reports)
         lines = {line["trace_id"]: line for line in worker.events("trace_dead")}
     assert {each.worker for each in letters.values()} == {line["worker"] for line in lines.values()} == {report.node}
     assert letters["kp:trace:plain"].queued_ms is None

@@ -410,7 +410,7 @@ def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
     assert ledger.submit([submission]) == ["pending"]
     assert len(ledger.claim_lost(0, queue_is_empty=True)) <= 1
     ledger.count_resend(first.id)
-    ledger.renew()
+    ledger.renew("{}")
     ledger.release([first.id])
     assert all(isinstance(decided, Decision) for decided in decider.decide([first, second]))
     assert ledger.submit([submission]) == ["decided"]

@@ -32,6 +32,7 @@ def check_same(dump: dict[str, Any], model: Reference) -> None:
 def _expected(model: Reference) -> dict[str, object]:
     expected: dict[str, object] = {KEYS.record(trace_id): _record(record) for trace_id, record in model.records.items()}
     expected |= {class_key(of_class): index for of_class, index in model.class_index.items()}
+    expected |= model.reports
     expected |= {KEYS.dead_letter(letter_id): _letter(letter) for letter_id, letter in model.letters.items()}
     of_all: dict[str, object] = {
         KEYS.pending: model.pending,
@@ -87,6 +88,8 @@ def _readable(key: str, content: Any) -> object:
         return [fields[1].decode() for _, fields in content]
     if key == KEYS.drained:
         return int(content)
+    if key.startswith(KEYS.worker("")):
+        return content
     if key in (KEYS.pending, KEYS.workers, KEYS.dead_letters, KEYS.dead_letter_classes, DEADLINES_KEY) or class_of(key):
         return {member.decode(): int(float(score)) for member, score in pairs(content)}
     fields = {name.decode(): value for name, value in pairs(content)}

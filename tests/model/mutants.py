@@ -127,6 +127,7 @@ _BY_SCRIPT: Final = {
     "renew": (
         ("now + worker_lease_ms", "now", "a worker that says that it lives is dead"),
         ("now - remembered_ms", "now + worker_lease_ms", "who renews forgets all others"),
+        ("redis.call('SET', report, text, 'PX', worker_lease_ms)", "", "a worker reports nothing"),
     ),
     "append": (
         ("is_within_slack(entry) and ", "", "a place is kept however late it is"),

@@ -47,6 +47,7 @@ class Reference:
         self.class_index: dict[str, dict[str, int]] = {}
         self.dropped = Counter[str]()
         self.workers: dict[str, int] = {}
+        self.reports: dict[str, bytes] = {}
         self.drained: int | None = None
         self.log = LogModel()
         self.deadlines: dict[str, int] = {}
@@ -84,6 +85,8 @@ class Reference:
             self.class_index.pop(of_class, None)
         elif key == KEYS.workers:
             self.workers.clear()
+        elif key in self.reports:
+            del self.reports[key]
         elif key == KEYS.drained:
             self.drained = None
         else:
@@ -133,11 +136,13 @@ class Reference:
             if record and record.owner == worker:
                 record.release(self.now)
 
-    def renew(self, worker: str, deciding: Sequence[str]) -> None:
+    def renew(self, worker: str, report: str, deciding: Sequence[str]) -> None:
         self.workers = {
             name: until_ms for name, until_ms in self.workers.items() if until_ms > self.now - WORKERS_REMEMBERED_MS
         }
         self._is_heard(worker)
+        self.reports[KEYS.worker(worker)] = report.encode()
+        self.expires_in(KEYS.worker(worker), WORKER_LEASE_MS)
         for trace_id in deciding:
             record = self.records.get(trace_id)
             if record and record.owner == worker:

@@ -81,8 +81,9 @@ class WatchedLedger:
 
     def renew(self) -> None:
         deciding = tuple(self.real._deciding)
-        _call(self.real.renew)
-        self._books.model.renew(self.worker, deciding)
+        report = f"of {self.worker}"
+        _call(lambda: self.real.renew(report))
+        self._books.model.renew(self.worker, report, deciding)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[CommitResult]:
         stop_before("commit")

@@ -109,7 +109,7 @@ def _acquire(*, keys: Keys, records: Sequence[str], lease: _Lease, alone: bool, 
 
 
 @script(list[int])
-def _renew(*, keys: Keys, records: Sequence[str], lease: _Lease) -> None: ...
+def _renew(*, keys: Keys, report: str, records: Sequence[str], text: str, lease: _Lease) -> None: ...
 
 
 @script(nothing)
@@ -244,12 +244,13 @@ class RedisLedger:
         )
         return records
 
-    def renew(self) -> None:
-        """Note that this worker is alive, and renew what it is deciding. Any thread may do so."""
+    def renew(self, report: str) -> None:
+        """Note that this worker is alive, and its report, and renew what it is deciding. Any thread may do so."""
         # Copied, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)
         records = [self._keys.record(trace_id) for trace_id in deciding]
-        holds = _renew(self._client, keys=self._keys, records=records, lease=self._lease)
+        key = self._keys.worker(self.worker)
+        holds = _renew(self._client, keys=self._keys, report=key, records=records, text=report, lease=self._lease)
         self._deciding.difference_update(trace_id for trace_id, is_held in zip(deciding, holds, strict=True) if not is_held)
 
     def release(self, trace_ids: Sequence[str]) -> None:

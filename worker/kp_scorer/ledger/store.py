@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import redis
 from pydantic import BaseModel, ConfigDict
@@ -18,14 +18,7 @@ from kp_scorer.ledger.log import RedisLog, RedisPinnedSets, describe_pinned_sets
 from kp_scorer.ledger.records import parsed_in
 from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.ledger.runs import Runs
-from kp_scorer.ledger.scripts import nothing, script
 from kp_scorer.settings import Settings, load_settings
-
-_REPORT_TTL_MS: Final = 5_000  # As long as a worker counts as alive without another report.
-
-
-@script(nothing)
-def _report(*, report: str, text: str, ttl_ms: int) -> None: ...
 
 
 class Timing(BaseModel):
@@ -56,29 +49,6 @@ class WorkerReport(BaseModel):
     embedded: Timing = Timing()
 
 
-@reports_outages("workers")
-class Workers:
-    """The reports of the workers under one prefix."""
-
-    def __init__(self, client: redis.Redis, keys: Keys) -> None:
-        self._client = client
-        self._keys = keys
-
-    def report(self, worker: str, report: WorkerReport) -> None:
-        """Replace a worker's report."""
-        _report(self._client, report=self._keys.worker(worker), text=report.model_dump_json(), ttl_ms=_REPORT_TTL_MS)
-
-    def reports(self) -> list[WorkerReport]:
-        """The reports of all workers that live, by node."""
-        workers: Any = self._client.zrange(self._keys.workers, 0, -1)
-        pipeline = self._client.pipeline(transaction=False)
-        for worker in workers:
-            pipeline.get(self._keys.worker(worker.decode()))
-        # A worker that has died has no report soon after.
-        reports = [parsed_in(WorkerReport, text) for text in pipeline.execute() if text]
-        return sorted(filter(None, reports), key=lambda report: report.node)
-
-
 @reports_outages("redis.url")
 class Store(AbstractContextManager["Store"]):
     """What lies under one prefix. A context manager; connects on first use; raises ServiceUnavailable."""
@@ -90,7 +60,6 @@ class Store(AbstractContextManager["Store"]):
         self._keys = Keys(settings.redis.prefix)
         self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
         self.dead_letters = DeadLetters(client, self._keys, settings.ledger, counter)
-        self.workers = Workers(client, self._keys)
         self.runs = Runs(client, self._keys, settings.serve)
 
     @classmethod
@@ -118,6 +87,16 @@ class Store(AbstractContextManager["Store"]):
         asked_at_s = time.time()
         seconds, microseconds = self._client.time()
         return seconds + microseconds / 1e6 - (asked_at_s + time.time()) / 2
+
+    def worker_reports(self) -> list[WorkerReport]:
+        """The reports of all workers that live, by node."""
+        workers: Any = self._client.zrange(self._keys.workers, 0, -1)
+        pipeline = self._client.pipeline(transaction=False)
+        for worker in workers:
+            pipeline.get(self._keys.worker(worker.decode()))
+        # A worker that has died has no report soon after.
+        reports = [parsed_in(WorkerReport, text) for text in pipeline.execute() if text]
+        return sorted(filter(None, reports), key=lambda report: report.node)
 
     def decision_stream(self, name: str) -> DecisionStream:
         """A stream of decisions, which need not exist yet."""

@@ -192,11 +192,10 @@ class Runtime:
         self._supervisor.notify("READY=1")
 
     def _renew(self) -> None:
-        self.store.ledger.renew()
-        self.store.ledger.load_scripts()
         embedder = self._novelty.embedder if self._novelty else None
         description = f"{embedder.name} {embedder.engine}".strip() if embedder else ""
-        self.store.workers.report(self.store.ledger.worker, self.metrics.report(self.node, description, self._not_ready()))
+        self.store.ledger.renew(self.metrics.report(self.node, description, self._not_ready()).model_dump_json())
+        self.store.ledger.load_scripts()
 
     def _look_at_backlog(self) -> None:
         backlog = look_at_backlog(self._app, self._settings, self.store)

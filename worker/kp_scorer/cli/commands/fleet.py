@@ -105,7 +105,7 @@ def top(once: bool, settings: Settings) -> None:
 def _snapshot(app: Celery, settings: Settings, store: Store) -> Snapshot:
     backlog = look_at_backlog(app, settings, store)
     dropped = sum(store.dead_letters.dropped().values())
-    return Snapshot(time.monotonic(), store.ledger.counts(), backlog, dropped, store.workers.reports())
+    return Snapshot(time.monotonic(), store.ledger.counts(), backlog, dropped, store.worker_reports())
 
 
 def _view(now: Snapshot, before: Snapshot, problem: str = "") -> RenderableType:
@@ -293,7 +293,7 @@ def _backlog(deployment: Deployment) -> Details:
 
 
 def _workers(deployment: Deployment) -> Details:
-    reports = deployment.store.workers.reports()
+    reports = deployment.store.worker_reports()
     if not reports:
         yield "advice", "no worker has reported for 5 s: start one with kp-scorer worker"
     for report in reports:
@@ -318,7 +318,7 @@ def _embedder(deployment: Deployment) -> Details:
         yield "advice", "there is none, as embedding.embedder says, so every novelty is 0.5: set it to auto if unintended"
     else:
         # This machine may not need one.
-        have_none = any(not report.embedder for report in deployment.store.workers.reports())
+        have_none = any(not report.embedder for report in deployment.store.worker_reports())
         remedy = "install kp-scorer[embedding] where workers run"
         yield "wrong" if have_none else "advice", f"none can be loaded here, so every novelty is 0.5: {remedy}"
 

@@ -1,7 +1,7 @@
--- Note that a worker is alive, renew the leases of what it decides, and forget workers that ended long ago.
+-- Note that a worker is alive and what it reports, renew the leases of what it decides, and forget workers that ended long ago.
 --
--- KEYS   workers, records...
--- ARGV   worker, worker_lease_ms, remembered_ms, lease_ms
+-- KEYS   workers, report, records...
+-- ARGV   text, worker, worker_lease_ms, remembered_ms, lease_ms
 -- Reply  for each trace 1 if the worker holds it, else 0
 
 local now = now_ms()
@@ -10,6 +10,7 @@ local now = now_ms()
 redis.call('ZREMRANGEBYSCORE', workers, '-inf', now - remembered_ms)
 redis.call('ZADD', workers, now + worker_lease_ms, worker)
 redis.call('PEXPIRE', workers, remembered_ms)
+redis.call('SET', report, text, 'PX', worker_lease_ms)
 
 local reply = {}
 for i, record in ipairs(records) do
