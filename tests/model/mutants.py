@@ -18,7 +18,7 @@ _ALL_OF_PENDING: Final = "'since_ms', 'submission', 'resends', 'owner', 'lease_m
 
 _BY_SCRIPT: Final = {
     "acquire": (
-        ("if is_alive(owner) then", "if false then", "an attempt is charged though the holder lives"),
+        ("number(redis.call('ZSCORE', workers, owner)) > now", "false", "an attempt is charged though the holder lives"),
         ("number(held_until_ms) > now and number(held_until_ms) <= now + lease_ms", "true", "a lease never ends"),
         ("not is_held and (alone or attempts == 0)", "not is_held", "what has ended a worker is held among others"),
         ("(state == 'dead' and known_digest ~= digest)", "state == 'dead'", "what is dead is pending again by itself"),

@@ -9,11 +9,6 @@
 
 local now = now_ms()
 
-local function is_alive(owner)
-    local until_ms = redis.call('ZSCORE', workers, owner)
-    return until_ms and tonumber(until_ms) > now
-end
-
 use_reserve('zset', pending)
 redis.call('ZADD', workers, now + worker_lease_ms, worker)
 redis.call('PEXPIRE', workers, remembered_ms)
@@ -31,7 +26,7 @@ for i, record in ipairs(records) do
     local is_held = false
     if state == 'pending' and known_digest == digest then
         if owner and owner ~= worker then
-            if is_alive(owner) then
+            if number(redis.call('ZSCORE', workers, owner)) > now then
                 -- No lease is longer, whatever its record says.
                 is_held = number(held_until_ms) > now and number(held_until_ms) <= now + lease_ms
             else

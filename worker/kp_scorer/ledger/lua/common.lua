@@ -51,17 +51,13 @@ local function is_nearly_full(used, limit)
     return limit > 0 and used > limit * 0.9
 end
 
-local REMOVES_NOTHING = {
-    list = function(key) redis.call('LTRIM', key, 0, -1) end,
-    hash = function(key) redis.call('HDEL', key, '') end,
-    zset = function(key) redis.call('ZREM', key, '') end,
-    stream = function(key) redis.call('XDEL', key, '0-0') end,
-}
+local REMOVES_NOTHING = {list = {'LTRIM', 0, -1}, hash = {'HDEL', ''}, zset = {'ZREM', ''}, stream = {'XDEL', '0-0'}}
 
 -- Redis when full lets a script add only after that script has removed something, or tried to. What ends a submission must get
 -- through, from receiving it to publishing its decision: it is what frees memory.
 local function use_reserve(kind, key)
-    REMOVES_NOTHING[kind](key)
+    local command, first, last = unpack(REMOVES_NOTHING[kind])
+    redis.call(unpack({command, key, first, last}))
 end
 
 -- How many of the first `count` values fit, by the size of each, until `most_bytes` are in a key; at an empty one the first does.
