@@ -200,7 +200,7 @@ class RedisLedger:
 
         All come in no order. One made meanwhile may be missing; one may come twice if Redis loses most of its keys meanwhile.
         """
-        trace_ids = iter(self._scan("", at_once=_READ_AT_ONCE) if among is None else among)
+        trace_ids = iter(self._scan() if among is None else among)
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             yield from filter(None, self.decided(chunk))
 
@@ -210,7 +210,7 @@ class RedisLedger:
 
         def counted() -> Iterator[str]:
             nonlocal count
-            for trace_id in self._scan("", at_once=SCANNED_AT_ONCE):
+            for trace_id in self._scan():
                 count += 1
                 yield trace_id
 
@@ -223,8 +223,7 @@ class RedisLedger:
         Redis looks through the names of all its keys, which takes a second for a million.
         """
         try:
-            having = self._scan(beginning, at_once=SCANNED_AT_ONCE)
-            return list(islice((trace_id for trace_id in having if begins(trace_id, beginning)), most))
+            return list(islice((each for each in self._scan(beginning) if begins(each, beginning)), most))
         except redis.exceptions.NoPermissionError:
             return None
 
@@ -323,10 +322,10 @@ class RedisLedger:
     def _records(self, traces: Sequence[Submission | Identity | Verdict]) -> list[str]:
         return [self._keys.record(trace.trace_id) for trace in traces]
 
-    def _scan(self, part: str, *, at_once: int) -> Iterator[str]:
+    def _scan(self, part: str = "") -> Iterator[str]:
         start = self._keys.record("")
         prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
-        for key in self._client.scan_iter(f"{prefix}*{middle}*", count=at_once, _type="hash"):
+        for key in self._client.scan_iter(f"{prefix}*{middle}*", count=SCANNED_AT_ONCE, _type="hash"):
             yield text_in(key).removeprefix(start)
 
 
