@@ -49,10 +49,8 @@ def list_keys(step: "redis.client.Pipeline", keys: Keys, added: Iterable[bytes |
     step.expire(keys.directory, _KEPT_S)
 
 
-READ_CHUNK: Final = 1_000
-"""Entries read in one round trip, 1.6 MB of 384 float32 each: a late worker catches up without stalling Redis."""
-_DOES_NOT_COUNT: Final = [b"c", b"0"]
-"""The field of such an entry. One that counts has none, as those that earlier versions wrote."""
+READ_CHUNK: Final = 1_000  # Entries in one round trip, 1.6 MB of 384 float32 each: catching up must not stall Redis.
+_DOES_NOT_COUNT: Final = [b"c", b"0"]  # The field of such an entry. One that counts has none, as in earlier versions.
 
 
 class LogInfo(NamedTuple):

@@ -46,8 +46,7 @@ class Tally(NamedTuple):
     """What a decision counts as once it is stored."""
 
     domain: str
-    is_known: bool
-    """Whether settings name this domain. Of others, which producers may invent for ever, only so many are told apart."""
+    is_known: bool  # Whether settings name this domain. Of others, which producers invent, only so many are told apart.
     guards: str = ""  # The guards that fired, with a space between them.
 
 

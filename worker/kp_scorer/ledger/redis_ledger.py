@@ -38,8 +38,7 @@ from kp_scorer.trace import begins
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
-_WORKER_LEASE_MS: Final = 5_000
-"""A worker that has not reported for this long counts as dead: five times as long as between two renewals."""
+_WORKER_LEASE_MS: Final = 5_000  # A worker that has not reported for this long, five times the usual, counts as dead.
 LEASE_MS: Final = 5_000
 """A trace that its worker has not renewed for this long is held no longer, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000

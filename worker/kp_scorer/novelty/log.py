@@ -25,8 +25,7 @@ class Window(NamedTuple):
     ttl_ms: int
     slack_elements: int
     slack_ms: int
-    succeeded_confidence: float | None = None
-    """Only traces that succeeded with at least this confidence count for one another; None: all do."""
+    succeeded_confidence: float | None = None  # Only successes of at least this confidence count for all; None: all do.
 
     def __str__(self) -> str:
         return " ".join(str(value) for value in self if value is not None)
