@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 
@@ -29,10 +29,8 @@ def _checked_time(text: str) -> str:
     return text
 
 
-class _Part(BaseModel):
+class _Part(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
     """Frozen; fields that a later version adds are ignored, so old consumers keep working."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Dimensions(_Part):
@@ -64,10 +62,8 @@ class Guard(_Part):
         return self.fired and self.name != "max_confidence"
 
 
-class Findings(_Part):
+class Findings(_Part, extra="forbid"):
     """What a check finds in a trace: counts and numbers by plain names of at most 64 characters, 32 of each, and no text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kinds: Annotated[dict[CheckName, Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=MOST_FINDINGS)] = {}
     """How many of each kind there are."""
@@ -76,10 +72,8 @@ class Findings(_Part):
     """The outcome that it demands, whatever the score; the strictest wins, and settings may allow less."""
 
 
-class CheckResult(Findings):
+class CheckResult(Findings, extra="ignore"):
     """What a check of this ``version`` found, with the outcome that it demands by the settings."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: CheckName
     version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]

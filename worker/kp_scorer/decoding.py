@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import ReasoningTrace
@@ -24,10 +24,8 @@ from kp_scorer.trace import ReasoningTrace
 Count = Annotated[int, Field(ge=1)]
 
 
-class Limits(BaseModel):
+class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     """How large a submission may be. Every figure is inclusive."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     message_bytes: Count = 1_048_576  # Size of the trace as UTF-8 JSON, in bytes.
     values: Count = 20_000  # Number of objects, lists, texts, numbers and the like; an empty object or list counts as two.

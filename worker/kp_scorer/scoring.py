@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, NoveltySource, Outcome, Override, ThresholdSource
 from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
@@ -49,10 +49,8 @@ class Bounds(NamedTuple):
         return max((outcome, *(each for each in demanded if each)), key=get_args(Outcome).index)
 
 
-class Policy(BaseModel):
+class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False):
     """Profiles and bounds by domain, matched exactly after aliases are resolved; other domains get the defaults."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     threshold: Fraction = DEFAULT_THRESHOLD
     thresholds: dict[Domain, Fraction] = {}

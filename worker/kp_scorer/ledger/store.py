@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import redis
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.endpoints import with_endpoints
@@ -21,19 +21,15 @@ from kp_scorer.ledger.runs import Runs
 from kp_scorer.settings import Settings, load_settings
 
 
-class Timing(BaseModel):
+class Timing(BaseModel, frozen=True):
     """How often something was done, and how long it took in all."""
-
-    model_config = ConfigDict(frozen=True)
 
     count: int = 0
     seconds: float = 0.0
 
 
-class WorkerReport(BaseModel):
+class WorkerReport(BaseModel, frozen=True, extra="ignore"):
     """How a worker is, and what it has done since it started. Fields of other versions are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     node: str  # What monitors know it by.
     not_ready: tuple[str, ...] = ()  # Why it takes no work; empty if it does.
