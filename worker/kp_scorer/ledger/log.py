@@ -18,7 +18,7 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import Keys, LogKeys
 from kp_scorer.ledger.records import number_in, text_in
-from kp_scorer.ledger.scripts import VECTOR, row, script
+from kp_scorer.ledger.scripts import VECTOR, script
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, Erasure, Place, Tail, Window
 from kp_scorer.novelty.pins import PinnedSet
 
@@ -63,17 +63,7 @@ class LogInfo(NamedTuple):
     window: Window | None
 
 
-class _Appended(NamedTuple):
-    other_window: bytes
-    places: list[bytes]
-    epoch: bytes
-    last_trace_id: bytes
-    has_last_erasure: int
-    entries: list[Any]
-    erasures: list[Any]
-
-
-@script(row(_Appended))
+@script(tuple[bytes, list[bytes], bytes, bytes, int, list[Any], list[Any]])
 def _append(
     *,
     keys: LogKeys,
@@ -109,7 +99,7 @@ class RedisLog:
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         """Append and read on, in one round trip; see :class:`~kp_scorer.novelty.log.NoveltyLog`."""
-        reply = _append(
+        other_window, places, epoch, last_trace_id, has_last_erasure, new, erased = _append(
             self._client,
             keys=self._own,
             directory=self._keys.directory,
@@ -122,9 +112,15 @@ class RedisLog:
             most=READ_CHUNK,
             candidates=candidates,
         )
-        if reply.other_window:
-            raise SettingsError(_disagreement(self.space, _window_in(reply.other_window), self._window))
-        return [_place_in(place) if place else None for place in reply.places], self._tail(cursor, reply)
+        if other_window:
+            raise SettingsError(_disagreement(self.space, _window_in(other_window), self._window))
+        entries = [_entry(entry_id, fields) for entry_id, fields in new]
+        erasures = [Erasure(erasure_id.decode(), _place_in(fields[1])) for erasure_id, fields in erased]
+        tail = Tail(text_in(epoch), entries, erasures, restart=False, more=READ_CHUNK in (len(entries), len(erasures)))
+        if cursor and (cursor.epoch != tail.epoch or not has_last_erasure or _is_lost(cursor, last_trace_id, erasures)):
+            # Emptied, or back from a backup or a replica that is behind: what the mirror read is not the log's any more.
+            tail = Tail(tail.epoch, (), (), restart=True, more=True)
+        return [_place_in(place) if place else None for place in places], tail
 
     def entries(self) -> Iterator[Entry]:
         """Read the whole log, oldest first, in chunks."""
@@ -172,17 +168,6 @@ class RedisLog:
         oldest: Any = self._client.xrange(self._own.log, count=1)
         window: Any = self._client.hget(self._own.head, "window")
         return LogInfo(self.space, entries, _place_in(oldest[0][0]) if oldest else None, int(used), _window_in(window))
-
-    def _tail(self, cursor: Cursor | None, reply: _Appended) -> Tail:
-        epoch = text_in(reply.epoch)
-        entries = [_entry(entry_id, fields) for entry_id, fields in reply.entries]
-        erasures = [Erasure(erasure_id.decode(), _place_in(fields[1])) for erasure_id, fields in reply.erasures]
-        if cursor is not None and (
-            cursor.epoch != epoch or not reply.has_last_erasure or _is_lost(cursor, reply.last_trace_id, erasures)
-        ):
-            # Emptied, or back from a backup or a replica that is behind: what the mirror read is not the log's any more.
-            return Tail(epoch, (), (), restart=True, more=True)
-        return Tail(epoch, entries, erasures, restart=False, more=READ_CHUNK in (len(entries), len(erasures)))
 
 
 def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
