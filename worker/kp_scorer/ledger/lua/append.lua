@@ -37,21 +37,16 @@ local function is_in_log(entry, candidate)
     return stored and stored[2][2] == candidate.trace_id and stored[2][4] == candidate.digest
 end
 
-local function append(candidate)
-    place = place + 1
-    local entry = string.format('%.0f-%.0f', time, place)
-    local mark = candidate.counts and {} or {'c', '0'}
-    redis.call('XADD', log, entry, 'i', candidate.trace_id, 'd', candidate.digest, 'v', candidate.vector, unpack(mark))
-    return entry
-end
-
 local function admit(record, candidate)
     local digest = candidate.digest
     local state, known_digest, entry_epoch, entry = read(record, 'state', 'digest', 'epoch', 'entry')
     -- What is dead and has no digest is a submission that could not be decoded, and another one.
     if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then return '' end
     if entry and entry_epoch == epoch and is_within_slack(entry) and is_in_log(entry, candidate) then return entry end
-    local new_entry = append(candidate)
+    place = place + 1
+    local new_entry = string.format('%.0f-%.0f', time, place)
+    local mark = candidate.counts and {} or {'c', '0'}
+    redis.call('XADD', log, new_entry, 'i', candidate.trace_id, 'd', digest, 'v', candidate.vector, unpack(mark))
     -- What has ended keeps the place that its end rests on. This one is for the worker's comparison only, which comes too late.
     if state == 'decided' or state == 'dead' then return new_entry end
     -- No state: if Redis came back without the record, the ledger must make and count it when it meets it next.
