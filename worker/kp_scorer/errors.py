@@ -1,24 +1,6 @@
 """Every error this package raises on purpose, one class for each thing a caller does next.
 
-    ScorerError
-    ├── SettingsError            correct the setting, start again
-    ├── InvalidTrace             correct the trace; a worker dead-letters it
-    │   └── UnknownFormat        see that it is a trace, or convert it to one
-    ├── NotConverted             correct the source in the other format, or pass the option for what it lacks
-    │   └── FieldsMissing        pass the options that it names
-    ├── TraceConflict            use another id; a worker dead-letters it
-    ├── TraceDead                look at the dead letter; no decision will come
-    ├── DecisionTimeout          wait again, if the trace is known
-    ├── OutputFailed             give the command a stdout that it can write to
-    ├── ModelUnconverted         let the first worker convert the model
-    ├── EngineUnavailable        try the next engine; none is left: SettingsError, or no embedder
-    └── ServiceUnavailable       try again later; nothing was lost
-        ├── NoQueue              start the worker that declares the queue
-        ├── QueueFull            try again later, and more slowly
-        ├── TraceHeld            another worker is deciding it; look again in a moment
-        └── EmbedderUnhealthy    requeue all that is in flight and exit; another process can embed
-
-No message holds trace content: only field paths, ids, names of settings, and what was expected.
+Each says what that is. No message holds trace content: only field paths, ids, names of settings, and what was expected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +18,7 @@ class ScorerError(Exception):
 
 
 class SettingsError(ScorerError):
-    """A setting has a value that cannot be used, or something it asks for is not installed."""
+    """A setting has a value that cannot be used, or something it asks for is not installed: correct it, start again."""
 
     exit_code = 2
 
@@ -49,7 +31,7 @@ class Problem(NamedTuple):
 
 
 class InvalidTrace(ScorerError):
-    """A submission is not a ReasoningTrace, or is larger or deeper than the limits allow."""
+    """A submission is not a ReasoningTrace, or larger or deeper than the limits allow: correct it. A worker dead-letters it."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -57,14 +39,11 @@ class InvalidTrace(ScorerError):
 
 
 class UnknownFormat(InvalidTrace):
-    """A line of the input is no trace, and of nothing else that this command reads; the message says what to do."""
-
-    def __init__(self, advice: str) -> None:
-        super().__init__([Problem("$", advice)])
+    """A line of the input is no trace, and of nothing else that this command reads; its one problem says what to do."""
 
 
 class NotConverted(ScorerError):
-    """A record in another format does not make a valid trace."""
+    """A record in another format does not make a valid trace: correct its source, or pass the option for what it lacks."""
 
     def __init__(self, line: int, problems: Sequence[Problem]) -> None:
         self.line = line
@@ -73,7 +52,7 @@ class NotConverted(ScorerError):
 
 
 class FieldsMissing(NotConverted):
-    """A record lacks fields of a trace that nobody supplied; ``options`` of the command line would."""
+    """A record lacks fields of a trace that nobody supplied: pass its ``options`` on the command line."""
 
     def __init__(self, line: int, missing: Mapping[str, str]) -> None:
         self.options = tuple(missing.values())
@@ -87,7 +66,7 @@ def _summary(problems: Sequence[Problem]) -> str:
 
 
 class TraceConflict(ScorerError):
-    """A trace with this id and other content was submitted before; the first one stands."""
+    """A trace with this id and other content was submitted before, and stands: use another id. A worker dead-letters it."""
 
     def __init__(self, trace_id: str) -> None:
         self.trace_id = trace_id
@@ -95,7 +74,7 @@ class TraceConflict(ScorerError):
 
 
 class TraceDead(ScorerError):
-    """A trace ended as a dead letter, so it will get no decision."""
+    """A trace ended as a dead letter, so it will get no decision: look at the dead letter."""
 
     def __init__(self, trace_id: str, reason: Reason, detail: str) -> None:
         self.trace_id = trace_id
@@ -105,7 +84,7 @@ class TraceDead(ScorerError):
 
 
 class DecisionTimeout(ScorerError):
-    """No decision came within the time given; the trace is pending or unknown."""
+    """No decision came within the time given; the trace is pending, and worth another wait, or unknown."""
 
     def __init__(self, trace_id: str, timeout_s: float, *, is_known: bool) -> None:
         self.trace_id = trace_id
@@ -115,35 +94,35 @@ class DecisionTimeout(ScorerError):
 
 
 class OutputFailed(ScorerError):
-    """Standard output cannot be written: its reader is gone, or the disk is full."""
+    """Standard output cannot be written, as its reader is gone or the disk is full: give the command another."""
 
     exit_code = 2
 
 
 class ModelUnconverted(ScorerError):
-    """The embedder's model is not converted yet, and the caller does not want to convert it."""
+    """The embedder's model is not converted yet, and the caller does not want to: the first worker does."""
 
 
 class EngineUnavailable(ScorerError):
-    """An engine cannot run here; the message says why."""
+    """An engine cannot run here, as the message says: try the next. None is left: SettingsError, or no embedder."""
 
 
 class ServiceUnavailable(ScorerError):
-    """Redis or the broker cannot be reached, refuses, or does not answer in time."""
+    """Redis or the broker cannot be reached, refuses, or does not answer in time: try again later; nothing was lost."""
 
     exit_code = 3
 
 
 class NoQueue(ServiceUnavailable):
-    """RabbitMQ has no such queue, and it is not for us to declare it."""
+    """RabbitMQ has no such queue, and it is not for us to declare it: start the worker that does."""
 
 
 class QueueFull(ServiceUnavailable):
-    """There is no room for a submission, or for the spans of one, until others are decided."""
+    """There is no room for a submission, or for the spans of one, until others are decided: try again more slowly."""
 
 
 class TraceHeld(ServiceUnavailable):
-    """Another worker, which is alive, is deciding this trace."""
+    """Another worker, which is alive, is deciding this trace: look again in a moment."""
 
     def __init__(self, trace_id: str) -> None:
         self.trace_id = trace_id
@@ -151,6 +130,6 @@ class TraceHeld(ServiceUnavailable):
 
 
 class EmbedderUnhealthy(ServiceUnavailable):
-    """The embedder of this process fails on every text."""
+    """The embedder of this process fails on every text: requeue what is in flight and exit. Another process can embed."""
 
     exit_code = 4
