@@ -168,7 +168,7 @@ def test_the_context_goes_with_a_decision_by_whatever_way(settings: Settings, re
 
 
 def test_spans_are_refused_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "kp_scorer.spans.exporting", raising=False)
+    monkeypatch.delitem(sys.modules, "kp_scorer.spans.recording", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"kp-scorer\[otel-worker\]"):
         open_recorder(Destination("redis", "traces"), "me")

@@ -23,8 +23,7 @@ from kp_scorer.process.metrics import Metrics
 from kp_scorer.spans.context import TRACE_ID, context_in
 
 if TYPE_CHECKING:
-    from kp_scorer.spans.exporting import Recorder
-    from kp_scorer.spans.recording import SpanRecording
+    from kp_scorer.spans.recording import Recorder, SpanRecording
 
 _DELIVERIES: Final = "kp_scorer.deliveries"
 

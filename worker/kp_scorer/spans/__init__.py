@@ -7,13 +7,13 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 
 if TYPE_CHECKING:
-    from kp_scorer.spans.exporting import Recorder
+    from kp_scorer.spans.recording import Recorder
 
 
 def open_recorder(source: Destination, node: str) -> "Recorder":
     """Export spans of what ``node`` consumes, by ``OTEL_…``; SettingsError if OpenTelemetry is missing or refuses a value."""
     try:
-        from kp_scorer.spans.exporting import Recorder
+        from kp_scorer.spans.recording import Recorder
 
         return Recorder(source, node)
     except ImportError as error:
@@ -27,6 +27,8 @@ def current_context() -> Context:
     # Such an application has imported this; most others have not even installed it.
     if "opentelemetry.trace" not in sys.modules:
         return NO_CONTEXT
-    from kp_scorer.spans.recording import context_of
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    return context_of()
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier

@@ -1,16 +1,86 @@
-"""Spans by OpenTelemetry's conventions for messaging. Without its SDK nothing is recorded."""
+"""A worker's spans, by OpenTelemetry's conventions for messaging, and their export: OTLP over HTTP, from a thread of its own.
 
-from collections.abc import Mapping
+OpenTelemetry's own variables configure it.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Final
 
+import requests
+import structlog
 from opentelemetry.context import Context as OtelContext
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kp_scorer.spans.context import Context, Destination
 
-SCOPE: Final = "kp_scorer"
 _W3C: Final = TraceContextTextMapPropagator()
+
+log = structlog.get_logger("kp_scorer.spans.recording")
+
+
+class Recorder:
+    """Records spans of messages whose producer's span is sampled; with a slow collector more than 2,048 are dropped."""
+
+    def __init__(self, source: Destination, node: str) -> None:
+        """Export as worker ``node``, which consumes from ``source``; ValueError if OpenTelemetry refuses a variable's value."""
+        # This logger quotes headers that it cannot parse, and with them passwords (opentelemetry-api 1.45.2).
+        logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL)
+        own = Resource({"service.name": "kp-scorer", "service.version": version("kp-scorer"), "service.instance.id": node})
+        # Resource.create() has a default name of the service, and the variables come last, to win over ours.
+        resource = Resource.create().merge(own).merge(OTELResourceDetector().detect())
+        processor = BatchSpanProcessor(_ReportingExporter(session=_session()))
+        # The handler that OpenTelemetry registers for the exit waits half a minute for the collector.
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("kp_scorer")
+        self._source = source
+        # OpenTelemetry logs each failed export, and a collector may be down for days; we log the first.
+        if not logging.getLogger().isEnabledFor(logging.DEBUG):
+            logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+    def begin(self, context: Context, received_s: float) -> "SpanRecording":
+        """Begin to record a message with this context, received at this Unix time."""
+        return SpanRecording(self._tracer, context, received_s, self._source)
+
+    def close(self, timeout_s: float) -> None:
+        """Export the remaining spans within this time, or drop them."""
+        # Shutting down waits for a collector without a limit, so a daemon thread does it.
+        closing = threading.Thread(target=self._provider.shutdown, name="close spans", daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+        if closing.is_alive():
+            log.warning("spans_not_exported", detail=f"the collector did not accept the last ones within {timeout_s:.1f} s")
+
+
+def _session() -> requests.Session:
+    """A session that does not read the body of an answer."""
+    session = requests.Session()
+    # requests 2.34 unpacks a body, however large it becomes, also that of a redirection.
+    session.hooks["response"].insert(0, lambda response, **_: response.close())
+    return session
+
+
+class _ReportingExporter(OTLPSpanExporter):
+    """Logs when exports begin to fail, and when they succeed again."""
+
+    _succeeds = True
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        succeeded, self._succeeds = self._succeeds, result is SpanExportResult.SUCCESS
+        if succeeded and not self._succeeds:
+            log.warning("spans_not_exported", detail="the collector does not accept them; log.level = debug shows why")
+        elif self._succeeds and not succeeded:
+            log.info("spans_exported_again")
+        return result
 
 
 class SpanRecording:
@@ -27,7 +97,9 @@ class SpanRecording:
         """Begin the span of publishing, unless it has begun; return the context of the innermost span."""
         if destination and not self._publishing:
             self._publishing = self._start("send", destination, self._inside)
-        return context_of(set_span_in_context(self._publishing or self._span, OtelContext()))
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, set_span_in_context(self._publishing or self._span, OtelContext()))
+        return carrier
 
     def end(self, attributes: Mapping[str, str | int | float], error: str = "") -> None:
         """End the spans; ``error`` is its kind if the message failed."""
@@ -49,10 +121,3 @@ class SpanRecording:
         kind = SpanKind.CONSUMER if operation == "process" else SpanKind.PRODUCER
         begun_ns = None if begun_s is None else int(begun_s * 1e9)
         return self._tracer.start_span(f"{operation} {destination.name}", context, kind, attributes, start_time=begun_ns)
-
-
-def context_of(current: OtelContext | None = None) -> Context:
-    """The context of the span in OpenTelemetry's context, by default that of this thread or coroutine; none without a span."""
-    carrier: dict[str, str] = {}
-    _W3C.inject(carrier, current)
-    return carrier
