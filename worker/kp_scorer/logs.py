@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import traceback
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -55,6 +55,11 @@ def configure_logs(settings: LogSettings) -> None:
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger(_QUOTES_CONTENT).setLevel(logging.CRITICAL)
+
+
+def library_logger(name: str) -> Any:
+    """A logger by way of the standard library, for what also runs in programs of others, whose stdout is not ours."""
+    return structlog.wrap_logger(logging.getLogger(name), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
 def raised_at(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import os
 import signal
 import socket
@@ -12,17 +11,15 @@ import weakref
 from contextlib import suppress
 from typing import Any, BinaryIO, Final
 
-import structlog
-
 from kp_scorer.decision import CheckFailure, CheckResult, Demand, Findings
 from kp_scorer.errors import SettingsError
+from kp_scorer.logs import library_logger
 from kp_scorer.settings.sections import ChecksSettings
 from kp_scorer.trace import ReasoningTrace
 
 _ANSWER_BYTES: Final = 65_536
 
-# By the standard library, which writes nothing to stdout in programs that configure no logs.
-log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
+log = library_logger(__name__)
 
 
 class Checks:

@@ -4,7 +4,6 @@ import fcntl
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -17,12 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
-import structlog
-
 from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.errors import EngineUnavailable, ModelUnconverted, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours
 from kp_scorer.local import cache_dir
+from kp_scorer.logs import library_logger
 
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _DEFAULT_SPACE: Final = "all-MiniLM-L6-v2-b7d7cb00cf25"
@@ -43,8 +41,7 @@ _CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.torch_engin
 _CONVERTED: Final = "model.xml"
 _DIGESTS: Final = "digests.json"
 
-# By way of the standard library, because this also runs in programs of others, whose stdout is not ours to write to.
-log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
+log = library_logger(__name__)
 
 
 class ModelFiles(NamedTuple):

@@ -1,6 +1,5 @@
 """The engine on OpenVINO: the fastest on CPU, with bfloat16 where the processor has it and single precision elsewhere."""
 
-import logging
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -8,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import structlog
 
 from kp_scorer.embedding.embedder import MAX_TOKENS, Engine, Ids, Int64s, Vectors, padded, rounded_up
 from kp_scorer.errors import EngineUnavailable
+from kp_scorer.logs import library_logger
 
 # OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends
 # a message there and leaves files in the home directory, unless the package that does so is missing: then OpenVINO uses a
@@ -34,7 +33,7 @@ _TRIES: Final = 3
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _DISAGREE: Final = "openvino gives different vectors for one text"
 
-log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
+log = library_logger(__name__)
 
 
 class OpenVinoEngine(Engine):

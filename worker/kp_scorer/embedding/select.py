@@ -1,26 +1,23 @@
 """Choose the embedder that the settings ask for, and the fastest engine that runs here."""
 
-import logging
 import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Engine, Recipe
 from kp_scorer.embedding.model import ModelFiles, converted_model, find_model, has_torch, is_installed, is_model_named
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
+from kp_scorer.logs import library_logger
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8  # With more, a pass gains little by each; more workers use further cores better.
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # NVIDIA's, WSL's, and AMD's, which torch calls CUDA too.
 
-# By way of the standard library, because this also runs in programs of others, whose stdout is not ours to write to.
-log = structlog.wrap_logger(logging.getLogger(__name__), processors=[structlog.stdlib.render_to_log_kwargs])
+log = library_logger(__name__)
 
 
 def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *, converts: bool = True) -> Embedder | None:
