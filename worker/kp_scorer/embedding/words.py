@@ -3,7 +3,6 @@
 Equal words are all that it sees: not what they mean, nor their order. It needs nothing but numpy.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -56,10 +55,7 @@ class WordsEmbedder(Embedder):
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as float32 unit vectors of shape (len(texts), dimensions)."""
-        vectors = np.zeros((len(texts), _DIMENSIONS), np.float32)
-        for row, text in zip(vectors, texts, strict=True):
-            row[:] = self._vector(text)
-        return vectors
+        return np.array(list(map(self._vector, texts)), np.float32).reshape(len(texts), _DIMENSIONS)
 
     def _vector(self, text: str) -> NDArray[np.float64]:
         # The weighted sum of a text's passages, of length 1. A passage without words counts nothing. A text without any gets
@@ -68,9 +64,9 @@ class WordsEmbedder(Embedder):
         for part, passage in zip(self.recipe.parts, self.recipe.passages(text), strict=True):
             counted = self._counted(passage)
             # Words of opposite signs may also leave nothing.
-            if length := _length(counted):
+            if length := np.linalg.norm(counted):
                 summed += part.weight / length * counted
-        if length := _length(summed):
+        if length := np.linalg.norm(summed):
             return summed / length
         summed[0] = 1.0
         return summed
@@ -109,7 +105,3 @@ def _words_of(text: str) -> list[str]:
             pairs += map(add, run, run[1:]) if len(run) > 1 else [run]
         text = _RUNS.sub(" ", text)
     return _WORDS.findall(text) + pairs
-
-
-def _length(vector: NDArray[np.float64]) -> float:
-    return math.sqrt(vector @ vector)
