@@ -232,11 +232,6 @@ class ChecksSettings(Section):
         """The checks that run on any trace."""
         return tuple(dict.fromkeys(name for level in get_args(PrivacyLevel) for name in self.allowed(level)))
 
-    @property
-    def may_demand(self) -> bool:
-        """Whether any of them may demand an outcome."""
-        return any(outcome for level in get_args(PrivacyLevel) for outcome in self.allowed(level).values())
-
 
 class LedgerSettings(Section):
     """The record of every trace, and the dead letters."""
@@ -394,7 +389,8 @@ class Settings(Section):
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes whose queues these settings use. Decisions made under earlier settings may have others."""
         # A check that may reject demands review where it fails.
+        demands = (demand for level in get_args(PrivacyLevel) for demand in self.checks.allowed(level).values())
         pinned = (each.beyond for each in self.novelty.pinned.values())
-        is_demanded = self.review.sample or self.checks.may_demand or "review" in pinned
+        is_demanded = self.review.sample or any(demands) or "review" in pinned
         is_reviewed = self.scoring.review is not None or self.scoring.reviews or is_demanded
         return tuple(each for each in get_args(Outcome) if each != "review" or is_reviewed)
