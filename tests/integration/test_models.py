@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from kp_scorer.embedding.embedder import RECIPES, TRACE, Embedder, Vectors
 from kp_scorer.embedding.model import ModelFiles, find_model
-from kp_scorer.embedding.openvino_engine import OpenVinoEngine
+from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
 
@@ -60,8 +59,7 @@ def on_openvino(tiny: Tiny) -> Embedder:
 
     model, target = files(tiny), tiny.directory.parent / "model.xml"
     convert(model.path, model.tokenizer, model.max_tokens, target)
-    tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
-    return TextEmbedder(model, TRACE, tokens, OpenVinoEngine(target, 2, model.max_tokens))
+    return OpenVinoEmbedder(model, TRACE, target, 2)
 
 
 def on_torch(tiny: Tiny) -> Embedder:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -30,8 +29,7 @@ _LENGTH_TOLERANCE: Final = 0.01
 _HOPELESS_TEXTS: Final = 8  # So many in a row that fail alone, and nothing that is embedded between them.
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One passage of a text."""
 
     max_tokens: int | None  # Special tokens included; None for as many as the model takes.
@@ -39,8 +37,7 @@ class Part:
     weight: float  # Of its unit vector in the sum that, normalised, is the text's vector.
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """Which text of a trace is embedded, how much of each part counts, and how the parts' vectors become one."""
 
     mark: str  # The end of the space's name: change it with whatever changes a vector, so that two recipes' never meet.
@@ -49,18 +46,16 @@ class Recipe:
 
     def passages(self, text: str) -> list[str]:
         """The passages of a text, one for each part; a missing one is empty."""
-        if len(self.parts) == 1:
-            return [text]
         passages = text.split(_SEPARATOR, len(self.parts) - 1)
         return passages + [""] * (len(self.parts) - len(passages))
 
 
-def _asked_and_did(trace: ReasoningTrace) -> str:
-    return trace.task.objective.replace(_SEPARATOR, "") + _SEPARATOR + trace.did
-
-
 TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embedding_text)  # The reference's.
-ASKED_AND_DID: Final = Recipe(".asked_and_did.1", (Part(96, True, 0.6), Part(256, True, 0.4)), _asked_and_did)
+ASKED_AND_DID: Final = Recipe(
+    ".asked_and_did.1",
+    (Part(96, True, 0.6), Part(256, True, 0.4)),
+    lambda trace: trace.task.objective.replace(_SEPARATOR, "") + _SEPARATOR + trace.did,
+)
 RECIPES: Final[Mapping[RecipeName, Recipe]] = MappingProxyType({"trace": TRACE, "asked_and_did": ASKED_AND_DID})
 
 
@@ -115,26 +110,6 @@ class Embedder:
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
         """The same of texts that were tokenized."""
         return self.embed([each.text for each in texts])
-
-
-class Engine:
-    """Runs the model."""
-
-    name: str  # Library, precision and device or threads, for display.
-    # As of an embedder.
-    dimensions: int
-    max_tokens: int
-    step: int
-    streams = 1
-    most_passes = 1
-
-    def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
-        """Run a forward pass of these texts, as :meth:`Embedder.run` does."""
-        raise NotImplementedError
-
-    def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of texts, which come in order of length, shortest first; return its vectors."""
-        return [self.run_pass(group, together=True) for group in groups]
 
 
 def rounded_up(length: int, step: int) -> int:

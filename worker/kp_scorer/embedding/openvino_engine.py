@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from kp_scorer.embedding.embedder import MAX_TOKENS, Engine, Ids, Int64s, Vectors, padded, rounded_up
+from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Int64s, Recipe, Vectors, padded, rounded_up
+from kp_scorer.embedding.model import ModelFiles
+from kp_scorer.embedding.text_embedder import TextEmbedder
 from kp_scorer.errors import EngineUnavailable
 from kp_scorer.logs import library_logger
 
@@ -36,7 +38,7 @@ _DISAGREE: Final = "openvino gives different vectors for one text"
 log = library_logger(__name__)
 
 
-class OpenVinoEngine(Engine):
+class OpenVinoEmbedder(TextEmbedder):
     """Runs a converted model.
 
     Texts of as many tokens as the model takes, 512 at most, run on a copy compiled for exactly that shape, which is a tenth
@@ -48,13 +50,14 @@ class OpenVinoEngine(Engine):
     max_tokens = MAX_TOKENS
     step = 32
 
-    def __init__(self, file: Path, threads: int, longest: int) -> None:
-        """Compile a converted model for texts of at most ``longest`` tokens; EngineUnavailable if its vectors disagree."""
+    def __init__(self, model: ModelFiles, recipe: Recipe, file: Path, threads: int) -> None:
+        """Compile the model, whose conversion is ``file``; EngineUnavailable if its vectors disagree."""
+        super().__init__(model, recipe)
         self.streams = threads
         # One waits behind each that runs.
         self.most_passes = 2 * threads if threads > 1 else 1
-        self._longest = longest
-        self._full_length = min(longest, MAX_TOKENS)
+        self._longest = model.max_tokens
+        self._full_length = min(model.max_tokens, MAX_TOKENS)
         core = openvino.Core()
         precision = "bf16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
         options = {
@@ -64,12 +67,18 @@ class OpenVinoEngine(Engine):
             "ENABLE_CPU_PINNING": False,
         }
         core.set_property("CPU", options)
-        model = _with_gates_apart(core.read_model(file))
-        self.name = f"openvino {precision} on {threads} threads"
-        self.dimensions = int(model.output(0).get_partial_shape()[1].get_length())
+        converted = _with_gates_apart(core.read_model(file))
+        self.engine = f"openvino {precision} on {threads} threads"
+        self.dimensions = int(converted.output(0).get_partial_shape()[1].get_length())
+        models = {False: converted, True: _for_one_full_text(converted, self._full_length)}
         for _ in range(_TRIES):
-            self._any = _Threads(core, model, threads)
-            self._full = _Threads(core, _for_one_full_text(model, self._full_length), threads)
+            # By whether a pass is of one full text: passes one after the other on all threads, or side by side on one each.
+            # Side by side is faster for several passes, because threads that share one wait for each other a hundred times in
+            # it; a single pass is done soonest by all threads.
+            self._together = {is_full: _Streams(core, model, 1) for is_full, model in models.items()}
+            self._side_by_side = self._together
+            if threads > 1:
+                self._side_by_side = {is_full: _Streams(core, model, threads) for is_full, model in models.items()}
             # The largest shape first: memory that grows from shape to shape leaves 40 MB of holes.
             if self._agrees(self._full_length - 1) and self._agrees(self._full_length):
                 return
@@ -81,21 +90,29 @@ class OpenVinoEngine(Engine):
         # to have a stream that gives other vectors for as long as it lives, and those would stay in the log. Compiled anew, the
         # streams are others.
         text = [[0] * length]
-        (alone,), *side_by_side = *self.run([text]), *self.run([text] * self.streams)
+        (alone,), *side_by_side = *self.run_passes([text]), *self.run_passes([text] * self.streams)
         # NaN is never the same.
         return all(float(vectors[0] @ alone) > _SAME for vectors in side_by_side)
 
-    def run(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
+    def run_passes(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
         """Run a forward pass for each group of texts; see the base class."""
-        full = [self._inputs(group) for group in groups if self._is_full(group)]
-        others = [self._inputs(group) for group in groups if not self._is_full(group)]
-        vectors = {True: iter(self._full.run(full)), False: iter(self._any.run(others))}
+        vectors = {}
+        for is_full in (True, False):
+            inputs = [self._inputs(group) for group in groups if self._is_full(group) == is_full]
+            # After an equal number for each thread, a few left over are done sooner by all threads together.
+            left_over = len(inputs) % self.streams
+            if left_over > self.streams // 2:
+                left_over = 0
+            # The longest first, so that all threads end at about the same time.
+            side_by_side = self._side_by_side[is_full].run(inputs[left_over:][::-1])[::-1]
+            vectors[is_full] = iter(self._together[is_full].run(inputs[:left_over]) + side_by_side)
         return [next(vectors[self._is_full(group)]) for group in groups]
 
     def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
         """Run one forward pass; see the base class."""
-        threads = self._full if self._is_full(group) else self._any
-        return threads.run_pass(self._inputs(group), together=together)
+        streams = self._together if together else self._side_by_side
+        (vectors,) = streams[self._is_full(group)].run([self._inputs(group)])
+        return vectors
 
     def _is_full(self, group: Sequence[Ids]) -> bool:
         # A model of short texts has room for several in a pass.
@@ -135,30 +152,6 @@ def _for_one_full_text(model: openvino.Model, length: int) -> openvino.Model:
     return full
 
 
-class _Threads:
-    # Runs forward passes one after the other on all threads, or side by side on one thread each. Side by side is faster for
-    # several passes, because threads that share one wait for each other a hundred times in it; a single pass is done soonest by
-    # all threads.
-
-    def __init__(self, core: openvino.Core, model: openvino.Model, threads: int) -> None:
-        self._threads = threads
-        self._together = _Streams(core, model, 1)
-        self._side_by_side = _Streams(core, model, threads) if threads > 1 else self._together
-
-    def run_pass(self, inputs: Sequence[Int64s], *, together: bool) -> Vectors:
-        (vectors,) = (self._together if together else self._side_by_side).run([inputs])
-        return vectors
-
-    def run(self, inputs: Sequence[Sequence[Int64s]]) -> list[Vectors]:
-        # After an equal number for each thread, a few left over are done sooner by all threads together.
-        left_over = len(inputs) % self._threads
-        if left_over > self._threads // 2:
-            left_over = 0
-        # The longest first, so that all threads end at about the same time.
-        side_by_side = self._side_by_side.run(inputs[left_over:][::-1])[::-1]
-        return self._together.run(inputs[:left_over]) + side_by_side
-
-
 class _Streams:
     # A model compiled for several streams, and requests that wait inside OpenVINO for a free stream. So a stream needs no
     # Python between texts: it would often wait for another thread to release the interpreter.
@@ -175,18 +168,15 @@ class _Streams:
         for arrays in inputs:
             if len(running) == self._most:
                 results.append(self._finish(running.popleft()))
-            running.append(self._start(arrays))
+            try:
+                request = self._idle.pop()
+            except IndexError:
+                # Another thread may have just taken the last.
+                request = self._model.create_infer_request()
+            # It shares the inputs' memory, so they must live until it is finished.
+            request.start_async(arrays, share_inputs=True)
+            running.append(request)
         return results + [self._finish(request) for request in running]
-
-    def _start(self, inputs: Sequence[Int64s]) -> openvino.InferRequest:
-        # The request shares the inputs' memory, so they must live until it is finished.
-        try:
-            request = self._idle.pop()
-        except IndexError:
-            # Another thread may have just taken the last.
-            request = self._model.create_infer_request()
-        request.start_async(inputs, share_inputs=True)
-        return request
 
     def _finish(self, request: openvino.InferRequest) -> Vectors:
         request.wait()

@@ -3,10 +3,11 @@
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kp_scorer.embedding.embedder import RECIPES, Embedder, Engine, Recipe
+from kp_scorer.embedding.embedder import RECIPES, Embedder, Recipe
 from kp_scorer.embedding.model import WEIGHTS_PACKAGE, ModelFiles, converted_model, find_model, has_torch, is_installed
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
@@ -63,7 +64,13 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
     More threads would use up the share at once and then stall until the next period. A part of a core counts as one.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _quota(cgroup))))
+    # Of cgroup version 2, then version 1. No limit is "max" in the one and -1 in the other.
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):
+            quota, period = " ".join((cgroup / file).read_text("ascii") for file in files).split()
+            if quota.isdigit() and int(period) > 0:
+                return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    return cores
 
 
 def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedder:
@@ -72,69 +79,53 @@ def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedd
     model = find_model(settings.model)
     if model is None:
         raise EngineUnavailable("embedding.model is empty and the package with the default weights is not installed")
-    # Imported here, like the engines below, because the package must work without them.
-    from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
-
-    tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
     threads = settings.threads or min(usable_cores(), _MOST_THREADS)
     reasons = []
+    # Each imports its engine when it is called, because the package must work without it.
     for load in _CANDIDATES[settings.embedder]:
         try:
-            return TextEmbedder(model, recipe, tokens, load(model, threads, converts))
+            return load(model, recipe, threads, converts)
         except EngineUnavailable as error:
             reasons.append(str(error))
     raise EngineUnavailable(" and ".join(reasons))
 
 
-def _quota(cgroup: Path) -> float:
-    """The container's share of processor time in cores: cgroup version 2, then version 1; infinity without a limit."""
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((cgroup / file).read_text("ascii") for file in files).split()
-        except (OSError, ValueError):
-            continue
-        # No limit is "max" in version 2 and -1 in version 1.
-        if quota.isdigit() and int(period) > 0:
-            return int(quota) / int(period)
-    return math.inf
-
-
-def _load_torch_on_gpu(model: ModelFiles, threads: int, _converts: bool) -> Engine:
+def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int, _converts: bool) -> Embedder:
     # Importing torch just to learn that there is no GPU would cost seconds and hundreds of megabytes.
     if not (any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and has_torch()):
         raise EngineUnavailable("there is no GPU")
     import torch
 
-    from kp_scorer.embedding.torch_engine import TorchEngine
+    from kp_scorer.embedding.torch_engine import TorchEmbedder
 
     if not torch.cuda.is_available():
         raise EngineUnavailable("torch sees no GPU")
-    return TorchEngine(model, threads, "cuda")
+    return TorchEmbedder(model, recipe, threads, "cuda")
 
 
-def _load_openvino(model: ModelFiles, threads: int, converts: bool) -> Engine:
+def _load_openvino(model: ModelFiles, recipe: Recipe, threads: int, converts: bool) -> Embedder:
     if not is_installed("openvino"):
         raise EngineUnavailable("openvino is not installed")
-    from kp_scorer.embedding.openvino_engine import OpenVinoEngine
+    from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
 
     try:
         with converted_model(model, converts=converts) as file:
-            return OpenVinoEngine(file, threads, model.max_tokens)
+            return OpenVinoEmbedder(model, recipe, file, threads)
     except EngineUnavailable as error:
         # Worth a warning: the engine used instead is several times slower.
         log.warning("engine_unavailable", engine="openvino", detail=str(error))
         raise
 
 
-def _load_torch_on_cpu(model: ModelFiles, threads: int, _converts: bool) -> Engine:
+def _load_torch_on_cpu(model: ModelFiles, recipe: Recipe, threads: int, _converts: bool) -> Embedder:
     if not has_torch():
         raise EngineUnavailable("sentence-transformers is not installed")
-    from kp_scorer.embedding.torch_engine import TorchEngine
+    from kp_scorer.embedding.torch_engine import TorchEmbedder
 
-    return TorchEngine(model, threads, "cpu")
+    return TorchEmbedder(model, recipe, threads, "cpu")
 
 
-_CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, int, bool], Engine], ...]]] = {
+_CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, Recipe, int, bool], Embedder], ...]]] = {
     "auto": (_load_torch_on_gpu, _load_openvino, _load_torch_on_cpu),
     "openvino": (_load_openvino,),
     "torch": (_load_torch_on_gpu, _load_torch_on_cpu),

@@ -1,4 +1,4 @@
-"""The embedder: texts to their first tokens, tokens to groups, groups through an engine, vectors back in order."""
+"""The embedder with a model: texts to their first tokens, tokens to groups, groups to vectors, vectors back in order."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from kp_scorer.embedding.embedder import MAX_TOKENS, TRACE, Embedder, Engine, Ids, Recipe, TokenizedText, Vectors, rounded_up
+from kp_scorer.embedding.embedder import MAX_TOKENS, TRACE, Embedder, Ids, Recipe, TokenizedText, Vectors, rounded_up
 from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.errors import SettingsError
 
@@ -67,23 +67,21 @@ class Units:
         if len(text) - start <= _PIECE_CHARS:
             yield text[start:]
             return
-        if backwards:
-            units: Iterator[str] = (unit[::-1] for unit in self._first(text[::-1], most, self._added_backwards))
-        else:
-            units = self._first(text[start:], most, self._added)
-        piece: list[str] = []
-        chars = 0
-        for unit in units:
-            piece.append(unit)
-            chars += len(unit) + 1
-            if chars > _PIECE_CHARS:
-                yield " ".join(reversed(piece) if backwards else piece)
-                piece, chars = [], 0
-        yield " ".join(reversed(piece) if backwards else piece)
+        step, added = (-1, self._added_backwards) if backwards else (1, self._added)
+        piece = ""
+        for unit in self._first(text[start:][::step], most, added):
+            piece += f"{unit} "
+            if len(piece) > _PIECE_CHARS:
+                yield piece[::step]
+                piece = ""
+        yield piece[::step]
 
     def _first(self, text: str, most: int, added: "re.Pattern[str]") -> Iterator[str]:
         """The first units of a text, at most ``most``."""
-        classes = self._classes_in(text)
+        classes = bytearray()
+        for start in range(0, len(text), _AT_ONCE):
+            codes = np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")
+            classes += self._classes.take(codes).tobytes()
         for token in islice(added.finditer(text), most):
             classes[token.start() : token.end()] = bytes([_ADDED]) + bytes([_OF_ADDED]) * (len(token[0]) - 1)
         # What is behind the last unit would be searched anew from each of its characters.
@@ -96,13 +94,6 @@ class Units:
             else:
                 letters = "".join([text[run.start() : run.end()] for run in _LETTERS.finditer(classes, start, end)])
                 yield letters if len(letters) <= self._most_chars else self._unknown
-
-    def _classes_in(self, text: str) -> bytearray:
-        classes = bytearray()
-        for start in range(0, len(text), _AT_ONCE):
-            codes = np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")
-            classes += self._classes.take(codes).tobytes()
-        return classes
 
 
 def is_splittable(description: Mapping[str, Any]) -> bool:
@@ -143,8 +134,12 @@ def _classes_of_all(tokenizer: Tokenizer, alphabet: set[str]) -> NDArray[np.uint
     for alike in (_SURROGATES, *_ALIKE):
         different[alike.start + (alike != _SURROGATES) : alike.stop] = False
     codes = np.flatnonzero(different)
+    normalize = tokenizer.normalizer.normalize_str
     for some in np.split(codes, range(_AT_ONCE, len(codes), _AT_ONCE)):
-        normal = _normalized(tokenizer, list(map(chr, some)))
+        each_alone = list(map(chr, some))
+        _, *normal, _ = normalize(f"!{'!'.join(each_alone)}!").split("!")
+        if len(normal) != len(each_alone):
+            normal = list(map(normalize, each_alone))
         characters = set("".join(normal)) - {" "}
         pieces = tokenizer.pre_tokenizer.pre_tokenize_str(" ".join(f"x{each}x" for each in characters))
         delimiters = {piece for piece, _ in pieces} & characters - {"x"}
@@ -152,12 +147,6 @@ def _classes_of_all(tokenizer: Tokenizer, alphabet: set[str]) -> NDArray[np.uint
     for alike in _ALIKE:
         classes[alike.start : alike.stop] = classes[alike.start]
     return classes
-
-
-def _normalized(tokenizer: Tokenizer, characters: Sequence[str]) -> list[str]:
-    normalize = tokenizer.normalizer.normalize_str
-    _, *normal, _ = normalize(f"!{'!'.join(characters)}!").split("!")
-    return normal if len(normal) == len(characters) else list(map(normalize, characters))
 
 
 def _class_of(normal: str, delimiters: set[str], alphabet: set[str]) -> int:
@@ -213,29 +202,24 @@ class Tokens:
         Prompt and special tokens count. Of a text that is longer, the first of them; to ``keep_end``, as many from its
         beginning as from its end, between the special tokens.
         """
-        row = self._both_ends if keep_end else self._beginning
-        return row(self._prompt + text, min(most or self._longest, self._longest))
-
-    def _beginning(self, text: str, most: int) -> Row:
-        fits = most - len(self._opening) - len(self._closing)
-        inner = fits if self._keeps_closing else most - len(self._opening)
+        text, most = self._prompt + text, min(most or self._longest, self._longest)
+        inner = most - len(self._opening) - len(self._closing)
+        half = inner // 2
+        fits = 2 * half if keep_end else inner
         chars = len(text) if self._units else most * _MOST_CHARS_PER_TOKEN
-        ids = self._read(self._units, text, fits + 1) if self._units else self._encode(text[:chars])
-        is_whole = len(ids) <= fits and len(text) <= chars
-        return Row([*self._opening, *ids[:inner], *self._closing][:most], is_whole)
-
-    def _both_ends(self, text: str, most: int) -> Row:
-        half = (most - len(self._opening) - len(self._closing)) // 2
-        chars = most * _MOST_CHARS_PER_TOKEN // 2
-        if self._units is None:
-            ids = end = self._encode(text if len(text) <= 2 * chars else f"{text[:chars]} {text[-chars:]}")
+        if self._units:
+            ids = self._read(self._units, text, fits + 1)
+        elif keep_end and len(text) > chars:
+            ids = self._encode(f"{text[: chars // 2]} {text[-(chars // 2) :]}")
         else:
-            ids = self._read(self._units, text, 2 * half + 1)
-            end = self._read(self._units, text, half, backwards=True) if len(ids) > 2 * half else ids
-        is_whole = len(ids) <= 2 * half and (self._units is not None or len(text) <= 2 * chars)
-        if len(ids) > 2 * half:
+            ids = self._encode(text[:chars])
+        is_whole = len(ids) <= fits and len(text) <= chars
+        if keep_end and len(ids) > fits:
+            end = self._read(self._units, text, half, backwards=True) if self._units else ids
             ids = ids[:half] + end[-half:]
-        return Row([*self._opening, *ids, *self._closing], is_whole)
+        elif self._keeps_closing:
+            ids = ids[:fits]
+        return Row([*self._opening, *ids, *self._closing][:most], is_whole)
 
     def _read(self, units: Units, text: str, least: int, *, backwards: bool = False) -> Ids:
         """The first ids of a text, ``least`` or more, or all of them where it has fewer; or, ``backwards``, its last ones."""
@@ -254,21 +238,22 @@ class Tokens:
 
 
 class TextEmbedder(Embedder):
-    """Embeds texts with a model's tokenizer and an engine, by a recipe."""
+    """Embeds texts with a model's tokenizer, by a recipe; its subclasses are the engines, which run the model."""
 
-    def __init__(self, model: ModelFiles, recipe: Recipe, tokens: Tokens, engine: Engine) -> None:
-        """Embed with ``engine``, which runs ``model``, what ``recipe`` makes of traces."""
+    def __init__(self, model: ModelFiles, recipe: Recipe) -> None:
+        """Embed by ``model`` what ``recipe`` makes of traces; SettingsError if its tokenizer cannot be read."""
         self.name = model.name
         self.space = model.space + recipe.mark
-        self.engine = engine.name
-        self.dimensions = engine.dimensions
         self.recipe = recipe
-        self.streams = engine.streams
-        self.most_passes = engine.most_passes
-        self.max_tokens = engine.max_tokens
-        self.step = engine.step
-        self._tokens = tokens
-        self._engine = engine
+        self._tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
+
+    def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
+        """Run a forward pass of these rows, as :meth:`Embedder.run` does."""
+        raise NotImplementedError
+
+    def run_passes(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
+        """Run a forward pass for each group of rows, which come in order of length, shortest first; return its vectors."""
+        return [self.run_pass(group, together=True) for group in groups]
 
     def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
         """Tokenize each of the recipe's parts; of a ``plain`` text as much as the model takes."""
@@ -280,7 +265,7 @@ class TextEmbedder(Embedder):
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one forward pass for each part; see the base class."""
         parts = zip(*[each.rows for each in texts], strict=True)
-        return self._sum(np.stack([self._engine.run_pass(rows, together=together) for rows in parts]))
+        return self._sum(np.stack([self.run_pass(rows, together=together) for rows in parts]))
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
         """Embed texts, in order."""
@@ -288,7 +273,7 @@ class TextEmbedder(Embedder):
         rows = [each.rows[part] for part in parts for each in texts]
         groups = list(group_by_length([len(row) for row in rows], self.max_tokens, self.step))
         vectors = np.empty((len(rows), self.dimensions), np.float32)
-        results = self._engine.run([[rows[index] for index in group] for group in groups])
+        results = self.run_passes([[rows[index] for index in group] for group in groups])
         for group, result in zip(groups, results, strict=True):
             vectors[group] = result
         return self._sum(vectors.reshape(len(parts), len(texts), self.dimensions))

@@ -20,9 +20,9 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
-from kp_scorer.embedding.embedder import Engine, Ids, Vectors, padded
+from kp_scorer.embedding.embedder import Ids, Recipe, Vectors, padded
 from kp_scorer.embedding.model import ModelFiles
-from kp_scorer.embedding.text_embedder import Tokens
+from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
 from kp_scorer.errors import SettingsError
 
 _MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}  # Of a pass: on CPU 8 full texts, on a GPU 128.
@@ -31,19 +31,20 @@ _TOLERANCE: Final = 1e-4
 _LONGEST_CHECKED: Final = 1_024  # Tokens of the longest text that is checked: a longer one would take minutes.
 
 
-class TorchEngine(Engine):
+class TorchEmbedder(TextEmbedder):
     """Runs a sentence-transformers model without conversion."""
 
     step = 64
 
-    def __init__(self, model: ModelFiles, threads: int, device: Literal["cpu", "cuda"]) -> None:
+    def __init__(self, model: ModelFiles, recipe: Recipe, threads: int, device: Literal["cpu", "cuda"]) -> None:
         """Load the model as :func:`load_model` does; ``threads`` is how many threads torch uses on CPU."""
+        super().__init__(model, recipe)
         torch.set_num_threads(threads)
         self._model = load_model(model.path, model.tokenizer, device)
         self._device = torch.device(device)
         self._pad_id = int(self._model.tokenizer.pad_token_id or 0)
         self.max_tokens = _MAX_TOKENS[device]
-        self.name = "torch f16 on a GPU" if device == "cuda" else f"torch f32 on {threads} threads"
+        self.engine = "torch f16 on a GPU" if device == "cuda" else f"torch f32 on {threads} threads"
         dimensions = self._model.get_embedding_dimension()
         assert dimensions is not None
         self.dimensions = int(dimensions)
