@@ -23,14 +23,17 @@ log = library_logger(__name__)
 
 
 class Checks:
-    """Runs checks one after the other, in a process that is started anew after a timeout or a crash; one thread may do so."""
+    """Runs checks one after the other, in a process that is started anew after a timeout or a crash; one thread may do so.
+
+    Each line that the process gets is a numbered question, and it answers with a line.
+    """
 
     def __init__(self, settings: ChecksSettings) -> None:
         """Load the checks; raises SettingsError if one is not installed, or cannot be loaded."""
         self._settings = settings
+        self._numbers = itertools.count(1)
         # The first start may find no compiled rules.
-        self._process: _Process | None = _Process(settings, 4 * settings.start_s)
-        self._versions = self._process.versions
+        self._start(4 * settings.start_s)
 
     def run(self, trace: ReasoningTrace) -> tuple[CheckResult, ...]:
         """Run those that the trace's privacy level asks for. A failure is part of the result, and logged."""
@@ -38,21 +41,13 @@ class Checks:
         allowed = self._settings.allowed(trace.metadata.privacy_level)
         return tuple(self._run(name, strictest, content) for name, strictest in allowed.items())
 
-    def close(self) -> None:
-        """End the process."""
-        if self._process:
-            self._process.end()
-            self._process = None
-
     def _run(self, name: str, strictest: Demand | None, content: str) -> CheckResult:
-        if self._process and self._process.owner != os.getpid():
-            # This process was forked: its parent asks as well, and each would get answers to the other's questions.
-            self._process = None
         try:
-            if self._process is None:
-                self._process = _Process(self._settings, self._settings.start_s)
-                self._versions = self._process.versions
-            answer = self._process.ask(f"{name} {content}", self._settings.timeout_s)
+            # Where this process was forked, its parent asks as well, and each would get answers to the other's questions.
+            if not self.close.alive or self._owner != os.getpid():
+                self.close()
+                self._start(self._settings.start_s)
+            answer = self._ask(f"{name} {content}")
             if "findings" in answer:
                 findings = Findings.model_validate(answer["findings"])
                 demands = {findings.outcome, strictest}
@@ -68,15 +63,11 @@ class Checks:
         demanded: Demand | None = "review" if strictest else None
         return CheckResult(name=name, version=self._versions[name], failure=failure, outcome=demanded)
 
-
-class _Process:
-    """One process, from its start to its end. Each line that it gets is a numbered question, and it answers with a line."""
-
-    def __init__(self, settings: ChecksSettings, start_s: float) -> None:
-        """Wait for ``start_s`` at most until it has loaded the checks; raises SettingsError."""
+    def _start(self, start_s: float) -> None:
+        """Start the process, and wait for ``start_s`` at most until it has loaded the checks; raises SettingsError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = [theirs.fileno(), start_s, settings.timeout_s, *settings.names]
+            arguments = [theirs.fileno(), start_s, self._settings.timeout_s, *self._settings.names]
             process = subprocess.Popen(
                 # -P: a module in the current folder must not be imported instead of ours.
                 [sys.executable, "-P", "-m", "kp_scorer.checks.process", *map(str, arguments)],
@@ -90,25 +81,25 @@ class _Process:
                 # It must outlive Ctrl-C, as the worker does until its traces are decided, and end with what it starts.
                 start_new_session=True,
             )
-        self.owner = os.getpid()
-        self._numbers = itertools.count(1)
+        self._owner = os.getpid()
         self._channel, self._answers = ours, ours.makefile("rb")
-        self.end = weakref.finalize(self, _end, self.owner, process, self._answers, ours)  # Or it ends with self.
+        # Ends the process, which otherwise ends with self.
+        self.close = weakref.finalize(self, _end, self._owner, process, self._answers, ours)
         try:
             ours.settimeout(start_s)
             loaded = json.loads(self._answers.readline(_ANSWER_BYTES))
         except (OSError, ValueError) as error:
             loaded = {"problem": f"their process was not ready within {start_s:g} s: {type(error).__name__}"}
         if "problem" in loaded:
-            self.end()
+            self.close()
             raise SettingsError(f"checks: {loaded['problem']}")
-        self.versions: dict[str, str] = loaded["versions"]
+        self._versions: dict[str, str] = loaded["versions"]
 
-    def ask(self, question: str, timeout_s: float) -> dict[str, Any]:
+    def _ask(self, question: str) -> dict[str, Any]:
         # Send the name of a check and a trace, and wait for the answer. TimeoutError if either takes longer, another OSError or
         # ValueError if the process has ended; then no answer comes. ValueError also if what came is no answer to this question.
         number = next(self._numbers)
-        self._channel.settimeout(timeout_s)
+        self._channel.settimeout(self._settings.timeout_s)
         self._channel.sendall(f"{number} {question}\n".encode())
         answer = json.loads(self._answers.readline(_ANSWER_BYTES))
         if not isinstance(answer, dict) or answer.get("number") != number:
