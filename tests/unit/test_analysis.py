@@ -73,8 +73,7 @@ def test_near_duplicates_are_alike_or_of_the_same_content() -> None:
 
 @given(decisions())
 def test_closest_calls_are_the_closest_of_each_side(sample: list[Decision]) -> None:
-    calls = closest_calls(sample, 3)
-    for side, is_accepted in ((calls.accepted, True), (calls.missed, False)):
+    for side, is_accepted in zip(closest_calls(sample, 3), (True, False), strict=True):
         gaps = sorted(gap(each) for each in sample if (each.outcome == "accepted") == is_accepted)
         assert [gap(each) for each in side] == gaps[:3]
 

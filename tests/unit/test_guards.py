@@ -135,7 +135,8 @@ def test_a_report_counts_what_guards_reject_and_never_as_nearly_accepted() -> No
     decisions = decisions_with_copies(Policy(threshold=ACCEPT_ALL, copies="reject"))
     guarded = sum(decision.is_guarded for decision in decisions)
     analysis = analyse(decisions, 0)
-    assert analysis.closest.missed == []
+    _, missed = analysis.closest
+    assert missed == []
     assert analysis.total.accepted_at[0] == len(decisions) - guarded
     assert ["guard", "copies", str(guarded)] in [line.split()[:3] for line in text(analysis, "here", 0, {}).splitlines()]
 

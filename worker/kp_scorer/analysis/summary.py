@@ -2,14 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
-from kp_scorer.analysis.drift import DIMENSIONS, Drift, drift, time_of
+from kp_scorer.analysis.drift import DIMENSIONS
 from kp_scorer.decision import Decision, Outcome
 
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
@@ -43,8 +42,7 @@ class Distribution(NamedTuple):
     quartiles: Quartiles
 
 
-@dataclass(frozen=True, slots=True)
-class DomainSummary:
+class DomainSummary(NamedTuple):
     """The figures of a domain, or of several together, whose name is empty."""
 
     name: str
@@ -59,16 +57,6 @@ class DomainSummary:
     """All that applied: domains have their own, submissions may ask for one, and settings change."""
     accepted_at: tuple[int, ...]
     """How many traces each of ``THRESHOLDS`` would accept."""
-
-
-class ClosestCalls(NamedTuple):
-    """The decisions with scores next to their thresholds, the closest first; who missed was rejected, or goes to review.
-
-    What a guard rejected missed no threshold.
-    """
-
-    accepted: list[Decision]
-    missed: list[Decision]
 
 
 class Stretch(NamedTuple):
@@ -88,17 +76,15 @@ class Course(NamedTuple):
     """Places, from 1, and novelties of evenly spaced traces; all, up to 600."""
 
 
-@dataclass(frozen=True, slots=True)
-class Analysis:
+class Analysis(NamedTuple):
     """The figures of all decisions, altogether and by domain."""
 
     total: DomainSummary
     domains: Sequence[DomainSummary]
     dimensions: Mapping[str, Distribution]
     novelty: Course
-    closest: ClosestCalls
-    drifts: Sequence[Drift]
-    """Of all together, and of each of the domains."""
+    closest: tuple[list[Decision], list[Decision]]
+    """Those just accepted, and those that just missed it."""
     examples: Mapping[Outcome, list[Decision]]
     """By outcome, decisions evenly spaced between the highest score and the lowest."""
     dead_letters: int
@@ -108,14 +94,12 @@ class Analysis:
 
 def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:
     """Analyse decisions, at least one, in the order of their traces; there are so many dead letters."""
-    domains, newest = by_name(decisions, lambda decision: decision.domain), max(map(time_of, decisions))
     return Analysis(
         total=_summary(decisions),
-        domains=domains,
+        domains=by_name(decisions, lambda decision: decision.domain),
         dimensions={name: _distribution([getattr(each.dimensions, name) for each in decisions]) for name in DIMENSIONS},
         novelty=novelty_course(decisions),
         closest=closest_calls(decisions),
-        drifts=[drift(each, newest) for each in (decisions, *(domain.decisions for domain in domains))],
         examples={outcome: _spaced(decisions, outcome) for outcome in OUTCOMES},
         dead_letters=dead_letters,
         labels=labels,
@@ -142,7 +126,6 @@ def by_name(
 
 
 def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) -> DomainSummary:
-    scores = [decision.score for decision in decisions]
     by_outcome = {outcome: [each.score for each in decisions if each.outcome == outcome] for outcome in OUTCOMES}
     return DomainSummary(
         name=name,
@@ -150,7 +133,7 @@ def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) ->
         decisions=decisions,
         outcomes={outcome: len(of_outcome) for outcome, of_outcome in by_outcome.items()},
         histograms={outcome: histogram(of_outcome) for outcome, of_outcome in by_outcome.items()},
-        scores=_distribution(scores),
+        scores=_distribution([decision.score for decision in decisions]),
         thresholds=sorted({decision.threshold for decision in decisions}),
         accepted_at=accepted_at([decision.score for decision in decisions if not decision.is_guarded]),
     )
@@ -158,12 +141,12 @@ def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) ->
 
 def histogram(values: Sequence[float]) -> tuple[int, ...]:
     """How many values, 0..1, lie in each bin; a value between two bins is in the upper one, and 1 in the last."""
-    counts, _ = np.histogram(np.asarray(values, dtype=np.float64), bins=np.arange(BINS + 1) / BINS)
+    counts, _ = np.histogram(values, bins=np.arange(BINS + 1) / BINS)
     return tuple(counts.tolist())
 
 
 def _quartiles(values: Sequence[float]) -> Quartiles:
-    return Quartiles(*np.quantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75)).tolist())
+    return Quartiles(*np.quantile(values, (0.25, 0.5, 0.75)).tolist())
 
 
 def _distribution(values: Sequence[float]) -> Distribution:
@@ -172,7 +155,7 @@ def _distribution(values: Sequence[float]) -> Distribution:
 
 def accepted_at(scores: Sequence[float]) -> tuple[int, ...]:
     """How many of the scores each of ``THRESHOLDS`` accepts."""
-    ordered = np.sort(np.asarray(scores, dtype=np.float64))
+    ordered = np.sort(scores)
     return tuple((ordered.size - np.searchsorted(ordered, THRESHOLDS, "left")).tolist())
 
 
@@ -184,11 +167,14 @@ def lowest_threshold(accepted: Sequence[int], most: float) -> float | None:
     return next((threshold for threshold, count in zip(THRESHOLDS, accepted, strict=True) if count <= most), None)
 
 
-def closest_calls(decisions: Sequence[Decision], most: int = _MOST_CALLS) -> ClosestCalls:
-    """The closest on each side of the threshold, at most so many."""
+def closest_calls(decisions: Sequence[Decision], most: int = _MOST_CALLS) -> tuple[list[Decision], list[Decision]]:
+    """At most so many accepted ones, then others, with scores next to their thresholds, the closest first.
+
+    What a guard rejected missed no threshold.
+    """
     accepted = (decision for decision in decisions if decision.outcome == "accepted")
     missed = (decision for decision in decisions if decision.outcome != "accepted" and not decision.is_guarded)
-    return ClosestCalls(nsmallest(most, accepted, key=gap), nsmallest(most, missed, key=gap))
+    return nsmallest(most, accepted, key=gap), nsmallest(most, missed, key=gap)
 
 
 def _spaced(decisions: Sequence[Decision], outcome: Outcome) -> list[Decision]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from kp_scorer.analysis.drift import FEWEST, MUCH
+from kp_scorer.analysis.drift import FEWEST, MUCH, drift, time_of
 from kp_scorer.analysis.summary import NEAR, Analysis, DomainSummary, by_name, gap, is_near_duplicate, lowest_threshold
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome
@@ -176,24 +176,23 @@ def _origins(analysis: Analysis) -> Section | None:
     }
     headings = ["traces", "accepted", "share", "median score"]
     tables = [
-        Table(f"By {origin}", [origin, *headings], [_origin(group) for group in groups], is_open=True)
+        Table(f"By {origin}", [origin, *headings], [_origin(group, origin) for group in groups], is_open=True)
         for origin, groups in origins.items()
         if len(groups) > 1 or (groups[0].name and origin != "day")
     ]
     return Section("origins", "Where traces come from", tables=tables) if tables else None
 
 
-def _origin(group: DomainSummary) -> list[str]:
+def _origin(group: DomainSummary, kind: str) -> list[str]:
     count, accepted = len(group.decisions), group.outcomes["accepted"]
-    name = f"{group.smaller:,} others" if group.smaller else _named(group.name)
-    return [name, f"{count:,}", f"{accepted:,}", _share(accepted, count), f"{group.scores.quartiles.p50:.2f}"]
+    return [_named(group, kind), f"{count:,}", f"{accepted:,}", _share(accepted, count), f"{group.scores.quartiles.p50:.2f}"]
 
 
 def _closest(analysis: Analysis, objectives: Objectives) -> Section:
-    sides = {"Just accepted": analysis.closest.accepted, "Just missed": analysis.closest.missed}
-    closest = min((gap(decision) for decisions in sides.values() for decision in decisions), default=None)
+    sides = zip(("Just accepted", "Just missed"), analysis.closest, strict=True)
+    closest = min((gap(decision) for decisions in analysis.closest for decision in decisions), default=None)
     heading = "Guards rejected all traces" if closest is None else f"The closest call is {closest:.3f} from its threshold"
-    tables = [_calls(side, decisions, objectives, analysis.labels) for side, decisions in sides.items() if decisions]
+    tables = [_calls(side, decisions, objectives, analysis.labels) for side, decisions in sides if decisions]
     return Section("closest-calls", heading, tables=tables)
 
 
@@ -204,7 +203,7 @@ def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, 
         figures = f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"
         label = [_LABELS[labels.get(each.trace_id)]] if labels else []
         objective = [escaped(objectives.get(each.trace_id, ""))] if objectives else []
-        rows.append([_named(each.domain), *figures, shown_id(each.trace_id), *label, escaped(why(each)), *objective])
+        rows.append([escaped(each.domain), *figures, shown_id(each.trace_id), *label, escaped(why(each)), *objective])
     before = ["domain", "score", "needs", "by", "trace", *(["label"] if labels else [])]
     headings = [*before, "why", *(["objective"] if objectives else [])]
     return Table(caption, headings, rows, is_open=True)
@@ -238,10 +237,12 @@ def _novelty(analysis: Analysis) -> Section:
 
 
 def _drift(analysis: Analysis) -> Section | None:
-    if not analysis.drifts[0].traces[0]:
+    newest = max(map(time_of, analysis.total.decisions))
+    drifts = [(name, drift(summary.decisions, newest)) for name, summary in _with_total(analysis)]
+    if not drifts[0][1].traces[0]:
         # All decisions are of one week.
         return None
-    compared = [(name, each) for (name, _), each in zip(_with_total(analysis), analysis.drifts, strict=True) if each.indices]
+    compared = [(name, each) for name, each in drifts if each.indices]
     changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]
     heading, tables = "Too few traces to compare two weeks", list[Table]()
     if changes:
@@ -266,7 +267,6 @@ def _two_digits(quartiles: Sequence[float]) -> list[str]:
 
 
 def _share(part: int, total: int) -> str:
-    """A part of a total, in percent."""
     if not part or not total:
         return "0%"
     percent = 100 * part / total
@@ -281,23 +281,19 @@ def _share_in_brackets(part: int, total: int) -> str:
 
 
 def _accepted_words(summary: DomainSummary) -> str:
-    """How many traces there are, how many of them were accepted, and what share that is."""
     accepted, count = summary.outcomes["accepted"], len(summary.decisions)
     return f"{plural(count, 'trace')}, {accepted:,} accepted{_share_in_brackets(accepted, count)}"
 
 
 def _with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
     """All together, then each domain, or the smaller ones together, each with what to call it."""
-    domains = [(f"{each.smaller:,} other domains" if each.smaller else _named(each.name), each) for each in analysis.domains]
-    return [("all", analysis.total), *domains]
+    return [("all", analysis.total), *((_named(each, "domain"), each) for each in analysis.domains)]
 
 
 def _threshold_words(summary: DomainSummary) -> str:
-    """The threshold that applied, or the lowest and the highest of them."""
     lowest, highest = min(summary.thresholds), max(summary.thresholds)
     return f"{lowest:g} to {highest:g}" if lowest < highest else f"{lowest:g}"
 
 
-def _named(domain: str) -> str:
-    """What to call a domain."""
-    return escaped(domain) or "(no name)"
+def _named(group: DomainSummary, kind: str) -> str:
+    return f"{group.smaller:,} other {kind}s" if group.smaller else escaped(group.name) or "(no name)"
