@@ -192,12 +192,10 @@ def _joined(samples: Iterable[Sample]) -> Sample:
 
 
 def _cohort(sample: Sample, target: Target) -> Cohort:
-    cohort = Cohort(sample.traces)
     if sample.is_too_small(target):
-        return cohort._replace(lack="too_few")
-    if suggestion := suggest(sample, target):
-        return cohort._replace(suggestion=suggestion)
-    return cohort._replace(lack="out_of_reach")
+        return Cohort(sample.traces, lack="too_few")
+    suggestion = suggest(sample, target)
+    return Cohort(sample.traces, suggestion, None if suggestion else "out_of_reach")
 
 
 def suggest(sample: Sample, target: Target) -> Suggestion | None:

@@ -96,7 +96,6 @@ def _barred_words(decision: Decision) -> Iterator[str]:
 
 
 def _course_words(decision: Decision, received: Received) -> str:
-    """Which worker decided, when, and what took how long."""
     times = {**received.model_dump(), **decision.timings.model_dump()}
     spent = [f"{spaced(name[:-3])} {times[name] / 1_000:,.3f} s" for name in times if name.endswith("_ms")]
     return f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {', '.join(spent)}."

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
 
 from kp_scorer.analysis.calibration import Calibration, Target, samples_of
 from kp_scorer.analysis.calibration import calibrate as calibrated
@@ -12,15 +11,13 @@ from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.sections import ScoringSettings
 
-_NO_LABELS: Final[Mapping[str, bool]] = MappingProxyType({})
-
 
 def calibrate(
     decisions: Collection[Decision],
     *,
     accept: float | None = None,
     precision: float | None = None,
-    good: Mapping[str, bool] = _NO_LABELS,
+    good: Mapping[str, bool] = MappingProxyType({}),
     settings: Settings | None = None,
 ) -> Settings:
     """Suggest thresholds by domain, as `kp-scorer calibrate` does, and return the settings with them.

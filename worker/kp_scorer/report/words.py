@@ -55,10 +55,8 @@ def why(decision: Decision) -> str:
 
 def reasons(decision: Decision) -> Iterator[tuple[str, str]]:
     """Each of them: what kind it is of, and in words; of a dimension that is high or low its name."""
-    for guard in decision.guards:
-        if guard.rejects:
-            yield f"guard {guard.name}", f"guard {guard.name}"
-    yield from ((f"check {check.name}", f"check {check.name}") for check in decision.checks if check.outcome)
+    yield from ((f"guard {guard.name}",) * 2 for guard in decision.guards if guard.rejects)
+    yield from ((f"check {check.name}",) * 2 for check in decision.checks if check.outcome)
     yield from ((f"pinned set {each.name}",) * 2 for each in decision.pinned if each.outcome)
     fired = [override.name for override in decision.overrides]
     yield from ((words, words) for name, words in OVERRIDE_WORDS.items() if name in fired)
