@@ -310,7 +310,6 @@ class _Conversation:
             # Not called by a model, or not yet; or called once, and tried once more.
             call = self._new(piece)
             call.by_tool_alone, call.started_ns = True, span.started_ns
-            self._of_tools.add(call, ("words", _words(piece)), ("name", piece.name))
         if span.ended_ns is not None:
             latency_ms = max(0, span.ended_ns - span.started_ns) / 1_000_000
             self.pieces[call.place] = self.pieces[call.place]._replace(latency_ms=latency_ms)
@@ -334,9 +333,9 @@ class _Conversation:
             self._calls[own,].append(call)
         self._has_several = self._has_several or len(self._calls[own,]) > 1
         self._calls[own, words].append(call)
-        by_id = ("id", piece.call_id), ("id", piece.call_id, piece.name)
-        self._unanswered.add(call, *by_id)
-        self._waiting.add(call, *by_id, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
+        for queues in (self._unanswered, self._waiting, self._of_tools):
+            queues.add(call, ("id", piece.call_id), ("id", piece.call_id, piece.name))
+            queues.add(call, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
 
     def _add_result(self, call: _Call, piece: Piece) -> None:
         if call.result is None:
