@@ -76,7 +76,7 @@ def run_of_codex(own: str, lines: Sequence[Node]) -> Run:
 
 
 def _is_typed(line: Node) -> bool:
-    return [line.at("type").value, line.at("payload", "type").value] == ["event_msg", "user_message"]
+    return [line.at("type").value, line.at("payload").at("type").value] == ["event_msg", "user_message"]
 
 
 def _run(own: str, lines: Sequence[Node], pieces: Sequence[Piece], kind: str) -> Run:
@@ -98,9 +98,8 @@ def run_of_atif(_own: str, trajectories: Sequence[Node]) -> Run:
     (trajectory,) = trajectories
     steps = trajectory.at("steps").items()
     pieces = [piece for step in steps for piece in _step_of_atif(step)]
-    agent, own = trajectory.at("agent"), trajectory.first("trajectory_id", "session_id").text()
-    framework = agent.at("name").text() if agent.value is not None else None
-    return Run(trajectory, trace_id("atif", own, trajectory.value), pieces, created_at=_time(steps), framework=framework)
+    own_id = trace_id("atif", trajectory.first("trajectory_id", "session_id").text(), trajectory.value)
+    return Run(trajectory, own_id, pieces, created_at=_time(steps), framework=trajectory.at("agent", "name").text())
 
 
 def _step_of_atif(step: Node) -> Iterator[Piece]:
@@ -110,9 +109,8 @@ def _step_of_atif(step: Node) -> Iterator[Piece]:
         # What a trajectory that was continued begins with again.
         return
     yield from pieces_of_message(step._replace(value=step.object() | {"role": _ROLES[speaker]}))
-    if step.at("observation").value is not None:
-        for result in step.at("observation", "results").items():
-            yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
+    for result in step.at("observation", "results").items():
+        yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
 
 
 def is_sweagent(value: dict[str, Any]) -> bool:
@@ -132,8 +130,7 @@ def run_of_sweagent(_own: str, trajectories: Sequence[Node]) -> Run:
         framework, pieces = "mini-swe-agent", list(_pieces_of_messages(messages.items()))
     else:
         raise steps.refusal("expected the list of steps")
-    info = trajectory.at("info")
-    answer = None if info.value is None else info.at("submission")
+    answer = trajectory.at("info", "submission")
     return Run(trajectory, trace_id("sweagent", "", trajectory.value), pieces, framework=framework, answer=answer)
 
 

@@ -190,16 +190,14 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
     own_pieces = list(_pieces_of_content(message, "agent", content))
     yield from own_pieces
     ids = {piece.call_id for piece in own_pieces if piece.kind == "call"}
-    kwargs = message.at("additional_kwargs")
-    more = message if kwargs.value is None else kwargs
     calls = message.first("tool_calls", "toolCalls").parsed().items()
-    for call in calls or more.at("tool_calls").items():
+    for call in calls or message.at("additional_kwargs", "tool_calls").items():
         # LangChain has the calls that are blocks here as well.
         if (piece := _call(call)).call_id not in ids or not ids:
             yield piece
     # The form before a message could have several calls.
-    legacy = [each for each in (message.at("function_call"), more.at("function_call")) if each.value is not None]
-    yield from map(_call, legacy[:1])
+    legacy = message.at("function_call"), message.at("additional_kwargs", "function_call")
+    yield from map(_call, [each for each in legacy if each.value is not None][:1])
 
 
 def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:
@@ -252,9 +250,7 @@ def _blocks_in(content: Node) -> Node:
 
 
 def _call(call: Node) -> Piece:
-    function = call
-    if not any(key in call.object() for key in _NAMES):
-        function = call.at("function" if call.at("custom").value is None else "custom")
+    function = call if any(key in call.object() for key in _NAMES) else call.first("function", "custom")
     name, arguments = function.first(*_NAMES).required_text(), function.first(*_ARGUMENTS).value
     return Piece(call, "call", name=name, arguments=arguments, call_id=call.first(*_IDS).text())
 

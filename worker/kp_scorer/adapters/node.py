@@ -32,10 +32,10 @@ class Node(NamedTuple):
     reads: Reads | None = None  # Where it is noted what is read, here and below; None if nobody asks.
 
     def at(self, *keys: str) -> "Node":
-        """The value under a key of this object, of the object there, and so on."""
+        """The value under a key of this object, of the object there, and so on; missing if one of those there is."""
         node = self
         for key in keys:
-            fields = node.object()
+            fields = {} if node.value is None and node is not self else node.object()
             if node.reads is not None:
                 node.reads.setdefault(node.path, (fields, set()))[1].add(key)
             node = node._replace(path=node._below(key), value=fields.get(key))

@@ -64,9 +64,8 @@ def _span_of_console(span: Node) -> Node:
     fields: dict[str, Any] = {key: span.at(*path).text().removeprefix("0x") for key, path in parts.items()}
     for key, path in (("startTimeUnixNano", "start_time"), ("endTimeUnixNano", "end_time")):
         fields[key] = microseconds(span.at(path)) * 1_000
-    status = span.at("status")
-    code = f"STATUS_CODE_{status.at('status_code').text()}" if status.value is not None else ""
-    fields["status"] = {"code": code, "message": status.value and status.at("description").value}
+    code, message = f"STATUS_CODE_{span.at('status', 'status_code').text()}", span.at("status", "description").value
+    fields["status"] = {"code": code, "message": message}
     own = {"context", "parent_id", "start_time", "end_time"}
     return span._replace(value={key: value for key, value in span.object().items() if key not in own} | fields)
 
@@ -193,12 +192,11 @@ def _results_of(span: Node, attributes: Node) -> list[Piece]:
 
 
 def _is_failed(span: Node) -> bool:
-    status = span.at("status")
-    return status.value is not None and status.at("code").value in _ERROR
+    return span.at("status", "code").value in _ERROR
 
 
 def _failure_of(span: Node) -> str:
-    if span.at("status").value and (message := span.at("status", "message").text()):
+    if message := span.at("status", "message").text():
         return message
     raised = (event for event in span.at("events").items() if event.at("name").value == "exception")
     return next(filter(None, (_attributes_of(event).at("exception.message").text() for event in raised)), "")
