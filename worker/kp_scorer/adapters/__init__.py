@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.adapters import agents, langfuse, openai, otel
 from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_of
 from kp_scorer.adapters.messages import is_error
-from kp_scorer.adapters.node import MOST_DEPTH, Node, source, unread_in
+from kp_scorer.adapters.node import MOST_DEPTH, Node, objects_in, source, unread_in
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import NotConverted
 
@@ -57,7 +57,7 @@ def format_of(value: object) -> str:
     items = value if isinstance(value, list) else [value]
     while items and isinstance(items[0], list):
         items = items[0]
-    objects = [item for item in items if isinstance(item, dict)]
+    objects = objects_in(items)
     return next((name for name, read in FORMATS.items() if any(map(read.fits, objects))), "")
 
 

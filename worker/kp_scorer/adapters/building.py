@@ -133,20 +133,16 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
 def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
     """What is no content: what the caller's paths lead to, else what the source says, else what the caller supplies."""
     record = run.node.value if run.record is None else run.record
-    from_source = ("success", "created_at", "framework")
-    fields: dict[str, Any] = {"id": run.trace_id} | {name: getattr(run, name) for name in from_source}
+    fields = {"id": run.trace_id, "success": run.success, "created_at": run.created_at, "framework": run.framework}
     for name, path in supplied.paths.items():
         if (value := field_at(record, path)) is not None:
             fields[name] = _field(name, value, run, run.node._replace(path=path))
     own = next((value for key in _OWN_IDS if isinstance(value := field_at(record, key), str) and value), None)
     fields["source_id"] = None if own and quote(own, _PRINTABLE, errors="replace") in fields["id"] else own
-    missing: dict[str, str] = {}
-    for name, (field, option) in _OPTIONS.items():
+    for name in _OPTIONS:
         if fields.get(name) is None:
             fields[name] = getattr(supplied, name)
-        if fields[name] is None:
-            missing[field] = option
-    if missing:
+    if missing := dict(field_and_option for name, field_and_option in _OPTIONS.items() if fields[name] is None):
         raise FieldsMissing(run.node.line, missing)
     return fields
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, microseconds, trace_id
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, returned_in, text_in, utterance
-from kp_scorer.adapters.node import Node, as_json, parsed
+from kp_scorer.adapters.node import Node, as_json, objects_in, parsed
 from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
 _TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)
@@ -28,7 +28,7 @@ _OF_TRACE: Final = frozenset({"projectId", "project_id", "htmlPath", "sessionId"
 def fits(value: dict[str, Any]) -> bool:
     """Whether an object is a trace, an observation or a page of them."""
     if isinstance(page := value.get("data"), list):
-        return any(isinstance(item, dict) and fits(item) for item in page)
+        return any(map(fits, objects_in(page)))
     fields = set(value)
     is_observation = "type" in fields and {"traceId", "trace_id"} & fields and {"startTime", "start_time"} & fields
     is_trace = {"id", "timestamp"} <= fields and _OF_TRACE & fields
@@ -37,8 +37,7 @@ def fits(value: dict[str, Any]) -> bool:
 
 def ends(items: Sequence[Node]) -> int | None:
     """0 once the trace is here with its observations; observations alone say nowhere that they were the last."""
-    observations = items[-1].at("observations").value
-    return 0 if isinstance(observations, list) and any(isinstance(each, dict) for each in observations) else None
+    return 0 if objects_in(items[-1].at("observations").value) else None
 
 
 def records(source: Node) -> list[Node]:
@@ -83,8 +82,7 @@ def run(own: str, items: Sequence[Node]) -> Run:
 
 
 def _with_scores(trace: Node) -> dict[str, Any]:
-    scores = trace.object().get("scores")
-    scores = [score for score in scores if isinstance(score, dict)] if isinstance(scores, list) else []
+    scores = objects_in(trace.object().get("scores"))
     named = {each.get("name"): each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
     return trace.object() | {"scores": named}
 

@@ -116,6 +116,11 @@ def unread_in(run: Node) -> set[str]:
     return unread - read
 
 
+def objects_in(items: object) -> list[dict[str, Any]]:
+    """The objects in a list; none in anything else."""
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
 def field_at(value: object, path: str) -> Any:
     """The value at a dotted path in an object, or in the JSON of one; keys may have dots as well. None if it is missing."""
     value = parsed(value)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, moment, trace_id
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
-from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.node import Node, objects_in
 
 _KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "request", "response", "prompt", "custom_id"})
 
@@ -39,8 +39,7 @@ def ends(conversations: Sequence[Node]) -> int | None:
 def records(source: Node) -> list[Node]:
     """The conversations in a source: several, if it is a list of what is neither message nor item."""
     items = source.items() if isinstance(source.value, list) else []
-    objects = (item.value for item in items if isinstance(item.value, dict))
-    is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects)
+    is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects_in(source.value))
     return items if isinstance(source.value, list) and not is_alone else [source]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, microseconds, trace_id
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, pieces_of_message, text_in, utterance
-from kp_scorer.adapters.node import MOST_DEPTH, Node
+from kp_scorer.adapters.node import MOST_DEPTH, Node, objects_in
 from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
 _MOST_DIGITS: Final = 19  # Of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere.
@@ -33,9 +33,7 @@ def fits(value: dict[str, Any]) -> bool:
 
 
 def _is_span(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return {"traceId", "spanId"} <= set(value) or _is_of_console(value)
+    return isinstance(value, dict) and ({"traceId", "spanId"} <= set(value) or _is_of_console(value))
 
 
 def _is_of_console(span: dict[str, Any]) -> bool:
@@ -152,18 +150,14 @@ def _messages(attributes: Node, direction: str) -> Iterator[Node]:
             place = attributes._replace(path=f"{attributes.path}.{key}.{number}", value=item)
             message = place.at("message") if "message" in place.object() else place
             fields = {"role": "assistant"} | message.object() if direction == "output" else dict(message.object())
-            fields["tool_calls"] = [call.get("tool_call", call) for call in _objects(fields.get("tool_calls"))]
+            fields["tool_calls"] = [call.get("tool_call", call) for call in objects_in(fields.get("tool_calls"))]
             # The calls may stand among the contents too.
-            contents = _objects(fields.pop("contents", None))
+            contents = objects_in(fields.pop("contents", None))
             blocks = [each if "tool_call" in each else each.get("message_content") for each in contents]
-            fields.setdefault("content", [each for each in _objects(blocks) if {"tool_call", "text"} & set(each)])
+            fields.setdefault("content", [each for each in objects_in(blocks) if {"tool_call", "text"} & set(each)])
             if name := fields.get("function_call_name"):
                 fields["function_call"] = {"name": name, "arguments": fields.get("function_call_arguments_json")}
             yield message._replace(value=fields)
-
-
-def _objects(items: object) -> list[dict[str, Any]]:
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _nested(paths: dict[str, Any]) -> Any:

@@ -84,10 +84,6 @@ class Sample(NamedTuple):
         """How many of them have a label."""
         return int(self.counts[self.labels != UNLABELLED].sum())
 
-    def relevant(self, target: Target) -> Floats:
-        """The scores of the traces that a target is about."""
-        return self.scores if target.of == "accept" else self.scores[self.labels != UNLABELLED]
-
     def is_too_small(self, target: Target) -> bool:
         """Whether so few traces allow no suggestion."""
         return (self.traces if target.of == "accept" else self.labelled) < target.least_traces
@@ -280,7 +276,7 @@ def _tally(sample: Sample, target: Target) -> tuple[Floats, Integers]:
         The thresholds, ascending, -inf first, which is below all that may be chosen, then from 0, of shape (cuts,); and the
         traces from each to the next, by label, of shape (cuts, 3).
     """
-    scores = sample.relevant(target)
+    scores = sample.scores if target.of == "accept" else sample.scores[sample.labels != UNLABELLED]
     thresholds = np.concatenate([[-np.inf], cuts(scores[scores >= 0])])
     places = (np.searchsorted(thresholds, sample.scores, "right") - 1) * _LABELS + sample.labels
     traces = np.bincount(places, sample.counts, minlength=thresholds.size * _LABELS)
