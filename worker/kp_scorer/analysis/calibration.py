@@ -12,28 +12,21 @@ from kp_scorer.decision import Decision
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.integer]]
 
-BAD: Final = 0
+BAD: Final = 0  # The label of a trace, as the next two are.
 GOOD: Final = 1
 UNLABELLED: Final = 2
-"""The labels of traces."""
 _LABELS: Final = 3
 
-Z: Final = 1.96
-"""19 of 20 cases lie within so many standard deviations."""
+Z: Final = 1.96  # 19 of 20 cases lie within so many standard deviations.
 
-_WIDEST: Final = 0.1
-_WIDEST_PRECISION: Final = 0.15
-"""An interval wider than this, either way, is worth nothing. A precision is of the accepted traces alone."""
-_FEWEST: Final = 10
-"""The fewest traces on one side of a threshold that show where it lies."""
+_WIDEST: Final = 0.1  # An interval wider than this, either way, is worth nothing.
+_WIDEST_PRECISION: Final = 0.15  # The same of a precision, which is of the accepted traces alone.
+_FEWEST: Final = 10  # The fewest traces on one side of a threshold that show where it lies.
 _FEWEST_ACCEPTED: Final = 20
 _STEPS: Final = 10_000
-_COARSE: Final = 10
-"""So many steps are one of three decimals."""
-_SAME: Final = 1e-9
-"""Scores that differ by less are equal: they were summed in another order."""
-_GUARDED: Final = -1
-"""In place of the score of what a guard rejects."""
+_COARSE: Final = 10  # So many steps are one of three decimals.
+_SAME: Final = 1e-9  # Scores that differ by less are equal: they were summed in another order.
+_GUARDED: Final = -1  # In place of the score of what a guard rejects.
 _ROUNDING: Final = 1e-12
 _RESAMPLE_SEED: Final = 1
 _RESAMPLES: Final = 1_000
@@ -101,12 +94,10 @@ class Suggestion(NamedTuple):
     """A threshold, and its expected effect on traces of the same kind."""
 
     threshold: float
-    low: float
-    """19 of 20 samples of as many traces lead to a threshold between this and ``high``."""
+    low: float  # 19 of 20 samples of as many traces lead to a threshold between this and ``high``.
     high: float
     accepted: Share
-    precision: Share | None
-    """None where no accepted trace has a label."""
+    precision: Share | None  # None where no accepted trace has a label.
 
 
 class Cohort(NamedTuple):
@@ -121,8 +112,7 @@ class Cohort(NamedTuple):
 class Calibration(NamedTuple):
     """Suggested thresholds."""
 
-    domains: Mapping[str, Cohort]
-    """Every domain, in the order of their names."""
+    domains: Mapping[str, Cohort]  # Every domain, in the order of their names.
     other_domains: Cohort
     """For all other domains: of those with too few traces that keep no threshold, or of all if these are still too few."""
     other_domains_are_all: bool

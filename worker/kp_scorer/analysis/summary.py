@@ -14,10 +14,8 @@ from kp_scorer.decision import Decision, Outcome
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 
 THRESHOLDS: Final = tuple(number / 100 for number in range(101))
-BINS: Final = 20
-"""How many bins a histogram has, all equally wide; an even threshold such as 0.75 lies between two of them."""
-NEAR: Final = 0.95
-"""The similarity to an earlier trace from which on a trace counts as a near duplicate."""
+BINS: Final = 20  # How many bins a histogram has, all equally wide; an even threshold such as 0.75 lies between two of them.
+NEAR: Final = 0.95  # The similarity to an earlier trace from which on a trace counts as a near duplicate.
 
 _MOST_DOMAINS: Final = 7
 _MOST_CALLS: Final = 8
@@ -46,17 +44,13 @@ class DomainSummary(NamedTuple):
     """The figures of a domain, or of several together, whose name is empty."""
 
     name: str
-    smaller: int
-    """How many domains these are that are too small to be shown by themselves; 0 for one by itself, and for all."""
+    smaller: int  # How many domains these are that are too small to be shown by themselves; 0 for one by itself, and for all.
     decisions: Sequence[Decision]
     outcomes: Mapping[Outcome, int]
-    histograms: Mapping[Outcome, tuple[int, ...]]
-    """Of the scores with each outcome."""
+    histograms: Mapping[Outcome, tuple[int, ...]]  # Of the scores with each outcome.
     scores: Distribution
-    thresholds: Sequence[float]
-    """All that applied: domains have their own, submissions may ask for one, and settings change."""
-    accepted_at: tuple[int, ...]
-    """How many traces each of ``THRESHOLDS`` would accept."""
+    thresholds: Sequence[float]  # All that applied: domains have their own, submissions may ask for one, and settings change.
+    accepted_at: tuple[int, ...]  # How many traces each of ``THRESHOLDS`` would accept.
 
 
 class Stretch(NamedTuple):
@@ -70,10 +64,8 @@ class Stretch(NamedTuple):
 class Course(NamedTuple):
     """The novelty of traces in their order."""
 
-    stretches: tuple[Stretch, ...]
-    """All traces, in stretches of equal length but for one trace."""
-    points: tuple[tuple[int, float], ...]
-    """Places, from 1, and novelties of evenly spaced traces; all, up to 600."""
+    stretches: tuple[Stretch, ...]  # All traces, in stretches of equal length but for one trace.
+    points: tuple[tuple[int, float], ...]  # Places, from 1, and novelties of evenly spaced traces; all, up to 600.
 
 
 class Analysis(NamedTuple):
@@ -83,13 +75,10 @@ class Analysis(NamedTuple):
     domains: Sequence[DomainSummary]
     dimensions: Mapping[str, Distribution]
     novelty: Course
-    closest: tuple[list[Decision], list[Decision]]
-    """Those just accepted, and those that just missed it."""
-    examples: Mapping[Outcome, list[Decision]]
-    """By outcome, decisions evenly spaced between the highest score and the lowest."""
+    closest: tuple[list[Decision], list[Decision]]  # Those just accepted, and those that just missed it.
+    examples: Mapping[Outcome, list[Decision]]  # By outcome, decisions evenly spaced between the highest score and the lowest.
     dead_letters: int
-    labels: Mapping[str, bool]
-    """Whether traces are good, by the ids of those that are labelled."""
+    labels: Mapping[str, bool]  # Whether traces are good, by the ids of those that are labelled.
 
 
 def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:
