@@ -30,7 +30,7 @@ _MOST_NAMES: Final = 10_000  # Of fields that were not read: keys may be anythin
 class _Format(NamedTuple):
     fits: Callable[[dict[str, Any]], bool]  # Whether an object may be a source of it, or an item of one.
     run: Callable[[str, Sequence[Node]], Run]
-    records: Callable[[Node], Iterable[Node]] = lambda source: source.items() if isinstance(source.value, list) else [source]
+    records: Callable[[Node], Iterable[Node]] = Node.each
     run_id: Callable[[Node], str | None] = lambda _: None
     """By which id records make one run: None if one is a run alone, empty if it belongs to the run of the record before."""
     starts: Callable[[Node], int] = lambda _: 0

@@ -37,8 +37,7 @@ def is_codex(value: dict[str, Any]) -> bool:
 
 def lines_of_claude(source: Node) -> list[Node]:
     """The lines in a source that are of a session; others sum sessions up, or hold files."""
-    lines = source.items() if isinstance(source.value, list) else [source]
-    return [line for line in lines if not isinstance(line.value, dict) or "sessionId" in line.value]
+    return [line for line in source.each() if not isinstance(line.value, dict) or "sessionId" in line.value]
 
 
 def id_of_claude(line: Node) -> str:

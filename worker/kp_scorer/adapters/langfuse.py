@@ -43,8 +43,7 @@ def ends(items: Sequence[Node]) -> int | None:
 def records(source: Node) -> list[Node]:
     """The traces and observations in a source, a page or a list."""
     is_page = isinstance(source.value, dict) and isinstance(source.value.get("data"), list)
-    page = source.at("data") if is_page else source
-    return page.items() if isinstance(page.value, list) else [page]
+    return (source.at("data") if is_page else source).each()
 
 
 def run_id(record: Node) -> str:

@@ -60,6 +60,10 @@ class Node(NamedTuple):
         items = enumerate(self.value[start:], start)
         return [self._replace(path=self._below(number), value=item) for number, item in items]
 
+    def each(self) -> list["Node"]:
+        """The items of this value, if it is a list; otherwise the value itself."""
+        return self.items() if isinstance(self.value, list) else [self]
+
     def text(self) -> str:
         """This value, which must be a text; empty if it is missing."""
         if self.value is None:

@@ -38,9 +38,8 @@ def ends(conversations: Sequence[Node]) -> int | None:
 
 def records(source: Node) -> list[Node]:
     """The conversations in a source: several, if it is a list of what is neither message nor item."""
-    items = source.items() if isinstance(source.value, list) else []
     is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects_in(source.value))
-    return items if isinstance(source.value, list) and not is_alone else [source]
+    return [source] if is_alone else source.each()
 
 
 def run(_own: str, conversations: Sequence[Node]) -> Run:

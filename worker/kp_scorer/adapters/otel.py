@@ -43,7 +43,7 @@ def _is_of_console(span: dict[str, Any]) -> bool:
 def records(source: Node) -> list[Node]:
     """The spans of an export, or of a list of them."""
     spans: list[Node] = []
-    for export in source.items() if isinstance(source.value, list) else [source]:
+    for export in source.each():
         if _is_span(export.value):
             spans.append(_span_of_console(export) if _is_of_console(export.value) else export)
             continue
