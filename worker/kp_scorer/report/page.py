@@ -13,7 +13,7 @@ from typing import Any
 from kp_scorer.analysis.summary import Analysis
 from kp_scorer.characters import escaped_lines
 from kp_scorer.errors import SettingsError
-from kp_scorer.report.sections import DETAILS, Chart, Objectives, Section, Table, facts_of, figures_of, sections_of, title_of
+from kp_scorer.report.sections import DETAILS, Chart, Objectives, Section, Table, head_of, sections_of
 from kp_scorer.report.words import OUTCOME_WORDS
 
 
@@ -33,16 +33,16 @@ def page(analysis: Analysis, source: str, refused: int, objectives: Objectives) 
     """The page for an analysis of decisions from ``source``, in which so many lines were ``refused``."""
     script, style = _drawing_script(), _asset("page.css")
     sections = sections_of(analysis, objectives)
-    figures = figures_of(analysis, refused).items()
+    title, facts, figures = head_of(analysis, source, refused)
     names = {section.anchor: section.anchor.replace("-", " ").capitalize() for section in sections}
     # Nothing may be fetched, and nothing runs but this one script, whatever a trace brought onto the page.
     return Template(_asset("page.html")).substitute(
         script_hash=fingerprint(script),
         style_hash=fingerprint(style),
-        title=_text(title_of(analysis)),
+        title=_text(title),
         style=style,
-        facts=_text(facts_of(analysis, source)),
-        figures="".join(element("div", element("dt", name), element("dd", figure)) for name, figure in figures),
+        facts=_text(facts),
+        figures="".join(element("div", element("dt", name), element("dd", figure)) for name, figure in figures.items()),
         contents="".join(element("li", element("a", name, href=f"#{anchor}")) for anchor, name in names.items()),
         sections="".join(map(_section, sections)),
         content="objectives of traces, but nothing else of their content" if objectives else "no trace's content",

@@ -74,25 +74,17 @@ class Section(NamedTuple):
     lead: str = ""  # What it shows; by default as ever.
 
 
-def title_of(analysis: Analysis) -> str:
-    """How many traces were accepted."""
+def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Mapping[str, str]]:
+    """How many traces were accepted; from where, when and by which threshold; the figures of the whole, by what they count.
+
+    ``refused`` is how many lines of ``source`` held neither trace nor decision.
+    """
     total = analysis.total
     accepted, count = total.outcomes["accepted"], len(total.decisions)
-    return f"{accepted:,} of {plural(count, 'trace')} accepted{_share_in_brackets(accepted, count)}"
-
-
-def facts_of(analysis: Analysis, source: str) -> str:
-    """Where the decisions are from, when they were made, and by which threshold."""
+    title = f"{accepted:,} of {plural(count, 'trace')} accepted{_share_in_brackets(accepted, count)}"
     # Of ISO 8601, the date.
-    days = sorted(decision.decided_at[:10] for decision in analysis.total.decisions)
+    days = sorted(decision.decided_at[:10] for decision in total.decisions)
     decided = " to ".join(dict.fromkeys((days[0], days[-1])))
-    return f"{source} · decided {decided} · threshold {_threshold_words(analysis.total)}"
-
-
-def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
-    """The figures of the whole, by what they count; ``refused`` is how many lines held neither trace nor decision."""
-    total = analysis.total
-    count = len(total.decisions)
     by_outcome = ((OUTCOME_WORDS[outcome], total.outcomes[outcome]) for outcome in _outcomes(total))
     figures = {name: f"{part:,}{_share_in_brackets(part, count)}" for name, part in by_outcome}
     repeats = sum(map(is_near_duplicate, total.decisions))
@@ -101,7 +93,7 @@ def figures_of(analysis: Analysis, refused: int) -> Mapping[str, str]:
         figures["dead letters"] = f"{analysis.dead_letters:,}"
     if refused:
         figures["lines refused"] = f"{refused:,}"
-    return figures
+    return title, f"{source} · decided {decided} · threshold {_threshold_words(total)}", figures
 
 
 def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kp_scorer.analysis.summary import Analysis
 from kp_scorer.characters import escaped
-from kp_scorer.report.sections import DETAILS, WORDS, Objectives, Section, Table, facts_of, figures_of, sections_of, title_of
+from kp_scorer.report.sections import DETAILS, WORDS, Objectives, Section, Table, head_of, sections_of
 
 COLUMNS: Final = 80
 _NAME: Final = 22
@@ -24,9 +24,9 @@ _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 def text(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
     """An analysis of decisions from ``source``, in which so many lines were ``refused``, in lines of 80 columns but for ids."""
-    figures = ", ".join(f"{name} {figure}" for name, figure in figures_of(analysis, refused).items())
-    head = [title_of(analysis), escaped(facts_of(analysis, source)), figures]
-    lines = [line for part in head for line in textwrap.wrap(part, COLUMNS)]
+    title, facts, figures = head_of(analysis, source, refused)
+    in_a_row = ", ".join(f"{name} {figure}" for name, figure in figures.items())
+    lines = [line for part in (title, escaped(facts), in_a_row) for line in textwrap.wrap(part, COLUMNS)]
     for section in sections_of(analysis, objectives):
         lines += ["", *_section(section)]
     return "\n".join(line.rstrip() for line in lines)
