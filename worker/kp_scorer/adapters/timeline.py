@@ -43,15 +43,7 @@ class Span(NamedTuple):
 
 
 def run_of(origin: Node, own_id: str, spans: Sequence[Span], started_us: int | None, record: dict[str, Any]) -> Run:
-    """The run that spans are, which stands at ``origin``; it did not succeed if its only root failed."""
-    created_at = None if started_us is None else moment(origin, started_us)
-    roots = [span for span in spans if span.span_id and not span.parent_id]
-    success = False if len(roots) == 1 and roots[0].has_failed else None
-    return Run(origin, own_id, in_order(spans), created_at, success, record=record)
-
-
-def in_order(spans: Sequence[Span]) -> list[Piece]:
-    """What happened, in the order of time.
+    """The run that spans are, in the order of time; it stands at ``origin``, and did not succeed if its only root failed.
 
     A call of a model around or within another, or of a tool within one of that name, is the same call recorded twice. Spans of
     other kinds supply only what no call of a model shows: what was asked, and the answer. The outermost of them says best
@@ -70,6 +62,7 @@ def in_order(spans: Sequence[Span]) -> list[Piece]:
         run.add(number, spans[number], is_end=is_end)
     around = sorted((span for span in spans if span.kind == "other"), key=lambda span: span.started_ns)
     roots = [span for span in spans if span.span_id and not span.parent_id]
+    success = False if len(roots) == 1 and roots[0].has_failed else None
     outermost = [span for span in around if not span.span_id or [span] == roots]
     pieces = run.pieces
     asked = [piece for span in outermost for piece in span.inputs if piece.kind == "user" and not _is_json(piece)]
@@ -81,7 +74,9 @@ def in_order(spans: Sequence[Span]) -> list[Piece]:
     kinds = {piece.kind for piece in pieces}
     questions = [piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds]
     answers = [piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds]
-    return [*sorted(questions, key=_is_json)[:1], *pieces, *sorted(answers, key=_is_json)[:1]]
+    pieces = [*sorted(questions, key=_is_json)[:1], *pieces, *sorted(answers, key=_is_json)[:1]]
+    created_at = None if started_us is None else moment(origin, started_us)
+    return Run(origin, own_id, pieces, created_at, success, record=record)
 
 
 def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
