@@ -58,7 +58,6 @@ def fingerprint(content: str) -> str:
 
 def _drawing_script() -> str:
     """Vega with ``page.js``, as text for a page. Bundling takes seconds."""
-    check_installed()
     # Imported here, because the package must work without it.
     import vl_convert
 
