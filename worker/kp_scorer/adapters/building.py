@@ -133,7 +133,8 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
 def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
     """What is no content: what the caller's paths lead to, else what the source says, else what the caller supplies."""
     record = run.node.value if run.record is None else run.record
-    fields = {"id": run.trace_id, "success": run.success, "created_at": run.created_at, "framework": run.framework}
+    fields: dict[str, Any] = {"id": run.trace_id}
+    fields |= {"success": run.success, "created_at": run.created_at, "framework": run.framework}
     for name, path in supplied.paths.items():
         if (value := field_at(record, path)) is not None:
             fields[name] = _field(name, value, run, run.node._replace(path=path))
