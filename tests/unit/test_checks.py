@@ -183,22 +183,19 @@ def test_without_its_extra_the_check_for_secrets_names_it(tmp_path: Path, monkey
 
 
 ORPHANING: Final = """
-import sys, time
+import time
 from kp_scorer.checks.checks import Checks
 from kp_scorer.settings import load_settings
 from tests.support.builders import make_trace
 
-checks = Checks(load_settings({"checks.own": {"misbehave": "note", "look_around": "note"}, "checks.timeout_s": 1.0}).checks)
-print(int(checks.run(make_trace())[1].numbers["pid"]), flush=True)
-if sys.argv[1] == "busy":
-    checks.run(make_trace(objective="loop"))
+checks = Checks(load_settings({"checks.own": {"look_around": "note"}, "checks.timeout_s": 1.0}).checks)
+print(int(checks.run(make_trace())[0].numbers["pid"]), flush=True)
 time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("doing", ["idle", "busy"])
-def test_the_process_ends_with_a_parent_that_is_killed(doing: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", ORPHANING, doing], stdout=subprocess.PIPE) as parent:
+def test_an_idle_process_ends_with_a_parent_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHANING], stdout=subprocess.PIPE) as parent:
         assert parent.stdout
         child = psutil.Process(int(parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)
@@ -209,45 +206,6 @@ def test_the_process_ends_with_a_parent_that_is_killed(doing: str) -> None:
 def test_findings_hold_counts_by_plain_names_alone(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Findings(**fields)
-
-
-def test_nothing_is_different_without_checks() -> None:
-    plain = Scorer(load_settings(WITHOUT_EMBEDDER)).score(make_trace())
-    assert plain.checks == ()
-    assert "checks" not in json.loads(plain.model_dump_json())
-    assert load_settings().outcomes == ("accepted", "rejected")
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_reviewed"),
-    [
-        ({"checks.secrets": "note"}, False),
-        ({"checks.own": {"clinic": "note"}}, False),
-        ({"checks.secrets": "review"}, True),
-        ({"checks.own": {"clinic": "reject"}}, True),
-        ({"checks.secrets_by_privacy": {"private": "reject"}}, True),
-    ],
-)
-def test_review_has_its_queue_where_a_check_may_demand_anything(settings: dict[str, Any], is_reviewed: bool) -> None:
-    assert ("review" in load_settings(settings).outcomes) == is_reviewed
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"checks.own": {"secrets": "note"}}, "checks.own: secrets is set by checks.secrets"),
-        ({"checks.own": {"A": "note"}}, "checks.own.A: "),
-        ({"checks.secrets": "loud"}, "checks.secrets: "),
-        (
-            {"checks.secrets": "note", "worker.decision_timeout_s": 20},
-            "worker.decision_timeout_s: expected 30 s and checks.time",
-        ),
-    ],
-)
-def test_settings_of_checks_that_do_not_fit_are_refused(settings: dict[str, Any], expected: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        load_settings(settings)
-    assert str(caught.value).startswith(expected)
 
 
 def test_the_privacy_level_chooses_what_is_done_about_secrets() -> None:
@@ -281,12 +239,9 @@ def test_a_secret_is_seen_in_every_field(secrets: Checks, place: str) -> None:
     assert (result.kinds["github-pat"], result.outcome, result.failure) == (1, "rejected", None)
 
 
-def test_a_secret_is_seen_as_a_name_and_in_lists_of_lists(secrets: Checks) -> None:
+def test_a_secret_is_seen_as_a_name_and_in_lists_of_lists_and_a_name_gives_a_password_away(secrets: Checks) -> None:
     for value in [[[{token(): [None, True]}]], {token(): {}}, [[[[f"x {token()}"]]]]]:
         assert result_of(secrets, "steps.0.input", {"rows": value}).kinds["github-pat"] >= 1
-
-
-def test_a_name_gives_a_password_away(secrets: Checks) -> None:
     assert result_of(secrets, "steps.0.input", {"user": "admin", "password": "x7Kq2mPz9w"}).kinds == {"assigned": 1}
 
 
@@ -327,13 +282,6 @@ def test_a_decision_holds_kinds_and_counts_and_no_secret(secrets: Checks) -> Non
     assert token() not in message
     assert Decision.model_validate_json(message) == decision
     assert decide_again(decision, Policy(threshold=0.0)).outcome == "rejected"
-
-
-def test_a_decided_trace_is_not_checked_again(secrets: Checks) -> None:
-    decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5, checks=secrets)
-    (first,) = decider.decide([make_trace()])
-    decider.checks = None
-    assert decider.decide([make_trace()]) == [first]
 
 
 def test_scoring_offline_checks_by_the_settings() -> None:

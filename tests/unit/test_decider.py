@@ -1,5 +1,9 @@
-"""Deciding against a ledger and a log in memory; hypothesis shows that batches decide as their traces do one by one."""
+"""Deciding against a ledger and a log in memory; hypothesis shows that batches decide as their traces do one by one.
 
+And which traces are sampled for review: an even share, by what no producer chooses, the same for whoever computes it.
+"""
+
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -8,16 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.decider import Decider, Resolved
+from kp_scorer.decider import Decider, Resolved, fraction_of
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
 from kp_scorer.ledger.records import CommitResult, MemoryLedger, Tally, Verdict
-from kp_scorer.novelty import MemoryLog, Window
-from kp_scorer.scoring import PROFILES, Policy
+from kp_scorer.novelty import Window
+from kp_scorer.scoring import PROFILES, Policy, decide_again
+from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import make_trace, step, steps
-from tests.support.word_embedder import WINDOW, WordEmbedder, decide_one, word_decider
+from tests.support.word_embedder import WordEmbedder, decide_one, word_decider
 
 WORDS: Final = ("invoice", "ledger", "route", "parcel", "dose", "ticket")
 
@@ -31,13 +36,6 @@ def without_timings(decided: Sequence[Resolved]) -> list[object]:
         item.model_dump(exclude={"timings", "decided_at"}) if isinstance(item, Decision) else (type(item), item.trace_id)
         for item in decided
     ]
-
-
-def test_first_trace_meets_an_empty_cache() -> None:
-    decision = decide_one(word_decider(), trace_about("invoice"))
-    assert decision.novelty.source == "empty_cache"
-    assert decision.dimensions.novelty == 0.5
-    assert (decision.novelty.nearest, decision.novelty.duplicate_of) == (None, None)
 
 
 @pytest.mark.parametrize(("overrides", "duplicate_of"), [({}, "kp:trace:one"), ({"success": False}, None)])
@@ -66,33 +64,15 @@ def test_novelty_is_one_minus_the_similarity_to_the_nearest_earlier_trace() -> N
     assert last.dimensions.novelty == 1.0 - max(similarities)
 
 
-def test_novelty_stops_at_one_where_the_nearest_trace_is_opposite() -> None:
-    words = [f"word{number}" for number in range(50)]
-    first, *others = WordEmbedder().embed(words)
-    opposite = next(word for word, vector in zip(words[1:], others, strict=True) if float(first @ vector) < 0)
-    decider = word_decider()
-    decide_one(decider, trace_about(words[0]))
-    decision = decide_one(decider, trace_about(opposite, "kp:trace:two"))
-    assert decision.novelty.nearest is not None
-    assert decision.novelty.nearest.similarity < 0
-    assert decision.dimensions.novelty == 1.0
-
-
-def test_a_trace_decided_again_keeps_its_decision() -> None:
-    embedder = WordEmbedder()
-    decider = word_decider(embedder=embedder)
+def test_a_trace_decided_again_keeps_its_decision_whatever_the_policy_is_now() -> None:
+    embedder, ledger = WordEmbedder(), MemoryLedger()
+    decider = word_decider(Policy(threshold=0.1), embedder=embedder, ledger=ledger)
     first = decide_one(decider, trace_about("invoice"))
     decide_one(decider, trace_about("route", "kp:trace:two"))
-    assert decide_one(decider, trace_about("invoice")) == first
-    assert len(embedder.texts) == 2
-
-
-def test_stored_decision_outlives_the_policy_it_was_made_by() -> None:
-    ledger = MemoryLedger()
-    first = decide_one(word_decider(Policy(threshold=0.1), ledger=ledger), trace_about("invoice"))
-    again = decide_one(word_decider(Policy(threshold=0.9), ledger=ledger), trace_about("invoice"))
+    stricter = word_decider(Policy(threshold=0.9), embedder=embedder, ledger=ledger)
     assert first.outcome == "accepted"
-    assert again == first
+    assert [decide_one(each, trace_about("invoice")) for each in (decider, stricter)] == [first, first]
+    assert len(embedder.texts) == 2
 
 
 def test_other_content_under_a_decided_id_is_a_conflict_and_does_not_enter_the_cache() -> None:
@@ -111,24 +91,6 @@ def test_one_text_is_embedded_once_a_batch() -> None:
     embedder = WordEmbedder()
     word_decider(embedder=embedder).decide([trace_about("invoice", f"kp:trace:{number}") for number in range(3)])
     assert len(embedder.texts) == 1
-
-
-@pytest.mark.parametrize(("max_elements", "counts"), [(2, False), (3, True)])
-def test_only_so_many_newest_traces_count(max_elements: int, counts: bool) -> None:
-    decider = word_decider(window=WINDOW._replace(max_elements=max_elements))
-    for number, objective in enumerate(("invoice", "route", "dose")):
-        decide_one(decider, trace_about(objective, f"kp:trace:{number}"))
-    duplicate = decide_one(decider, trace_about("invoice", "kp:trace:late")).novelty.duplicate_of
-    assert duplicate == ("kp:trace:0" if counts else None)
-
-
-@pytest.mark.parametrize(("age_ms", "counts"), [(59_999, True), (60_000, False)])
-def test_only_traces_younger_than_the_ttl_count(age_ms: int, counts: bool) -> None:
-    times_ms = iter([1_000, 1_000 + age_ms])
-    decider = word_decider(log=MemoryLog(WINDOW, lambda: next(times_ms)))
-    decide_one(decider, trace_about("invoice"))
-    late = decide_one(decider, trace_about("invoice", "kp:trace:late"))
-    assert late.novelty.source == ("embedding" if counts else "empty_cache")
 
 
 def test_without_a_novelty_meter_every_novelty_is_unknown() -> None:
@@ -218,3 +180,41 @@ def test_a_decision_carries_whose_the_trace_is_and_how_it_may_be_shared() -> Non
     decision = decide_one(word_decider(), trace.model_copy(update={"metadata": trace.metadata.model_copy(update=metadata)}))
     carried = decision.agent_id, decision.framework, decision.visibility, decision.privacy_level
     assert carried == ("kp:agent:clerk", None, "org", "private")
+
+
+MANY: Final = 4_000
+
+
+def decide_sampling(sample: float, count: int, *, is_embedding: bool = True) -> list[Decision]:
+    without = Decider(MemoryLedger(), Policy(), None, max_attempts=5, sample=sample)
+    decider = word_decider(sample=sample) if is_embedding else without
+    resolved = decider.decide([make_trace(trace_id=f"kp:trace:{number}") for number in range(count)])
+    assert decider.decide([make_trace(trace_id="kp:trace:0")]) == resolved[:1]
+    return [each for each in resolved if isinstance(each, Decision)]
+
+
+def test_an_even_share_is_sampled_with_its_probability_in_the_decision() -> None:
+    fractions = [fraction_of(f"1767225600000-{number}") for number in range(MANY)]
+    for share in (0.01, 0.2, 0.5):
+        assert sum(each < share for each in fractions) / MANY == pytest.approx(share, abs=3 * (share / MANY) ** 0.5)
+    assert 0 <= min(fractions) <= max(fractions) < 1
+    decisions = decide_sampling(0.3, 200)
+    assert {decision.sampled for decision in decisions} == {0.3, None}
+    assert all(Decision.model_validate_json(decision.model_dump_json()) == decision for decision in decisions)
+    assert {decide_again(decision, Policy(threshold=0.1)).sampled for decision in decisions} == {0.3, None}
+    assert all(decision.sampled == 1 for decision in decide_sampling(1.0, 20))
+
+
+@pytest.mark.parametrize("is_embedding", [True, False])
+def test_the_place_decides_or_the_id_of_what_has_none_and_anybody_can_check_it(is_embedding: bool) -> None:
+    for decision in decide_sampling(0.3, 100, is_embedding=is_embedding):
+        text = decision.novelty.entry if is_embedding else decision.trace_id
+        assert text is not None
+        number = int(hashlib.blake2b(text.encode(), digest_size=6).hexdigest(), 16) / 2**48
+        assert (decision.sampled is not None) == (number < 0.3)
+
+
+def test_a_larger_share_has_all_of_a_smaller_one() -> None:
+    few, more = ({each.trace_id for each in decide_sampling(share, 300) if each.sampled} for share in (0.1, 0.4))
+    assert few < more
+    assert load_settings({"review.sample": "0.25", "embedding.embedder": "none"}).review.sample == 0.25

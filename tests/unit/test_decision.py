@@ -14,8 +14,9 @@ from kp_scorer.novelty.log import Entry, Place
 from kp_scorer.settings import Settings, load_settings
 from pydantic import ValidationError
 
-from tests.support.builders import COMPLETE_DECISION, decision_on
+from tests.support.builders import COMPLETE_DECISION, decision_on, make_trace
 from tests.support.traces import sample_traces
+from tests.support.word_embedder import WordEmbedder, decide_one, word_decider
 
 
 def later(value: Any) -> Any:
@@ -38,6 +39,14 @@ def test_unknown_fields_are_ignored_wherever_they_are() -> None:
 def test_a_decision_of_another_schema_is_refused() -> None:
     with pytest.raises(ValidationError, match="schema_version"):
         Decision.model_validate(json.loads(COMPLETE_DECISION) | {"schema_version": 2})
+
+
+def test_by_default_nothing_is_guarded_sampled_checked_or_pinned_and_the_message_does_not_mention_it() -> None:
+    (by_settings,) = score_traces(sample_traces()[:1], load_settings({"embedding.embedder": "words"}))
+    by_policy = decide_one(word_decider(embedder=(embedder := WordEmbedder())), make_trace())
+    for decided in (by_settings, by_policy):
+        assert not {"guards", "sampled", "checks", "pinned"} & json.loads(decided.model_dump_json()).keys()
+    assert len(embedder.texts) == 1, "no objective is embedded by itself"
 
 
 WITHOUT_EMBEDDER: Final[Settings] = load_settings({"embedding.embedder": "none"})

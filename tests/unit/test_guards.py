@@ -1,6 +1,5 @@
 """Guards against traces made for their score: a ceiling for stated confidence, a floor for novelty, no copies."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from kp_scorer.report.explained import decided_words
 from kp_scorer.report.text import text
 from kp_scorer.report.words import why
 from kp_scorer.scoring import Policy, decide_again
-from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import decided, make_trace
@@ -36,12 +34,6 @@ def traces_about(*objectives: str, domain: str = "code", **overrides: Any) -> li
 
 def outcomes(decisions: Sequence[Decision]) -> list[str]:
     return [decision.outcome for decision in decisions]
-
-
-def test_no_guard_applies_by_default_and_the_message_is_as_it_was() -> None:
-    (decision,) = decide(Policy(), *traces_about("invoice"))
-    assert decision.guards == ()
-    assert "guards" not in json.loads(decision.model_dump_json())
 
 
 def test_a_copy_is_rejected_whatever_its_score_and_nothing_makes_it_pass() -> None:
@@ -139,16 +131,3 @@ def test_a_report_counts_what_guards_reject_and_never_as_nearly_accepted() -> No
     assert missed == []
     assert analysis.total.accepted_at[0] == len(decisions) - guarded
     assert ["guard", "copies", str(guarded)] in [line.split()[:3] for line in text(analysis, "here", 0, {}).splitlines()]
-
-
-def test_an_explanation_advises_no_confidence_above_the_ceiling() -> None:
-    trace = make_trace(confidence=0.9, objective="invoice")
-    decision = decided(trace, Policy(threshold=0.4, max_confidence=0.3))
-    lines = list(decided_words(decision, {trace.id: trace}))
-    (advice,) = (line for line in lines if line.startswith("  outcome confidence ") and "x" not in line)
-    assert advice.endswith("but such a trace has 0.3 at most")
-
-
-def test_a_domain_with_a_floor_is_one_that_settings_name() -> None:
-    scoring = load_settings({"scoring.min_novelties": {"legal": 0.2}, "scoring.aliases": {"law": "legal"}}).scoring
-    assert {"legal", "law"} <= scoring.domains

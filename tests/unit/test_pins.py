@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.novelty import pins as pins_module
 from kp_scorer.novelty.pins import PinnedSearch, PinnedSet, Pins, audit_pinned
 from kp_scorer.scoring import Policy, decide_again
-from kp_scorer.settings import load_settings
 from numpy.typing import NDArray
 
 from tests.support.builders import make_trace, step
@@ -121,26 +120,6 @@ def test_a_set_demands_an_outcome_beyond_its_similarity(
     assert decide_again(decision, Policy(threshold=0.0)).outcome == (demanded or "accepted")
 
 
-def test_without_sets_decisions_do_not_mention_them() -> None:
-    embedder = WordEmbedder()
-    assert "pinned" not in decide(word_decider(embedder=embedder), "book a flight").model_dump_json()
-    assert len(embedder.texts) == 1, "no objective is embedded by itself"
-
-
-def test_a_replaced_set_counts_at_once_and_one_that_is_gone_stops_deciding() -> None:
-    shelf = Shelf(tasks=texts("wash the car"))
-    decider = decider_with(shelf, limits=REJECTING)
-    assert decide(decider, "book a flight", "first").outcome == "accepted"
-    shelf["tasks"] = texts("book a flight")
-    decision = decide(decider, "book a flight", "second")
-    assert (decision.outcome, decision.pinned[0].version) == ("rejected", shelf["tasks"].version)
-    replaced = shelf.pop("tasks")
-    with pytest.raises(ServiceUnavailable, match=r"novelty\.pinned: tasks: not pinned in this space"):
-        decide(decider, "book a flight", "third")
-    shelf["tasks"] = replaced
-    assert decide(decider, "book a flight", "third").outcome == "rejected"
-
-
 def test_texts_in_place_of_traces_have_what_was_embedded_before_embedded_again() -> None:
     shelf = Shelf(tasks=texts("wash the car", kind="traces"))
     decider = decider_with(shelf, limits=REJECTING)
@@ -153,9 +132,7 @@ def test_texts_in_place_of_traces_have_what_was_embedded_before_embedded_again()
     assert decide_one(decider, trace).outcome == "rejected"
 
 
-def test_a_set_that_is_missing_or_of_other_vectors_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"novelty\.pinned: tasks"):
-        decider_with(Shelf(), limits=REJECTING)
+def test_a_set_of_other_vectors_is_refused() -> None:
     with pytest.raises(ServiceUnavailable, match=r"novelty\.pinned: tasks"):
         decider_with(Shelf(tasks=PinnedSet("texts", ["1"], np.ones((1, 3), np.float32))), limits=REJECTING)
 
@@ -165,12 +142,6 @@ def test_a_version_stands_for_all_of_a_set() -> None:
     others = [first._replace(kind="traces"), first._replace(ids=["1", "3"]), first._replace(vectors=first.vectors[::-1])]
     assert len({each.version for each in (first, *others)}) == 4
     assert texts("wash the car", "book a flight").version == first.version
-
-
-def test_only_a_set_that_sends_to_review_needs_its_queue() -> None:
-    for beyond, expected in (("reject", False), ("note", False), ("review", True)):
-        settings = load_settings({"novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": beyond}}})
-        assert ("review" in settings.outcomes) == expected
 
 
 def test_an_audit_recomputes_pinned_traces_and_says_what_it_cannot() -> None:

@@ -22,11 +22,6 @@ from tests.support.paths import REPOSITORY
 OWN_PROFILE: Final = "{complexity = 0.1, novelty = 0.2, tool_diversity = 0.3, outcome_confidence = 0.4}"
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    return written(tmp_path, "[novelty]\nmax_elements = 20\nttl_s = 70\n[log]\nlevel = 'error'\n")
-
-
 def written(directory: Path, text: str) -> Path:
     path = directory / "scorer.toml"
     path.write_text(text, "utf-8")
@@ -42,32 +37,34 @@ def test_defaults_are_those_of_the_specification() -> None:
     assert settings.scoring.profiles == PROFILES
 
 
-def test_flag_wins_over_variable_and_variable_over_file_and_file_over_default(
-    config: Path, monkeypatch: pytest.MonkeyPatch
+def test_flag_wins_over_variable_and_variable_over_the_named_file_and_that_over_the_variables_file_and_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (named := tmp_path / "named.toml").write_text("[novelty]\nmax_elements = 20\nttl_s = 70\n[log]\nlevel = 'error'\n")
+    monkeypatch.setenv("KP_CONFIG", str(written(tmp_path, "[log]\nlevel = 'warning'\n[scoring]\nthreshold = 0.4\n")))
+    assert (load_settings().log.level, load_settings().scoring.threshold) == ("warning", 0.4)
     monkeypatch.setenv("KP_NOVELTY_MAX_ELEMENTS", "30")
     monkeypatch.setenv("KP_NOVELTY_TTL_S", "31")
-    settings = load_settings({"novelty.max_elements": "40"}, config)
+    settings = load_settings({"novelty.max_elements": "40"}, named)
     assert (settings.novelty.max_elements, settings.novelty.ttl_s, settings.log.level) == (40, 31.0, "error")
-    assert settings.novelty.recipe == Settings().novelty.recipe
+    assert (settings.scoring, settings.novelty.recipe) == (Settings().scoring, Settings().novelty.recipe)
 
 
-def test_named_file_wins_over_the_variables_file(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named_file = tmp_path / "other.toml"
-    named_file.write_text("[novelty]\nmax_elements = 50\n", "utf-8")
-    monkeypatch.setenv("KP_CONFIG", str(config))
-    assert load_settings().novelty.max_elements == 20
-    settings = load_settings(config=named_file)
-    assert (settings.novelty.max_elements, settings.log.level) == (50, "info")
-
-
-def test_domains_may_have_thresholds_and_profiles_of_their_own(tmp_path: Path) -> None:
-    text = f"[scoring.thresholds]\ncode = 0.4\n[scoring.profiles]\n'data eng' = {OWN_PROFILE}\ncode = {OWN_PROFILE}\n"
+def test_domains_may_have_thresholds_reviews_or_none_profiles_and_aliases(tmp_path: Path) -> None:
+    text = f"""[scoring]
+        review = 0.6
+        thresholds = {{code = 0.5}}
+        reviews = {{code = 0.5, finance = 0.7, qa = 0.5}}
+        aliases = {{financial_analysis = 'finance', 'Q & A' = 'qa', misc = 'default'}}
+        profiles = {{'data eng' = {OWN_PROFILE}, code = {OWN_PROFILE}}}
+    """
     policy = load_settings(config=written(tmp_path, text)).scoring
-    assert policy.bounds("code").threshold == 0.4
-    assert policy.profile("data eng") == "data eng"
+    assert policy.bounds("code").threshold == 0.5
+    assert [policy.bounds(domain).review for domain in ("code", "finance", "else", "Q & A")] == [None, 0.7, 0.6, 0.5]
+    assert [policy.profile(domain) for domain in ("data eng", "financial_analysis")] == ["data eng", "finance"]
     assert policy.profiles["code"].outcome_confidence == 0.4
     assert policy.profiles["finance"] == PROFILES["finance"]
+    assert "misc" in policy.domains
 
 
 WITHOUT_EFFECT: Final = {
@@ -111,20 +108,6 @@ def test_names_and_values_in_a_file_are_refused_each_with_its_reason(text: str, 
         load_settings(config=written(tmp_path, text))
 
 
-def test_domains_may_have_aliases(tmp_path: Path) -> None:
-    text = "[scoring]\nreviews = {qa = 0.5}\naliases = {financial_analysis = 'finance', 'Q & A' = 'qa', misc = 'default'}"
-    policy = load_settings(config=written(tmp_path, text)).scoring
-    assert (policy.profile("financial_analysis"), policy.bounds("Q & A").review) == ("finance", 0.5)
-    assert "misc" in policy.domains
-    assert not load_settings().scoring.aliases
-
-
-def test_domains_may_have_reviews_of_their_own_or_none(tmp_path: Path) -> None:
-    text = "[scoring]\nthresholds = {code = 0.5}\nreview = 0.6\nreviews = {code = 0.5, finance = 0.7}"
-    policy = load_settings(config=written(tmp_path, text)).scoring
-    assert [policy.bounds(domain).review for domain in ("code", "finance", "else")] == [None, 0.7, 0.6]
-
-
 def test_tables_of_several_sources_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kp.toml").write_text("[scoring.thresholds]\nmedical = 0.9\ncode = 0.5\n")
     monkeypatch.setenv("KP_SCORING_THRESHOLDS", '{"code": 0.6, "finance": 0.7}')
@@ -137,6 +120,7 @@ WRONG: Final = {
     "novelty.ttl_s": ("0", "nan"),
     "scoring.threshold": ("1.01", "-0.01", "nan"),
     "scoring.cap_step_term": ("perhaps",),
+    "checks.secrets": ("loud",),
     "embedding.embedder": ("none-at-all",),
     "embedding.threads": ("-1",),
     "limits.depth": ("7", "201"),
@@ -183,6 +167,25 @@ def test_workers_wait_for_room_for_rejected_decisions_only_if_told_to(flags: dic
     assert list(filter(load_settings(flags).waits_for_room, queues)) == ["decisions.accepted", "decisions.review", *others]
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_reviewed"),
+    [
+        ({}, False),
+        ({"checks.secrets": "note"}, False),
+        ({"checks.own": {"clinic": "note"}}, False),
+        ({"checks.secrets": "review"}, True),
+        ({"checks.own": {"clinic": "reject"}}, True),
+        ({"checks.secrets_by_privacy": {"private": "reject"}}, True),
+        *(
+            ({"novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": beyond}}}, beyond == "review")
+            for beyond in ("reject", "note", "review")
+        ),
+    ],
+)
+def test_review_has_its_queue_where_something_may_go_there(flags: dict[str, Any], is_reviewed: bool) -> None:
+    assert ("review" in load_settings(flags).outcomes) == is_reviewed
+
+
 def test_the_name_of_the_intake_is_derived_from_the_queue_of_traces() -> None:
     assert load_settings().queues.intake_name == "traces.intake"
     assert load_settings({"queues.traces": "other"}).queues.intake_name == "other.intake"
@@ -211,13 +214,19 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.in_hand", "de
         *(({"queues.traces": name}, "is the name of a key that workers use") for name in OF_WORKERS),
         *(({"queues.intake": name}, "is the name of a key that workers use") for name in OF_WORKERS),
         *(({"queues.accepted": name}, "is the name of a key that workers use") for name in OF_WORKERS),
+        ({"checks.own": {"secrets": "note"}}, "^checks.own: secrets is set by checks.secrets"),
+        ({"checks.own": {"A": "note"}}, "^checks.own.A: "),
+        (
+            {"checks.secrets": "note", "worker.decision_timeout_s": 20},
+            "^worker.decision_timeout_s: expected 30 s and checks.time",
+        ),
         ({"novelty.max_elments": "5"}, "^novelty"),
         ({"noveltea.max_elements": "5"}, "^noveltea"),
         ({"novelty.max_elements.x": "5"}, "^novelty"),
         ({"max_elements": "5"}, r"^max_elements: expected SECTION\.NAME"),
     ],
 )
-def test_settings_that_do_not_fit_together_are_refused_by_name(flags: dict[str, str], message: str) -> None:
+def test_settings_that_do_not_fit_together_are_refused_by_name(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         load_settings(flags)
 
@@ -260,22 +269,6 @@ def test_variables_of_others_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("KPX_NOVELTY_TTL_S", "5")
     monkeypatch.setenv("NOVELTY_MAX_ELEMENTS", "5")
     assert load_settings().novelty == NoveltySettings()
-
-
-def test_missing_file_is_refused_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match=r"^config: .*absent\.toml: No such file"):
-        load_settings(config=tmp_path / "absent.toml")
-    monkeypatch.setenv("KP_CONFIG", str(tmp_path))
-    with pytest.raises(SettingsError, match=r"^config: "):
-        load_settings()
-
-
-@pytest.mark.parametrize("raw", [b"[novelty\n", b"{}", b"\xff\xfe", b"[log]\nlevel = info\n"])
-def test_file_that_is_no_toml_is_refused_by_its_path(raw: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "broken.toml"
-    path.write_bytes(raw)
-    with pytest.raises(SettingsError, match=r"broken\.toml: "):
-        load_settings(config=path)
 
 
 def test_scoring_of_another_file_wins_over_settings_and_leaves_the_rest_of_them(
