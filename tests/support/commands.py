@@ -5,11 +5,14 @@ import pty
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
 
 import click
+import pytest
 from click.testing import CliRunner, Result
+from kp_scorer.cli.main import run as run_program
 from pydantic import BaseModel
 
 from tests.support.forking import start
@@ -33,17 +36,36 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.Compl
         return subprocess.CompletedProcess(arguments, code, stdout.read().decode(), stderr.read().decode())
 
 
-def invoked(command: click.Command, *arguments: str, stdin: str | bytes = b"", **options: Any) -> Result:
+def invoked(command: click.Command, *arguments: str | Path, stdin: str | bytes = b"", **options: Any) -> Result:
     """Run a command in this process; its stdin is a file, as commands read it by its number."""
     with TemporaryFile() as file:
         file.write(stdin if isinstance(stdin, bytes) else stdin.encode())
         file.seek(0)
-        return CliRunner().invoke(command, arguments, input=file, **options)
+        return CliRunner().invoke(command, list(map(str, arguments)), input=file, **options)
 
 
 def json_lines(*rows: object) -> bytes:
     """Rows as JSON Lines, also decisions, as a file holds them."""
     return jsonl(*(row.model_dump(mode="json") if isinstance(row, BaseModel) else row for row in rows)).encode()
+
+
+def jsonl_file(path: Path, *rows: object) -> Path:
+    """A file of these rows as JSON Lines."""
+    path.write_bytes(json_lines(*rows))
+    return path
+
+
+def ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str, **variables: str
+) -> tuple[int, str, str]:
+    """Run a command in this process as its program does; its exit code, stdout and stderr."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["kp-scorer", *arguments])
+    with pytest.raises(SystemExit) as end:
+        run_program()
+    assert isinstance(end.value.code, int)
+    return end.value.code, *capsys.readouterr()
 
 
 def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:

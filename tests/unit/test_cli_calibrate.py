@@ -1,6 +1,5 @@
 """``kp-scorer calibrate``: what it reads, what it writes, and that what it writes works."""
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,8 @@ from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import ScoringSettings
 
 from tests.support.builders import decision_on, minimal_payload
-from tests.support.commands import json_lines
+from tests.support.commands import jsonl_file
+from tests.support.traces import rows_in
 
 PLAIN: Final = Decision.model_validate_json(decision_on("kp:trace:plain"))
 DOMAINS: Final = {"code": 300, "customer service": 200, "d[b]\u0301": 30, "x": 40}
@@ -40,29 +40,20 @@ DECISIONS: Final = decided()
 GOOD: Final = {decision.trace_id: decision.score > 0.5 for decision in DECISIONS}
 
 
-def file_of(folder: Path, decisions: list[Decision]) -> Path:
-    return written_to(folder / "decisions.jsonl", json_lines(*decisions))
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return file_of(tmp_path, DECISIONS)
+    return jsonl_file(tmp_path / "decisions.jsonl", *DECISIONS)
 
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
     """A file that says which of them were good."""
     rows = [{"trace_id": trace_id, "good": bool(good)} for trace_id, good in GOOD.items()]
-    return written_to(tmp_path / "labels.jsonl", json_lines(*rows))
+    return jsonl_file(tmp_path / "labels.jsonl", *rows)
 
 
 def without_good_ones_in_the_first_domain(labels: str) -> str:
     return "".join(line.replace("true", "false") if ":trace:0:" in line else line for line in labels.splitlines(keepends=True))
-
-
-def written_to(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
 
 
 def run(*arguments: str | Path) -> Result:
@@ -101,15 +92,15 @@ def test_success_of_traces_labels_them(tmp_path: Path, monkeypatch: pytest.Monke
         minimal_payload(trace_id=f"kp:trace:{number}", confidence=round(float(share), 3), success=bool(number % 3))
         for number, share in enumerate(np.random.default_rng(2).random(150))
     ]
-    path = written_to(tmp_path / "traces.jsonl", json_lines(*traces))
+    path = jsonl_file(tmp_path / "traces.jsonl", *traces)
     result = run(path, "--precision", "90%")
     assert result.exit_code == 0, result.output
     threshold = tomllib.loads(result.stdout)["scoring"]["threshold"]
     scored = CliRunner().invoke(commands, ["score", str(path)]).stdout
-    scores = {row["trace_id"]: row["score"] for row in map(json.loads, scored.splitlines())}
+    scores = {row["trace_id"]: row["score"] for row in rows_in(scored)}
     good = [trace["metadata"]["success"] for trace in traces if scores[trace["id"]] >= threshold]
     assert 0.9 <= sum(good) / len(good) < 0.95
-    without = run(written_to(tmp_path / "decisions.jsonl", scored.encode()), "--precision", "90%")
+    without = run(jsonl_file(tmp_path / "decisions.jsonl", *rows_in(scored)), "--precision", "90%")
     assert without.exit_code == 2
     assert "no trace has a label" in without.stderr
 
@@ -117,7 +108,7 @@ def test_success_of_traces_labels_them(tmp_path: Path, monkeypatch: pytest.Monke
 def test_domains_are_escaped(tmp_path: Path, labels: Path) -> None:
     hostile = "d\x1b[2J\n[bold]" + "o" * 190
     more = [each.model_copy(update={"domain": hostile}) if each.domain == "code" else each for each in DECISIONS]
-    path = file_of(tmp_path, more)
+    path = jsonl_file(tmp_path / "decisions.jsonl", *more)
     labels.write_text(without_good_ones_in_the_first_domain(labels.read_text()))
     result = run(path, "--precision", "80%", "--labels", labels)
     assert result.exit_code == 0, result.output
@@ -141,7 +132,7 @@ def test_small_domain_keeps_its_own_threshold(file: Path) -> None:
     of_x = [each for each in DECISIONS if each.domain == "x"]
     small = [each.model_copy(update={"trace_id": f"{each.trace_id}:y", "domain": "y"}) for each in of_x]
     without = run(file, "--accept", "20%")
-    file_of(file.parent, [*DECISIONS, *small])
+    jsonl_file(file, *DECISIONS, *small)
     result = run(file, "--accept", "20%", "--set", 'scoring.thresholds={"y": 0.9}')
     assert result.exit_code == 0, result.output
     assert "domains with fewer than 62 traces: 2; they get one threshold, of theirs together" in result.stderr
@@ -153,11 +144,12 @@ def test_small_domain_keeps_its_own_threshold(file: Path) -> None:
 
 
 def test_alias_counts_for_its_domain(file: Path, tmp_path: Path) -> None:
-    config = written_to(tmp_path / "mine.toml", b'[scoring.aliases]\n"customer service" = "code"\n')
+    (config := tmp_path / "mine.toml").write_text('[scoring.aliases]\n"customer service" = "code"\n')
     result = run(file, "--accept", "20%", "--config", config)
     assert tomllib.loads(result.stdout)["scoring"]["thresholds"].keys() == {"code"}
     # They go with the aliases.
-    load_settings(config=written_to(tmp_path / "both.toml", result.stdout_bytes + config.read_bytes()))
+    config.write_text(result.stdout + config.read_text())
+    load_settings(config=config)
 
 
 def test_domain_out_of_reach_keeps_its_threshold(file: Path, labels: Path) -> None:
@@ -237,7 +229,7 @@ def test_toml_round_trips_any_domain_name(domains: dict[str, float]) -> None:
 def test_producers_are_named_so_that_none_passes_for_another(tmp_path: Path, labels: Path) -> None:
     agents = ["none 82.2%, trusted 17", None, "none", "\u200bnone"]
     named = [each.model_copy(update={"agent_id": agents[number % 4]}) for number, each in enumerate(DECISIONS)]
-    result = run(file_of(tmp_path, named), "--accept", "20%")
+    result = run(jsonl_file(tmp_path / "decisions.jsonl", *named), "--accept", "20%")
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("traces by --agent"))
     for name in ('"none 82.2%, trusted 17" ', '"" ', '"none" ', '"\\u200bnone" '):
         assert name in line

@@ -11,7 +11,7 @@ from kp_scorer.offline import score_traces
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import Payload, changed, minimal_payload
-from tests.support.commands import invoked, json_lines
+from tests.support.commands import invoked, json_lines, jsonl_file
 
 PAYLOADS = [minimal_payload(trace_id=f"kp:trace:{number}") for number in range(5)]
 
@@ -38,12 +38,6 @@ def gather(results: list[Gathered]) -> click.Command:
     return command
 
 
-def written(directory: Path, *rows: Payload) -> str:
-    """A file of these rows."""
-    (file := directory / "rows.jsonl").write_bytes(json_lines(*rows))
-    return str(file)
-
-
 def decided() -> list[Payload]:
     return [decision.model_dump(mode="json") for decision in score_traces(PAYLOADS, load_settings())]
 
@@ -53,7 +47,8 @@ def decisions_in(gathered: Gathered) -> list[Decision]:
 
 
 def test_traces_are_scored(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
-    assert invoked(gather, written(tmp_path, *PAYLOADS[:3], {"not": "a trace"}, *PAYLOADS[3:], PAYLOADS[0])).exit_code == 1
+    file = jsonl_file(tmp_path / "rows.jsonl", *PAYLOADS[:3], {"not": "a trace"}, *PAYLOADS[3:], PAYLOADS[0])
+    assert invoked(gather, file).exit_code == 1
     (gathered,) = results
     ids = [payload["id"] for payload in PAYLOADS]
     assert [decision.trace_id for decision in decisions_in(gathered)] == ids
@@ -68,7 +63,7 @@ def test_each_decision_is_read_once(gather: click.Command, results: list[Gathere
     content = json_lines(*rows, {"trace_id": "kp:trace:9", "state": "pending"}, *waited)
     file = tmp_path / name
     file.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    result = invoked(gather, name, stdin=content) if name == "-" else invoked(gather, str(file))
+    result = invoked(gather, name, stdin=content) if name == "-" else invoked(gather, file)
     assert result.exit_code == 1
     (gathered,) = results
     assert [decision.model_dump(mode="json") for decision in decisions_in(gathered)] == rows
@@ -88,7 +83,7 @@ def test_exactly_one_source_is_required(gather: click.Command, arguments: list[s
 def test_truncated_gzip_file_is_refused(gather: click.Command, tmp_path: Path, rows: list[Payload] | None) -> None:
     file = tmp_path / "cut.jsonl.gz"
     file.write_bytes(gzip.compress(json_lines(*(rows or decided())))[:200])
-    result = invoked(gather, str(file))
+    result = invoked(gather, file)
     assert result.exit_code == 2
     assert "it cannot be read" in result.stderr
 
@@ -96,13 +91,13 @@ def test_truncated_gzip_file_is_refused(gather: click.Command, tmp_path: Path, r
 def test_later_decision_on_a_trace_counts(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
     first = decided()[0]
     again = first | {"decided_at": "2999-01-01T00:00:00.000+00:00", "outcome": "review"}
-    invoked(gather, written(tmp_path, again, first, again))
+    invoked(gather, jsonl_file(tmp_path / "rows.jsonl", again, first, again))
     assert [decision.outcome for decision in decisions_in(results[0])] == ["review"]
 
 
 def test_a_namespace_chooses_among_decisions(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
     ids = ["kp:trace:1", "kp:trace:team-a:1", "kp:trace:team-b:1", "kp:trace:team-a:2"]
-    file = written(tmp_path, *(minimal_payload(trace_id=trace_id) for trace_id in ids))
+    file = jsonl_file(tmp_path / "rows.jsonl", *(minimal_payload(trace_id=trace_id) for trace_id in ids))
     for chosen in (["team-a"], ["team-a", "team-b"]):
         options = [part for name in chosen for part in ("--namespace", name)]
         assert invoked(gather, file, *options).exit_code == 0
@@ -117,11 +112,10 @@ def test_a_namespace_chooses_among_decisions(gather: click.Command, results: lis
 
 def test_an_agent_chooses_among_decisions(gather: click.Command, results: list[Gathered], tmp_path: Path) -> None:
     payloads = [changed(payload, "metadata.agent_id", f"agent {number % 2}") for number, payload in enumerate(PAYLOADS)]
-    file = written(tmp_path, *payloads)
+    file = jsonl_file(tmp_path / "rows.jsonl", *payloads)
     assert invoked(gather, file, "--agent", "agent 1").exit_code == 0
     assert [decision.trace_id for decision in decisions_in(results[-1])] == ["kp:trace:1", "kp:trace:3"]
     assert invoked(gather, file, "--agent", "").exit_code == 1
-    assert (
-        invoked(gather, written(tmp_path, *payloads, minimal_payload(trace_id="kp:trace:nobody")), "--agent", "").exit_code == 0
-    )
+    jsonl_file(file, *payloads, minimal_payload(trace_id="kp:trace:nobody"))
+    assert invoked(gather, file, "--agent", "").exit_code == 0
     assert [decision.trace_id for decision in decisions_in(results[-1])] == ["kp:trace:nobody"]

@@ -8,8 +8,8 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.cli.input import ReadAhead, open_input, read_files, read_traces, unpacked
+from kp_scorer.cli.input import ReadAhead, read_files, read_traces, unpacked
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace
 
@@ -141,17 +141,6 @@ def test_limit_on_bytes_applies_to_each_trace_of_a_list() -> None:
     assert read(compact.encode() + b"\n" + compact[:-1].encode() + b',"x":1}', limits) == [(1, "kp:trace:1"), (2, INVALID)]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_lines_are_read_as_they_arrive(packed: bool) -> None:
-    deflate = zlib.compressobj(wbits=31)
-    reading, writing = os.pipe()
-    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as source:  # noqa: PTH123 - of descriptors
-        lines = read_traces(stream, LIMITS)
-        for number, raw in enumerate((FIRST + b"\n", SECOND + b"\n"), 1):
-            source.write(deflate.compress(raw) + deflate.flush(zlib.Z_SYNC_FLUSH) if packed else raw)
-            assert next(lines).number == number
-
-
 class Source(io.RawIOBase):
     """Gives the bytes that a function takes, for at most so many."""
 
@@ -231,13 +220,6 @@ def test_one_file_that_cannot_be_read_leaves_the_others(tmp_path: Path, raw: byt
     assert invalid == [("a.json", False), ("b.json", True), ("c.json", False)]
 
 
-def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    with pytest.raises(click.BadParameter, match=r"absent\.jsonl: No such file"), open_input(str(tmp_path / "absent.jsonl")):
-        pass
-    with pytest.raises(click.BadParameter, match="Is a directory"), open_input(str(tmp_path)):
-        pass
-
-
 @given(st.lists(st.binary(max_size=500), min_size=1), st.integers(1, 100), st.integers(0, 3))
 def test_members_are_decompressed_one_after_the_other(members: list[bytes], size: int, zeros: int) -> None:
     packed = io.BytesIO(bytes(zeros).join(map(gzip.compress, members)) + bytes(zeros))
@@ -308,33 +290,8 @@ def numbers(reading: ReadAhead) -> list[list[int]]:
     return [[each.number for each in batch] for batch in reading.batches()]
 
 
-@contextmanager
-def fifo(directory: Path) -> Iterator[tuple[ReadAhead, int]]:
-    """A named pipe that is read, and the descriptor to write to it."""
-    path = directory / "pipe"
-    os.mkfifo(path)
-    reading = ReadAhead([str(path)], LIMITS, BATCH_SIZE)
-    writing = os.open(path, os.O_WRONLY)
-    try:
-        yield reading, writing
-    finally:
-        os.close(writing)
-
-
 def test_file_is_read_in_full_batches(tmp_path: Path) -> None:
     assert numbers(reading_of(tmp_path, 25)) == [list(range(1, 11)), list(range(11, 21)), list(range(21, 26))]
-
-
-def test_pipe_yields_the_lines_that_are_there(tmp_path: Path) -> None:
-    with fifo(tmp_path) as (reading, writing):
-        batches = reading.batches()
-        for number in range(3):
-            os.write(writing, line_of(number))
-            assert [each.number for each in next(batches)] == [number + 1]
-        # Nobody takes these while they come.
-        os.write(writing, b"".join(map(line_of, range(4))))
-        wait_until(lambda: len(reading._lines) == 4)
-        assert [each.number for each in next(batches)] == [4, 5, 6, 7]
 
 
 def test_read_ahead_holds_one_batch_at_most(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Final
 import click
 import pytest
 from click.testing import CliRunner
-from kp_scorer.cli.main import commands, run
+from kp_scorer.cli.main import commands
 
+from tests.support.commands import ended
 from tests.support.commands import run as run_process
 from tests.support.paths import REPOSITORY
 
@@ -110,15 +111,6 @@ def test_commands_and_files_are_completed(typed: str, completed: list[str]) -> N
     assert run_process(**variables).stdout.split() == completed
 
 
-def exit_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
-    monkeypatch.setattr(sys, "argv", ["kp-scorer", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        run()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, *capsys.readouterr()
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -140,7 +132,7 @@ def exit_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 def test_an_error_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], line: str
 ) -> None:
-    code, _, err = exit_of(capsys, monkeypatch, *arguments)
+    code, _, err = ended(capsys, monkeypatch, *arguments)
     assert code in (2, 3)
     assert err.count("\n") == 1
     assert err.startswith("kp-scorer: ")
@@ -151,6 +143,6 @@ def test_an_error_is_one_line(
 def test_help_goes_to_stdout_and_without_arguments_to_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: int
 ) -> None:
-    code, out, err = exit_of(capsys, monkeypatch, *arguments)
+    code, out, err = ended(capsys, monkeypatch, *arguments)
     assert code == expected
     assert "explain" in (err if code else out)

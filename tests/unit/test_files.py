@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any, Final
 
 import click
 import pytest
-from kp_scorer.cli.main import run
 from kp_scorer.cli.output import open_output
 
+from tests.support.commands import ended
 from tests.support.paths import REPOSITORY
 
 SAMPLES: Final = str(REPOSITORY / "worker" / "kp_scorer" / "samples" / "traces.jsonl")
@@ -41,22 +40,18 @@ def patience() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def last_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str, **variables: str) -> str:
+def last_line(end: tuple[int, str, str]) -> str:
     """What a command prints as it exits with 2."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["kp-scorer", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        run()
-    assert ended.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
+    code, _, stderr = end
+    assert code == 2
+    return stderr.splitlines()[-1]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str, file: str) -> str:
     """What is printed where a file is named in this place."""
     if place in VARIABLES:
-        return last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, **{place: file})
-    return last_line(capsys, monkeypatch, *NAMED[place], file)
+        return last_line(ended(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, **{place: file}))
+    return last_line(ended(capsys, monkeypatch, *NAMED[place], file))
 
 
 @pytest.fixture(params=["absent", "directory", "FIFO", "device", "endless", "unreadable"])
@@ -154,7 +149,7 @@ def test_tables_that_cannot_be_parsed_are_refused_in_one_line(
 ) -> None:
     flags = ("--set", f"scoring.thresholds={value}") if way == "--set" else ()
     variables: dict[str, Any] = {} if flags else {"KP_SCORING_THRESHOLDS": value}
-    line = last_line(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, *flags, **variables)
+    line = last_line(ended(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, *flags, **variables))
     assert line.startswith("kp-scorer: ")
     assert "scoring" in line.lower()
     assert len(line) < 500

@@ -1,9 +1,8 @@
 """How good the gate is: what is estimated from a labelled sample, that the intervals hold, and what the command prints."""
 
-import json
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -15,6 +14,8 @@ from kp_scorer.decision import Decision, Guard
 from kp_scorer.errors import ScorerError
 
 from tests.support.builders import decision
+from tests.support.commands import jsonl_file
+from tests.support.traces import rows_in
 
 GATE: Final = 0.75
 RUNS: Final = 400
@@ -135,10 +136,8 @@ def test_domains_with_few_labels_are_together_behind_the_others() -> None:
 
 
 def run(folder: Path, decisions: list[Decision], labels: dict[str, bool]) -> Result:
-    file, labelled = folder / "decisions.jsonl", folder / "labels.jsonl"
-    file.write_text("".join(f"{each.model_dump_json()}\n" for each in decisions), "utf-8")
     rows = [{"trace_id": trace_id, "good": good} for trace_id, good in labels.items()]
-    labelled.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    file, labelled = jsonl_file(folder / "decisions.jsonl", *decisions), jsonl_file(folder / "labels.jsonl", *rows)
     return CliRunner().invoke(commands, ["quality", str(file), "--labels", str(labelled)])
 
 
@@ -147,7 +146,7 @@ def test_the_command_prints_a_line_for_the_gate_and_for_each_threshold(tmp_path:
     result = run(tmp_path, decisions, labels_of(decisions))
     assert result.exit_code == 0
     assert "170 of 170 sampled traces have a label, of 200 decisions" in result.stderr
-    rows: list[dict[str, Any]] = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = rows_in(result.stdout)
     gates = [row for row in rows if row["threshold"] is None]
     assert [(row["domain"], row["domains"], row["labels"]) for row in gates] == [
         (None, 3, 170),

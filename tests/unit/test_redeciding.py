@@ -1,6 +1,5 @@
 """``kp-scorer re-decide``: what other thresholds or weights would have decided."""
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +10,8 @@ from kp_scorer.cli.main import commands
 from kp_scorer.offline import score_traces
 from kp_scorer.settings import load_settings
 
-from tests.support.traces import sample_traces
+from tests.support.commands import jsonl_file
+from tests.support.traces import rows_in, sample_traces
 
 DECISIONS: Final = list(score_traces(sample_traces(), load_settings({"embedding.embedder": "none"})))
 OTHER_WEIGHTS: Final = "{ complexity = 0.0, novelty = 0.0, tool_diversity = 0.0, outcome_confidence = 1.0 }"
@@ -19,9 +19,7 @@ OTHER_WEIGHTS: Final = "{ complexity = 0.0, novelty = 0.0, tool_diversity = 0.0,
 
 @pytest.fixture
 def decisions(tmp_path: Path) -> Path:
-    file = tmp_path / "decisions.jsonl"
-    file.write_text("".join(f"{decision.model_dump_json()}\n" for decision in DECISIONS))
-    return file
+    return jsonl_file(tmp_path / "decisions.jsonl", *DECISIONS)
 
 
 def run(decisions: Path, toml: str, *arguments: str) -> Result:
@@ -32,7 +30,7 @@ def run(decisions: Path, toml: str, *arguments: str) -> Result:
 
 def rows(result: Result) -> list[dict[str, Any]]:
     assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return rows_in(result.stdout)
 
 
 def test_flips_are_printed_with_both_outcomes(decisions: Path) -> None:
@@ -58,24 +56,11 @@ def test_flips_are_printed_with_both_outcomes(decisions: Path) -> None:
     assert decisions.read_bytes() == before
 
 
-def test_the_same_thresholds_flip_nothing(decisions: Path) -> None:
-    result = run(decisions, "[scoring]\nthreshold = 0.75\n")
-    assert rows(result) == []
-    assert f"0 of {len(DECISIONS)} decisions flip" in result.stderr
-
-
 def test_redecide_reports_decisions_with_other_weights(decisions: Path) -> None:
     result = run(decisions, f"[scoring.profiles]\ncode = {OTHER_WEIGHTS}\n")
     of_code = [decision for decision in DECISIONS if decision.domain == "code"]
     assert f"{len(of_code)} have other weights than they were decided with" in result.stderr
     assert {row["domain"] for row in rows(result)} == {"code"}
-
-
-def test_redecide_uses_the_settings_that_the_file_lacks(decisions: Path) -> None:
-    toml = "[scoring.thresholds]\ncode = 0.1\n"
-    flipped = rows(run(decisions, toml, "--set", "scoring.threshold=1"))
-    assert {row["threshold_after"] for row in flipped if row["domain"] == "code"} == {0.1}
-    assert {row["threshold_after"] for row in flipped if row["domain"] != "code"} == {1}
 
 
 def test_a_ceiling_of_confidence_needs_the_traces(decisions: Path) -> None:

@@ -147,9 +147,3 @@ def test_page_needs_the_report_extra_and_text_does_not(monkeypatch: pytest.Monke
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "0 of 1 trace accepted" in result.stdout
-
-
-def test_report_on_a_file_with_refused_lines_names_their_number_and_exits_1() -> None:
-    result = invoked(report, "-", "--text", stdin=f"{hostile_decisions()[1].model_dump_json()}\n[]\n")
-    assert result.exit_code == 1
-    assert "lines refused 1" in result.stdout
