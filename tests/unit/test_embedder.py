@@ -190,11 +190,6 @@ def test_asked_and_did_is_the_weighted_sum_of_two_vectors() -> None:
     assert by_both.space == f"{by_trace.space}.asked_and_did.1"
 
 
-def test_text_without_separator_is_the_objective() -> None:
-    by_both = embedder("asked_and_did")
-    assert np.allclose(np.linalg.norm(by_both.embed(["a probe", "a\x1eprobe\x1eof three"]), axis=1), 1)
-
-
 @cache
 def embedder(recipe: RecipeName) -> Embedder:
     selected = select_embedder(EmbeddingSettings(), recipe)

@@ -158,12 +158,6 @@ def test_a_text_that_is_too_long_loses_its_closing_token(ours: Tokens, reference
     assert (ids[-1] == reference.token_to_id("[SEP]")) == (words <= 510)
 
 
-@given(text=TEXTS, times=st.integers(20, 400))
-def test_long_texts_are_cut_where_the_reference_cuts(ours: Tokens, reference: Tokenizer, text: str, times: int) -> None:
-    long = f"{text} " * times
-    assert ids_of(ours, [long]) == [reference.encode(long).ids[:MAX_TOKENS]]
-
-
 @pytest.mark.parametrize("keeps_closing", [False, True])
 @pytest.mark.parametrize("is_bert", [False, True])
 def test_a_row_says_whether_it_is_all_of_the_text(
