@@ -132,6 +132,14 @@ def keys_of(path: str) -> list[str | int]:
     return [int(key) if key.isdigit() else key for key in path.split(".")]
 
 
+def leaves(value: object, path: str = "") -> dict[str, object]:
+    """Everything in JSON that holds no more parts, by its dotted path."""
+    if not isinstance(value, dict | list):
+        return {path: value}
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    return {leaf: part for key, inner in parts for leaf, part in leaves(inner, f"{path}.{key}".lstrip(".")).items()}
+
+
 def changed(payload: Payload, path: str, value: object) -> Payload:
     copied, *outer, last = copy.deepcopy(payload), *keys_of(path)
     _holder(copied, outer)[last] = value

@@ -14,22 +14,22 @@ from kp_scorer.decoding import Limits, decode_for_sending, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import LIMITS, Payload, changed, decode_json, maximal_payload, minimal_payload, step, steps, without
+from tests.support.builders import (
+    LIMITS,
+    Payload,
+    changed,
+    decode_json,
+    leaves,
+    maximal_payload,
+    minimal_payload,
+    step,
+    steps,
+    without,
+)
 
+FREE_FORM: Final = ("steps.0.input", "task.input_schema")
 STRINGS: Final = [
-    *(
-        "@context",
-        "@type",
-        "id",
-        "metadata.created_at",
-        "metadata.task_domain",
-        "metadata.visibility",
-        "metadata.privacy_level",
-    ),
-    *("metadata.agent_id", "metadata.framework", "metadata.validated_by.1", "task.objective", "steps.1.type"),
-    *("steps.1.content", "steps.0.tool.name", "steps.0.tool.mcp_server", "steps.0.output_summary", "outcome.result_summary"),
-    *("source_skill", "knowledge_graph_delta.entities.0.name", "knowledge_graph_delta.entities.0.type"),
-    *("knowledge_graph_delta.relationships.0.fact", "knowledge_graph_delta.relationships.0.valid_from"),
+    path for path, value in leaves(maximal_payload()).items() if isinstance(value, str) and not path.startswith(FREE_FORM)
 ]
 NUMBERS: Final = ["metadata.quality_score", "steps.1.step_id", "steps.0.latency_ms", "outcome.confidence"]
 OBJECTS: Final = ["metadata", "task", "steps.1", "steps.0.tool", "steps.0.input", "outcome", "knowledge_graph_delta"]
