@@ -119,10 +119,3 @@ def test_workers_are_few_more_than_needed_and_traces_wait_less_than_five_seconds
 @pytest.mark.parametrize("fleet", ["divided/code", "divided/rest"])
 def test_each_of_two_fleets_scales_as_one_alone(fleet: str) -> None:
     assert Scaling.of(fleet) == Scaling.of("redis")
-
-
-def test_by_the_queue_alone_workers_would_be_three_times_what_is_needed() -> None:
-    by_queue = Scaling(least=1, most=10, utilization=9.0, waiting=100, window_s=300, down=99, down_s=15)
-    outcome = simulate(by_queue, np.random.default_rng(1).poisson(LOADS["constant"]).astype(float))
-    assert outcome.replicas.mean() > 2.5 * 77 / RATE
-    assert outcome.waits_p95_s > 5

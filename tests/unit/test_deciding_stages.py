@@ -11,9 +11,9 @@ import pytest
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TRACE, Embedder, TokenizedText, Vectors
-from kp_scorer.errors import EmbedderUnhealthy, ServiceUnavailable, TraceConflict
+from kp_scorer.errors import ServiceUnavailable, TraceConflict
 from kp_scorer.ledger.records import MemoryLedger
-from kp_scorer.novelty import MemoryLog, Window
+from kp_scorer.novelty import MemoryLog
 from kp_scorer.process.admission import Admission, Delivery
 from kp_scorer.process.decide import DecideStage, EmbedStage, LookUpStage
 from kp_scorer.process.metrics import Metrics
@@ -23,9 +23,9 @@ from prometheus_client import generate_latest
 from tests.support.builders import make_trace
 from tests.support.processes import wait_until
 from tests.support.prometheus import samples_of
+from tests.support.word_embedder import WINDOW
 
 PATIENCE_S: Final = 10.0
-WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)
 
 Ends = dict[str, Resolved | Exception]
 
@@ -204,12 +204,6 @@ def test_a_poison_trace_fails_alone(poison: str) -> None:
     assert all(isinstance(end, Decision) for end in ends.values())
 
 
-def test_an_unhealthy_embedder_is_an_outage_for_all() -> None:
-    with running(GatedEmbedder(is_open=True, fails_at="")) as stages:
-        stages.submit("a", "b", "c")
-        assert {type(end) for end in stages.wait_for_ends(3).values()} == {EmbedderUnhealthy}
-
-
 def test_traces_beyond_two_groups_are_not_leased() -> None:
     with running(embedder := GatedEmbedder(), group_size=4) as stages:
         stages.submit(*(f"text{n}" for n in range(30)))
@@ -218,19 +212,6 @@ def test_traces_beyond_two_groups_are_not_leased() -> None:
         assert stages.texts_in_flight() == 8
         embedder.gate.release(1_000)
         assert all(isinstance(end, Decision) for end in stages.wait_for_ends(30).values())
-
-
-def test_abort_fails_what_waits_and_finishes_what_is_in_the_engine() -> None:
-    with busy(embedder := GatedEmbedder()) as stages:
-        stages.submit("waits in front of the engine")
-        stages.wait_for_texts(2)
-        stages.admission.is_aborted = True
-        stages.submit("waits to be admitted")
-        embedder.gate.release(1_000)
-        ends = stages.wait_for_ends(3)
-    assert isinstance(ends.pop("first"), Decision)
-    assert {type(end) for end in ends.values()} == {ServiceUnavailable}
-    assert embedder.passes == [(["first"], True)]
 
 
 def test_what_is_decided_already_does_not_wait_for_the_engine() -> None:
@@ -285,19 +266,3 @@ def test_a_trace_that_is_decided_already_is_not_counted_again() -> None:
         stages.submit("first", "third")
         stages.wait_for_ends(2)
         wait_until(lambda: counted() == 3 * 6, PATIENCE_S)
-
-
-def test_what_is_decided_already_is_passed_on_to_no_stage() -> None:
-    groups: list[Sequence[Delivery]] = []
-    ends: list[Resolved | Exception] = []
-    admission = Admission(32, lambda resolved: ends.extend(end for _, end in resolved))
-    decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5)
-    decider.decide([make_trace()])
-    look_up = LookUpStage(admission, decider, Metrics(()), groups.append)
-    delivery = Delivery(SimpleNamespace(headers={}), 0)
-    delivery.trace = make_trace()
-    admission.submit(delivery)
-    wait_until(lambda: ends, PATIENCE_S)
-    admission.stop()
-    look_up.thread.join(PATIENCE_S)
-    assert (len(ends), groups) == (1, [])

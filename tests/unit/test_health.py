@@ -127,7 +127,10 @@ def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: py
     watchdog.watch("consumer", lambda: 121.0, 120.0)
     dead = VitalThread(lambda _: 1 / 0, "finisher")  # type: ignore[arg-type]
     dead.start()
-    watchdog.watch_threads([dead])
+    returned = VitalThread(lambda: None, "stage")
+    returned.start()
+    returned.join()
+    watchdog.watch_threads([dead, returned])
     wait_until(lambda: dead.has_died)
     assert watchdog.why_not_live() == ["finisher: the thread has died", "consumer: stalled for 121 of 120 s"]
 

@@ -99,10 +99,6 @@ def test_error_of_the_source_follows_the_decisions_on_earlier_traces() -> None:
     ]
 
 
-def test_nothing_to_score_gives_nothing() -> None:
-    assert list(score_traces([], batches_of(3))) == []
-
-
 def test_text_that_cannot_be_embedded_fails_no_trace_before_it() -> None:
     traces = [make_trace(trace_id=f"kp:trace:{number}", objective=f"{WORDS[number % 3]} {number}") for number in range(4)]
     poison = make_trace(trace_id="kp:trace:poison", objective="poison")

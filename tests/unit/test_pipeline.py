@@ -134,14 +134,6 @@ def raising(error: BaseException) -> Callable[[], Decision | None]:
     return fail
 
 
-def test_a_decision_is_published_and_its_message_acknowledged(scene: Scene) -> None:
-    deliveries = [scene.receive() for _ in range(20)]
-    wait_until(lambda: len(scene.acknowledger.completed) == 20, PATIENCE_S)
-    assert scene.acknowledger.completed == deliveries
-    assert scene.published == [delivery.trace.id for delivery in deliveries if delivery.trace]
-    assert scene.pipeline.delivery_stalled_s() == 0
-
-
 def test_messages_that_waited_together_are_acknowledged_together(scene: Scene) -> None:
     scene.is_away.set()
     deliveries = [scene.receive() for _ in range(5)]
