@@ -22,10 +22,10 @@ def decisions(tmp_path: Path) -> Path:
     return jsonl_file(tmp_path / "decisions.jsonl", *DECISIONS)
 
 
-def run(decisions: Path, toml: str, *arguments: str) -> Result:
+def run(decisions: Path, toml: str) -> Result:
     file = decisions.with_name("thresholds.toml")
     file.write_text(toml)
-    return CliRunner().invoke(commands, ["re-decide", str(decisions), "--thresholds", str(file), *arguments])
+    return CliRunner().invoke(commands, ["re-decide", str(decisions), "--thresholds", str(file)])
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
