@@ -2,11 +2,14 @@
 
 import json
 import re
+from collections import Counter
 from typing import Any, Final
 
 import pytest
 
 from tests.support.converting import SUPPLIED, converted, refused_fields, steps_in, steps_of
+from tests.support.paths import EXPORTS
+from tests.unit.test_adapter_openai import assistant, call, result, user
 
 Json = dict[str, Any]
 UNDATED: Final = SUPPLIED._replace(created_at=None)
@@ -27,13 +30,9 @@ def observation(kind: str, name: str, second: int, **more: object) -> Json:
     }
 
 
-ASKED: Final = {"role": "user", "content": "Which berths are free?"}
-CALLED: Final[Json] = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "berths", "arguments": '{"pier": "B"}'}}],
-}
-RETURNED: Final = {"role": "tool", "tool_call_id": "call_1", "content": "B4, B9"}
+ASKED: Final = user("Which berths are free?")
+CALLED: Final = assistant(None, call("call_1", "berths", '{"pier": "B"}'))
+RETURNED: Final = result("call_1", "B4, B9")
 FREE: Final = "B4 and B9 are free."
 OBSERVATIONS: Final = [
     observation("AGENT", "harbour-master", 0, input={"kwargs": {}}, output=FREE),
@@ -131,16 +130,12 @@ def test_failure_of_a_model_is_an_error_and_of_the_only_root_no_success() -> Non
     assert trace["metadata"]["success"] is True
 
 
-def calling(name: str, arguments: str, call_id: str = "call_0") -> Json:
-    return CALLED | {"tool_calls": [{"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}]}
-
-
 def numbered(n: int) -> Json:
-    return calling("sound", f'{{"buoy": {n}}}')
+    return assistant(None, call("call_0", "sound", f'{{"buoy": {n}}}'))
 
 
 def depth(text: str) -> Json:
-    return {"role": "tool", "tool_call_id": "call_0", "content": text}
+    return result("call_0", text)
 
 
 def generations(*turns: tuple[list[Json], object]) -> list[Json]:
@@ -192,8 +187,7 @@ def test_repeated_calls_with_one_id_count_as_often_as_models_output_them() -> No
 
 
 def test_agent_that_a_tool_asks_may_count_its_calls_as_the_asking_one_does() -> None:
-    pilot = calling("pilot", "{}")
-    question = {"role": "user", "content": "How deep is it?"}
+    pilot, question = assistant(None, call("call_0", "pilot", "{}")), user("How deep is it?")
     assert steps(
         ([ASKED], pilot),
         ([question], numbered(1)),
@@ -218,11 +212,13 @@ def test_agent_that_a_tool_asks_may_count_its_calls_as_the_asking_one_does() -> 
         ([{"role": "admin"}], '[{"role": "admin"}]'),
         ({"messages": [{"role": "admin"}]}, '{"messages": [{"role": "admin"}]}'),
         (ASKED, "Which berths are free?"),
+        ({"messages": [ASKED]}, "Which berths are free?"),
     ],
 )
-def test_input_of_a_span_is_a_message_only_in_the_form_of_one(content: object, asked: str) -> None:
-    (trace,) = converted("langfuse", [observation("SPAN", "book", 0, input=content, output=FREE)])
-    assert (trace["task"]["objective"], steps_in(trace)) == (asked, [("thought", FREE)])
+def test_input_of_a_span_and_of_a_trace_is_a_message_only_in_the_form_of_one(content: object, asked: str) -> None:
+    for source in ([observation("SPAN", "book", 0, input=content, output=FREE)], TRACE | {"input": content}):
+        (trace,) = converted("langfuse", source)
+        assert (trace["task"]["objective"], steps_in(trace)) == (asked, [("thought", FREE)])
 
 
 @pytest.mark.parametrize(
@@ -235,23 +231,14 @@ def test_input_of_a_span_is_a_message_only_in_the_form_of_one(content: object, a
         ({"content": [{"type": "text", "text": "B4"}]}, "B4"),
     ],
 )
-def test_output_of_a_span_is_a_message_only_in_the_form_of_one(content: object, text: str) -> None:
+def test_output_of_a_span_and_of_a_trace_is_a_message_only_in_the_form_of_one(content: object, text: str) -> None:
     assert steps_of("langfuse", [observation("SPAN", "book", 0, input="Book one.", output=content)]) == [("thought", text)]
     assert steps_of("langfuse", TRACE | {"output": content}) == [("thought", text)]
-
-
-def test_object_in_an_answer_becomes_json() -> None:
-    assert steps(([ASKED], {"content": {"berth": "B4"}})) == [("thought", '{"content": {"berth": "B4"}}')]
 
 
 def test_calls_without_a_content_are_a_message() -> None:
     calls = {"tool_calls": CALLED["tool_calls"]}
     assert steps_of("langfuse", [*generations(([ASKED], calls)), *OBSERVATIONS[2:]]) == STEPS
-
-
-def test_trace_without_observations_has_its_input_and_output() -> None:
-    (trace,) = converted("langfuse", TRACE | {"input": {"messages": [ASKED]}, "output": {"content": FREE}})
-    assert (trace["task"]["objective"], steps_in(trace)) == ("Which berths are free?", [("thought", FREE)])
 
 
 def test_traces_and_their_observations_may_be_in_different_files() -> None:
@@ -301,3 +288,28 @@ def test_errors_name_the_place(source: object, field: str) -> None:
 
 def test_success_must_be_supplied() -> None:
     assert refused_fields("langfuse", EXPORTED_TRACE, supplied=UNDATED._replace(success=None)) == [(1, "metadata.success")]
+
+
+EXPECTED: Final[Json] = json.loads((EXPORTS / "expected.json").read_text("utf-8")) if EXPORTS.is_dir() else {}
+"""What a person reads in real runs of agents, as Langfuse exports them."""
+
+
+@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"there are no real exports in {EXPORTS}")
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_real_run_becomes_what_a_person_reads_in_it(name: str) -> None:
+    (trace,) = converted("langfuse", json.loads((EXPORTS / name).read_text("utf-8")))
+    expected, objective = EXPECTED[name], trace["task"]["objective"]
+    assert expected["objective_contains"] in objective
+    assert not objective.startswith(("{", "[", '"', "system:")), "the request alone"
+    assert (expected["result_contains"] or "") in trace["outcome"]["result_summary"]
+    read = trace["steps"]
+    if expected["tools"] is not None:
+        calls = Counter(step["tool"]["name"] for step in read if "tool" in step)
+        optional = {tool.removesuffix("?") for tool in expected["tools"] if tool.endswith("?")}
+        expected_calls = Counter(tool for tool in expected["tools"] if not tool.endswith("?"))
+        assert Counter({tool: count for tool, count in calls.items() if tool not in optional}) == expected_calls
+        # A call of what ends the run, as ``final_result``, has no result.
+        assert sum(step["type"] == "observation" for step in read) >= expected_calls.total()
+    contents = [step["content"] for step in read]
+    assert len(contents) == len(set(contents)), "nothing twice"
+    assert not any('"parameters"' in content for content in contents), "no definition of a tool"

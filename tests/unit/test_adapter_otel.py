@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from tempfile import NamedTemporaryFile
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer import adapters
 from kp_scorer.adapters import Converter
-from kp_scorer.cli.converting import Conversion, Line
+from kp_scorer.cli.converting import Conversion
 from kp_scorer.cli.input import read_files
 from kp_scorer.errors import NotConverted
 
@@ -165,16 +165,6 @@ def test_spans_may_come_in_any_order_and_on_any_line(order: list[int], cuts: lis
     (trace,) = converted("otel", *lines)
     assert steps_in(trace) == STEPS
     assert converted("otel", export(*spans))[0] == trace
-
-
-def test_each_trace_id_is_a_trace() -> None:
-    of_another_trace = [each | {"traceId": "0af7651916cd43dd8448eb211c80319c"} for each in WINDY]
-    traces = converted("otel", export(WINDY[0], of_another_trace[0]), export(WINDY[1], of_another_trace[1]))
-    assert [trace["id"] for trace in traces] == [
-        f"kp:trace:otel:{TRACE.lower()}",
-        "kp:trace:otel:0af7651916cd43dd8448eb211c80319c",
-    ]
-    assert traces[0]["steps"] == traces[1]["steps"]
 
 
 EXCEPTION: Final = {"exception.type": "TimeoutError", "exception.message": "timed out"}
@@ -460,14 +450,6 @@ def test_resource_and_attributes_of_the_root_are_fields_of_the_record() -> None:
     assert (trace["metadata"]["task_domain"], trace["id"]) == ("weather", "kp:trace:otel:chat")
 
 
-def lines_of(raw: bytes) -> list[Line]:
-    """What a file is converted to."""
-    with NamedTemporaryFile() as file:
-        file.write(raw)
-        file.flush()
-        return list(read_files([file.name], LIMITS, Conversion(SUPPLIED, LIMITS)))
-
-
 def printed_by_python(each: Json) -> str:
     """A span as the console exporter of the Python SDK prints it."""
     times = {
@@ -480,7 +462,8 @@ def printed_by_python(each: Json) -> str:
     return json.dumps(fields | {"status": {"status_code": "UNSET"}, "attributes": attributes, "events": []}, indent=4)
 
 
-def test_spans_on_a_console_are_read() -> None:
-    (line,) = lines_of("\n".join(map(printed_by_python, WINDY)).encode())
+def test_spans_on_a_console_are_read(tmp_path: Path) -> None:
+    (file := tmp_path / "printed").write_text("\n".join(map(printed_by_python, WINDY)))
+    (line,) = read_files([str(file)], LIMITS, Conversion(SUPPLIED, LIMITS))
     assert line.document["id"] == f"kp:trace:otel:{TRACE.lower()}"
     assert steps_in(dict(line.document)) == STEPS

@@ -18,22 +18,21 @@ from kp_scorer.trace import is_trace_id
 from tests.support.calls import calls_during
 from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields
 from tests.unit import (
+    test_adapter_agents,
     test_adapter_langfuse,
     test_adapter_openai,
     test_adapter_otel,
-    test_adapter_sessions,
-    test_adapter_sweagent,
     test_message_shapes,
 )
 
 EXAMPLES: Final[dict[str, object]] = {
     "openai": {"messages": test_adapter_openai.TIDES},
     "otel": test_adapter_otel.export(*test_adapter_otel.WINDY),
-    "sweagent": test_adapter_sweagent.RUN,
+    "sweagent": test_adapter_agents.RUN,
     "langfuse": test_adapter_langfuse.EXPORTED_TRACE,
-    "atif": test_adapter_sessions.ATIF,
-    "claude-code": test_adapter_sessions.CLAUDE,
-    "codex": test_adapter_sessions.CODEX,
+    "atif": test_adapter_agents.ATIF,
+    "claude-code": test_adapter_agents.CLAUDE,
+    "codex": test_adapter_agents.CODEX,
 }
 GROUPED: Final = ("otel", "langfuse", "claude-code", "codex")
 """Formats whose records make runs together, which come when they are complete."""
@@ -223,13 +222,6 @@ def test_any_change_of_any_shape_gives_a_valid_trace_or_an_error(data: st.DataOb
     for kind in ("GENERATION", "CHAIN", "TOOL"):
         converted_and_refused("langfuse", [test_adapter_langfuse.observation(kind, "f", 0, input=got, output=got)])
     converted_and_refused("openai", [got, {"request": got, "response": got}])
-
-
-@of_each_format
-@settings(max_examples=50, deadline=None)
-@given(value=JSON)
-def test_any_json_gives_traces_or_conversion_errors(name: str, value: object) -> None:
-    converted_and_refused(name, [value, {"data": value}, {"messages": value}, {"trajectory": value}, {"resourceSpans": value}])
 
 
 ODD: Final = (

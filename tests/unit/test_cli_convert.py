@@ -20,7 +20,8 @@ from tests.support.builders import LIMITS, minimal_payload
 from tests.support.commands import invoked, json_lines
 from tests.support.converting import SUPPLIED, converted
 from tests.support.documents import blocks
-from tests.unit import test_adapter_langfuse, test_adapter_otel, test_adapter_sessions
+from tests.unit import test_adapter_agents, test_adapter_langfuse, test_adapter_otel
+from tests.unit.test_adapter_openai import assistant, call, result, user
 
 OPTIONS: Final = {
     "--confidence": "0.75",
@@ -29,7 +30,7 @@ OPTIONS: Final = {
     "--privacy-level": "federated",
     "--created-at": "2026-01-31T12:00:00Z",
 }
-CHAT: Final = {"messages": [{"role": "user", "content": "Any mail?"}, {"role": "assistant", "content": "Two messages."}]}
+CHAT: Final = {"messages": [user("Any mail?"), assistant("Two messages.")]}
 
 
 def run(content: bytes, *flags: str, file: str = "-", **changed: str | None) -> Result:
@@ -55,7 +56,7 @@ def test_converted_traces_can_be_read() -> None:
 
 
 def test_invalid_records_are_reported_and_the_rest_is_converted() -> None:
-    mute = {"messages": [{"role": "user", "content": "Any mail?"}, {"role": "ghost"}]}
+    mute = {"messages": [user("Any mail?"), {"role": "ghost"}]}
     done = run(b"{broken\n\n" + json_lines(mute, CHAT), "--success")
     assert done.exit_code == 1
     broken, invalid, trace = rows(done)
@@ -72,22 +73,28 @@ def test_invalid_records_are_reported_and_the_rest_is_converted() -> None:
     )
 
 
-def test_tools_and_recoveries_are_counted() -> None:
-    call = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "mail", "arguments": "{}"}}]}
-    results = [{"role": "tool", "tool_call_id": "c", "content": text} for text in ("Error: locked", "two")]
-    done = run(json_lines([CHAT["messages"][0], call, results[0], call, results[1]], CHAT), "--success")
-    assert done.stderr == "converted 2 of 2 runs: 5 steps, 2 tool calls, 1 errors, 1 error recoveries; 0 tools in 1 of 2 runs\n"
+CALLING: Final = assistant(None, call("c", "mail", "{}"))
 
 
-def test_chats_that_go_on_are_counted() -> None:
-    done = run(json_lines(CHAT, [*CHAT["messages"], {"role": "user", "content": "Read them."}]), "--success")
-    assert len(rows(done)) == 1
-    assert done.stderr.endswith("; 0 tools in 1 of 1 runs; 1 chats go on in another\n")
-
-
-def test_empty_input_is_reported() -> None:
-    done = run(b"\n")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing to convert in -\n")
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        (b"\n", "nothing to convert in -\n"),
+        (
+            json_lines([CHAT["messages"][0], CALLING, result("c", "Error: locked"), CALLING, result("c", "two")], CHAT),
+            "converted 2 of 2 runs: 5 steps, 2 tool calls, 1 errors, 1 error recoveries; 0 tools in 1 of 2 runs\n",
+        ),
+        (
+            json_lines(CHAT, [*CHAT["messages"], user("Read them.")]),
+            "converted 1 of 1 runs: 2 steps, 0 tool calls, 0 errors, 0 error recoveries; 0 tools in 1 of 1 runs; "
+            "1 chats go on in another\n",
+        ),
+    ],
+    ids=["nothing", "tools and recoveries", "a chat that goes on"],
+)
+def test_what_is_converted_is_counted(content: bytes, note: str) -> None:
+    done = run(content, "--success")
+    assert (done.exit_code, done.stderr) == (0, note)
 
 
 def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
@@ -153,7 +160,7 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     assert [row.get("state") for row in rows(done)] == ["invalid", None, None]
     assert rows(done)[0]["file"] == f"{tmp_path}/a.json"
     mute = tmp_path / "mute.json"
-    mute.write_bytes(b"\n" + json_lines([{"role": "user", "content": "Any mail?"}]))
+    mute.write_bytes(b"\n" + json_lines([user("Any mail?")]))
     done = run(b"", "--success", str(mute), file=str(tmp_path / "b"))
     assert rows(done)[-1] | {"file": str(mute), "line": 2} == rows(done)[-1]
 
@@ -227,7 +234,7 @@ def test_example_of_the_document_converts_as_described() -> None:
 
 def test_sessions_are_scored_at_the_end_of_each_file(tmp_path: Path) -> None:
     for name in ("1.jsonl", "2.jsonl"):
-        lines = [line | {"sessionId": name} for line in test_adapter_sessions.CLAUDE[1:]]
+        lines = [line | {"sessionId": name} for line in test_adapter_agents.CLAUDE[1:]]
         (tmp_path / name).write_bytes(json_lines(*lines))
     supplied = ("--domain", "code", "--confidence", "0.5", "--success", "--set", "embedding.embedder=words")
     done = CliRunner().invoke(score, [str(tmp_path), *supplied])

@@ -259,22 +259,25 @@ def test_what_a_run_got_in_any_shape_is_its_objective(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["chat completions", "responses", "gemini"])
-def test_answers_beside_what_was_asked_are_read(shape: str) -> None:
+def test_answers_beside_what_was_asked_and_lines_of_a_batch_are_read(shape: str) -> None:
     got, put = SHAPES[shape]
     assert isinstance(got, dict)
     assert isinstance(put, dict)
-    (trace,) = converted("", got | put)
-    assert steps_in(trace) == STEPS
+    for record in (got | put, {"request": {"body": got}, "response": {"status_code": 200, "body": put}}):
+        (trace,) = converted("", record)
+        assert steps_in(trace) == STEPS
 
 
 def test_halves_of_a_batch_are_joined() -> None:
     got, put = SHAPES["chat completions"]
+    assert isinstance(put, dict)
     asked = {"custom_id": "b1", "method": "POST", "url": "/v1/chat/completions", "body": got}
-    answered = {"id": "r1", "custom_id": "b1", "response": {"status_code": 200, "body": put}, "error": None}
+    answered = {"id": "r1", "custom_id": "b1", "response": {"status_code": 200, "body": put | {"created": 1_767_225_600}}}
     for halves in ([asked, answered], [answered, asked]):
         (trace,) = converted("", *halves)
         assert steps_in(trace) == STEPS
         assert trace["metadata"]["source_id"] == "b1"
+        assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
     _, refused = converted_and_refused("", [answered | {"custom_id": "b2"}])
     assert len(refused) == 1
 
@@ -379,10 +382,10 @@ def test_span_around_several_calls_of_models_is_no_call() -> None:
     assert steps_in(trace_of(outer, *(each | {"parentObservationId": "all-0"} for each in inner))) == STEPS
 
 
-def test_what_a_tool_returned_of_no_shape_is_kept() -> None:
-    locks = [{"type": "lock", "number": 7}, {"type": "lock", "number": 8}]
-    trace = trace_of(generation([by("user", ASKED), by("tool", locks, tool_call_id="c")], ANSWER))
-    assert steps_in(trace)[0] == ("observation", json.dumps(locks, sort_keys=True))
+@pytest.mark.parametrize("returned", [{"type": "lock", "number": 7}, [{"type": "lock", "number": 7}] * 2])
+def test_what_a_tool_returned_of_no_shape_is_kept(returned: object) -> None:
+    trace = trace_of(generation([by("user", ASKED), by("tool", returned, tool_call_id="c")], ANSWER))
+    assert steps_in(trace)[0] == ("observation", json.dumps(returned, sort_keys=True))
 
 
 ANSWERED_CALLS: Final = [
@@ -397,8 +400,9 @@ ANSWERED_CALLS: Final = [
         ({"text": SAID, "toolCalls": json.dumps(ANSWERED_CALLS)}, STEPS[:2]),
         (f"assistant: {ANSWER}", STEPS[3:]),
         ({"text": "open", "sure": 0.5}, [("thought", '{"sure": 0.5, "text": "open"}')]),
+        ({"content": {"lock": 7}}, [("thought", '{"content": {"lock": 7}}')]),
     ],
-    ids=["calls beside a text", "calls as JSON", "a role before a text", "an object of its own fields"],
+    ids=["calls beside a text", "calls as JSON", "a role before a text", "an object of its own fields", "an object as content"],
 )
 def test_answer_is_a_text_with_its_calls_or_any_object(put: object, expected: list[tuple[str, ...]]) -> None:
     assert steps_in(trace_of(generation(ASKED, put))) == expected

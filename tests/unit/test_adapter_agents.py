@@ -1,8 +1,11 @@
-"""Sessions of Claude Code and Codex, and trajectories of Harbor: each line or step is what it says."""
+"""Sessions of Claude Code and Codex, trajectories of Harbor, mini-swe-agent and SWE-agent: each step is what it says."""
 
 from typing import Any, Final
 
-from tests.support.converting import converted, refused_fields, steps_in
+import pytest
+
+from tests.support.converting import converted, refused_fields, steps_in, steps_of
+from tests.unit.test_adapter_openai import assistant, call, result, user
 
 Json = dict[str, Any]
 
@@ -60,24 +63,18 @@ MINI: Final[Json] = {
     "info": {"exit_status": "Submitted", "submission": "At 04:12."},
     "messages": [
         {"role": "system", "content": "You can use a shell."},
-        {"role": "user", "content": "When is high water?"},
-        {"role": "assistant", "content": "I look it up.\n\n```bash\ntide esbjerg\n```"},
-        {"role": "user", "content": "04:12"},
-        {"role": "assistant", "content": "At 04:12."},
+        user("When is high water?"),
+        assistant("I look it up.\n\n```bash\ntide esbjerg\n```"),
+        user("04:12"),
+        assistant("At 04:12."),
     ],
     "trajectory_format": "mini-swe-agent-1",
 }
 MINI_WITH_CALLS: Final[Json] = MINI | {
     "messages": [
         *MINI["messages"][:2],
-        {
-            "role": "assistant",
-            "content": "I look it up.",
-            "tool_calls": [
-                {"id": "t1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "tide esbjerg"}'}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "t1", "content": "04:12"},
+        assistant("I look it up.", call("t1", "bash", '{"command": "tide esbjerg"}')),
+        result("t1", "04:12"),
         MINI["messages"][4],
         {"role": "exit", "content": "At 04:12.", "extra": {"exit_status": "Submitted"}},
     ]
@@ -116,3 +113,93 @@ def test_a_session_begins_where_its_file_says_so() -> None:
 
 def test_steps_of_an_unknown_source_are_refused() -> None:
     assert refused_fields("", ATIF | {"steps": [{"source": "ghost", "message": "x"}]}) == [(1, "steps.0.source")]
+
+
+def of_swe(thought: str, action: str, observation: str, **more: object) -> Json:
+    response = f"{thought}\n```\n{action}\n```"
+    return {"thought": thought, "action": action, "observation": observation, "response": response, "state": {}, **more}
+
+
+SWE_HISTORY: Final = [
+    {"role": "system", "content": "SETTING: you work in a shell.", "agent": "main", "message_type": "system_prompt"},
+    {"role": "user", "content": "Here is how somebody else did it.", "is_demo": True},
+    {"role": "user", "content": "ISSUE: rounding() loses a cent.", "agent": "main", "message_type": "observation"},
+]
+TRAJECTORY: Final = [
+    of_swe("First I look around.", "ls -F\n", "money.py  tests/", execution_time=0.25),
+    of_swe("I run the tests.", "python -m pytest -q\n", "Traceback (most recent call last):\nModuleNotFoundError: pytest"),
+    of_swe("It has to be installed.", "pip install pytest\n", "installed"),
+    of_swe("Done.", "submit\n", "diff --git a/money.py b/money.py"),
+]
+RUN: Final = {
+    "environment": "main",
+    "trajectory": TRAJECTORY,
+    "history": SWE_HISTORY,
+    "info": {"exit_status": "submitted", "submission": "diff --git a/money.py b/money.py", "model_stats": {"api_calls": 4}},
+}
+
+
+def test_trajectory_is_a_trace() -> None:
+    (trace,) = converted("sweagent", RUN)
+    assert trace["task"] == {"objective": "ISSUE: rounding() loses a cent."}
+    assert steps_in(trace) == [
+        ("thought", "First I look around."),
+        ("tool_call", "ls", "ls -F\n"),
+        ("observation", "money.py  tests/"),
+        ("thought", "I run the tests."),
+        ("tool_call", "python", "python -m pytest -q\n"),
+        ("observation", "Traceback (most recent call last):\nModuleNotFoundError: pytest"),
+        ("error_recovery", "It has to be installed."),
+        ("tool_call", "pip", "pip install pytest\n"),
+        ("observation", "installed"),
+        ("thought", "Done."),
+        ("tool_call", "submit", "submit\n"),
+        ("observation", "diff --git a/money.py b/money.py"),
+    ]
+    assert trace["steps"][1]["input"] == {"command": "ls -F\n"}
+    assert trace["steps"][1]["latency_ms"] == 250
+    assert trace["outcome"]["result_summary"] == "diff --git a/money.py b/money.py"
+    assert trace["metadata"]["framework"] == "SWE-agent"
+
+
+def test_functions_that_the_model_called_are_the_tools() -> None:
+    function = {"id": "call_9", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls -F\\n"}'}}
+    message = {"role": "assistant", "content": "First I look around.", "action": "ls -F\n", "tool_calls": [function]}
+    (trace,) = converted("sweagent", RUN | {"history": [*SWE_HISTORY, message]})
+    assert trace["steps"][1]["tool"] == {"name": "bash"}
+    assert trace["steps"][1]["input"] == {"command": "ls -F\n"}
+    assert trace["steps"][1]["content"] == "ls -F\n"
+    assert trace["steps"][4]["tool"] == {"name": "python"}
+
+
+@pytest.mark.parametrize("key", ["query", "messages"])
+def test_without_a_history_the_first_input_of_the_model_is_the_objective(key: str) -> None:
+    steps = [TRAJECTORY[0] | {key: SWE_HISTORY}, *TRAJECTORY[1:]]
+    (trace,) = converted("sweagent", {"trajectory": steps, "info": {}})
+    assert trace["task"]["objective"] == "ISSUE: rounding() loses a cent."
+    assert trace["outcome"]["result_summary"] == "Done."
+
+
+def test_step_without_a_command_is_a_thought() -> None:
+    assert steps_of("sweagent", RUN | {"trajectory": [{"response": "I stop.", "action": "", "observation": None}]}) == [
+        ("thought", "I stop.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"trajectory": None}, "trajectory"),
+        ({"trajectory": {}}, "trajectory"),
+        ({"trajectory": []}, "$"),
+        ({"trajectory": [*TRAJECTORY, 5]}, "trajectory.4"),
+        ({"trajectory": [TRAJECTORY[0] | {"action": ["ls"]}]}, "trajectory.0.action"),
+        ({"trajectory": [TRAJECTORY[0] | {"execution_time": -1}]}, "trajectory.0.execution_time"),
+        ({"history": [{"role": "system", "content": "x"}]}, "$"),
+        ({"history": 5}, "history"),
+        ({"info": {"submission": 5}}, "info.submission"),
+        ({"trajectory": [of_swe("a", "cat big", "x" * 100_001)]}, "trajectory.0"),
+    ],
+)
+def test_errors_in_a_trajectory_name_the_place(change: Json, field: str) -> None:
+    assert refused_fields("sweagent", RUN | change, RUN) == [(1, field)]
