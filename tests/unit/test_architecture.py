@@ -1,5 +1,10 @@
-"""Who may import whom: a house of floors for the package, and tiers that share nothing but their support for its tests."""
+"""Who may import whom: a house of floors for the package, and tiers that share nothing but their support for its tests.
 
+And where errors stand: all in ``errors.py``, whose tree is true.
+"""
+
+import ast
+import builtins
 import re
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -7,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from kp_scorer import errors
+from kp_scorer.errors import ScorerError
 
 from tests.support.imports import Import, imports_in, modules_in
 from tests.support.paths import REPOSITORY
@@ -138,3 +145,31 @@ def test_what_is_out_of_order_is_found() -> None:
     there, back = Import("house.hall", "house.attic", "hall.py:1"), Import("house.attic", "house.hall", "attic.py:1")
     assert sorted(circle([there, back])) == [str(back), str(there)]
     assert circle([there]) == []
+
+
+def drawn() -> dict[str, str]:
+    """Each class of the tree, with the class above it."""
+    above: dict[int, str] = {0: "Exception"}
+    parents = {}
+    for indent, name in re.findall(r"^ {4}((?:│   |    |├── |└── )*)([A-Z]\w+)", str(errors.__doc__), re.MULTILINE):
+        depth = len(indent) // 4
+        parents[name] = above[depth]
+        above[depth + 1] = name
+    return parents
+
+
+def test_the_tree_shows_every_error_below_its_base() -> None:
+    classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, ScorerError)]
+    assert drawn() == {each.__name__: each.__base__.__name__ for each in classes if each.__base__}
+
+
+def test_no_other_module_defines_an_error() -> None:
+    names = {*drawn(), *(name for name, value in vars(builtins).items() if str(value).endswith(("Error'>", "Exception'>")))}
+    elsewhere = [
+        f"{path.relative_to(PACKAGE)}: {node.name}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "errors.py"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and names & {base.id for base in node.bases if isinstance(base, ast.Name)}
+    ]
+    assert elsewhere == []

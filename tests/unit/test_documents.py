@@ -1,9 +1,13 @@
-"""The documents name only what there is: commands, options, settings, variables, files, targets and benchmarks."""
+"""The documents name only what there is: commands, options, settings, variables, files, targets and benchmarks.
 
+And the notebooks show what their code shows.
+"""
+
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import pytest
@@ -15,6 +19,7 @@ from pydantic import BaseModel
 
 from tests.support.documents import DOCUMENTS, Line, anchors_of, blocks, lines_of
 from tests.support.node import examples
+from tests.support.notebook import Cell, code_cells, shown_by
 from tests.support.paths import REPOSITORY
 
 PACKAGE: Final = REPOSITORY / "worker" / "kp_scorer"
@@ -61,24 +66,17 @@ def test_files_in_backticks_exist(document: str) -> None:
 
 
 @of_each_document
-def test_files_that_links_lead_to_exist(document: str) -> None:
-    links = [(line.place, link) for line in lines_of(document) if not line.is_code for link in LINK.findall(line.text)]
-    local = [(place, link.partition("#")[0]) for place, link in links if "://" not in link and not link.startswith("mailto:")]
-    folder = (REPOSITORY / document).parent
-    assert [named_at for named_at in local if not (folder / named_at[1]).exists()] == []
-
-
-@of_each_document
-def test_headings_that_links_lead_to_exist(document: str) -> None:
-    links = [(line.place, *link.partition("#")[::2]) for line in lines_of(document) for link in LINK.findall(line.text)]
-    folder = (REPOSITORY / document).parent
-    files = {
-        file: str((folder / file).resolve().relative_to(REPOSITORY)) if file else document
-        for _, file, _ in links
-        if "://" not in file
-    }
-    to_headings = [(place, file, heading) for place, file, heading in links if heading and files.get(file, "").endswith(".md")]
-    assert [named_at for named_at in to_headings if named_at[2] not in anchors_of(files[named_at[1]])] == []
+def test_files_and_headings_that_links_lead_to_exist(document: str) -> None:
+    links = [(line, link) for line in lines_of(document) for link in LINK.findall(line.text) if "://" not in link]
+    missing = []
+    for line, link in links:
+        file, _, heading = link.partition("#")
+        target = ((REPOSITORY / document).parent / file if file else REPOSITORY / document).resolve()
+        is_page = target.suffix == ".md" and target.exists()
+        leads_there = line.is_code or link.startswith("mailto:") or target.exists()
+        if not leads_there or (heading and is_page and heading not in anchors_of(str(target.relative_to(REPOSITORY)))):
+            missing.append((line.place, link))
+    assert missing == []
 
 
 @of_each_document
@@ -119,6 +117,36 @@ def test_readme_is_read_in_a_few_minutes() -> None:
 )
 def test_wrong_commands_in_a_line_are_found(text: str, is_code: bool, problems: list[str]) -> None:
     assert list(wrong_commands(Line("README.md:1", text, is_code))) == problems
+
+
+NOTEBOOKS: Final = sorted((REPOSITORY / "deploy" / "notebooks").glob("*.ipynb"))
+
+
+def cell(source: str, *outputs: Cell) -> Cell:
+    return {"cell_type": "code", "source": source.splitlines(keepends=True), "outputs": list(outputs)}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_stored_outputs_of_a_notebook_are_those_of_its_code(path: Path, tmp_path: Path) -> None:
+    notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    cells = code_cells(notebook)
+    assert len(cells) >= 5
+    assert shown_by(cells, tmp_path) == [each["outputs"] for each in cells]
+    assert list(tmp_path.iterdir()) == [], "it leaves files behind"
+
+
+@pytest.mark.parametrize("others", ["data", "customer service v1.2"])
+def test_thresholds_are_chosen_whatever_domains_there_are(others: str, tmp_path: Path) -> None:
+    """Half of the traces are of each domain, so that none is left for the others."""
+    cells = code_cells(json.loads((NOTEBOOKS[0].parent / "choose-thresholds.ipynb").read_text("utf-8")))
+    renamed = (
+        f"domains = ['code', '{others}'] * len(decisions)\n"
+        "decisions = [each.model_copy(update={'domain': name}) for each, name in zip(decisions, domains)]\n"
+        "table = pd.DataFrame(rows(decisions))"
+    )
+    (scored,) = (number for number, each in enumerate(cells, 1) if "decisions = " in "".join(each["source"]))
+    checked = f"assert list(thresholds.index) == ['code', '{others}'] and 0 < default < 1, default"
+    shown_by([*cells[:scored], cell(renamed), *cells[scored:], cell(checked)], tmp_path)
 
 
 def joined(document: str) -> Iterator[Line]:
