@@ -286,10 +286,6 @@ def test_errors_name_the_place(source: object, field: str) -> None:
     assert refused_fields("langfuse", EXPORTED_TRACE | {"id": "tr-2"}, source) == [(2, field)]
 
 
-def test_success_must_be_supplied() -> None:
-    assert refused_fields("langfuse", EXPORTED_TRACE, supplied=UNDATED._replace(success=None)) == [(1, "metadata.success")]
-
-
 EXPECTED: Final[Json] = json.loads((EXPORTS / "expected.json").read_text("utf-8")) if EXPORTS.is_dir() else {}
 """What a person reads in real runs of agents, as Langfuse exports them."""
 

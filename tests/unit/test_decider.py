@@ -93,15 +93,6 @@ def test_one_text_is_embedded_once_a_batch() -> None:
     assert len(embedder.texts) == 1
 
 
-def test_without_a_novelty_meter_every_novelty_is_unknown() -> None:
-    decider = Decider(MemoryLedger(), Policy(), None, max_attempts=5)
-    for trace_id in ("kp:trace:one", "kp:trace:two"):
-        decision = decide_one(decider, trace_about("invoice", trace_id))
-        assert decision.novelty.model_dump(exclude_none=True) == {"source": "no_embedder"}
-        assert decision.dimensions.novelty == 0.5
-    assert isinstance(decider.decide([trace_about("route")])[0], TraceConflict)
-
-
 def test_decision_carries_every_part_of_itself() -> None:
     policy = Policy(thresholds={"code": 0.3})
     trace = trace_about(

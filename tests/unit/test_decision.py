@@ -86,21 +86,8 @@ def test_every_row_is_of_the_same_types() -> None:
 MANY: Final = [*[PLAIN] * 150, FULL]
 
 
-def test_pandas_reads_rows_unchanged() -> None:
-    # Importing it takes seconds, which every process of the suite would spend, as it collects all tests; so does polars.
-    import pandas
-
-    table = pandas.DataFrame(rows(MANY))
-    assert list(table.columns) == list(Row._fields)
-    assert len(table) == len(MANY)
-    assert (table["score"].dtype, table["single_tool"].dtype, table["batch_size"].dtype) == ("float64", "bool", "int64")
-    assert str(table["decided_at"].dtype).startswith("datetime64[")
-    assert str(table["decided_at"].dtype).endswith(", UTC]")
-    assert table["review"].isna().sum() == 150
-    assert table["nearest_id"].iloc[-1] == "kp:trace:near"
-
-
 def test_polars_reads_rows_unchanged() -> None:
+    # Importing it takes seconds, which every process of the suite would spend, as it collects all tests.
     import polars as pl
 
     table = pl.DataFrame(rows(MANY))

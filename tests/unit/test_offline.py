@@ -99,15 +99,6 @@ def test_error_of_the_source_follows_the_decisions_on_earlier_traces() -> None:
     ]
 
 
-def test_text_that_cannot_be_embedded_fails_no_trace_before_it() -> None:
-    traces = [make_trace(trace_id=f"kp:trace:{number}", objective=f"{WORDS[number % 3]} {number}") for number in range(4)]
-    poison = make_trace(trace_id="kp:trace:poison", objective="poison")
-    decided = decide_offline(offline_decider(batches_of(8)), [*traces[:2], poison, *traces[2:]])
-    assert [decision.trace_id for _, decision in zip(range(2), decided, strict=False)] == ["kp:trace:0", "kp:trace:1"]
-    with pytest.raises(ArithmeticError):
-        next(decided)
-
-
 def test_unhealthy_embedder_ends_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     decider = offline_decider(batches_of(8))
     monkeypatch.setattr(PoisonedEmbedder, "unhealthy", True)

@@ -137,11 +137,6 @@ def test_weights_that_do_not_sum_to_one_are_refused(complexity_weight: float) ->
         check_weights(OWN_WEIGHTS.model_copy(update={"complexity": complexity_weight}))
 
 
-def test_weights_that_sum_to_one_but_for_rounding_are_valid() -> None:
-    thirds = Dimensions(complexity=0.1, novelty=0.2, tool_diversity=0.7, outcome_confidence=1e-17)
-    assert check_weights(thirds) == thirds
-
-
 def test_single_thought_scores_a_tenth_with_any_other_values_before_the_penalty_for_its_tool() -> None:
     assert fired(make_trace(steps=steps("thought")), novelty=1.0) == [("single_thought", 0.1)]
     assert fired(make_trace(steps=steps("thought"), confidence=0.0, success=False), 0.0) == [("single_thought", 0.1)]
