@@ -1,10 +1,11 @@
-"""``kp-scorer calibrate``: what it reads, what it writes, and that what it writes works."""
+"""``kp-scorer calibrate``: what it reads, what it writes, and that it works; and ``re-decide``, which tries thresholds out."""
 
 import tomllib
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
+import kp_scorer
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -15,12 +16,14 @@ from kp_scorer.cli.commands.thresholds import as_toml
 from kp_scorer.cli.gathering import read_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
+from kp_scorer.errors import SettingsError
+from kp_scorer.offline import score_traces
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import ScoringSettings
 
 from tests.support.builders import decision_on, minimal_payload
 from tests.support.commands import jsonl_file
-from tests.support.traces import rows_in
+from tests.support.traces import rows_in, sample_traces
 
 PLAIN: Final = Decision.model_validate_json(decision_on("kp:trace:plain"))
 DOMAINS: Final = {"code": 300, "customer service": 200, "d[b]\u0301": 30, "x": 40}
@@ -233,3 +236,83 @@ def test_producers_are_named_so_that_none_passes_for_another(tmp_path: Path, lab
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("traces by --agent"))
     for name in ('"none 82.2%, trusted 17" ', '"" ', '"none" ', '"\\u200bnone" '):
         assert name in line
+
+
+SAMPLES: Final = list(score_traces(sample_traces(), load_settings({"embedding.embedder": "none"})))
+OTHER_WEIGHTS: Final = "{ complexity = 0.0, novelty = 0.0, tool_diversity = 0.0, outcome_confidence = 1.0 }"
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    return jsonl_file(tmp_path / "decisions.jsonl", *SAMPLES)
+
+
+def decided_again(samples: Path, toml: str) -> Result:
+    file = samples.with_name("thresholds.toml")
+    file.write_text(toml)
+    return CliRunner().invoke(commands, ["re-decide", str(samples), "--thresholds", str(file)])
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.output
+    return rows_in(result.stdout)
+
+
+def test_flips_are_printed_with_both_outcomes(samples: Path) -> None:
+    before = samples.read_bytes()
+    result = decided_again(samples, "[scoring.thresholds]\ncode = 0.1\n")
+    flipped = rows(result)
+    expected = [decision for decision in SAMPLES if decision.domain == "code" and decision.outcome == "rejected"]
+    assert [row["trace_id"] for row in flipped] == [decision.trace_id for decision in expected]
+    assert flipped[0] == {
+        "trace_id": expected[0].trace_id,
+        "domain": "code",
+        "outcome_before": "rejected",
+        "outcome_after": "accepted",
+        "score_before": expected[0].score,
+        "score_after": expected[0].score,
+        "threshold_before": 0.75,
+        "threshold_after": 0.1,
+    }
+    assert f"{len(flipped)} of {len(SAMPLES)} decisions flip" in result.stderr
+    accepted = sum(decision.outcome == "accepted" for decision in SAMPLES)
+    shares = (accepted / len(SAMPLES), (accepted + len(flipped)) / len(SAMPLES))
+    assert "accepted before and after: {:.1%}, {:.1%}".format(*shares) in result.stderr
+    assert samples.read_bytes() == before
+
+
+def test_redecide_reports_decisions_with_other_weights(samples: Path) -> None:
+    result = decided_again(samples, f"[scoring.profiles]\ncode = {OTHER_WEIGHTS}\n")
+    of_code = [decision for decision in SAMPLES if decision.domain == "code"]
+    assert f"{len(of_code)} have other weights than they were decided with" in result.stderr
+    assert {row["domain"] for row in rows(result)} == {"code"}
+
+
+def test_a_ceiling_of_confidence_needs_the_traces(samples: Path) -> None:
+    result = decided_again(samples, "[scoring]\nmax_confidence = 0.1\n")
+    assert rows(result) == []
+    assert f"{len(SAMPLES)} were decided by another scoring.max_confidence" in result.stderr
+
+
+def test_a_notebook_calibrates_and_decides_again_without_a_subprocess() -> None:
+    settings = load_settings({"embedding.embedder": "none", "scoring.threshold": 0.9})
+    scored = [decision.model_copy(update={"trace_id": f"{decision.trace_id}{copy}"}) for decision in SAMPLES for copy in "abcd"]
+    calibrated = kp_scorer.calibrate(scored, accept=0.3, settings=settings)
+    assert calibrated.embedding == settings.embedding
+    assert calibrated.scoring.threshold < 0.9
+    again = kp_scorer.re_decide(scored, calibrated)
+    share = sum(decision.outcome == "accepted" for decision in again) / len(again)
+    assert 0.2 <= share <= 0.4
+    assert [decision.trace_id for decision in again] == [decision.trace_id for decision in scored]
+    # By its labels.
+    good = {decision.trace_id: decision.score > 0.6 for decision in scored}
+    assert kp_scorer.calibrate(scored, precision=0.9, good=good, settings=settings).scoring.threshold > 0.5
+
+
+def test_a_calibration_without_one_target_is_refused() -> None:
+    for accept, precision in ((None, None), (0.2, 0.5), (20.0, None)):
+        with pytest.raises(ValueError, match="a share between 0 and 1"):
+            kp_scorer.calibrate(SAMPLES, accept=accept, precision=precision)
+    reviewed = load_settings({"scoring.review": 0.74})
+    with pytest.raises(SettingsError, match=r"scoring\.review: expected at most"):
+        kp_scorer.calibrate(SAMPLES * 4, accept=0.5, settings=reviewed)
