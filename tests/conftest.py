@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from kp_scorer.settings import Settings, load_settings
 from tests.support.arena import Arena, BrokerName
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REFERENCE_TRACES
-from tests.support.processes import Worker, start_worker
 from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtual_host, rabbitmq_in_use
 
 
@@ -82,6 +81,13 @@ def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
 
 
 @pytest.fixture
+def limit_memory(redis_client: redis.Redis) -> Iterator[Callable[[int], object]]:
+    """Limits the memory of that Redis, to so many bytes, until the test is over."""
+    yield lambda limit_bytes: redis_client.config_set("maxmemory", limit_bytes)
+    redis_client.config_set("maxmemory", 0)
+
+
+@pytest.fixture
 def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
     """Default settings on the session's Redis, emptied."""
     return load_settings({"broker.url": redis_url, "redis.url": redis_url})
@@ -125,13 +131,6 @@ def store(settings: Settings) -> Iterator[Store]:
 @pytest.fixture
 def keys(settings: Settings) -> Keys:
     return Keys(settings.redis.prefix)
-
-
-@pytest.fixture
-def worker(settings: Settings, tmp_path: Path) -> Iterator[Worker]:
-    """One worker process that is ready for work."""
-    with start_worker(settings, tmp_path / "worker.log") as started:
-        yield started
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])

@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Nearest
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Identity, Submission, Tally, Verdict
+from kp_scorer.ledger.records import Submission
 from kp_scorer.settings import Settings
 from rich.cells import cell_len
 
-from tests.support.builders import Payload, decided, make_trace, minimal_payload
-from tests.support.commands import run
+from tests.support.builders import Payload, decided, make_trace, minimal_payload, store_decisions
+from tests.support.commands import command, run
 from tests.support.traces import jsonl, rows_in
 
 DECIDED, LIKE_IT, PENDING, DEAD, DEAD_WITHOUT_RECORD = (
@@ -42,18 +42,11 @@ def _every_state(store: Store) -> None:
     first = decided(make_trace(trace_id=DECIDED))
     nearest = Nearest(trace_id=PENDING, similarity=0.5)
     novelty = first.novelty.model_copy(update={"source": "embedding", "nearest": nearest, "entry": "1-1"})
-    for decision in (first.model_copy(update={"novelty": novelty}), decided(make_trace(trace_id=LIKE_IT))):
-        store.ledger.acquire([Identity(decision.trace_id, b"d" * 16)])
-        store.ledger.commit(
-            [Verdict(decision.trace_id, b"d" * 16, decision.model_dump_json().encode(), "", Tally("code", is_known=True))]
-        )
+    decisions = first.model_copy(update={"novelty": novelty}), decided(make_trace(trace_id=LIKE_IT))
+    store_decisions(store, {decision.trace_id: decision.model_dump_json().encode() for decision in decisions})
     for trace_id in (DEAD, DEAD_WITHOUT_RECORD):
         store.dead_letters.dead_letter(trace_id.encode(), "invalid", "steps: expected more", trace_id)
     store.ledger.erase(DEAD_WITHOUT_RECORD)
-
-
-def invoke(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(commands, [*arguments, "--broker-url", settings.broker.url])
 
 
 def row(result: Result) -> dict[str, Any]:
@@ -81,7 +74,7 @@ def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> No
     others = [minimal_payload(trace_id=f"kp:trace:{number}") for number in range(3)]
     rows = [*others, minimal_payload(trace_id=PENDING, objective="as the file has it"), minimal_payload(trace_id=DECIDED)]
     file.write_text(jsonl(*rows))
-    done = invoke(settings, "explain", DECIDED, "--traces", str(file))
+    done = command(settings, "explain", DECIDED, "--traces", str(file))
     assert "2 of 4 types of steps 0.2500" in done.stdout
     assert "asked  count the open invoices" in done.stdout
     assert "asked  as the file has it" in done.stdout
@@ -89,7 +82,7 @@ def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("beginning", "words"), [("waits", f"{PENDING}: pending since 20"), ("nope", "nope: unknown: ")])
 def test_pending_and_unknown_traces_are_explained(settings: Settings, beginning: str, words: str) -> None:
-    done = invoke(settings, "explain", beginning)
+    done = command(settings, "explain", beginning)
     assert done.exit_code == 1
     assert words in done.stdout
 
@@ -97,15 +90,15 @@ def test_pending_and_unknown_traces_are_explained(settings: Settings, beginning:
 @pytest.mark.parametrize("trace_id", [DEAD, DEAD_WITHOUT_RECORD])
 def test_a_dead_trace_is_explained_also_without_its_record(settings: Settings, store: Store, trace_id: str) -> None:
     (letter_id,) = [dead_letter.letter_id for dead_letter in store.dead_letters.read() if dead_letter.trace_id == trace_id]
-    done = invoke(settings, "explain", trace_id.removeprefix("kp:trace:")[:3])
+    done = command(settings, "explain", trace_id.removeprefix("kp:trace:")[:3])
     assert done.exit_code == 1
     assert f"{trace_id}: dead, invalid: steps: expected more\n" in done.stdout
     assert f"kp-scorer dead-letter replay {letter_id}\n" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["status", "explain"])
-def test_an_ambiguous_beginning_is_refused_with_its_matches(settings: Settings, store: Store, command: str) -> None:
-    done = invoke(settings, command, "4f1c")
+@pytest.mark.parametrize("asked", ["status", "explain"])
+def test_an_ambiguous_beginning_is_refused_with_its_matches(settings: Settings, store: Store, asked: str) -> None:
+    done = command(settings, asked, "4f1c")
     assert (done.exit_code, done.stdout) == (2, "")
     assert DECIDED in done.stderr
     assert LIKE_IT in done.stderr
@@ -113,9 +106,9 @@ def test_an_ambiguous_beginning_is_refused_with_its_matches(settings: Settings, 
 
 
 def test_status_accepts_beginnings_prints_full_ids_and_exits_0_if_all_are_decided(settings: Settings) -> None:
-    done = invoke(settings, "status", "4f1c20a9")
+    done = command(settings, "status", "4f1c20a9")
     assert (done.exit_code, row(done)["decision"]["trace_id"]) == (0, DECIDED)
-    done = invoke(settings, "status", "4f1c20a9", "wai", "kp:trace:wai", "nope")
+    done = command(settings, "status", "4f1c20a9", "wai", "kp:trace:wai", "nope")
     assert done.exit_code == 1
     statuses = rows_in(done.stdout)
     assert [(each["trace_id"], each["state"]) for each in statuses] == [
@@ -128,7 +121,7 @@ def test_status_accepts_beginnings_prints_full_ids_and_exits_0_if_all_are_decide
 
 @pytest.mark.parametrize("beginning", ["4f1c20a9", "kp:trace:4f1c20a9", "kp:trace:4f1c20a9-", "norec", "kp:trace:norec"])
 def test_forget_erases_no_trace_whose_id_only_begins_so(settings: Settings, store: Store, beginning: str) -> None:
-    done = invoke(settings, "forget", beginning)
+    done = command(settings, "forget", beginning)
     assert done.exit_code == 1
     assert row(done) == erased(f"kp:trace:{beginning.removeprefix('kp:trace:')}")
     assert None not in store.ledger.look_up([DECIDED, LIKE_IT, PENDING, DEAD])
@@ -136,10 +129,10 @@ def test_forget_erases_no_trace_whose_id_only_begins_so(settings: Settings, stor
 
 
 def test_forget_erases_the_trace_of_the_exact_id_and_names_it(settings: Settings, store: Store) -> None:
-    done = invoke(settings, "forget", "4f1c20aa")
+    done = command(settings, "forget", "4f1c20aa")
     assert row(done) == erased(LIKE_IT, records=1)
     assert done.stderr == f"erased {LIKE_IT}\n"
-    assert row(invoke(settings, "forget", DEAD_WITHOUT_RECORD)) == erased(DEAD_WITHOUT_RECORD, dead_letters=1)
+    assert row(command(settings, "forget", DEAD_WITHOUT_RECORD)) == erased(DEAD_WITHOUT_RECORD, dead_letters=1)
     left = store.ledger.look_up([DECIDED, LIKE_IT, PENDING])
     assert [record and record.state for record in left] == ["decided", None, "pending"]
 
@@ -149,14 +142,17 @@ def test_dead_letters_are_selected_by_unique_beginnings(settings: Settings, stor
         store.dead_letters.dead_letter(b"%d" % number, "malformed", "body: expected JSON")
     ids = [dead_letter.letter_id for dead_letter in store.dead_letters.read()]
     several = next(each[:1] for each in ids if sum(candidate.startswith(each[:1]) for candidate in ids) > 1)
-    refused = invoke(settings, "dead-letter", "drop", several, "--yes")
+    refused = command(settings, "dead-letter", "drop", several, "--yes")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert len(list(store.dead_letters.read())) == len(ids)
-    listed = invoke(settings, "dead-letter", "list", "--trace-id", DEAD)
+    listed = command(settings, "dead-letter", "list", "--trace-id", DEAD)
     assert row(listed)["trace_id"] == DEAD
-    assert invoke(settings, "dead-letter", "drop", "--trace-id", "kp:trace:die", "--yes").stdout == ""
-    dropped = invoke(settings, "dead-letter", "drop", row(listed)["letter_id"][:12], "--yes")
-    assert row(dropped)["state"] == "dropped"
+    assert command(settings, "dead-letter", "drop", "--trace-id", "kp:trace:die", "--yes").stdout == ""
+    letter_id = row(listed)["letter_id"][:12]
+    assert command(settings, "dead-letter", "replay", letter_id).exit_code == 1, "it is as invalid as it was"
+    assert command(settings, "dead-letter", "drop", letter_id, stdin="n\n").exit_code == 1
+    assert len(list(store.dead_letters.read())) == len(ids)
+    assert row(command(settings, "dead-letter", "drop", letter_id, "--yes"))["state"] == "dropped"
 
 
 def test_traces_or_decisions_of_a_file_are_explained(tmp_path: Path) -> None:

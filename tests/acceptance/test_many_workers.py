@@ -1,8 +1,6 @@
 """Four workers score as one: the same novelty as a single scorer would give in the log's order."""
 
-import random
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,120 +12,128 @@ from kp_scorer.ledger import Store
 from kp_scorer.offline import offline_decider
 from kp_scorer.settings import Settings
 
-from tests.support.changed_settings import with_changed
-from tests.support.fleet import start_fleet
-from tests.support.outcomes import audited, only_log, place_in_log, published
-from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, wait_until
-from tests.support.traces import new_id, short_traces
+from tests.support.changed_settings import settings_at
+from tests.support.fleet import Fleet, start_fleet
+from tests.support.outcomes import audited, only_log, place_in_log, published, read_until
+from tests.support.processes import KP_SCORER_WORKER, wait_until
+from tests.support.traces import fresh_samples, new_id, short_traces
 
 WORKERS = 4
 
 
-@pytest.fixture
-def small(settings: Settings) -> Settings:
-    """Four workers on a small machine: a thread each, few messages in flight, so that all of them get work."""
-    return with_changed(settings, worker__concurrency=8, worker__batch_size=4, embedding__threads=1)
+@pytest.fixture(scope="module")
+def small(redis_url: str) -> Settings:
+    """Workers on a small machine: a thread each, few messages in flight, so that all of them get work.
+
+    The queues and what the scorer keeps are in databases of their own, which the workers of all tests here use.
+    """
+    queues, kept = (redis_url.removesuffix("0") + database for database in "25")
+    load = {"worker__concurrency": 8, "worker__batch_size": 4, "embedding__threads": 1, "embedding__embedder": "words"}
+    return settings_at(queues, redis__url=kept, **load)
+
+
+@pytest.fixture(scope="module")
+def fleet(small: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with start_fleet(small, tmp_path_factory.mktemp("fleet"), WORKERS, KP_SCORER_WORKER) as started:
+        yield started
 
 
 @pytest.fixture
-def apart(small: Settings) -> Settings:
-    """The same, with the log and the ledger in an empty database of their own, apart from the queues."""
-    settings = with_changed(small, redis__url=small.redis.url.removesuffix("/0") + "/2")
-    with redis.Redis.from_url(settings.redis.url) as redis_client:
-        redis_client.flushdb()
-    return settings
+def client(fleet: Fleet) -> Iterator[Client]:
+    with Client(fleet.settings) as opened:
+        yield opened
+    assert [worker.process.poll() for worker in fleet] == [None] * WORKERS
 
 
-def decide_all(client: Client, traces: Sequence[dict[str, Any]], timeout_s: float = 60) -> dict[str, Decision]:
+@pytest.fixture
+def kept(small: Settings) -> Iterator[redis.Redis]:
+    """The Redis of ledger and log."""
+    with redis.Redis.from_url(small.redis.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(small: Settings) -> Iterator[Store]:
+    with Store.open(small) as opened:
+        yield opened
+
+
+def decide_all(client: Client, traces: Sequence[dict[str, Any]]) -> dict[str, Decision]:
     """Submit traces one by one; their decisions by trace id. Each must get one."""
     for trace in traces:
         client.submit(trace)
     ids = [str(trace["id"]) for trace in traces]
-    statuses = client.as_completed(ids, timeout_s=timeout_s)
-    decisions = {status.trace_id: status.decision for status in statuses if status.decision}
+    decisions = {status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=60) if status.decision}
     assert decisions.keys() == set(ids)
     return decisions
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_real_traces_in_any_order_get_the_scores_of_one_offline_scorer(
-    small: Settings, store: Store, tmp_path: Path, real_traces: list[dict[str, Any]]
+def test_traces_in_any_order_get_the_scores_of_one_offline_scorer(
+    fleet: Fleet, client: Client, store: Store, kept: redis.Redis
 ) -> None:
-    payloads = {str(trace["id"]): trace for trace in random.Random(1).sample(real_traces, 60)}
-    with start_fleet(small, tmp_path, 2, KP_SCORER_WORKER) as fleet, Client(small) as client:
-        decisions = decide_all(client, list(payloads.values()), timeout_s=400)
-        shares = [len(worker.events("trace_decided")) for worker in fleet]
+    kept.flushdb()
+    payloads = {str(trace["id"]): trace for trace in [*fresh_samples(48), *short_traces(100, seed=8)]}
+    decisions = decide_all(client, list(payloads.values()))
+    shares = [len(worker.events("trace_decided")) for worker in fleet]
     assert min(shares) > 0, f"some worker did nothing: {shares}"
 
-    report = audited(small, store)
-    assert report.differences == []
-    assert report.agreeing == len(payloads)
+    report = audited(fleet.settings, store)
+    assert (report.agreeing, report.differences) == (len(payloads), [])
 
-    offline = offline_decider(small)
-    order = [entry.trace_id for entry in only_log(store).entries()]
-    for start in range(0, len(order), 8):
-        batch = [decode_trace(payloads[trace_id], small.limits) for trace_id in order[start : start + 8]]
-        for again in offline.decide(batch):
-            assert isinstance(again, Decision)
-            assert again.score == pytest.approx(decisions[again.trace_id].score, abs=0.001)
+    offline = offline_decider(fleet.settings)
+    order = [decode_trace(payloads[entry.trace_id], fleet.settings.limits) for entry in only_log(store).entries()]
+    for again in offline.decide(order):
+        assert isinstance(again, Decision)
+        assert again.score == pytest.approx(decisions[again.trace_id].score, abs=1e-6)
 
 
-def test_of_two_identical_traces_at_the_same_moment_exactly_one_is_new(small: Settings, store: Store, tmp_path: Path) -> None:
+def test_of_two_identical_traces_at_the_same_moment_exactly_one_is_new(client: Client, small: Settings, store: Store) -> None:
+    published(small)
     pairs = [(trace, trace | {"id": new_id()}) for trace in short_traces(200, seed=7)]
-    with start_fleet(small, tmp_path, WORKERS, FAST_WORKER), Client(small) as client:
-        decisions = decide_all(client, [trace for pair in pairs for trace in pair])
+    decisions = decide_all(client, [trace for pair in pairs for trace in pair])
     for pair in pairs:
         original, copy = sorted((decisions[trace["id"]] for trace in pair), key=place_in_log)
         assert copy.dimensions.novelty == 0.0
         assert copy.novelty.duplicate_of == original.trace_id
         assert original.dimensions.novelty > 0.01
     assert audited(small, store).differences == []
-    assert len(published(small)) == 400
+    assert len(read_until(small, decisions)) == 400
 
 
 def test_no_worker_compares_with_an_erased_trace_after_a_second(
-    small: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
+    client: Client, small: Settings, store: Store, kept: redis.Redis
 ) -> None:
     (trace,) = short_traces(1, seed=9)
-    others = short_traces(30, seed=10)
-    with start_fleet(small, tmp_path, WORKERS, FAST_WORKER), Client(small) as client:
-        decide_all(client, [trace, *others])
-        assert only_log(store).erase(str(trace["id"])).total() == 1
-        redis_client.delete(f"kp:trace:{trace['id']}")
-        copies = [trace | {"id": new_id(), "source_skill": str(index)} for index in range(40)]
-        decisions = list(decide_all(client, copies).values())
+    decide_all(client, [trace, *short_traces(30, seed=10)])
+    assert only_log(store).erase(str(trace["id"])).total() == 1
+    kept.delete(f"kp:trace:{trace['id']}")
+    copies = [trace | {"id": new_id(), "source_skill": str(index)} for index in range(40)]
+    decisions = list(decide_all(client, copies).values())
     assert all(each.novelty.nearest and each.novelty.nearest.trace_id != trace["id"] for each in decisions)
     first = min(decisions, key=place_in_log)
     assert first.dimensions.novelty > 0.01, "the erased trace was the only one like it"
     assert audited(small, store).differences == []
 
 
-def test_workers_survive_an_emptied_store_and_compare_with_no_erased_trace(apart: Settings, tmp_path: Path) -> None:
-    before, after = short_traces(60, seed=11), short_traces(60, seed=12)
-    with (
-        redis.Redis.from_url(apart.redis.url) as redis_client,
-        Store.open(apart) as store,
-        start_fleet(apart, tmp_path, WORKERS, FAST_WORKER) as fleet,
-        Client(apart) as client,
-    ):
-        decide_all(client, before)
-        redis_client.flushdb()
-        decisions = decide_all(client, after)
-        assert all(worker.process.poll() is None for worker in fleet)
-        report = audited(apart, store)
+def test_workers_survive_an_emptied_store_and_compare_with_no_erased_trace(
+    client: Client, small: Settings, store: Store, kept: redis.Redis
+) -> None:
+    decide_all(client, short_traces(60, seed=11))
+    kept.flushdb()
+    decisions = decide_all(client, short_traces(60, seed=12))
+    report = audited(small, store)
     nearest = {decision.novelty.nearest.trace_id for decision in decisions.values() if decision.novelty.nearest}
     assert nearest <= decisions.keys()
     assert (report.agreeing, report.differences) == (60, [])
 
 
-def test_idle_workers_read_the_log_on(small: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
-    with start_fleet(small, tmp_path, 1, FAST_WORKER):
-        reads: Any = redis_client.info("commandstats")
-        before = reads["cmdstat_xrange"]["calls"]
+@pytest.mark.usefixtures("fleet")
+def test_idle_workers_read_the_log_on(kept: redis.Redis) -> None:
+    reads: Any = kept.info("commandstats")
+    before = reads["cmdstat_xrange"]["calls"]
 
-        def has_read_on() -> bool:
-            now: Any = redis_client.info("commandstats")
-            return bool(now["cmdstat_xrange"]["calls"] >= before + 4)
+    def has_read_on() -> bool:
+        now: Any = kept.info("commandstats")
+        return bool(now["cmdstat_xrange"]["calls"] >= before + 4 * WORKERS)
 
-        wait_until(has_read_on, timeout_s=3)
+    wait_until(has_read_on, timeout_s=3)

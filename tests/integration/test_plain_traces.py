@@ -8,17 +8,14 @@ from pathlib import Path
 import amqp
 import pytest
 import redis
-from click.testing import CliRunner
-from kp_scorer.cli.main import commands
-from kp_scorer.client import Client
 from kp_scorer.errors import TraceDead
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
-from kp_scorer.settings.loading import as_environment
 
 from tests.support.changed_settings import SettingsWith, with_changed
+from tests.support.commands import command
 from tests.support.outcomes import published
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.rabbitmq import confirming
 from tests.support.traces import fresh_samples, new_id
 
@@ -42,7 +39,7 @@ def putting(settings: Settings) -> Iterator[Put]:
 def test_a_plain_trace_is_decided_once_whoever_else_submits_it(on_broker: SettingsWith, store: Store, tmp_path: Path) -> None:
     settings, traces = on_broker(), fresh_samples(3)
     plain = [json.dumps(trace).encode() for trace in traces]
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+    with at_work(settings, tmp_path) as (worker, client):
         with putting(settings) as put:
             put(plain[0])
             first = client.as_completed([traces[0]["id"]], timeout_s=30)
@@ -62,7 +59,7 @@ def test_a_plain_trace_is_decided_once_whoever_else_submits_it(on_broker: Settin
 
 
 def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
-    on_broker: SettingsWith, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_broker: SettingsWith, store: Store, tmp_path: Path
 ) -> None:
     settings = on_broker()
     (trace,) = fresh_samples(1)
@@ -75,16 +72,13 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
         b"{}": ("invalid", "@context: "),
         b'{"mood": [%s]}' % b",".join([b"{}"] * 20_000): ("invalid", "$: expected at most 20100 values"),
         b'{"mood": "%s"}' % (b"x" * 3_000_000): ("invalid", "$: expected at most 1048576 bytes"),
+        b'{"task": "score_trace", "args": [{}, {}]}': ("invalid", "$: expected the trace as the only argument of score_trace"),
         b'{"task": "other", "args": [{}]}': ("malformed", "task: expected score_trace"),
         b"[]": ("malformed", ""),
         b"{no JSON": ("malformed", "body: not JSON: Expecting property name enclosed in double quotes at line 1 column 2"),
     }
     strict = with_changed(settings, limits__steps=50)
-    with (
-        start_worker(strict, tmp_path / "strict.log", command=FAST_WORKER),
-        Client(settings) as client,
-        putting(settings) as put,
-    ):
+    with at_work(strict, tmp_path) as (_, client), putting(settings) as put:
         for body in sent:
             put(body)
         with pytest.raises(TraceDead, match="steps"):
@@ -97,10 +91,8 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
         assert letters[body].detail.startswith(detail)
     assert [letters[body].trace_id for body in (wrong, long)] == [trace["id"], json.loads(long)["id"]]
 
-    for name, value in as_environment(settings).items():
-        monkeypatch.setenv(name, value)
-    replayed = CliRunner().invoke(commands, ["dead-letter", "replay", letters[long].letter_id], catch_exceptions=False)
+    replayed = command(settings, "dead-letter", "replay", letters[long].letter_id)
     assert json.loads(replayed.stdout)["state"] == "pending"
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
+    with at_work(settings, tmp_path) as (_, client):
         assert client.wait(json.loads(long)["id"], timeout_s=30)
     assert letters[long].letter_id not in [letter.letter_id for letter in store.dead_letters.read()]

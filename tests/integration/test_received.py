@@ -8,27 +8,25 @@ from typing import Any
 import amqp
 import pytest
 import redis
-from click.testing import CliRunner
-from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
-from kp_scorer.settings.loading import as_environment
 
 from tests.support.changed_settings import SettingsWith, with_changed
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
+from tests.support.commands import command
+from tests.support.processes import CRASHING_WORKER, at_work, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ, confirming
-from tests.support.traces import fresh_samples
+from tests.support.traces import fresh_samples, rows_in
 
 
 def explained(settings: Settings, trace_id: str) -> str:
-    return " ".join(CliRunner(env=as_environment(settings)).invoke(commands, ["explain", trace_id]).output.split())
+    return " ".join(command(settings, "explain", trace_id).output.split())
 
 
 def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: SettingsWith, store: Store, tmp_path: Path) -> None:
     settings, (trace,) = on_broker(), fresh_samples(1)
-    with Client(settings) as client, start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
+    with at_work(settings, tmp_path) as (worker, client):
         decision = client.wait(client.submit(trace), timeout_s=30)
         (report,) = wait_until(store.worker_reports)
         (line,) = wait_until(lambda: worker.events("trace_decided"))
@@ -39,6 +37,9 @@ def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: Sett
     assert 0 <= received.queued_ms < 30_000
     assert decision.timings.held_ms is not None
     assert {name: line[name] for name in received.model_dump()} == received.model_dump()
+    assert (line["trace_id"], line["domain"], line["outcome"]) == (decision.trace_id, decision.domain, decision.outcome)
+    assert line["score"] == pytest.approx(decision.score, abs=1e-6)
+    assert line["duration_ms"] > 0
     words = explained(settings, trace["id"])
     assert (
         f"{report.node} decided it at {decision.decided_at}, at delivery 1: queued {received.queued_ms / 1_000:.3f} s" in words
@@ -54,7 +55,7 @@ def test_a_redelivery_is_counted(settings: Settings, store: Store, tmp_path: Pat
         dying = {"CRASH_AT": "embedding", "CRASH_AFTER": "1"}
         with start_worker(settings, tmp_path / "dying.log", command=CRASHING_WORKER, variables=dying, ready=False) as worker:
             assert worker.process.wait(60) == -9
-        with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
+        with at_work(settings, tmp_path):
             decision = client.wait(trace["id"], timeout_s=60)
     assert decision.received
     assert decision.received.deliveries == 2
@@ -69,7 +70,7 @@ def test_a_dead_letter_names_the_worker_and_the_wait_where_somebody_says_it(
         "headers": {"task": "score_trace", "id": "1", "sent_ms": int(time.time() * 1_000) - 5_000},
         "properties": {},
     }
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
+    with at_work(settings, tmp_path) as (worker, _):
         redis_client.lpush("traces", json.dumps({"id": "kp:trace:plain"}), json.dumps(envelope))
         wait_until(lambda: len(list(store.dead_letters.read())) == 2)
         letters = {each.trace_id: each for each in store.dead_letters.read()}
@@ -81,43 +82,41 @@ def test_a_dead_letter_names_the_worker_and_the_wait_where_somebody_says_it(
     queued_ms = letters["kp:trace:sent"].queued_ms
     assert queued_ms is not None
     assert 5_000 <= queued_ms == lines["kp:trace:sent"]["queued_ms"] < 30_000
-    listed = CliRunner(env=as_environment(settings)).invoke(commands, ["dead-letter", "list"]).stdout
-    rows = {row["trace_id"]: row for row in map(json.loads, listed.splitlines())}
+    rows = {row["trace_id"]: row for row in rows_in(command(settings, "dead-letter", "list").stdout)}
     assert rows["kp:trace:sent"]["queued_ms"] == queued_ms
     assert "queued_ms" not in rows["kp:trace:plain"]
     words = explained(settings, "kp:trace:sent")
     assert f"by {report.node}, at delivery 1, queued for {queued_ms / 1_000:.3f} s:" in words
 
 
-@pytest.mark.parametrize(
-    ("stamp", "is_known"),
-    [
-        ({"timestamp": 100}, True),
-        ({"timestamp": 3, "application_headers": {"timestamp_in_ms": 100_000}}, True),
-        ({}, False),
-        # In milliseconds, as some producers write it.
-        ({"timestamp": -(10**12)}, False),
-    ],
-)
-def test_rabbitmq_or_a_producer_may_have_stamped_a_message(
-    stamp: dict[str, Any], is_known: bool, rabbitmq: RabbitMQ, tmp_path: Path
-) -> None:
+STAMPS: list[tuple[dict[str, Any], bool]] = [
+    ({"timestamp": 100}, True),
+    ({"timestamp": 3, "application_headers": {"timestamp_in_ms": 100_000}}, True),
+    ({}, False),
+    # In milliseconds, as some producers write it.
+    ({"timestamp": -(10**12)}, False),
+]
+"""How long ago somebody stamped a message, by which property, and whether that is a time."""
+
+
+def test_rabbitmq_or_a_producer_may_have_stamped_a_message(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     settings = rabbitmq.settings()
-    direct, moved = (json.dumps(trace).encode() for trace in fresh_samples(2))
-    now_s = int(time.time())
-    properties = {"content_type": "application/json"} | stamp
-    if "timestamp" in stamp:
-        properties["timestamp"] = now_s - stamp["timestamp"]
-    if headers := stamp.get("application_headers"):
-        properties["application_headers"] = {name: now_s * 1_000 - ago_ms for name, ago_ms in headers.items()}
-    traces, intake = settings.queues.traces, settings.queues.intake_name
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
-        with confirming(settings.broker.url) as connection:
-            publish = connection.default_channel.basic_publish
-            publish(amqp.Message(direct, **properties), exchange=traces, routing_key=traces, mandatory=True)
-            publish(amqp.Message(moved, **properties), exchange="", routing_key=intake, mandatory=True)
-        for body in (direct, moved):
-            received = client.wait(json.loads(body)["id"], timeout_s=30).received
+    now_s, traces, intake = int(time.time()), settings.queues.traces, settings.queues.intake_name
+    is_known: dict[str, bool] = {}
+    with at_work(settings, tmp_path) as (_, client), confirming(settings.broker.url) as connection:
+        for number, (stamp, is_time) in enumerate(STAMPS):
+            properties = {"content_type": "application/json", **stamp}
+            if "timestamp" in stamp:
+                properties["timestamp"] = now_s - stamp["timestamp"]
+            if headers := stamp.get("application_headers"):
+                properties["application_headers"] = {name: now_s * 1_000 - ago_ms for name, ago_ms in headers.items()}
+            direct, moved = fresh_samples(2 * len(STAMPS))[2 * number :][:2]
+            for trace, exchange, key in ((direct, traces, traces), (moved, "", intake)):
+                message = amqp.Message(json.dumps(trace), **properties)
+                connection.default_channel.basic_publish(message, exchange=exchange, routing_key=key, mandatory=True)
+                is_known[trace["id"]] = is_time
+        for trace_id, is_time in is_known.items():
+            received = client.wait(trace_id, timeout_s=30).received
             assert received
-            assert (received.queued_ms is not None) == is_known
+            assert (received.queued_ms is not None) == is_time
             assert 100_000 <= (received.queued_ms or 100_000) < 160_000

@@ -2,19 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import pytest
 from kp_scorer import score_traces
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
+from kp_scorer.novelty.audit import audit
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
-from tests.support.changed_settings import with_changed
+from tests.support.arena import submit
+from tests.support.builders import minimal_payload
+from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import run
-from tests.support.processes import start_worker
+from tests.support.processes import KP_SCORER_WORKER, at_work
 from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
 SPACE: Final = "words-1.asked_and_did.1"
@@ -40,7 +43,7 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
     samples = fresh_samples(20)
     traces = [*samples, samples[3] | {"id": new_id()}]
     variables = as_environment(settings) | base_install
-    with start_worker(settings, tmp_path / "worker.log", variables=base_install) as worker, Client(settings) as client:
+    with at_work(settings, tmp_path, command=KP_SCORER_WORKER, variables=base_install) as (worker, client):
         for trace in traces:
             client.submit(trace)
         decisions = [client.wait(trace["id"], timeout_s=60) for trace in traces]
@@ -54,6 +57,8 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
 
     offline = rows_in(run("score", "-", stdin=jsonl(*traces), **variables).stdout)
     assert [decision.score for decision in decisions] == pytest.approx([row["score"] for row in offline], abs=1e-6)
+    doctor = run("doctor", **variables)
+    assert {"check": "embedder", "state": "ok", "detail": "in order"} in rows_in(doctor.stdout)
     audited = run("audit", **variables)
     assert audited.returncode == 0, audited.stderr
     assert f"{SPACE}: 21 entries, 21 agree, 0 differ" in audited.stderr
@@ -61,20 +66,44 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
     assert store.novelty_log(SPACE).info().entries == 20
 
 
-def test_a_log_is_warmed_for_it(settings: Settings, base_install: dict[str, str], tmp_path: Path) -> None:
-    traces = fresh_samples(5)
-    variables = as_environment(settings) | base_install
-    warmed = run("cache", "warm", "-", stdin=jsonl(*traces), **variables)
-    assert json.loads(warmed.stdout) == {"space": SPACE, "warmed": 5, "entries": 5}
-    copy = traces[2] | {"id": new_id()}
-    with start_worker(settings, tmp_path / "worker.log", variables=base_install), Client(settings) as client:
-        client.submit(copy)
-        assert client.wait(copy["id"], timeout_s=60).novelty.duplicate_of == traces[2]["id"]
+def decide(client: Client, *traces: dict[str, Any]) -> list[Any]:
+    """Submit traces; which earlier one each repeats."""
+    return [client.wait(trace_id, timeout_s=60).novelty.duplicate_of for trace_id in submit(client, traces)]
 
 
-def test_doctor_has_nothing_to_say_of_it(settings: Settings, base_install: dict[str, str]) -> None:
-    done = run("doctor", **as_environment(settings), **base_install)
-    assert {"check": "embedder", "state": "ok", "detail": "in order"} in rows_in(done.stdout)
+def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_before(
+    redis_url: str, settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    *decided, unseen = traces = fresh_samples(5)
+    variables = as_environment(settings)
+    with at_work(settings_at(redis_url), tmp_path) as (_, client):
+        decide(client, *decided)
+    (old_log,) = store.novelty_logs()
+
+    # One trace too many for the window, and one whose id has another content.
+    conflicting = minimal_payload(trace_id=decided[0]["id"])
+    small = ("--set", f"novelty.max_elements={len(traces) + 1}")
+    warmed = run("cache", "warm", "-", *small, stdin=jsonl(*fresh_samples(1), conflicting, "none", *traces), **variables)
+    assert warmed.returncode == 1, warmed.stderr
+    invalid, conflict, result = rows_in(warmed.stdout)
+    assert (invalid["line"], conflict["trace_id"], conflict["state"]) == (3, conflicting["id"], "conflict")
+    assert (result["warmed"], result["entries"]) == (5, 5)
+    (new_log,) = (log for log in store.novelty_logs() if log.space != old_log.space)
+    assert (new_log.space, new_log.info().entries) == (result["space"], 5)
+    again = run("cache", "warm", "-", stdin=jsonl(*traces), **variables)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "has 5 entries already" in again.stderr
+
+    # In the order of submission: a copy that is decided later would be compared with none that old.
+    few = with_changed(settings, novelty__max_elements=len(traces) + 1, worker__concurrency=1)
+    with at_work(few, tmp_path, command=KP_SCORER_WORKER) as (_, client):
+        assert decide(client, *(trace | {"id": new_id()} for trace in traces)) == [trace["id"] for trace in traces]
+        assert decide(client, unseen) == [None], "it was compared with itself"
+    report = audit(list(new_log.entries()), store.ledger.decided, few.novelty.window(), lambda done, total: None)
+    assert (report.agreeing, report.differences) == (6, [])
+    assert store.ledger.counts()[:3] == (10, 0, 10)
+    forgotten = json.loads(run("forget", decided[1]["id"], **variables).stdout)
+    assert forgotten["vectors"] == 2
 
 
 def test_demo_decides_with_it_in_the_base_install(base_install: dict[str, str]) -> None:
@@ -82,14 +111,6 @@ def test_demo_decides_with_it_in_the_base_install(base_install: dict[str, str]) 
     assert done.returncode == 0, done.stderr
     assert "repeats" in done.stdout
     assert "there is no embedder" not in done.stderr
-
-
-def test_thresholds_are_calibrated_on_its_scores() -> None:
-    traces = [trace for _ in range(8) for trace in fresh_samples(48)]
-    target = ("--accept", "20%", "--output", "-", "--set", "embedding.embedder=words")
-    calibrated = run("calibrate", "-", *target, stdin=jsonl(*traces))
-    assert calibrated.returncode == 0, calibrated.stderr
-    assert "[scoring" in calibrated.stdout
 
 
 def test_its_scores_are_the_references_but_for_novelty() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
 from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json
-from kp_scorer.ledger.records import MemoryLedger
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import Identity, MemoryLedger, Tally, Verdict
 from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import PROFILES, Bounds, Policy
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
@@ -125,6 +126,13 @@ def decided(trace: ReasoningTrace, policy: Policy | None = None) -> Decision:
 def decision_on(trace_id: str) -> bytes:
     """A decision as the ledger stores it, on a small trace with this id."""
     return decided(make_trace(trace_id=trace_id)).model_dump_json().encode()
+
+
+def store_decisions(store: Store, decisions: Mapping[str, bytes], digest: bytes = bytes(16)) -> None:
+    """Have the ledger store decisions, each by its trace's id and as the ledger has it."""
+    tally = Tally("code", is_known=True)
+    store.ledger.acquire([Identity(trace_id, digest) for trace_id in decisions])
+    store.ledger.commit([Verdict(trace_id, digest, stored, "", tally) for trace_id, stored in decisions.items()])
 
 
 def keys_of(path: str) -> list[str | int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kp_scorer.settings import Settings
+from kp_scorer.settings import Settings, load_settings
 
 SettingsWith = Callable[..., Settings]
 """Makes settings of which some are changed, by name: ``worker__concurrency=4`` is ``worker.concurrency``."""
@@ -14,3 +14,8 @@ def with_changed(settings: Settings, **changed: object) -> Settings:
         section, _, key = name.partition("__")
         sections[section][key] = value
     return Settings.model_validate(sections)
+
+
+def settings_at(url: str, **changed: object) -> Settings:
+    """Settings by which one Redis is both the broker and the store."""
+    return with_changed(load_settings({"broker.url": url, "redis.url": url}), **changed)

@@ -12,7 +12,10 @@ from typing import Any, Final
 import click
 import pytest
 from click.testing import CliRunner, Result
+from kp_scorer.cli.main import commands
 from kp_scorer.cli.main import run as run_program
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 from pydantic import BaseModel
 
 from tests.support.forking import start
@@ -42,6 +45,11 @@ def invoked(command: click.Command, *arguments: str | Path, stdin: str | bytes =
         file.write(stdin if isinstance(stdin, bytes) else stdin.encode())
         file.seek(0)
         return CliRunner().invoke(command, list(map(str, arguments)), input=file, **options)
+
+
+def command(settings: Settings, *arguments: str, stdin: str | bytes = b"") -> Result:
+    """Run ``kp-scorer`` with these settings, in this process."""
+    return invoked(commands, *arguments, stdin=stdin, env=as_environment(settings))
 
 
 def json_lines(*rows: object) -> bytes:

@@ -18,6 +18,7 @@ from kp_scorer.novelty.audit import Report, audit
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
+from tests.support.processes import wait_until
 
 
 def only_log(store: Store) -> RedisLog:
@@ -44,6 +45,18 @@ def published(settings: Settings, outcome: Outcome | None = None) -> list[dict[s
             acknowledge()
             decisions.append(decision.model_dump(mode="json"))
     return decisions
+
+
+def read_until(settings: Settings, trace_ids: Collection[str]) -> list[dict[str, Any]]:
+    """Consume decisions until exactly these traces have one; return all."""
+    read: list[dict[str, Any]] = []
+
+    def is_all_read() -> bool:
+        read.extend(published(settings))
+        return {decision["trace_id"] for decision in read} == set(trace_ids)
+
+    wait_until(is_all_read)
+    return read
 
 
 def check(

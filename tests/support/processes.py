@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kp_scorer.client import Client
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.settings.sections import MetricsSettings
@@ -96,6 +97,14 @@ def start_worker(
         yield started
     finally:
         started.stop()
+
+
+@contextmanager
+def at_work(settings: Settings, directory: Path, **options: Any) -> Iterator[tuple[Worker, Client]]:
+    """A fast worker that is ready and logs to ``worker.log`` in a directory, and a client of it."""
+    started = start_worker(settings, directory / "worker.log", **{"command": FAST_WORKER, **options})
+    with started as worker, Client(settings) as client:
+        yield worker, client
 
 
 def launch_worker(

@@ -16,6 +16,10 @@ from typing import Final, Self
 import pytest
 from amqp.exceptions import NotFound
 from kombu import Connection
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.ledger import Store
+from kp_scorer.process.startup import Patience, wait_for_services
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.documents import code_with
@@ -77,6 +81,12 @@ def default_queues(url: str, redis_url: str) -> Iterator[Settings]:
         if "kp-test-" not in own_url or own_url == url:
             pytest.skip("nobody here may make a virtual host")
         yield load_settings({"broker.url": own_url, "redis.url": redis_url})
+
+
+def declare_as_worker(settings: Settings) -> None:
+    """Do what a worker does before it consumes: declare its queues."""
+    with make_celery(settings) as app, Store.open(settings) as store:
+        wait_for_services(settings, app, store, submission_queues(settings), Patience(settings.worker.patience_s, lambda: None))
 
 
 def confirming(url: str) -> Connection:

@@ -1,5 +1,6 @@
 """A Redis server that a test may kill, deprive of memory, and set back by a second."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,13 @@ def redis_servers() -> list[Any]:
         pytest.param(path, id=name, marks=() if path else pytest.mark.skip(f"there is no {name} on the PATH"))
         for name, path in {"embedded": redis_executable(), **on_path}.items()
     ]
+
+
+def redis_cli() -> str:
+    """The redis-cli beside the embedded server, or on the PATH."""
+    found = shutil.which("redis-cli", path=f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}")
+    assert found, "there is no redis-cli"
+    return found
 
 
 class RedisServer:

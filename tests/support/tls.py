@@ -52,10 +52,12 @@ class Authority:
 
 
 class Listener(socketserver.TCPServer):
-    """Accepts connections on a port of its own, records what arrives first, and closes them."""
+    """Accepts connections on a port, by default of its own, records what arrives first, and closes them."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+    allow_reuse_address = True
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), socketserver.BaseRequestHandler)
         self.port: int = self.server_address[1]
         self.heard: list[bytes] = []
 
