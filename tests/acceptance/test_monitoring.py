@@ -4,12 +4,12 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -24,50 +24,45 @@ from kp_scorer.broker.backlog import Backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.client import Client
+from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.store import WorkerReport
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from prometheus_client import generate_latest
 
 from tests.support.builders import decision
-from tests.support.changed_settings import with_changed
-from tests.support.commands import COMMAND, run
+from tests.support.changed_settings import settings_at, with_changed
+from tests.support.commands import COMMAND, command, invoked
 from tests.support.documents import anchors_of, lines_of
-from tests.support.processes import FAST_WORKER, free_port, launch_worker, start_worker, wait_until
-from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running_prometheus, samples_of, values_of
+from tests.support.processes import FAST_WORKER, at_work, free_port, launch_worker, start_worker, wait_until
+from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running_prometheus, samples_of, scraped, values_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.servers import RedisServer
-from tests.support.traces import fresh_samples
+from tests.support.traces import fresh_samples, rows_in
 
 
-class Probe:
-    """Asks for the worker's health as a supervisor does."""
-
-    def __init__(self, port: int) -> None:
-        self._port = str(port)
-
-    def __call__(self, *options: str) -> tuple[int, list[str]]:
-        done = run("health", *options, KP_METRICS_PORT=self._port)
-        row = json.loads(done.stdout)
-        asked = "ready" if options else "live"
-        assert row[asked] == (done.returncode == 0)
-        assert [f"not {asked}: {reason}" for reason in row["reasons"]] == done.stderr.splitlines()
-        return done.returncode, row["reasons"]
+def health(port: int, *options: str) -> tuple[int, list[str]]:
+    """Ask for the worker's health as a supervisor does."""
+    done = invoked(commands, "health", *options, env={"KP_METRICS_PORT": str(port)})
+    row = json.loads(done.stdout)
+    asked = "ready" if options else "live"
+    assert row[asked] == (done.exit_code == 0)
+    assert [f"not {asked}: {reason}" for reason in row["reasons"]] == done.stderr.splitlines()
+    return done.exit_code, row["reasons"]
 
 
 def test_a_worker_that_waits_for_its_redis_is_live_and_not_ready_until_that_is_back(tmp_path: Path) -> None:
     port = free_port()
-    probe = Probe(port)
+    probe = partial(health, port)
     (tmp_path / "redis").mkdir()
     assert probe()[0] == 1
     with RedisServer(tmp_path / "redis") as server:
-        settings = load_settings({"broker.url": server.url, "redis.url": server.url, "metrics.port": port})
+        settings = settings_at(server.url, metrics__port=port)
         worker = launch_worker(settings, tmp_path / "worker.log", FAST_WORKER)
         try:
             wait_until(lambda: probe("--ready")[0] == 0, timeout_s=20)
@@ -94,7 +89,7 @@ def is_loading(server: RedisServer) -> bool:
 
 def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: Path) -> None:
     port = free_port()
-    probe = Probe(port)
+    probe = partial(health, port)
     (tmp_path / "redis").mkdir()
     with RedisServer(tmp_path / "redis") as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
@@ -104,8 +99,7 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
         # Ten seconds; it answers some times a second.
         server.launch("key-load-delay 100")
         wait_until(lambda: is_loading(server))
-        urls = {"broker.url": server.url, "redis.url": server.url}
-        settings = load_settings({**urls, "metrics.port": port, "worker.patience_s": 0.2})
+        settings = settings_at(server.url, metrics__port=port, worker__patience_s=0.2)
         variables = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
         worker = launch_worker(settings, tmp_path / "worker.log", FAST_WORKER, variables)
         try:
@@ -127,76 +121,92 @@ def reports(settings: Settings) -> list[WorkerReport]:
 
 def output_of_top(settings: Settings, *options: str) -> str:
     """What `top` prints where stderr is no terminal."""
-    done = run("top", *options, KP_BROKER_URL=settings.broker.url, KP_REDIS_URL=settings.redis.url)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    done = command(settings, "top", *options)
+    assert (done.exit_code, done.stdout) == (0, ""), done.stderr
     return done.stderr
 
 
-def test_workers_are_shown_with_their_work(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
-    traces = fresh_samples(10)
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+def total(samples: Samples, name: str) -> float:
+    """The sum over all labels."""
+    return sum(value for sample, value in samples.items() if sample.partition("{")[0] == name)
+
+
+def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlog(
+    settings: Settings, redis_client: redis.Redis, limit_memory: Callable[[int], object], tmp_path: Path
+) -> None:
+    limit_memory(10**9)
+    measured = with_changed(settings, metrics__port=free_port())
+
+    def samples_with(name: str, value: float) -> Samples:
+        samples = scraped(measured)
+        return samples if total(samples, name) == value else {}
+
+    traces = fresh_samples(20)
+    with at_work(measured, tmp_path) as (worker, client):
         client.submit_many(traces)
-        for _ in client.as_completed([str(trace["id"]) for trace in traces], timeout_s=30):
-            pass
-        (report,) = wait_until(lambda: [each for each in reports(settings) if each.held.count == 10 and not each.not_ready])
+        redis_client.lpush("traces", '{"@type": "nothing that is known"}')
+        assert len(list(client.as_completed([str(trace["id"]) for trace in traces], timeout_s=30))) == 20
+        wait_until(lambda: worker.events("trace_dead"))
+        (report,) = wait_until(lambda: [each for each in reports(settings) if each.held.count == 20 and not each.not_ready])
         assert report.node.startswith(f"fast-{worker.process.pid}@")
-        assert (report.window_entries, report.queued.count, report.embedder) == (10, 10, "word-hash python")
-        assert sum(count for counted in report.decisions.values() for count in counted.values()) == 10
+        assert (report.window_entries, report.queued.count, report.embedder) == (20, 20, "word-hash python")
+        assert sum(count for counted in report.decisions.values() for count in counted.values()) == 20
         # Whatever a worker of another version, or nobody of ours, writes there.
         redis_client.zadd(Keys("kp").workers, {"other": time.time() * 1_000 + 5_000})
         redis_client.set(Keys("kp").worker("other"), b"\xff{", px=5_000)
-        (line,) = [line for line in output_of_top(settings, "--once").splitlines() if report.node in line]
-        assert re.search(r"\b10\b.*\byes\b", line)
-        assert re.search(r"decisions\.accepted \d+ of 100,000", output_of_top(settings, "--once"))
+        shown = output_of_top(settings, "--once")
+        (line,) = [line for line in shown.splitlines() if report.node in line]
+        assert re.search(r"\b20\b.*\byes\b", line)
+        assert re.search(r"decisions\.accepted \d+ of 100,000", shown)
+
+        samples = wait_until(lambda: samples_with("kp_scorer_decisions_total", 20))
+        assert samples["kp_scorer_queue_wait_seconds_count"] == samples["kp_scorer_processing_seconds_count"] == 20
+        assert 0 < samples["kp_scorer_processing_seconds_sum"] < 60
+        assert samples["kp_scorer_batch_traces_sum"] == samples["kp_scorer_window_entries"] == 20
+        assert (samples["kp_scorer_deliveries_total"], samples["kp_scorer_redeliveries_total"]) == (21, 0)
+        assert samples['kp_scorer_dead_letters_total{reason="invalid"}'] == total(samples, "kp_scorer_dead_letters_total") == 1
+        assert (samples["kp_scorer_ready"], samples["kp_scorer_degraded"]) == (1, 0)
+        assert samples["kp_scorer_mirror_lag_seconds"] < 10
+        samples = wait_until(lambda: samples_with("kp_scorer_queue_messages", 20), timeout_s=30)
+        assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (0, 0)
+        assert 1e-4 < samples["kp_scorer_redis_memory_used_ratio"] < 0.1
+    assert worker.process.returncode == 0
     # One that has ended is not shown for longer than its lease.
     wait_until(lambda: not reports(settings), timeout_s=10)
 
 
 def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
-    leader, terminal = pty.openpty()
+    ours, terminal = pty.openpty()
     variables = os.environ | {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url, "TERM": "xterm"}
-    process = subprocess.Popen(
-        [*COMMAND, "top"],
-        stdin=terminal,
-        stdout=subprocess.PIPE,
-        stderr=terminal,
-        env=variables,
-        # What runs in the background of a script has it ignored, and what it starts has, too.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-    os.close(terminal)
-    output: list[str] = []
-    try:
-        # Rates are there from the second look on.
-        wait_until(lambda: "/s)" in _read_on(leader, output), timeout_s=30)
-        process.send_signal(signal.SIGINT)
-        wait_until(lambda: _read_on(leader, output) and process.poll() is not None, timeout_s=20)
-    finally:
-        process.kill()
-        process.communicate()
-        os.close(leader)
-    assert process.returncode == 0
-
-
-def _read_on(leader: int, output: list[str]) -> str:
-    """All that was output on the terminal by now."""
-    try:
-        while select.select([leader], [], [], 0)[0]:
-            output.append(os.read(leader, 65_536).decode(errors="replace"))
-    except OSError:
-        # The other end is closed.
-        pass
-    return "".join(output)
+    # What runs in the background of a script has it ignored, and what it starts has, too.
+    obey = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    streams = {"stdin": terminal, "stdout": subprocess.DEVNULL, "stderr": terminal}
+    with subprocess.Popen([*COMMAND, "top"], env=variables, preexec_fn=obey, **streams) as process:  # type: ignore[call-overload]
+        os.close(terminal)
+        try:
+            # Rates are there from the second look on.
+            output = b""
+            while b"/s)" not in output:
+                output += os.read(ours, 65_536)
+            process.send_signal(signal.SIGINT)
+            # Linux reports the end as an error.
+            with suppress(OSError):
+                while os.read(ours, 65_536):
+                    pass
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            os.close(ours)
 
 
 def diagnosed(settings: Settings, *options: str, **variables: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     """The exit code of `doctor`, and its findings by what was looked at."""
-    done = run("doctor", "--set", "embedding.embedder=none", *options, **as_environment(settings), **variables)
+    environment = as_environment(settings) | variables
+    done = invoked(commands, "doctor", "--set", "embedding.embedder=none", *options, env=environment)
     findings: dict[str, list[dict[str, Any]]] = {}
-    for line in done.stdout.splitlines():
-        row = json.loads(line)
+    for row in rows_in(done.stdout):
         findings.setdefault(row["check"], []).append(row)
-    return done.returncode, findings
+    return done.exit_code, findings
 
 
 def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Path) -> None:
@@ -254,11 +264,10 @@ def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matt
 
 
 def test_healthy_deployment_exits_0_and_converts_no_model(
-    settings: Settings, redis_client: redis.Redis, tmp_path: Path
+    settings: Settings, limit_memory: Callable[[int], object], tmp_path: Path
 ) -> None:
-    redis_client.config_set("maxmemory", 10**9)
+    limit_memory(10**9)
     code, findings = diagnosed(settings, "--set", "embedding.embedder=openvino", XDG_CACHE_HOME=str(tmp_path))
-    redis_client.config_set("maxmemory", 0)
     assert code == 0
     assert {row["state"] for rows in findings.values() for row in rows} <= {"ok", "advice"}
     (embedder,) = findings["embedder"]
@@ -267,8 +276,8 @@ def test_healthy_deployment_exits_0_and_converts_no_model(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_namespace_with_most_of_the_window_is_named(settings: Settings, redis_client: redis.Redis) -> None:
-    redis_client.config_set("maxmemory", 10**9)
+def test_a_namespace_with_most_of_the_window_is_named(settings: Settings, limit_memory: Callable[[int], object]) -> None:
+    limit_memory(10**9)
     with Store.open(settings) as store:
         log = store.novelty_log("space")
         for number in range(99):
@@ -278,7 +287,6 @@ def test_a_namespace_with_most_of_the_window_is_named(settings: Settings, redis_
         assert {row["state"] for row in diagnosed(settings)[1]["window"]} == {"ok"}
         log.append([Candidate("kp:trace:team-b:99", bytes(16), np.zeros(384, dtype=np.float32))], None)
     code, findings = diagnosed(settings)
-    redis_client.config_set("maxmemory", 0)
     (window,) = findings["window"]
     assert (code, window["state"]) == (0, "advice")
     assert "the namespace team-b: 66% of the newest entries" in window["detail"]

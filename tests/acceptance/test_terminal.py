@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kp_scorer.cli.main import commands
 from kp_scorer.local import running
 
-from tests.support.commands import COMMAND, run, run_at_terminal
+from tests.support.commands import COMMAND, invoked, run, run_at_terminal
 from tests.support.processes import free_port, wait_until
 from tests.support.traces import fresh_samples, jsonl, rows_in, short_traces
 
@@ -70,21 +71,18 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
     assert not state.exists()
 
 
-def test_doctor_is_content_on_the_first_day_and_health_asks_all_workers_of_up(tmp_path: Path) -> None:
+def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_path: Path, file: Path) -> None:
     with up(tmp_path, "--workers", "2"):
-        wait_until(lambda: run("health", "--ready").returncode == 0)
+        wait_until(lambda: invoked(commands, "health", "--ready").exit_code == 0)
+        # Health asks all workers of `up`.
         rows = rows_in(run("health", "--ready").stdout)
         assert [row["ready"] for row in rows] == [True, True]
         assert len({row["pid"] for row in rows}) == 2
+        assert run_at_terminal("health") == (0, "".join(f"worker {row['pid']}: live\n" for row in rows))
         doctor = run("doctor")
         assert doctor.returncode == 0, doctor.stdout
         assert "maxmemory" not in doctor.stdout
         assert doctor.stderr == ""
-        assert run_at_terminal("health") == (0, "".join(f"worker {row['pid']}: live\n" for row in rows))
-
-
-def test_a_terminal_gets_text_and_a_pipe_json_lines(tmp_path: Path, file: Path) -> None:
-    with up(tmp_path):
         code, output = run_at_terminal("submit", str(file), "--wait")
         assert code == 0, output
         assert output.count("needs") == 1

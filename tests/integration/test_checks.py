@@ -1,23 +1,21 @@
 """A worker with checks, whatever they do: every trace gets its decision, and what they must not reveal is nowhere."""
 
 import random
-import signal
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
-import pytest
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 from tests.support.builders import minimal_payload
-from tests.support.changed_settings import SettingsWith, with_changed
+from tests.support.changed_settings import with_changed
 from tests.support.outcomes import audited
 from tests.support.own_checks import MARKER, install
 from tests.support.planted import SECRETS
-from tests.support.processes import FAST_WORKER, Worker, free_port, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, Worker, at_work, free_port, start_worker, wait_until
 from tests.support.prometheus import scraped
 
 TOKENS: Final = [SECRETS["GitHub token"](random.Random(seed)) for seed in range(5)]
@@ -36,10 +34,9 @@ def process_of_checks(worker: Worker) -> psutil.Process:
     return child
 
 
-def test_secrets_are_counted_and_rejected_and_appear_nowhere(on_broker: SettingsWith, tmp_path: Path) -> None:
-    settings = on_broker(checks__secrets="reject", scoring__threshold=0.0, metrics__port=free_port())
-    log = tmp_path / "worker.log"
-    with Client(settings) as client, start_worker(settings, log, command=FAST_WORKER) as worker, Store.open(settings) as store:
+def test_secrets_are_counted_and_rejected_and_appear_nowhere(settings: Settings, tmp_path: Path) -> None:
+    settings = with_changed(settings, checks__secrets="reject", scoring__threshold=0.0, metrics__port=free_port())
+    with at_work(settings, tmp_path) as (worker, client), Store.open(settings) as store:
         leaking = submitted(client, *(f"leak{seed} of {token}" for seed, token in enumerate(TOKENS)))
         clean = submitted(client, "clean and harmless", "also clean")
         assert [decision.outcome for decision in leaking.values()] == ["rejected"] * len(TOKENS)
@@ -62,8 +59,7 @@ def test_whatever_a_check_does_no_trace_and_no_worker_is_lost(settings: Settings
     own = {"misbehave": "reject", "count_steps": "note"}
     checked = with_changed(settings, checks__own=own, checks__timeout_s=0.5, scoring__threshold=0.0)
     variables = {"PYTHONPATH": install(tmp_path)}
-    started = start_worker(checked, tmp_path / "worker.log", command=FAST_WORKER, variables=variables)
-    with Client(checked) as client, started as worker:
+    with at_work(checked, tmp_path, variables=variables) as (worker, client):
         failing = submitted(
             client, *(f"{misdeed} {TOKENS[0]}" for misdeed in ("exit", "loop", "eat", "raise", "quote")), "well done"
         )
@@ -88,33 +84,10 @@ def test_whatever_a_check_does_no_trace_and_no_worker_is_lost(settings: Settings
     assert worker.process.returncode == 0
 
 
-def test_the_process_of_checks_ends_with_a_worker_that_is_killed_in_the_middle_of_one(
-    settings: Settings, tmp_path: Path
-) -> None:
-    checked = with_changed(settings, checks__own={"misbehave": "note"}, checks__timeout_s=2.0, broker__visibility_timeout_s=3)
-    variables = {"PYTHONPATH": install(tmp_path)}
-    started = start_worker(checked, tmp_path / "worker.log", command=FAST_WORKER, variables=variables)
-    with Client(checked) as client, started as worker:
-        child = process_of_checks(worker)
-        client.submit(minimal_payload(objective="loop"))
-        wait_until(lambda: child.status() == psutil.STATUS_RUNNING)
-        psutil.Process(worker.process.pid).send_signal(signal.SIGKILL)
-        wait_until(lambda: not child.is_running(), 20)
-    with start_worker(checked, tmp_path / "second.log", command=FAST_WORKER, variables=variables), Client(checked) as client:
-        assert client.wait("kp:trace:minimal", timeout_s=60).checks[0].failure == "timeout"
-
-
-@pytest.mark.parametrize("name", ["nobody", "broken"])
-def test_a_worker_does_not_start_without_its_checks(settings: Settings, tmp_path: Path, name: str) -> None:
-    checked = with_changed(settings, checks__own={name: "note"})
-    variables = {"PYTHONPATH": install(tmp_path)}
-    with start_worker(checked, tmp_path / "worker.log", ready=False, command=FAST_WORKER, variables=variables) as worker:
+def test_a_worker_does_not_start_without_its_checks(settings: Settings, tmp_path: Path) -> None:
+    checked = with_changed(settings, checks__own={"nobody": "note"})
+    with start_worker(checked, tmp_path / "worker.log", ready=False, command=FAST_WORKER) as worker:
         assert worker.process.wait(60) == 2
         (event,) = worker.events("worker_cannot_start")
         assert event["detail"].startswith("checks: ")
-        assert name in event["detail"]
-
-
-def test_without_checks_a_worker_has_no_process_for_them(settings: Settings, tmp_path: Path) -> None:
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
-        assert psutil.Process(worker.process.pid).children(recursive=True) == []
+        assert "nobody" in event["detail"]

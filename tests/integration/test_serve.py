@@ -3,11 +3,9 @@
 import gzip
 import json
 import os
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,11 @@ from kp_scorer.serve.submitter import Submitter
 from kp_scorer.settings import Settings, load_settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from tests.support.changed_settings import with_changed
+from tests.support.changed_settings import settings_at, with_changed
 from tests.support.documents import code_with
 from tests.support.http_server import SUPPLIED, HttpServer, chat_span, export_of, new_run, open_server
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.rabbitmq import RabbitMQ
-from tests.support.tls import Authority
 from tests.support.traces import fresh_samples
 
 PROTOBUF = "application/x-protobuf"
@@ -40,14 +37,13 @@ TOKEN = "a-token-of-this-test"
 @pytest.fixture(scope="module")
 def served(redis_url: str) -> Settings:
     """Settings of a running worker and server; their database is never emptied, so tests use ids of their own."""
-    url = redis_url.removesuffix("/0") + "/3"
-    return load_settings({"broker.url": url, "redis.url": url})
+    return settings_at(redis_url.removesuffix("/0") + "/3")
 
 
 @pytest.fixture(scope="module")
 def server(served: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     logs = tmp_path_factory.mktemp("served")
-    with start_worker(served, logs / "worker.log", command=FAST_WORKER), open_server(served, logs / "server.log") as server:
+    with at_work(served, logs), open_server(served, logs / "server.log") as server:
         yield server
 
 
@@ -106,19 +102,10 @@ def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(serv
 
 def test_runs_are_submitted_by_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     settings = rabbitmq.settings()
-    worker = start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER)
-    with worker, open_server(settings, tmp_path / "server.log") as server:
+    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log") as server:
         run_id = new_run()
         assert server.export(chat_span(run_id)).json == {}
         assert server.status(run_id)["state"] == "decided"
-
-
-def test_a_run_without_a_root_ends_in_silence(settings: Settings, tmp_path: Path) -> None:
-    run_id = new_run()
-    with open_server(settings, tmp_path / "server.log", serve__open_s=0.5) as server:
-        server.export(chat_span(run_id, "00000000000000aa"))
-        assert server.ask("GET", f"/traces/kp:trace:otel:{run_id}").status == 404
-        wait_until(lambda: server.ask("GET", f"/traces/kp:trace:otel:{run_id}").status == 200)
 
 
 def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(server: HttpServer, served: Settings) -> None:
@@ -158,13 +145,19 @@ def test_zeros_are_no_id(server: HttpServer) -> None:
     assert partly == {"rejectedSpans": "2", "errorMessage": "spans without ids"}
 
 
-def test_what_neither_spans_nor_settings_say_is_asked_for(settings: Settings, tmp_path: Path) -> None:
-    with open_server(settings, tmp_path / "server.log", serve__confidence=None, serve__success=None) as server:
-        run_id, certain = new_run(), new_run()
+def test_what_neither_spans_nor_settings_say_is_asked_for_also_of_a_run_that_ends_in_silence(
+    settings: Settings, tmp_path: Path
+) -> None:
+    unset = {"serve__confidence": None, "serve__success": None}
+    with open_server(settings, tmp_path / "server.log", serve__open_s=0.5, **unset) as server:
+        run_id, certain, rootless = new_run(), new_run(), new_run()
+        server.export(chat_span(rootless, "00000000000000aa"))
+        assert server.ask("GET", f"/traces/kp:trace:otel:{rootless}").status == 404
         server.export(chat_span(run_id))
         server.export(chat_span(certain, kp__confidence=1))
         asked = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
-        assert server.status(run_id)["detail"] == f"kp.confidence: {asked}; kp.success: {asked}"
+        for each in (run_id, rootless):
+            assert server.status(each)["detail"] == f"kp.confidence: {asked}; kp.success: {asked}"
         assert server.status(certain)["detail"] == f"kp.success: {asked}"
 
 
@@ -227,20 +220,9 @@ def test_other_machines_need_a_token_and_tls(wrong: dict[str, object]) -> None:
         load_settings(wrong)
 
 
-def test_tls(settings: Settings, tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "authority")
-    certificate, key = authority.pair("server", "DNS:localhost")
-    with open_server(settings, tmp_path / "server.log", serve__certificate=str(certificate), serve__key=str(key)) as server:
-        context = ssl.create_default_context(cafile=authority.certificate)
-        connection = HTTPSConnection("localhost", server.port, context=context, timeout=10)
-        connection.request("GET", "/livez")
-        assert connection.getresponse().status == 200
-        connection.close()
-
-
-@pytest.mark.parametrize("limit", [{"serve__runs": 1}, {"serve__total_bytes": 1_300}])
-def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path, limit: dict[str, object]) -> None:
-    with open_server(settings, tmp_path / "server.log", serve__quiet_s=1.0, **limit) as server:
+def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> None:
+    # That a run too many is answered alike, the hostile tier shows.
+    with open_server(settings, tmp_path / "server.log", serve__quiet_s=1.0, serve__total_bytes=1_300) as server:
         first, second = new_run(), new_run()
         root = chat_span(first)
         assert server.export(chat_span(first, root["spanId"])).status == 200
