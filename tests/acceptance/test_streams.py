@@ -1,6 +1,5 @@
 """What commands read and print: files, streams that end early or are closed, and nothing that a terminal acts on."""
 
-import gzip
 import json
 import os
 import signal
@@ -9,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import pytest
 from kp_scorer.characters import escaped_lines
@@ -51,20 +50,6 @@ def end_of(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
     return code, process.stderr.read().decode()
 
 
-@pytest.mark.parametrize("name", ["traces.jsonl", "traces.json.gz"])
-def test_score_reads_files_of_every_kind(tmp_path: Path, name: str) -> None:
-    traces = fresh_samples(40)
-    content = jsonl(*traces).encode() if "jsonl" in name else json.dumps(traces, indent=1).encode()
-    file = tmp_path / name
-    file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    done = run("score", "--set", "embedding.embedder=none", str(file))
-    assert done.returncode == 0, done.stderr
-    assert ids(done.stdout) == [trace["id"] for trace in traces]
-    assert {json.loads(line)["novelty"]["source"] for line in done.stdout.splitlines()} == {"no_embedder"}
-    assert done.stderr.count("there is no embedder, so every novelty is 0.5") == 1
-    assert done.stderr.endswith("\nscored 40 of 40\n")
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_score_prints_each_decision_as_its_trace_arrives(packed: bool) -> None:
     deflate = zlib.compressobj(wbits=31)
@@ -78,11 +63,9 @@ def test_score_prints_each_decision_as_its_trace_arrives(packed: bool) -> None:
         assert end_of(process)[0] == 0
 
 
-def test_score_reports_a_conflict_and_scores_the_others(tmp_path: Path) -> None:
+def test_score_reports_a_conflict_and_scores_the_others() -> None:
     first, second = fresh_samples(2)
-    file = tmp_path / "traces.jsonl"
-    file.write_bytes(jsonl(first, first | {"task": {"objective": "something else"}}, {}, first, second).encode())
-    done = run("score", "--set", "embedding.embedder=none", str(file))
+    done = run(*SCORE, stdin=jsonl(first, first | {"task": {"objective": "something else"}}, {}, first, second))
     assert done.returncode == 1
     printed = rows_in(done.stdout)
     assert [row.get("state", "decided") for row in printed] == ["decided", "conflict", "invalid", "decided", "decided"]
@@ -125,8 +108,14 @@ def test_commands_work_though_stderr_cannot_be_written(settings: Settings, stder
 REASONS: Final = {">&-": "Bad file descriptor", ">/dev/full": "No space left on device"}
 
 
-@pytest.mark.parametrize("stdout", REASONS)
-@pytest.mark.parametrize("command", ["--help", "reference redis.conf", f"score {SAMPLES} --set embedding.embedder=none"])
+@pytest.mark.parametrize(
+    ("command", "stdout"),
+    [
+        ("--help", ">&-"),
+        ("reference redis.conf", ">/dev/full"),
+        *((f"score {SAMPLES} --set embedding.embedder=none", stdout) for stdout in REASONS),
+    ],
+)
 def test_stdout_that_cannot_be_written_is_an_error_in_one_line(command: str, stdout: str) -> None:
     done = run_in_shell(f"{command} {stdout}")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"kp-scorer: stdout: {REASONS[stdout]}")
@@ -166,25 +155,16 @@ def test_ctrl_c_during_imports_aborts(tmp_path: Path) -> None:
 ODD: Final = "a\x1b]0;owned\x07\x1b[2J\x7f\x9b31m\u202egnp.exe\u2028c"
 
 
-def run_shown(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
-    done = run(*arguments, stdin=stdin, **variables)
-    assert escaped_lines(done.stdout + done.stderr) == done.stdout + done.stderr
-    return done
-
-
-def hostile_payloads() -> list[dict[str, Any]]:
-    """Three traces, of which the last alone is one: with an odd id, an odd domain, and odd content."""
-    return [
+def test_nothing_that_score_prints_acts_on_a_terminal() -> None:
+    payloads = [
         minimal_payload(trace_id=f"kp:trace:{ODD}"),
         minimal_payload(domain=ODD),
         minimal_payload(objective=ODD, steps=[step("thought", ODD, content=ODD, input={ODD: ODD})]),
     ]
-
-
-def test_score_escapes_control_sequences() -> None:
-    lines = [json.dumps(payload, ensure_ascii=False) for payload in hostile_payloads()]
+    lines = [json.dumps(payload, ensure_ascii=False) for payload in payloads]
     lines += [ODD.replace("\u2028", ""), f'{{"{ODD}": 1']
-    done = run_shown("score", "--set", "embedding.embedder=none", "-", stdin="\n".join(lines))
-    states = [json.loads(line).get("state", "decided") for line in done.stdout.splitlines()]
+    done = run(*SCORE, stdin="\n".join(lines))
+    assert escaped_lines(done.stdout + done.stderr) == done.stdout + done.stderr
+    states = [row.get("state", "decided") for row in rows_in(done.stdout)]
     assert states == ["invalid", "invalid", "decided", "invalid", "invalid"]
     assert "line 2: metadata.task_domain: expected no control" in done.stderr

@@ -3,28 +3,27 @@
 import itertools
 import json
 import pickle
-import tracemalloc
 from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from click.testing import CliRunner
 from kombu.message import Message
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_letters import DeadLettering, dead_letter, poison
 from kp_scorer.broker.publishing import declare_queues, with_producer
 from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body
-from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict, dead_letter_id_of
+from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, dead_letter_id_of
 from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP, bombs
-from tests.support.builders import decision_on, decode_json, minimal_payload
+from tests.support.builders import decision_on, decode_json, minimal_payload, store_decisions
+from tests.support.calls import traced_memory
 from tests.support.changed_settings import SettingsWith
+from tests.support.commands import command
 from tests.support.outcomes import published
 from tests.support.traces import fresh_samples
 
@@ -115,12 +114,6 @@ def test_a_submission_that_is_large_for_its_escapes_and_spaces_is_recognised(sto
     assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
 
 
-def decide(store: Store) -> None:
-    digest = digest_of(submission())
-    store.ledger.acquire([Identity(TRACE_ID, digest)])
-    store.ledger.commit([Verdict(TRACE_ID, digest, decision_on(TRACE_ID), "", Tally("code", is_known=True))])
-
-
 @pytest.mark.parametrize(
     ("send", "first", "then"),
     [
@@ -149,7 +142,7 @@ def test_a_submission_has_one_dead_letter(
 def test_a_copy_of_a_decided_trace_leads_to_the_decision(
     store: Store, noted: bytes, dead_letter_by: DeadLetterBy, send: Send
 ) -> None:
-    decide(store)
+    store_decisions(store, {TRACE_ID: decision_on(TRACE_ID)}, digest_of(noted))
     decision = dead_letter_by(store, send(noted))
     assert decision
     assert decision.trace_id == TRACE_ID
@@ -255,7 +248,7 @@ def payloads_of_show(settings: Settings) -> list[Any]:
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} is no JSON")
 
-    done = CliRunner().invoke(commands, ["dead-letter", "show", "--broker-url", settings.broker.url], catch_exceptions=False)
+    done = command(settings, "dead-letter", "show")
     return [json.loads(line, parse_constant=refuse)["payload"] for line in done.stdout.splitlines()]
 
 
@@ -273,12 +266,10 @@ def test_payload_is_shown_as_json_or_else_as_text(settings: Settings, store: Sto
 def test_showing_many_values_takes_memory_for_the_bytes_only(settings: Settings, store: Store) -> None:
     payload = b'["a' + b'",{},"' * 1_000_000 + b'"]'
     store.dead_letters.dead_letter(payload, "malformed", "message: expected a smaller one")
-    tracemalloc.start()
-    (payloads,) = payloads_of_show(settings)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as memory:
+        (payloads,) = payloads_of_show(settings)
     assert payloads == payload.decode()
-    assert peak < 10 * len(payload)
+    assert memory.peak_bytes < 10 * len(payload)
 
 
 FOREIGN: list[tuple[bytes, dict[str, Any]]] = [
@@ -303,10 +294,9 @@ def test_a_message_that_is_no_decision_becomes_a_dead_letter_and_blocks_no_other
         for body, properties in [*foreign, (decision_on("kp:trace:one"), {"content_type": "application/json"})]:
             message = {"body": body, "exchange": "", "routing_key": queue.name, **properties}
             with_producer(app, "test", lambda producer, message=message: producer.publish(**message))  # type: ignore[misc]
-    tracemalloc.start()
-    assert [decision["trace_id"] for decision in published(settings)] == ["kp:trace:one"]
-    assert tracemalloc.get_traced_memory()[1] < 2**26, "a message was unpacked"
-    tracemalloc.stop()
+    with traced_memory() as memory:
+        assert [decision["trace_id"] for decision in published(settings)] == ["kp:trace:one"]
+    assert memory.peak_bytes < 2**26, "a message was unpacked"
     assert published(settings) == []
     with Store.open(settings) as store:
         letters = list(store.dead_letters.read())

@@ -2,17 +2,15 @@
 
 import os
 import signal
-import socketserver
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import redis
 from kp_scorer import local
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.local import Running, embedded_redis, running
+
+from tests.support.tls import Listener
 
 ANOTHER_USER = 12_345
 
@@ -89,49 +87,18 @@ def test_no_password_is_sent_to_another_server_on_the_port_of_a_killed_one(note:
             server = int(client.info("server")["process_id"])
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
-        with listener(int(url.rpartition(":")[2].partition("/")[0])) as received:
+        with Listener(int(url.rpartition(":")[2].partition("/")[0])) as another:
             assert note.exists()
             assert running() is None
-        assert received == []
+        assert b"".join(another.heard) == b""
 
 
 def test_no_password_is_sent_to_another_server_that_has_the_port_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with listener(0) as received:
-        monkeypatch.setattr(local, "_free_port", lambda: received.port)
+    with Listener() as another:
+        monkeypatch.setattr(local, "_free_port", lambda: another.port)
         with pytest.raises(ServiceUnavailable, match="did not start"), embedded_redis(tmp_path / "data"):
             pass
-    assert received == []
-
-
-class Received(list[bytes]):
-    """What a program receives that listens and answers as Redis would."""
-
-    port = 0
-
-
-@contextmanager
-def listener(port: int) -> Iterator[Received]:
-    received = Received()
-
-    class Answer(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            while chunk := self.request.recv(4_096):
-                received.append(chunk)
-                self.request.sendall(b"+PONG\r\n")
-
-    class Server(socketserver.ThreadingTCPServer):
-        allow_reuse_address = True
-        daemon_threads = True
-
-    with Server(("127.0.0.1", port), Answer) as server:
-        received.port = int(server.server_address[1])
-        answering = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        answering.start()
-        try:
-            yield received
-        finally:
-            server.shutdown()
-            answering.join()
+    assert b"".join(another.heard) == b""
 
 
 def test_a_server_that_loads_much_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

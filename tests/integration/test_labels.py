@@ -2,29 +2,29 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
 from click.testing import Result
 from kp_scorer import stored_labels
-from kp_scorer.cli.main import commands
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Identity, Submission, Tally, Verdict
 from kp_scorer.settings import Settings
-from kp_scorer.settings.loading import as_environment
 
-from tests.support.builders import decision
-from tests.support.commands import invoked
+from tests.support.builders import decision, store_decisions
+from tests.support.commands import command
 from tests.support.traces import jsonl, rows_in
 
 TALLY = Tally("code", is_known=True)
 DIGEST = b"a" * 16
 DECIDED = [f"kp:trace:{number}" for number in range(120)]
-STORED = [
-    decision(trace_id, score=number / 120, sampled=0.5).model_dump_json().encode() for number, trace_id in enumerate(DECIDED)
-]
+STORED = {
+    trace_id: decision(trace_id, score=number / 120, sampled=0.5).model_dump_json().encode()
+    for number, trace_id in enumerate(DECIDED)
+}
 PENDING, DEAD, UNKNOWN = "kp:trace:pending", "kp:trace:dead", "kp:trace:unknown"
 
 Run = Callable[..., Result]
@@ -32,19 +32,14 @@ Run = Callable[..., Result]
 
 @pytest.fixture(autouse=True)
 def _traces_in_every_state(store: Store) -> None:
-    ledger = store.ledger
-    ledger.acquire([Identity(trace_id, DIGEST) for trace_id in DECIDED])
-    ledger.commit([Verdict(trace_id, DIGEST, stored, "", TALLY) for trace_id, stored in zip(DECIDED, STORED, strict=True)])
-    ledger.submit([Submission(PENDING, DIGEST, b"{}")])
+    store_decisions(store, STORED, DIGEST)
+    store.ledger.submit([Submission(PENDING, DIGEST, b"{}")])
     store.dead_letters.dead_letter(b"{}", "invalid", "$", DEAD)
 
 
 @pytest.fixture
 def run(settings: Settings) -> Run:
-    def call(*arguments: str, stdin: str = "") -> Result:
-        return invoked(commands, *arguments, stdin=stdin, env=as_environment(settings))
-
-    return call
+    return partial(command, settings)
 
 
 def as_lines(labels: dict[str, bool]) -> str:
@@ -140,8 +135,7 @@ def test_a_new_decision_begins_without_the_label_of_the_old_one(store: Store, re
     store.ledger.label({DECIDED[0]: True})
     # As by somebody who writes to Redis.
     redis_client.hdel(keys.record(DECIDED[0]), "state")
-    store.ledger.acquire([Identity(DECIDED[0], DIGEST)])
-    store.ledger.commit([Verdict(DECIDED[0], DIGEST, STORED[0], "", TALLY)])
+    store_decisions(store, {DECIDED[0]: STORED[DECIDED[0]]}, DIGEST)
     (record,) = store.ledger.look_up([DECIDED[0]])
     assert record is not None
     assert (record.state, record.good) == ("decided", None)

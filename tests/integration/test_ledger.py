@@ -8,21 +8,19 @@ from typing import Any
 
 import pytest
 import redis
-from click.testing import CliRunner
 from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
-from kp_scorer.cli.main import commands
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store, redis_ledger
-from kp_scorer.ledger.dead_letters import DeadLetters
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict
 from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.ledger.scripts import Script, nothing
-from kp_scorer.settings import Settings, load_settings
-from kp_scorer.settings.sections import LedgerSettings
+from kp_scorer.settings import Settings
 
-from tests.support.builders import decision_on
+from tests.support.builders import decision_on, store_decisions
+from tests.support.changed_settings import settings_at
+from tests.support.commands import command
 from tests.support.traces import new_id
 
 TTL_MS = 60_000
@@ -37,11 +35,6 @@ def ledger(redis_client: redis.Redis, keys: Keys) -> RedisLedger:
     return RedisLedger(redis_client, keys, TTL_MS)
 
 
-@pytest.fixture
-def letters(redis_client: redis.Redis, keys: Keys) -> DeadLetters:
-    return DeadLetters(redis_client, keys, LedgerSettings(ttl_s=TTL_MS / 1_000))
-
-
 def submission() -> Submission:
     return Submission(TRACE_ID, DIGEST, b'{"id": "kp:trace:one"}')
 
@@ -50,38 +43,12 @@ def verdict(trace_id: str, tally: Tally = TALLY) -> Verdict:
     return Verdict(trace_id, DIGEST, decision_on(trace_id), "", tally)
 
 
-@pytest.mark.parametrize("bound", [{"max_dead_letters": 250}, {"max_dead_letter_bytes": 249 * 1_001}])
-def test_the_oldest_dead_letters_are_dropped_with_their_records(
-    ledger: RedisLedger, redis_client: redis.Redis, keys: Keys, bound: dict[str, int]
+def test_a_resend_is_counted_also_while_redis_is_full(
+    ledger: RedisLedger, redis_client: redis.Redis, keys: Keys, limit_memory: Callable[[int], object]
 ) -> None:
-    letters = DeadLetters(redis_client, keys, LedgerSettings(**bound))
-    for number in range(256):
-        letters.dead_letter(bytes([number]), "invalid", "$", f"kp:trace:{number}")
-    # A kilobyte each beside the payload; the newest is beside the others.
-    assert redis_client.zscore(keys.dead_letter_classes, "invalid ") == 250 * 1_001
-    ids = {letter.trace_id for letter in letters.read()}
-    assert len(ids) == 250
-    # Which of those goes first that are dead-lettered within a millisecond is left to chance.
-    assert ids > {f"kp:trace:{number}" for number in range(56, 256)}
-    trace_ids = [f"kp:trace:{number}" for number in range(256)]
-    assert {trace_id for trace_id, record in zip(trace_ids, ledger.look_up(trace_ids), strict=True) if record} == ids
-    assert letters.dropped() == {"invalid": 6}
-    # One that is larger than everything pushes out nothing, and is the first to go, with all that it has no room beside.
-    if "max_dead_letter_bytes" in bound:
-        letters.dead_letter(b"large" * 100_000, "malformed", "$")
-        assert len(list(letters.read())) == 250
-        letters.dead_letter(b"small", "malformed", "$")
-        assert {letter.size_bytes for letter in letters.read()} == {1, 5}
-    assert ledger.counts().dead == ledger.counts().submitted
-
-
-def test_a_resend_is_counted_also_while_redis_is_full(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
     ledger.submit([submission()])
-    redis_client.config_set("maxmemory", 1)
-    try:
-        ledger.count_resend(TRACE_ID)
-    finally:
-        redis_client.config_set("maxmemory", 0)
+    limit_memory(1)
+    ledger.count_resend(TRACE_ID)
     assert redis_client.hget(keys.record(TRACE_ID), "resends") == b"1"
 
 
@@ -103,7 +70,7 @@ def store_without(command: str, redis_client: redis.Redis, settings: Settings) -
     redis_client.acl_setuser("limited", True, passwords=["+secret"], keys=["*"], categories=["+@all"], commands=[f"-{command}"])
     url = f"redis://limited:secret@{settings.redis.url.partition('@')[2]}"
     try:
-        with Store.open(load_settings({"broker.url": url, "redis.url": url})) as store:
+        with Store.open(settings_at(url)) as store:
             yield store
     finally:
         redis_client.acl_deluser("limited")
@@ -126,10 +93,9 @@ def test_a_user_who_may_not_read_records_is_refused_and_learns_of_no_conflict(
 
 def keep(store: Store, count: int) -> set[str]:
     """Have the ledger keep so many decisions; return the ids of their traces."""
-    trace_ids = [f"kp:trace:{number}" for number in range(count)]
-    store.ledger.acquire([Identity(trace_id, DIGEST) for trace_id in trace_ids])
-    store.ledger.commit([verdict(trace_id) for trace_id in trace_ids])
-    return set(trace_ids)
+    decisions = {trace_id: decision_on(trace_id) for trace_id in (f"kp:trace:{number}" for number in range(count))}
+    store_decisions(store, decisions, DIGEST)
+    return set(decisions)
 
 
 def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store: Store) -> None:
@@ -142,16 +108,13 @@ def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store:
     assert {row.trace_id for row in rows(decisions)} == trace_ids
 
 
-def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(
-    settings: Settings, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(settings: Settings, store: Store, tmp_path: Path) -> None:
     keep(store, 70)
-    monkeypatch.setenv("KP_BROKER_URL", settings.broker.url)
     file = tmp_path / "thresholds.toml"
     before = sorted(decision.model_dump_json() for decision in stored_decisions(settings))
-    calibrated = CliRunner().invoke(commands, ["calibrate", "--stored", "--accept", "20%", "--output", str(file)])
+    calibrated = command(settings, "calibrate", "--stored", "--accept", "20%", "--output", str(file))
     assert calibrated.exit_code == 0, calibrated.output
-    decided_again = CliRunner().invoke(commands, ["re-decide", "--stored", "--thresholds", str(file)])
+    decided_again = command(settings, "re-decide", "--stored", "--thresholds", str(file))
     assert decided_again.exit_code == 0, decided_again.output
     # All have one score, which is below the threshold that they met.
     assert {row["outcome_after"] for row in map(json.loads, decided_again.stdout.splitlines())} == {"accepted"}
@@ -214,13 +177,10 @@ KEYS = Keys("kp")
 def _count_resend(*, keys: Keys, record: str, trace: str) -> None: ...
 
 
-def _release(*, worker: str, records: Sequence[str], until_ms: int) -> None: ...
-
-
 def _erase_records(*, keys: Verdict, records: Sequence[str], trace_ids: Sequence[str]) -> None: ...
 
 
-@pytest.mark.parametrize("function", [_count_resend, _release, _erase_records])
+@pytest.mark.parametrize("function", [_count_resend, _erase_records])
 def test_declaration_with_other_names_than_its_file_fails(function: Callable[..., None]) -> None:
     function.__module__ = redis_ledger.__name__
     with pytest.raises(TypeError, match=rf"^{function.__name__[1:]}\.lua has .*, its function has "):

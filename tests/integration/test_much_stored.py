@@ -1,7 +1,6 @@
 """What commands ask of Redis, and hold in memory, does not grow with all that is stored."""
 
 import json
-import tracemalloc
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -9,15 +8,14 @@ import numpy as np
 import pytest
 import redis
 from click.testing import Result
-from kp_scorer.cli.main import commands
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings
-from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import candidate, decision
-from tests.support.commands import invoked
+from tests.support.calls import traced_memory
+from tests.support.commands import command
 from tests.support.traces import rows_in
 
 KEYS: Final = Keys("kp")
@@ -52,7 +50,7 @@ class Filled:
         pipeline.execute()
 
     def run(self, *arguments: str, stdin: str = "") -> Result:
-        return invoked(commands, *arguments, stdin=stdin, env=as_environment(self.settings))
+        return command(self.settings, *arguments, stdin=stdin)
 
     def calls(self, *arguments: str, stdin: str = "") -> dict[str, int]:
         """How often a command called each command of Redis, those within scripts too."""
@@ -123,18 +121,14 @@ def test_dead_letters_are_read_in_pages_and_one_by_itself(filled: Filled, monkey
     assert filled.run("dead-letter", "drop", "--yes").stdout.count("dropped") == LETTERS
 
 
-@pytest.mark.parametrize("command", ["calibrate --stored --accept 20%", "report --stored --text --sample 100"])
-def test_memory_does_not_grow_with_the_decisions_that_are_stored(filled: Filled, command: str) -> None:
-    filled.run(*command.split())
-    tracemalloc.start()
-    try:
-        done = filled.run(*command.split())
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+@pytest.mark.parametrize("asked", ["calibrate --stored --accept 20%", "report --stored --text --sample 100"])
+def test_memory_does_not_grow_with_the_decisions_that_are_stored(filled: Filled, asked: str) -> None:
+    filled.run(*asked.split())
+    with traced_memory() as memory:
+        done = filled.run(*asked.split())
     assert done.exit_code == 0, done.output
     # All of them take 15 MB.
-    assert peak < 5_000_000
+    assert memory.peak_bytes < 5_000_000
 
 
 def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:

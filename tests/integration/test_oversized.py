@@ -6,19 +6,18 @@ from typing import Any, Final
 
 import pytest
 import redis
-from click.testing import CliRunner
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_letters import dead_letter, poison
 from kp_scorer.broker.redis_transport.channel import Channel
 from kp_scorer.broker.results import open_results
 from kp_scorer.broker.wire import BEGINNING_BYTES, arguments_in, largest_message_bytes, submission_in
-from kp_scorer.cli.main import commands
 from kp_scorer.decoding import Limits
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 from tests.support.builders import decision_on, minimal_payload
+from tests.support.commands import command
 from tests.support.traces import rows_in
 
 MIB: Final = 2**20
@@ -52,7 +51,7 @@ def keep(request: pytest.FixtureRequest, settings: Settings, redis_client: redis
 
 @pytest.mark.parametrize("way", ["received", "reclaimed"])
 def test_the_beginning_of_a_message_that_was_cut_is_no_submission(
-    way: str, settings: Settings, redis_client: redis.Redis
+    way: str, settings: Settings, store: Store, redis_client: redis.Redis
 ) -> None:
     limits = Limits(message_bytes=10_000)
     trace = json.dumps(minimal_payload()).encode()
@@ -70,22 +69,14 @@ def test_the_beginning_of_a_message_that_was_cut_is_no_submission(
             assert submission_in(message, limits) == item[:BEGINNING_BYTES]
             # So is one that is redelivered.
             message.reject(requeue=True)
-        channel.basic_get("traces").ack()
-    assert redis_client.lrange(OVERSIZED, 0, -1) == [item]
-    assert set(redis_client.scan_iter("traces*")) == {OVERSIZED.encode()}
-
-
-def test_a_poison_message_that_was_cut_is_nobodys_trace(settings: Settings, store: Store, redis_client: redis.Redis) -> None:
-    limits = Limits(message_bytes=10_000)
-    trace = json.dumps(minimal_payload()).encode()
-    with make_celery(settings.model_copy(update={"limits": limits})) as app, app.connection_for_read() as connection:
-        channel: Channel = connection.default_channel
-        redis_client.lpush("traces", trace + b" " * largest_message_bytes(limits))
         message = channel.basic_get("traces")
+        # Nor is it anybody's trace if it is poison.
         assert dead_letter(store.dead_letters, message, poison(message, 6), limits) is None
         message.ack()
     (stored,) = store.dead_letters.read()
     assert stored.trace_id == ""
+    assert redis_client.lrange(OVERSIZED, 0, -1) == [item]
+    assert set(redis_client.scan_iter("traces*")) == {OVERSIZED.encode()}
 
 
 def test_the_beginning_of_a_decision_that_was_cut_is_no_decision(
@@ -101,25 +92,16 @@ def test_the_beginning_of_a_decision_that_was_cut_is_no_decision(
     assert store.dead_letters.payload(dead_letter.letter_id) == item[:BEGINNING_BYTES]
 
 
-def command(settings: Settings, *arguments: str) -> list[Any]:
-    """Run ``kp-scorer``; return the JSON lines that it prints."""
-    result = CliRunner().invoke(commands, [*arguments, "--broker-url", settings.broker.url], catch_exceptions=False)
-    return rows_in(result.stdout)
-
-
 def test_the_newest_hundred_are_kept(keep: Keep, redis_client: redis.Redis) -> None:
     messages = [b"message %05d" % number for number in range(103)]
     assert keep(messages) == messages[3:]
     assert redis_client.ttl(OVERSIZED) > 0
 
 
-def test_they_take_a_quarter_of_maxmemory_at_most(keep: Keep, redis_client: redis.Redis) -> None:
+def test_they_take_a_quarter_of_maxmemory_at_most(keep: Keep, limit_memory: Callable[[int], object]) -> None:
     messages = [bytes([number]) * (6 * MIB) for number in range(2)]
-    redis_client.config_set("maxmemory", 40 * MIB)
-    try:
-        assert keep(messages) == messages[1:]
-    finally:
-        redis_client.config_set("maxmemory", 0)
+    limit_memory(40 * MIB)
+    assert keep(messages) == messages[1:]
 
 
 # Both ways keep them by the same function.
@@ -133,6 +115,7 @@ def test_no_more_are_kept_than_their_bytes_allow(keep: Keep) -> None:
 
 
 def test_stats_count_them(settings: Settings, redis_client: redis.Redis) -> None:
-    assert command(settings, "stats", "--redis-url", settings.redis.url)[0]["oversized"] == 0
-    redis_client.rpush(OVERSIZED, b"a", b"b")
-    assert command(settings, "stats", "--redis-url", settings.redis.url)[0]["oversized"] == 2
+    for count in (0, 2):
+        (stats,) = rows_in(command(settings, "stats").stdout)
+        assert stats["oversized"] == count
+        redis_client.rpush(OVERSIZED, b"a", b"b")

@@ -18,12 +18,11 @@ from kp_scorer.settings import Settings
 
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed
-from tests.support.commands import run
+from tests.support.commands import command
 from tests.support.fast_worker import WordHashEmbedder
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.traces import new_id, rows_in
 
-WORDS: Final = {"KP_EMBEDDING_EMBEDDER": "words"}
 REJECT: Final = {"tasks": {"similarity": 0.9, "beyond": "reject"}}
 
 
@@ -80,24 +79,24 @@ def test_a_set_that_somebody_has_changed_is_none(store: Store, redis_client: red
 
 
 @pytest.fixture
-def variables(settings: Settings) -> dict[str, str]:
-    return {"KP_BROKER_URL": settings.broker.url, **WORDS}
+def words(settings: Settings) -> Settings:
+    return with_changed(settings, embedding__embedder="words")
 
 
-def test_files_of_texts_and_of_traces_are_pinned_listed_and_removed(variables: dict[str, str], tmp_path: Path) -> None:
+def test_files_of_texts_and_of_traces_are_pinned_listed_and_removed(words: Settings, tmp_path: Path) -> None:
     file = tmp_path / "tasks.txt"
     file.write_text("count the open invoices\n\nbook a flight to Rome\n")
-    of_texts = run("cache", "pin", "tasks", str(file), **variables)
-    assert of_texts.returncode == 0, of_texts.stderr
-    of_traces = run("cache", "pin", "runs", "-", stdin=json.dumps(minimal_payload()) + "\n", **variables)
-    assert of_traces.returncode == 0, of_traces.stderr
+    of_texts = command(words, "cache", "pin", "tasks", str(file))
+    assert of_texts.exit_code == 0, of_texts.stderr
+    of_traces = command(words, "cache", "pin", "runs", "-", stdin=json.dumps(minimal_payload()) + "\n")
+    assert of_traces.exit_code == 0, of_traces.stderr
     (texts,), (traces,) = rows_in(of_texts.stdout), rows_in(of_traces.stdout)
     assert (texts["kind"], texts["entries"], traces["kind"], traces["entries"]) == ("texts", 2, "traces", 1)
-    listed = rows_in(run("cache", "info", **variables).stdout)
+    listed = rows_in(command(words, "cache", "info").stdout)
     assert [(each["name"], each["version"]) for each in listed] == [("runs", traces["version"]), ("tasks", texts["version"])]
-    assert run("cache", "unpin", "tasks", **variables).returncode == 0
-    assert [each["name"] for each in rows_in(run("cache", "info", **variables).stdout)] == ["runs"]
-    assert run("cache", "unpin", "tasks", **variables).returncode == 2
+    assert command(words, "cache", "unpin", "tasks").exit_code == 0
+    assert [each["name"] for each in rows_in(command(words, "cache", "info").stdout)] == ["runs"]
+    assert command(words, "cache", "unpin", "tasks").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -110,19 +109,19 @@ def test_files_of_texts_and_of_traces_are_pinned_listed_and_removed(variables: d
         ("tasks", json.dumps(minimal_payload()) + '\n{"no": "trace"}\n', "line 2: "),
     ],
 )
-def test_what_cannot_be_pinned_is_refused(variables: dict[str, str], store: Store, name: str, lines: str, message: str) -> None:
-    refused = run("cache", "pin", name, "-", stdin=lines, **variables)
-    assert refused.returncode == 2
+def test_what_cannot_be_pinned_is_refused(words: Settings, store: Store, name: str, lines: str, message: str) -> None:
+    refused = command(words, "cache", "pin", name, "-", stdin=lines)
+    assert refused.exit_code == 2
     assert message in refused.stderr
     assert store.all_pinned_sets() == []
 
 
-def test_offline_scoring_reads_the_sets_in_redis(settings: Settings, variables: dict[str, str]) -> None:
-    changed = with_changed(settings, novelty__pinned=REJECT, embedding__embedder="words", scoring__threshold=0.0)
+def test_offline_scoring_reads_the_sets_in_redis(words: Settings) -> None:
+    changed = with_changed(words, novelty__pinned=REJECT, scoring__threshold=0.0)
     trace = minimal_payload(objective="count the open invoices")
     with pytest.raises(SettingsError, match=r"novelty\.pinned: tasks: not pinned in this space"):
         next(score_traces([trace], changed))
-    run("cache", "pin", "tasks", "-", stdin="count the open invoices", **variables)
+    command(words, "cache", "pin", "tasks", "-", stdin="count the open invoices")
     (decision,) = score_traces([trace], changed)
     assert (decision.outcome, decision.pinned[0].nearest) == ("rejected", "1")
     offline = with_changed(changed, broker__url="", redis__url="")
@@ -146,8 +145,7 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
     settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
     changed = with_changed(settings, novelty__pinned=REJECT, scoring__threshold=0.0)
-    log = tmp_path / "worker.log"
-    with start_worker(changed, log, command=FAST_WORKER, ready=False) as started, Client(changed) as client:
+    with at_work(changed, tmp_path, ready=False) as (started, client):
         wait_until(lambda: started.events("service_unavailable"))
         assert "novelty.pinned: tasks: not pinned in this space" in started.text()
         keep(store, "tasks", word_hash_set("wash the car"), "word-hash-1")
@@ -162,12 +160,12 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
         wait_until(lambda: "novelty.pinned: tasks: not pinned in this space" in str(store.worker_reports()))
         keep(store, "tasks", of_tasks, "word-hash-1")
         assert client.wait(waiting, timeout_s=60).outcome == "rejected"
-    audited = run("audit", KP_BROKER_URL=settings.broker.url)
-    assert audited.returncode == 0, audited.stderr
+    audited = command(settings, "audit")
+    assert audited.exit_code == 0, audited.stderr
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in audited.stderr
     # As if a redelivery after the slack had appended the first again.
     (novelty_log,) = store.novelty_logs()
     entry = next(novelty_log.entries())
     redis_client.xadd(keys.of_log(novelty_log.space).log, {"i": entry.trace_id, "d": entry.digest, "v": entry.vector.tobytes()})
-    again = run("audit", KP_BROKER_URL=settings.broker.url)
+    again = command(settings, "audit")
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in again.stderr
