@@ -11,10 +11,11 @@ import pytest
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 
+from tests.support.changed_settings import settings_at
 from tests.support.outcomes import published
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, free_port, start_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, at_work, free_port, wait_until
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 from tests.support.shipped import Shipped
@@ -32,8 +33,7 @@ class Pair:
         self._primary = primary
         self._replica = replica
         self._proxy = proxy
-        urls = {"broker.url": proxy.url, "redis.url": proxy.url}
-        self.settings: Settings = load_settings({**urls, "worker.batch_size": 8})
+        self.settings = settings_at(proxy.url, worker__batch_size=8)
 
     def hand_over(self) -> None:
         """Make the replica the primary, and the other way round; connections stay where they are, and new ones go to it."""
@@ -55,8 +55,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def test_a_worker_and_a_client_follow_to_the_new_primary_and_no_trace_in_flight_is_lost(pair: Pair, tmp_path: Path) -> None:
     *traces, last = short_traces(301, seed=2)
     with (
-        start_worker(pair.settings, tmp_path / "worker.log", command=CRASHING_WORKER, variables=SLOW) as worker,
-        Client(pair.settings) as client,
+        at_work(pair.settings, tmp_path, command=CRASHING_WORKER, variables=SLOW) as (worker, client),
         Store.open(pair.settings) as store,
     ):
         for trace in traces:
@@ -97,7 +96,7 @@ class Guarded:
         """Settings of a user who knows where the sentinel is, and its password."""
         parameters = f"primary=scorer&sentinel_password={password}&{self.primary.files()}"
         url = f"rediss+sentinel://{user}:{self.primary.password(user)}@localhost:{self._port}/0?{parameters}"
-        return load_settings({"broker.url": url, "redis.url": url})
+        return settings_at(url)
 
     def ask(self, *command: str) -> str:
         """Ask the sentinel; it says nothing until it listens."""
@@ -137,10 +136,7 @@ def test_a_worker_follows_to_a_replica_by_tls_with_the_users_for_that(guarded: G
     wait_until(lambda: "num-slaves\n1\n" in guarded.ask("sentinel", "master", "scorer"), timeout_s=30)
     wait_until(lambda: "master-link-status\nok\n" in guarded.ask("sentinel", "replicas", "scorer"), timeout_s=30)
     before, after = fresh_samples(2)
-    with (
-        start_worker(guarded.settings("worker"), tmp_path / "worker.log", command=FAST_WORKER) as worker,
-        Client(guarded.settings("client")) as client,
-    ):
+    with at_work(guarded.settings("worker"), tmp_path) as (worker, _), Client(guarded.settings("client")) as client:
         assert client.wait(client.submit(before), timeout_s=30).trace_id == before["id"]
         wait_until(lambda: guarded.ask("sentinel", "failover", "scorer").startswith("OK"), timeout_s=30)
         with guarded.replica.connect("administrator") as admin:
@@ -155,3 +151,10 @@ def test_an_error_names_the_sentinel_that_refuses(guarded: Guarded) -> None:
     with Store.open(guarded.settings("worker", "wrong")) as store, pytest.raises(ServiceUnavailable) as refused:
         store.ping()
     assert "none of 1 sentinels says where the primary 'scorer' is: AuthenticationError" in str(refused.value)
+
+
+def test_a_client_without_a_certificate_is_refused(guarded: Guarded) -> None:
+    url = guarded.primary.url("worker").partition("&")[0]
+    # What the server says of it may come too late: it closes the connection in the same breath.
+    with Store.open(settings_at(url)) as store, pytest.raises(ServiceUnavailable, match=r"^redis\.url: Conn"):
+        store.ping()

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from click.testing import CliRunner
-from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
 from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
+from tests.support.commands import command
 from tests.support.documents import Line, lines_of
-from tests.support.processes import FAST_WORKER, free_port, start_worker
+from tests.support.processes import at_work, free_port
+from tests.support.servers import redis_cli
 from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
 
@@ -80,12 +80,13 @@ class Fleet:
 
 @pytest.fixture(params=["queue", "stream"])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
-    """A Redis as it is shipped, with a worker, and a group that reads if decisions go to a stream."""
-    server = Shipped(tmp_path, redis_executable(), more="maxmemory 1gb\n")
+    """A Redis as it is shipped, with a worker, and a group that reads if decisions go to a stream; on another server then."""
+    another = shutil.which("redis-server") if request.param == "stream" else None
+    server = Shipped(tmp_path, another or redis_executable(), more="maxmemory 1gb\n")
     try:
         opened = Fleet(server, tmp_path, request.param)
         with (
-            start_worker(opened.settings["worker"], tmp_path / "worker.log", command=FAST_WORKER),
+            at_work(opened.settings["worker"], tmp_path),
             server.connect("operator") as operator,
         ):
             if request.param == "stream":
@@ -119,22 +120,21 @@ def test_commands_of_the_operators_pages_do_what_they_say(fleet: Fleet) -> None:
 def ran(fleet: Fleet, text: str) -> tuple[int, str]:
     """Run a command as its user; return its exit code and what it printed."""
     settings = fleet.settings["operator"]
-    command = fleet.filled(re.sub(r"\s+#.*", "", text))
-    if re.fullmatch(r"kp-scorer [^|<>]*", command):
-        done = CliRunner(env=as_environment(settings)).invoke(commands, command.split()[1:], input="y\n")
+    line = fleet.filled(re.sub(r"\s+#.*", "", text))
+    if re.fullmatch(r"kp-scorer [^|<>]*", line):
+        done = command(settings, *line.split()[1:], stdin="y\n")
         return done.exit_code, done.output + repr(done.exception or "")
     url = fleet.server.url("administrator" if AS_ADMINISTRATOR in text else "operator")
     tools = fleet.directory / "tools"
     tools.mkdir(exist_ok=True)
-    cli = shutil.which("redis-cli", path=f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}")
     for name, program in {
         "kp-scorer": f'"{sys.executable}" -m kp_scorer.cli',
-        "redis-cli": f'"{cli}" --no-auth-warning -u "{url}"',
+        "redis-cli": f'"{redis_cli()}" --no-auth-warning -u "{url}"',
     }.items():
         (tools / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n', "utf-8")
         (tools / name).chmod(0o755)
     shell = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command],
+        ["bash", "-o", "pipefail", "-c", line],
         cwd=fleet.directory,
         env=os.environ | as_environment(settings) | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,

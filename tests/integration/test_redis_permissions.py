@@ -10,7 +10,6 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +26,7 @@ from kp_scorer.broker.publishing import declare_queues
 from kp_scorer.broker.queues import results_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
-from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ServiceUnavailable
@@ -37,18 +36,16 @@ from kp_scorer.ledger.records import Submission
 from kp_scorer.ledger.scripts import Script
 from kp_scorer.local import redis_executable
 from kp_scorer.novelty import Candidate
-from kp_scorer.novelty.audit import audit
 from kp_scorer.novelty.pins import PinnedSet
-from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.settings.loading import as_environment
 
-from tests.support import commands
 from tests.support.builders import decision_on
 from tests.support.changed_settings import with_changed
+from tests.support.commands import command
 from tests.support.fast_worker import WordHashEmbedder
+from tests.support.paths import REPOSITORY
 from tests.support.permissions import documented
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
@@ -75,51 +72,47 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
     settings = {user: server.settings(user) for user in ("client", "worker", "operator")}
     producer = Celery("producer", broker=server.url("producer"), set_as_current=False)
     asking = Celery("asking", broker=server.url("client"), backend=server.url("client"), set_as_current=False)
-    first, second, third, fourth = fresh_samples(4)
-    with (
-        start_worker(settings["worker"], tmp_path / "worker.log", command=FAST_WORKER) as worker,
-        Client(settings["client"]) as client,
-    ):
-        plain = Queue("traces", no_declare=True)
-        producer.send_task("score_trace", args=[first], queue=plain, mandatory=True)
-        asked = asking.send_task("score_trace", args=[second], queue=plain, ignore_result=False)
-        assert asked.get(timeout=30)["trace_id"] == second["id"]
-        assert client.wait(client.submit(third), timeout_s=30).trace_id == third["id"]
-        producer.send_task("score_trace", args=[{"id": "kp:trace:invalid"}], queue=plain)
-        wait_until(lambda: worker.events("trace_dead"), timeout_s=30)
-        _operate(settings["operator"], tmp_path, str(third["id"]), fourth)
+    first, second, third, fourth, fifth = fresh_samples(5)
+    with Client(settings["client"]) as client:
+        # Clients run the scripts that workers load, and load again.
+        with pytest.raises(ServiceUnavailable, match="this user may not load them: start a worker of this version"):
+            client.submit(first)
+        assert server.refused() != []
+        with at_work(settings["worker"], tmp_path) as (worker, _):
+            plain = Queue("traces", no_declare=True)
+            producer.send_task("score_trace", args=[first], queue=plain, mandatory=True)
+            asked = asking.send_task("score_trace", args=[second], queue=plain, ignore_result=False)
+            assert asked.get(timeout=30)["trace_id"] == second["id"]
+            assert client.wait(client.submit(third), timeout_s=30).trace_id == third["id"]
+            producer.send_task("score_trace", args=[{"id": "kp:trace:invalid"}], queue=plain)
+            wait_until(lambda: worker.events("trace_dead"), timeout_s=30)
+            _operate(settings["operator"], tmp_path, str(third["id"]), fourth)
+            assert server.refused() == []
+            with server.connect("administrator") as admin:
+                admin.script_flush()
+
+            def submits_again() -> str:
+                try:
+                    return client.submit(fifth)
+                except ServiceUnavailable:
+                    return ""
+
+            client.wait(wait_until(submits_again, timeout_s=10), timeout_s=30)
     for app in (producer, asking):
         app.close()
-    assert server.refused() == []
     assert worker.process.returncode == 0
     assert "NOPERM" not in worker.text()
 
 
 def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str, Any]) -> None:
-    """Run each command that the documents show to an operator."""
+    """Run those commands for an operator that the operators' pages do not show."""
     file = directory / "trace.json"
     file.write_text(json.dumps(trace), "utf-8")
-
-    run = partial(_done, settings)
-    run("submit", str(file), "--wait")
-    run("stats")
-    run("top")
-    # How much memory there is, only whoever runs it can know.
-    assert run("doctor", "--set", "embedding.embedder=none", code=1).count("wrong") == 1
-    run("status", decided)
-    run("explain", decided.removeprefix("kp:trace:")[:12])
-    run("label", decided, "good")
-    assert json.loads(run("label")) == {"trace_id": decided, "good": True}
-    letter = json.loads(run("dead-letter", "list").splitlines()[0])
-    run("dead-letter", "show", letter["letter_id"])
-    run("dead-letter", "drop", letter["letter_id"])
-    run("audit")
-    with Store.open(settings) as store:
-        assert len(list(store.ledger.all_decided())) == 4
-    run("cache", "info")
-    assert len(run("decisions").splitlines()) == 4
-    run("forget", decided)
-    run("cache", "clear")
+    beginning = decided.removeprefix("kp:trace:")[:12]
+    asked = (["submit", str(file), "--wait"], ["top"], ["status", decided], ["explain", beginning], ["label", decided, "good"])
+    for arguments in asked:
+        done = command(settings, *arguments)
+        assert done.exit_code == 0, f"{arguments}: {done.output}"
 
 
 def test_clients_look_up_whole_ids_alone(server: Shipped) -> None:
@@ -128,7 +121,7 @@ def test_clients_look_up_whole_ids_alone(server: Shipped) -> None:
     with Client(settings) as client:
         (trace,) = fresh_samples(1)
         client.submit(trace)
-    done = commands.run("status", str(trace["id"]), str(trace["id"]).removeprefix("kp:trace:")[:-1], **as_environment(settings))
+    done = command(settings, "status", str(trace["id"]), str(trace["id"]).removeprefix("kp:trace:")[:-1])
     assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["pending", "unknown"]
     assert "may not look for ids that begin so (SCAN); give the exact id" in done.stderr
 
@@ -245,25 +238,6 @@ def test_no_script_of_ours_runs_for_long_whatever_a_client_calls_it_with(server:
     assert [entry["command"] for entry in slow if entry["duration"] > 100_000 and b"EVALSHA" in entry["command"]] == []
 
 
-@pytest.mark.slow
-def test_clients_run_the_scripts_that_workers_load_and_load_again(server: Shipped, tmp_path: Path) -> None:
-    first, second, third = fresh_samples(3)
-    with Client(server.settings("client")) as client, server.connect("administrator") as admin:
-        with pytest.raises(ServiceUnavailable, match="this user may not load them: start a worker of this version"):
-            client.submit(first)
-        with start_worker(server.settings("worker"), tmp_path / "worker.log", command=FAST_WORKER):
-            client.submit(second)
-            admin.script_flush()
-
-            def submits_again() -> str:
-                try:
-                    return client.submit(third)
-                except ServiceUnavailable:
-                    return ""
-
-            client.wait(wait_until(submits_again, timeout_s=10), timeout_s=30)
-
-
 def _load_scripts(server: Shipped) -> None:
     """As a worker does before it takes work."""
     with Store.open(server.settings("worker")) as store:
@@ -281,31 +255,25 @@ def test_readers_may_read_queues_and_streams(server: Shipped, tmp_path: Path) ->
     settings = with_changed(server.settings("worker"), **streamed)
     traces = fresh_samples(8)
     with (
-        start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
+        at_work(settings, tmp_path) as (worker, _),
         Client(server.settings("client")) as client,
         server.connect("reader") as reader,
-        server.connect("consumer") as consumer,
         server.connect("operator") as operator,
     ):
         operator.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
         for trace in traces:
             client.submit(trace)
         read = set[str]()
+        of_stream = {"group": "readers", "follow": False, "settings": with_changed(server.settings("consumer"), **streamed)}
 
         def all_read() -> bool:
-            streams: Any = consumer.xreadgroup("readers", "me", {"decisions.accepted": ">"}, count=1)
-            for _, entries in streams:
-                for entry, fields in entries:
-                    consumer.xack("decisions.accepted", "readers", entry)
-                    read.add(fields[b"trace_id"].decode())
+            read.update(decision.trace_id for decision in read_decisions("accepted", **of_stream))
             if (item := reader.brpop(["decisions.rejected"], timeout=0.1)) is not None:
                 read.add(json.loads(item[1])["properties"]["message_id"])
             return read == {trace["id"] for trace in traces}
 
         wait_until(all_read)
-        _done(server.settings("operator"), "stats", "--set", "results.accepted_via=stream")
-        readers = with_changed(server.settings("consumer"), **streamed)
-        assert list(read_decisions("accepted", group="readers", follow=False, settings=readers)) == []
+        assert command(server.settings("operator"), "stats", "--set", "results.accepted_via=stream").exit_code == 0
     assert server.refused() == []
     assert worker.process.returncode == 0
 
@@ -320,13 +288,6 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) ->
     assert server.refused() == []
 
 
-def _done(settings: Settings, *arguments: str, code: int = 0) -> str:
-    """Run a command of ours, which ends with this code; return what it prints."""
-    done = commands.run(*arguments, stdin="y\n", **as_environment(settings))
-    assert done.returncode == code, f"{arguments}: {done.stderr}"
-    return done.stdout
-
-
 def _is_refused(client: redis.Redis, act: Act) -> bool:
     try:
         act(client)
@@ -335,6 +296,26 @@ def _is_refused(client: redis.Redis, act: Act) -> bool:
         refused = ("The user executing the script", "ACL failure in script", "permissions to access")
         return isinstance(error, redis.exceptions.NoPermissionError) or any(words in str(error) for words in refused)
     return False
+
+
+COUNT: Final = "return redis.call('llen', KEYS[1]) + (redis.call('type', KEYS[1]).ok == 'list' and 0 or 1000)"
+"""What KEDA does: it checks the type of a key before it counts."""
+
+
+def test_the_scaler_counts_waiting_messages_and_cannot_read_them(server: Shipped) -> None:
+    (rules,) = re.findall(r"^ +user scaler on >PASSWORD (.+)$", (REPOSITORY / "deploy" / "README.md").read_text(), re.MULTILINE)
+    with server.connect("administrator") as admin:
+        admin.execute_command("ACL", "SETUSER", "scaler", "on", ">secret", *rules.split())  # type: ignore[no-untyped-call]
+        admin.lpush("traces", "one", "two")
+        with redis.Redis.from_url(f"redis://scaler:secret@127.0.0.1:{server.port}/0") as scaler:
+            assert scaler.eval(COUNT, 1, "traces") == 2
+            for forbidden in ("return redis.call('lindex', KEYS[1], 0)", "return redis.call('rpop', KEYS[1])"):
+                with pytest.raises(redis.ResponseError):
+                    scaler.eval(forbidden, 1, "traces")
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                scaler.llen("decisions.accepted")
+        assert admin.llen("traces") == 2
+        admin.acl_deluser("scaler")
 
 
 def test_who_is_no_user_is_refused_from_everywhere_in_the_words_of_redis(server: Shipped) -> None:
@@ -381,10 +362,29 @@ def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:
     assert "ACL" in done.stdout
 
 
-def test_the_store_is_used_whole_by_a_worker_and_an_operator(server: Shipped) -> None:
+def test_what_no_command_of_the_documents_does_is_not_refused_either(server: Shipped) -> None:
+    settings = Settings()
+    embedder = WordHashEmbedder(settings.embedding, "trace")
+    trace, warmed = (decode_trace(payload, Limits()) for payload in fresh_samples(2))
     with server.connect("worker") as worker, server.connect("operator") as operator:
-        settings = Settings()
-        _use_everything(Store(worker, settings), Store(operator, settings), settings)
+        store, operators = Store(worker, settings), Store(operator, settings)
+        # When a trace was lost, and when a worker cannot go on with one.
+        assert store.ledger.submit([Submission(trace.id, trace.digest(), b"{}")]) == ["pending"]
+        assert len(store.ledger.claim_lost(0, queue_is_empty=True)) <= 1
+        store.ledger.count_resend(trace.id)
+        store.ledger.renew()
+        store.ledger.release([trace.id])
+        # When a space is warmed, and a set pinned.
+        log = operators.novelty_log(embedder.space)
+        warming = NoveltyMeter(embedder, log, settings.novelty.window())
+        ((_, vector, _),) = warming.embed([warmed])
+        assert warming.place([Candidate(warmed.id, warmed.digest(), vector)]) != [None]
+        pinned = PinnedSet("traces", [warmed.id], vector[None])
+        operators.pinned_sets(log.space).replace("tasks", pinned, check_room=lambda: operators.ledger.submit(()))
+        sets = store.pinned_sets(log.space)
+        assert (sets.versions(["tasks"]), len(sets.read("tasks") or ())) == ([pinned.version], len(pinned))
+        assert [each["name"] for each in operators.all_pinned_sets()] == ["tasks"]
+        operators.pinned_sets(log.space).remove("tasks")
     assert server.refused() == []
 
 
@@ -396,40 +396,3 @@ def test_every_command_of_a_script_is_a_workers() -> None:
         called = {name.lower() for script in scripts for name in re.findall(r"redis\.call\('(\w+)'", script.read_text("utf-8"))}
         assert called
         assert {f"+{name}" for name in called} <= {rule.partition("|")[0] for rule in rules.split()}
-
-
-def _use_everything(store: Store, operators: Store, settings: Settings) -> None:
-    store.ping()
-    ledger, letters, window = store.ledger, store.dead_letters, settings.novelty.window()
-    embedder = WordHashEmbedder(settings.embedding, "trace")
-    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), window)
-    decider = Decider(ledger, Policy(), novelty, settings.worker.max_attempts)
-    decider.refresh()
-    first, second, warmed = (decode_trace(payload, Limits()) for payload in fresh_samples(3))
-    submission = Submission(first.id, first.digest(), b"{}")
-    assert ledger.submit([submission]) == ["pending"]
-    assert len(ledger.claim_lost(0, queue_is_empty=True)) <= 1
-    ledger.count_resend(first.id)
-    ledger.renew("{}")
-    ledger.release([first.id])
-    assert all(isinstance(decided, Decision) for decided in decider.decide([first, second]))
-    assert ledger.submit([submission]) == ["decided"]
-    letters.dead_letter(b'{"id": "kp:trace:bad"}', "invalid", "$: expected more", "kp:trace:bad")
-    (log,) = operators.novelty_logs()
-    warming = NoveltyMeter(embedder, log, window)
-    ((_, vector, _),) = warming.embed([warmed])
-    assert warming.place([Candidate(warmed.id, warmed.digest(), vector)]) != [None]
-    assert log.info().entries == 3
-    pinned = PinnedSet("traces", [warmed.id], vector[None])
-    operators.pinned_sets(log.space).replace("tasks", pinned, check_room=lambda: operators.ledger.submit(()))
-    sets = store.pinned_sets(log.space)
-    assert (sets.versions(["tasks"]), len(sets.read("tasks") or ())) == ([pinned.version], len(pinned))
-    assert [each["name"] for each in operators.all_pinned_sets()] == ["tasks"]
-    operators.pinned_sets(log.space).remove("tasks")
-    assert audit(list(log.entries()), operators.ledger.decided, window, lambda done, total: None).agreeing == 2
-    assert (log.erase(first.id), operators.ledger.erase(first.id)) == ({first.id: 1}, [1])
-    (dead_letter,) = operators.dead_letters.read()
-    assert operators.dead_letters.payload(dead_letter.letter_id) == b'{"id": "kp:trace:bad"}'
-    assert ledger.counts() == (3, 0, 2, 1)
-    assert operators.dead_letters.drop(dead_letter)
-    log.clear()

@@ -1,30 +1,26 @@
 """A URL that asks for TLS gets it, with a certificate that is verified, or no server learns anything."""
 
-import json
 import re
-import shutil
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues, unavailable_if_broker_fails
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import TASK_NAME
-from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.commands import run
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import PATIENT, own_queues
-from tests.support.shipped import Shipped
 from tests.support.tls import Authority, Listener
 from tests.support.traces import fresh_samples
 
@@ -40,19 +36,23 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls") / "authority")
 
 
-@pytest.fixture(scope="module")
-def trusted(authority: Authority) -> ssl.SSLContext:
-    return authority.server("DNS:localhost")
+class Front(NamedTuple):
+    context: ssl.SSLContext
+    is_proved: bool
 
 
-@pytest.fixture(scope="module", params=["another host", "expired", "another authority"])
-def untrusted(request: pytest.FixtureRequest, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    """A server with a certificate that proves nothing."""
-    if request.param == "another host":
-        return authority.server("DNS:elsewhere")
-    if request.param == "expired":
-        return authority.server("DNS:localhost", days=-1)
-    return Authority(tmp_path_factory.mktemp("tls") / "other").server("DNS:localhost")
+@pytest.fixture(scope="module", params=["valid", "for another host", "expired", "of another authority"])
+def front(request: pytest.FixtureRequest, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Front:
+    """A server by its certificate, and whether that proves who it is."""
+    match request.param:
+        case "for another host":
+            return Front(authority.server("DNS:elsewhere"), is_proved=False)
+        case "expired":
+            return Front(authority.server("DNS:localhost", days=-1), is_proved=False)
+        case "of another authority":
+            other = Authority(tmp_path_factory.mktemp("tls") / "other")
+            return Front(other.server("DNS:localhost"), is_proved=False)
+    return Front(authority.server("DNS:localhost"), is_proved=True)
 
 
 def secure(url: str, port: int, authority: Authority, own: Pair | None = None) -> str:
@@ -97,26 +97,14 @@ of_each_connection = pytest.mark.parametrize(
 )
 
 
-def url_of(scheme: str, request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("redis_url" if scheme == "rediss" else "rabbitmq_url"))
-
-
 @of_each_connection
-def test_a_server_with_a_valid_certificate_is_reached(
-    reach: Reach, scheme: str, authority: Authority, trusted: ssl.SSLContext, redis_url: str, request: pytest.FixtureRequest
+def test_a_server_is_used_only_if_its_certificate_is_valid(
+    reach: Reach, scheme: str, authority: Authority, front: Front, redis_url: str, request: pytest.FixtureRequest
 ) -> None:
-    url = url_of(scheme, request)
-    with Proxy(url, trusted) as front:
-        reach(settings_with(secure(url, front_port(front), authority), redis_url))
-
-
-@of_each_connection
-def test_a_server_with_an_invalid_certificate_is_refused(
-    reach: Reach, scheme: str, authority: Authority, untrusted: ssl.SSLContext, redis_url: str, request: pytest.FixtureRequest
-) -> None:
-    url = url_of(scheme, request)
-    with Proxy(url, untrusted) as front, pytest.raises(ServiceUnavailable):
-        reach(settings_with(secure(url, front_port(front), authority), redis_url))
+    url = str(request.getfixturevalue("redis_url" if scheme == "rediss" else "rabbitmq_url"))
+    expected = nullcontext() if front.is_proved else pytest.raises(ServiceUnavailable)
+    with Proxy(url, front.context) as proxy, expected:
+        reach(settings_with(secure(url, front_port(proxy), authority), redis_url))
 
 
 def settings_with(broker_url: str, redis_url: str) -> Settings:
@@ -185,7 +173,7 @@ def test_a_worker_and_a_client_work_and_reconnect_by_tls(
             "redis.url": secure(settings.redis.url, front_port(store), authority, own),
         }
         secured = load_settings({**urls, **own_queues(), **PATIENT})
-        with start_worker(secured, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(secured) as client:
+        with at_work(secured, tmp_path) as (worker, client):
             (trace, another, asked) = fresh_samples(3)
             assert client.wait(client.submit(trace), timeout_s=30).trace_id == trace["id"]
             # A connection that breaks is made anew, by TLS too.
@@ -197,37 +185,3 @@ def test_a_worker_and_a_client_work_and_reconnect_by_tls(
                 result = app.send_task(TASK_NAME, args=[asked], ignore_result=False, **options)
                 assert result.get(timeout=30)["trace_id"] == asked["id"]
         assert worker.process.returncode == 0
-
-
-@pytest.fixture(scope="module")
-def server(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
-    """The server of this machine: the embedded one is built without TLS."""
-    executable = shutil.which("redis-server")
-    if executable is None or b"tls-port" not in Path(executable).read_bytes():
-        pytest.skip("there is no redis-server with TLS on the PATH")
-    shipped = Shipped(tmp_path_factory.mktemp("shipped"), executable, authority=authority)
-    yield shipped
-    shipped.stop()
-
-
-def test_each_user_may_do_its_part_by_tls(server: Shipped, tmp_path: Path) -> None:
-    submitted, pushed = fresh_samples(2)
-    with (
-        start_worker(server.settings("worker"), tmp_path / "worker.log", command=FAST_WORKER) as worker,
-        Client(server.settings("client")) as client,
-    ):
-        assert client.wait(client.submit(submitted), timeout_s=30).trace_id == submitted["id"]
-        with server.connect("producer") as producer:
-            producer.lpush("traces", json.dumps(pushed))
-        wait_until(lambda: len(worker.events("trace_decided")) == 2)
-    operator = server.url("operator")
-    assert run("stats", KP_BROKER_URL=operator).returncode == 0
-    assert len(run("decisions", KP_BROKER_URL=operator).stdout.splitlines()) == 2
-    assert server.refused() == []
-
-
-def test_a_client_without_a_certificate_is_refused(server: Shipped, authority: Authority) -> None:
-    url = server.url("worker").partition("?")[0] + f"?ssl_ca_certs={authority.certificate}"
-    # What the server says of it may come too late: it closes the connection in the same breath.
-    with Store.open(load_settings({"redis.url": url})) as store, pytest.raises(ServiceUnavailable, match=r"^redis\.url: Conn"):
-        store.ping()
