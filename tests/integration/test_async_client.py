@@ -14,7 +14,7 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
-from tests.support.processes import FAST_WORKER, start_worker
+from tests.support.processes import at_work
 from tests.support.proxy import Proxy
 from tests.support.traces import fresh_samples, new_id, short_traces
 
@@ -64,7 +64,7 @@ def test_each_method_returns_what_the_blocking_client_returns(settings: Settings
         with Client(settings) as for_threads:
             assert for_threads.wait(second["id"], timeout_s=5) == decision
 
-    with start_worker(settings, tmp_path / "log", command=FAST_WORKER):
+    with at_work(settings, tmp_path):
         with_client(settings, use)
 
 
@@ -88,19 +88,6 @@ def test_each_method_raises_what_the_blocking_client_raises(settings: Settings, 
             await client.wait(dead, timeout_s=5)
 
     with_client(settings, use)
-
-
-def test_tasks_share_a_client_and_one_thread(settings: Settings, store: Store) -> None:
-    traces = short_traces(TASKS, seed=12)
-    before = threading.active_count()
-
-    async def use(client: AsyncClient) -> None:
-        ids = await asyncio.gather(*(client.submit(trace) for trace in traces))
-        assert ids == [trace["id"] for trace in traces]
-        assert threading.active_count() == before + 1
-
-    with_client(settings, use)
-    assert store.ledger.counts().pending == TASKS
 
 
 def test_the_loop_goes_on_while_a_server_is_silent_and_every_call_ends_in_time(

@@ -10,19 +10,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
-from tests.support.commands import COMMAND
+from tests.support.commands import COMMAND, command
 from tests.support.documents import blocks, code_with
 from tests.support.paths import REPOSITORY
-from tests.support.processes import FAST_WORKER, free_port, start_worker
+from tests.support.processes import at_work, free_port
 from tests.support.rabbitmq import own_queues, rabbitmq_in_use
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, redis_cli, redis_servers
 from tests.support.traces import fresh_samples
 
 PASSWORD = "secret-of-backup"
@@ -36,8 +34,8 @@ def take_copy(server: RedisServer, copy: Path) -> None:
         client.execute_command("ACL", "SETUSER", name, *rules)
         # For others that might want a copy too, newer servers would wait five seconds.
         client.config_set("repl-diskless-sync-delay", 0)
-    command = code_with("--rdb copy.rdb").replace("PASSWORD-OF-backup", PASSWORD)
-    in_shell(command.replace("HOST", "127.0.0.1").replace("6379", str(server.port)), copy.parent)
+    shown = code_with("--rdb copy.rdb").replace("PASSWORD-OF-backup", PASSWORD)
+    in_shell(shown.replace("HOST", "127.0.0.1").replace("6379", str(server.port)), copy.parent)
 
 
 def restore(copy: Path, directory: Path, executable: str) -> None:
@@ -54,9 +52,7 @@ def restore(copy: Path, directory: Path, executable: str) -> None:
 
 
 def in_shell(commands: str, directory: Path) -> None:
-    cli = shutil.which("redis-cli", path=f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}")
-    assert cli, "there is no redis-cli"
-    path = f"{Path(cli).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{Path(redis_cli()).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=directory,
@@ -69,11 +65,8 @@ def in_shell(commands: str, directory: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("which", ["embedded", "redis-server on the PATH"])
-def test_a_copy_restored_as_documented_survives_restarts_and_a_bare_one_is_ignored(which: str, tmp_path: Path) -> None:
-    executable = redis_executable() if which == "embedded" else shutil.which("redis-server")
-    if executable is None:
-        pytest.skip("there is no redis-server on the PATH")
+@pytest.mark.parametrize("executable", redis_servers())
+def test_a_copy_restored_as_documented_survives_restarts_and_a_bare_one_is_ignored(executable: str, tmp_path: Path) -> None:
     copy, old, new = tmp_path / "copy.rdb", tmp_path / "old", tmp_path / "new"
     old.mkdir()
     with RedisServer(old, executable) as server, server.connect() as client:
@@ -96,10 +89,7 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
     with rabbitmq_in_use(), RedisServer(tmp_path / "lost") as server:
         settings = settings_on(rabbitmq_url, server)
         erased, decided, pending, twice, unknown = (str(trace["id"]) for trace in traces)
-        with (
-            Client(settings) as client,
-            start_worker(settings, tmp_path / "one.log", command=FAST_WORKER) as worker,
-        ):
+        with at_work(settings, tmp_path) as (worker, client):
             for trace in traces[:2]:
                 client.wait(client.submit(trace), timeout_s=30)
             # For the moment of the copy nobody decides.
@@ -110,7 +100,7 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
             first = client.wait(twice, timeout_s=30)
             client.wait(pending, timeout_s=30)
             client.wait(client.submit(traces[4]), timeout_s=30)
-            assert run_command(settings, "forget", erased).exit_code == 0
+            assert command(settings, "forget", erased).exit_code == 0
     restore(tmp_path / "copy.rdb", tmp_path / "new", redis_executable())
     with rabbitmq_in_use(), RedisServer(tmp_path / "new") as server:
         settings = settings_on(rabbitmq_url, server)
@@ -122,16 +112,16 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
             assert erased_again(settings, noted, tmp_path) == 1
             states = [status and status.state for status in client.look_up([erased, decided, pending, twice])]
             assert states == [None, "decided", "pending", "pending"]
-            with start_worker(settings, tmp_path / "two.log", command=FAST_WORKER):
+            with at_work(settings, tmp_path):
                 for trace_id in (pending, twice):
                     client.wait(trace_id, timeout_s=30)
                 assert client.wait(twice, timeout_s=30).decided_at > first.decided_at
                 client.wait(client.submit(traces[4]), timeout_s=30)
             assert client.look_up([erased]) == [None]
-        stats = json.loads(run_command(settings, "stats").stdout)
+        stats = json.loads(command(settings, "stats").stdout)
         # What was decided counts, also after it was erased.
         assert [stats[name] for name in ("submitted", "pending", "decided", "dead")] == [5, 0, 5, 0]
-        audit = run_command(settings, "audit")
+        audit = command(settings, "audit")
         assert audit.exit_code == 0, audit.output
         assert re.search(r"\b4\b", audit.stderr), audit.stderr
 
@@ -139,8 +129,8 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
 def erased_again(settings: Settings, trace_ids: list[str], directory: Path) -> int:
     """Erase these as the documents show it; return the exit status."""
     (directory / "erased.txt").write_text("".join(f"{trace_id}\n" for trace_id in trace_ids), "utf-8")
-    command, *_ = code_with("erased.txt").splitlines()
-    program = command.replace("kp-scorer", shlex.join(COMMAND))
+    shown, *_ = code_with("erased.txt").splitlines()
+    program = shown.replace("kp-scorer", shlex.join(COMMAND))
     environment = os.environ | as_environment(settings)
     return subprocess.run(program, shell=True, cwd=directory, env=environment, timeout=60, check=False).returncode
 
@@ -148,8 +138,3 @@ def erased_again(settings: Settings, trace_ids: list[str], directory: Path) -> i
 def settings_on(broker_url: str, server: RedisServer) -> Settings:
     """Settings by which a broker has queues that nobody has used, and what is lost is noticed soon."""
     return load_settings({"broker.url": broker_url, "redis.url": server.url, "ledger.resend_after_s": 0.5, **own_queues()})
-
-
-def run_command(settings: Settings, *arguments: str) -> Result:
-    """What a command says with these settings."""
-    return CliRunner(env=as_environment(settings)).invoke(commands, arguments)

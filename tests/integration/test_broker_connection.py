@@ -1,34 +1,46 @@
-"""A worker's connection to the broker: what it logs of it, in JSON Lines alone, and what is left of one that was lost."""
+"""A worker's connection to the broker: what it logs of one that is lost, and leaves of it; and who can ask the worker by it."""
 
 import json
+from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
+import redis
+from celery import Celery
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
+from kp_scorer.errors import SettingsError
 from kp_scorer.process.consumer import server_of
-from kp_scorer.settings import load_settings
+from kp_scorer.settings import Settings, load_settings
 
 from tests.support.changed_settings import SettingsWith, with_changed
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples
 
 COUNTING_WORKER: Final = ("tests.support.counting_worker",)
 
 
-def test_a_lost_connection_is_logged_with_its_reason_and_its_server(on_broker: SettingsWith, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_lost_connection_is_logged_with_its_reason_and_its_server_and_leaves_nothing_behind(
+    on_broker: SettingsWith, tmp_path: Path
+) -> None:
     settings = on_broker()
     with Proxy(settings.broker.url) as proxy:
         through = with_changed(settings, broker__url=proxy.url, redis__url=settings.redis.url, broker__timeout_s=2.0)
-        with start_worker(through, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        with at_work(through, tmp_path, command=COUNTING_WORKER) as (worker, _), Client(settings) as client:
             proxy.refuse()
             lost = wait_until(lambda: worker.events("connection_lost"))[0]
             unreached = wait_until(lambda: worker.events("consumer: Cannot connect to"))[0]
             proxy.accept()
             client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
+            for before in range(len(worker.events("connection_lost")), 9):
+                proxy.cut()
+                wait_until(lambda before=before: len(worker.events("connection_lost")) > before)  # type: ignore[misc]
+                client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
     server = urlsplit(proxy.url)
     assert lost["server"] == unreached["server"] == f"127.0.0.1:{server.port}"
     assert "Error" in lost["detail"]
@@ -38,20 +50,43 @@ def test_a_lost_connection_is_logged_with_its_reason_and_its_server(on_broker: S
     assert worker.process.returncode == 0
     events = [json.loads(line) for line in worker.text().splitlines()]
     assert [event for event in events if event["logger"] == "py.warnings"] == []
-
-
-@pytest.mark.slow
-def test_a_lost_connection_leaves_nothing_behind(on_broker: SettingsWith, tmp_path: Path) -> None:
-    settings = on_broker()
-    with Proxy(settings.broker.url) as proxy:
-        through = with_changed(settings, broker__url=proxy.url, redis__url=settings.redis.url)
-        with start_worker(through, tmp_path / "worker.log", command=COUNTING_WORKER) as worker, Client(settings) as client:
-            for lost in range(1, 9):
-                proxy.cut()
-                wait_until(lambda lost=lost: len(worker.events("connection_lost")) >= lost)  # type: ignore[misc]
-                client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
     (transports,) = worker.events("transports")
     assert transports["count"] < 6, "those of this connection, of the pool, and of the last ones, which wait for their timers"
+
+
+def asked(settings: Settings, command: str, timeout_s: float = 10.0, **arguments: Any) -> list[Any]:
+    """The answers that an application of somebody else gets to a command."""
+    with closing(Celery("another-application", broker=settings.broker.url, set_as_current=False)) as app:
+        return list(app.control.broadcast(command, arguments=arguments, reply=True, limit=1, timeout=timeout_s) or [])
+
+
+def test_whoever_reaches_the_broker_can_neither_ask_a_worker_nor_change_it(
+    on_broker: SettingsWith, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    settings = on_broker()
+    with at_work(settings, tmp_path) as (worker, client):
+        if settings.broker.is_redis:
+            assert redis_client.pubsub_numpat() == 0
+            assert list(redis_client.scan_iter("*kombu*")) + list(redis_client.scan_iter("*pidbox*")) == []
+        assert asked(settings, "shutdown", timeout_s=2.0) == []
+        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=30)
+        assert worker.process.poll() is None
+
+
+def test_a_setting_has_celery_obey_on_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__remote_control=True)
+    with at_work(settings, tmp_path) as (worker, client):
+        (answer,) = wait_until(lambda: asked(settings, "active_queues"))
+        assert [queue["name"] for queues in answer.values() for queue in queues] == [settings.queues.traces]
+        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=30)
+        asked(settings, "shutdown", timeout_s=1.0)
+        assert worker.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("url", ["", "redis://127.0.0.1/0"])
+def test_remote_control_is_refused_where_redis_is_the_broker(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"worker\.remote_control needs RabbitMQ"):
+        load_settings({"broker.url": url, "worker.remote_control": True})
 
 
 @pytest.mark.parametrize(

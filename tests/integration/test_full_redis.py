@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 import redis
-from click.testing import CliRunner
 from kombu.exceptions import OperationalError
 from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
@@ -17,7 +16,6 @@ from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.cli.commands.novelty import warm_up
 from kp_scorer.cli.converting import Line
-from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decoding import decode_trace
@@ -27,9 +25,10 @@ from kp_scorer.ledger.connection import shortcomings
 from kp_scorer.ledger.store import WorkerReport
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.changed_settings import with_changed
+from tests.support.changed_settings import settings_at, with_changed
+from tests.support.commands import command
 from tests.support.outcomes import published
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.servers import RedisServer
 from tests.support.traces import short_traces
 from tests.support.word_embedder import WordEmbedder
@@ -48,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def endpoints(server: RedisServer) -> Settings:
-    return load_settings({"broker.url": server.url, "redis.url": server.url})
+    return settings_at(server.url)
 
 
 def large_traces(seed: int) -> list[dict[str, Any]]:
@@ -91,13 +90,12 @@ def test_a_worker_started_on_a_full_redis_empties_it(server: RedisServer, endpoi
     submitted = fill_by_client(endpoints, large_traces(seed=1))
     assert 0.85 < server.used_bytes() / LIMIT_BYTES < 0.95
     submitted += fill_by_force(endpoints, large_traces(seed=2))
-    with start_worker(endpoints, tmp_path / "worker.log", command=FAST_WORKER) as worker, Store.open(endpoints) as store:
+    with at_work(endpoints, tmp_path) as (worker, client), Store.open(endpoints) as store:
         wait_until(lambda: store.ledger.counts().decided == len(submitted))
         # There is room again, without anyone's doing.
-        with Client(endpoints) as client:
-            (trace,) = short_traces(1, seed=3)
-            submitted.append(client.submit(trace))
-            client.wait(submitted[-1], timeout_s=30)
+        (trace,) = short_traces(1, seed=3)
+        submitted.append(client.submit(trace))
+        client.wait(submitted[-1], timeout_s=30)
         assert store.ledger.counts() == (len(submitted), 0, len(submitted), 0)
     assert "Traceback" not in worker.text()
     assert worker.process.returncode == 0
@@ -118,8 +116,8 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
         for in_flight in (1, 2):
             store.ledger.renew(WorkerReport(node="one", in_flight=in_flight).model_dump_json())
         assert store.worker_reports() == [WorkerReport(node="one", in_flight=2)]
-        for command in ("dead-letter list", "forget kp:trace:1", "dead-letter drop --yes", "stats"):
-            done = CliRunner().invoke(commands, [*command.split(), "--broker-url", server.url], catch_exceptions=False)
+        for asked in ("dead-letter list", "forget kp:trace:1", "dead-letter drop --yes", "stats"):
+            done = command(endpoints, *asked.split())
             assert done.exit_code == 0, done.output
         assert list(store.dead_letters.read()) == []
         assert [each["trace_id"] for each in published(endpoints)] == [decision.trace_id]
@@ -145,7 +143,7 @@ def test_a_worker_that_the_broker_refuses_logs_it_once_a_second(
     with server.connect() as client:
         client.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-evalsha")
     limited = with_changed(endpoints, broker__url=server.url.replace("//", "//limited:secret@"))
-    with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER, ready=False) as worker:
+    with at_work(limited, tmp_path, ready=False) as (worker, _):
         lines = wait_until(lambda: (events := worker.events("service_unavailable"))[3:] and events)
         # Giving a fresh start to what was refused costs some moments too.
         assert _seconds(lines[0], lines[3]) > 2.9
@@ -165,16 +163,14 @@ def _seconds(earlier: dict[str, Any], later: dict[str, Any]) -> float:
 
 
 def test_a_worker_names_each_unsuitable_setting_of_its_redis_and_the_remedy(
-    settings: Settings, redis_client: redis.Redis, tmp_path: Path
+    settings: Settings, limit_memory: Callable[[int], object], tmp_path: Path
 ) -> None:
-    redis_client.config_set("maxmemory", 10**9)
+    limit_memory(10**9)
     with RedisServer(tmp_path) as server, server.connect() as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.config_set("appendonly", "no")
-        queues_elsewhere = with_changed(settings, broker__url=server.url)
-        with start_worker(queues_elsewhere, tmp_path / "worker.log", command=FAST_WORKER) as worker:
+        with at_work(with_changed(settings, broker__url=server.url), tmp_path) as (worker, _):
             shortages = [(line["service"], line["detail"].partition(": set ")[2]) for line in worker.events("redis_unsuitable")]
-    redis_client.config_set("maxmemory", 0)
     assert shortages == [("broker", "maxmemory-policy noeviction"), ("broker", "maxmemory"), ("broker", "appendonly yes")]
 
 
@@ -184,7 +180,7 @@ def test_memory_is_unknown_to_a_user_who_may_not_ask_for_it(tmp_path: Path) -> N
         client.acl_setuser("kept-out", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
         kept_out = server.url.replace("redis://", "redis://kept-out:any@")
         for url, is_allowed in ((server.url, True), (kept_out, False)):
-            with Store.open(load_settings({"broker.url": url, "redis.url": url})) as store:
+            with Store.open(settings_at(url)) as store:
                 assert (store.memory_used() is not None) == is_allowed
                 assert 0 <= (store.memory_used() or 0.0) < 0.1
 

@@ -1,9 +1,7 @@
 """The intake queue on RabbitMQ: any client can declare it, and its messages move to the queue of traces, once or twice."""
 
 import json
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,14 @@ from kp_scorer.broker.publishing import declare_queues, publish_confirmed
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
-from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, launch_worker, start_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ, confirming
-from tests.support.traces import fresh_samples, short_traces
+from tests.support.processes import CRASHING_WORKER, at_work, launch_worker, wait_until
+from tests.support.rabbitmq import RabbitMQ, confirming, evaluated
+from tests.support.traces import short_traces
 
 
 @pytest.fixture
@@ -68,26 +65,8 @@ def get_all(settings: Settings) -> list[Any]:
         return list(iter(lambda: connection.default_channel.basic_get(settings.queues.traces, no_ack=True), None))
 
 
-def control(*arguments: str) -> None:
-    subprocess.run(["rabbitmqctl", *arguments], check=True, capture_output=True, timeout=60)
-
-
 def as_bodies(traces: Sequence[dict[str, Any]]) -> list[bytes]:
     return [json.dumps(trace).encode() for trace in traces]
-
-
-def test_what_is_sent_to_the_intake_is_decided(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
-    settings = rabbitmq.settings()
-    traces, called = short_traces(250, seed=1), fresh_samples(1)[0]
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
-        put(settings, as_bodies(traces))
-        body = json.dumps([[called], {}, {}]).encode()
-        put(settings, [body], application_headers={"task": "score_trace", "id": "1"})
-        put(settings, [b"no JSON"])
-        statuses = list(client.as_completed([trace["id"] for trace in [*traces, called]], timeout_s=60))
-        assert {status.state for status in statuses} == {"decided"}
-        wait_until(lambda: store.ledger.counts() == (252, 0, 251, 1))
-        wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
 
 
 def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decided_once(
@@ -100,7 +79,7 @@ def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decide
     assert worker.process.wait(60) == -signal.SIGKILL
     # Of the second batch nothing is acknowledged, and all lies on both queues.
     wait_until(lambda: rabbitmq.waiting("intake") == 20)
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as next_worker, Client(settings) as client:
+    with at_work(settings, tmp_path) as (next_worker, client):
         statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=60))
         assert {status.state for status in statuses} == {"decided"}
         wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
@@ -138,11 +117,11 @@ def test_the_beginning_of_a_message_that_is_too_large_moves(
 
 def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
     vhost = settings_here.broker.url.rpartition("/")[2]
-    if shutil.which("rabbitmqctl") is None or not vhost.startswith("kp-test-"):
-        pytest.skip("no rabbitmqctl here may set a policy")
+    full, queue, tests = (f'<<"{text}">>' for text in ("full", f"^{settings_here.queues.traces}$", "tests"))
+    policy = f'<<"{vhost}">>, {full}, {queue}, [{{<<"max-length">>, 10}}], 0, <<"queues">>, {tests}'
+    if not vhost.startswith("kp-test-") or evaluated(f"rabbit_policy:set({policy}).") != "ok":
+        pytest.skip("nobody here may set a policy")
     bodies = [b"%04d" % number for number in range(50)]
-    policy = ["set_policy", "--vhost", vhost, "full", f"^{settings_here.queues.traces}$", '{"max-length": 10}']
-    control(*policy)
     moved: list[bytes] = []
     try:
         # The policy takes a moment to count.
@@ -157,7 +136,7 @@ def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here:
 
         wait_until(refused)
     finally:
-        control("clear_policy", "--vhost", vhost, "full")
+        evaluated(f'rabbit_policy:delete(<<"{vhost}">>, {full}, {tests}).')
     # RabbitMQ takes some more than the limit before it refuses.
     wait_until(lambda: rabbitmq.waiting("intake") > 0)
     wait_until(lambda: _moves(intake) and rabbitmq.waiting("intake") == 0)

@@ -14,7 +14,7 @@ from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
-from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, start_worker, wait_until
+from tests.support.processes import KP_SCORER_WORKER, at_work, wait_until
 from tests.support.traces import fresh_samples, short_traces
 
 
@@ -28,8 +28,7 @@ def test_work_resumes_once_a_neighbour_frees_our_key(
     traces = short_traces(len(names), seed=20)
     with (
         make_celery(settings) as foreign,
-        Client(settings) as client,
-        start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
+        at_work(settings, tmp_path) as (worker, client),
     ):
         for number, (name, trace) in enumerate(zip(names, traces, strict=True)):
             # The worker goes on meanwhile, so each exchange is one transaction.
@@ -61,10 +60,7 @@ def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
         value: Any = redis_client.get(keys.drained)
         return int(value or 0)
 
-    with (
-        Client(settings) as client,
-        start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
-    ):
+    with at_work(settings, tmp_path) as (worker, client):
         # Where the log is, so that a trace can be begun, and neither placed nor decided.
         client.wait(client.submit(short_traces(1, seed=22)[0]), timeout_s=30)
         (log,) = redis_client.keys("*log:word-hash-1")
@@ -106,8 +102,7 @@ def test_a_worker_and_its_clients_connect_where_our_settings_say(
         monkeypatch.setenv(name, value)
     unscored = with_changed(settings, embedding__embedder="none")
     with (
-        start_worker(unscored, tmp_path / "worker.log", command=KP_SCORER_WORKER, variables=OF_THE_COMMAND) as worker,
-        Client(settings) as client,
+        at_work(unscored, tmp_path, command=KP_SCORER_WORKER, variables=OF_THE_COMMAND) as (worker, client),
         make_celery(settings) as app,
     ):
         (asked, submitted) = fresh_samples(2)
@@ -128,7 +123,7 @@ def test_celerys_command_runs_the_worker_and_takes_no_options_from_variables(
     variables = {"CELERY_WORKER_PURGE": "1", "CELERY_WORKER_QUEUES": "other", "CELERY_WORKER_POOL": "prefork"}
     with Client(settings) as client:
         client.submit(trace)
-        with start_worker(unscored, tmp_path / "worker.log", command=CELERY, variables=variables) as worker:
+        with at_work(unscored, tmp_path, command=CELERY, variables=variables) as (worker, _):
             assert client.wait(trace["id"], timeout_s=30).novelty.source == "no_embedder"
             # Others on this machine have names of their own.
             (report,) = wait_until(store.worker_reports)

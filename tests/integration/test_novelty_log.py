@@ -51,26 +51,12 @@ def nearest(placement: Placement | None) -> tuple[str, float] | None:
     return (placement.nearest.trace_id, round(placement.nearest.similarity, 5)) if placement.nearest else None
 
 
-def test_a_batch_compares_its_traces_with_each_other_in_order(make_log: MakeLog) -> None:
-    placements = cache_of(make_log(WINDOW)).place([candidate("a", 1), candidate("b", 1), candidate("c", 2)])
-    assert [nearest(placement) for placement in placements][:2] == [None, ("a", 1.0)]
-    assert [placement and placement.place.number for placement in placements] == [1, 2, 3]
-
-
 def test_a_trace_placed_again_gets_its_place_back_and_never_meets_itself(make_log: MakeLog) -> None:
     log = make_log(WINDOW)
     before = place(cache_of(log), "a", 1)
     place(cache_of(log), "b", 1)
     after = place(cache_of(log), "a", 1)
     assert (after.place, after.nearest) == (before.place, None)
-    assert cache_of(log).catch_up() == 2
-
-
-def test_an_id_with_other_content_gets_no_place(make_log: MakeLog) -> None:
-    log = make_log(WINDOW)
-    _, refused, later = cache_of(log).place([candidate("a", 1), candidate("a", 2), candidate("b", 2)])
-    assert refused is None
-    assert nearest(later) != ("a", 1.0)
     assert cache_of(log).catch_up() == 2
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
@@ -18,18 +17,20 @@ from typing import Any, Final, cast
 
 import pytest
 import redis
-from kp_scorer import Client, Decision, ServiceUnavailable, SettingsError, read_decisions
+from kp_scorer import Decision, ServiceUnavailable, SettingsError, read_decisions
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import PACKED_BY
+from kp_scorer.decision import CheckResult
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import Payload, decided, make_trace, minimal_payload, steps
+from tests.support.calls import traced_memory
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REPOSITORY
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ, own_queues
 from tests.support.traces import short_traces
@@ -66,6 +67,11 @@ def publish(settings: Settings, made: Sequence[Decision], message: Any = None) -
         errors = publisher.publish_all([publisher.publication(each, {}, message, set()) for each in made])
         assert publisher.full() == ({settings.queues.rejected} if any(errors) else set())
         return [error is None for error in errors]
+
+
+def message_with(payload: Payload, **headers: str) -> SimpleNamespace:
+    """A message as kombu has it."""
+    return SimpleNamespace(body=json.dumps(payload).encode(), content_type="application/json", headers=headers, properties={})
 
 
 def read(settings: Settings, **arguments: Any) -> Generator[Decision]:
@@ -174,7 +180,7 @@ def test_workers_send_the_trace_along_and_private_ones_apart(settings_of: Settin
         apart.update({decision.trace_id: decision for decision in read(private, outcome="accepted")})
         return len(received) + len(apart) == 21
 
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
+    with at_work(settings, tmp_path) as (_, client):
         assert len(client.submit_many([*traces.values(), odd])) == 21
         wait_until(is_all_read)
         # The ledger has no trace.
@@ -190,12 +196,11 @@ def test_workers_send_the_trace_along_and_private_ones_apart(settings_of: Settin
         assert decision.trace == expected | {"metadata": expected["metadata"] | {"quality_score": decision.score}}
 
 
-def test_a_checked_trace_goes_along_without_fields_that_no_check_has_seen(settings: Settings, tmp_path: Path) -> None:
-    settings = with_changed(settings, results__with_trace=True, checks__secrets="note", scoring__threshold=0.0)
-    payload = foreign(short_traces(1, seed=4)[0], "org")
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
-        client.wait(client.submit(payload), timeout_s=60)
-        (decision,) = wait_until(lambda: list(read(settings)))
+def test_a_checked_trace_goes_along_without_fields_that_no_check_has_seen(settings: Settings) -> None:
+    traced, payload = with_changed(settings, results__with_trace=True), foreign(minimal_payload(), "org")
+    checked = [each.model_copy(update={"checks": (CheckResult(name="clinic", version="3.1"),)}) for each in decisions(1)]
+    publish(traced, checked, message_with(payload))
+    (decision,) = read(traced)
     assert decision.trace
     assert decision.trace.keys() == payload.keys() - {"source"}
     assert "run" not in decision.trace["metadata"]
@@ -203,12 +208,7 @@ def test_a_checked_trace_goes_along_without_fields_that_no_check_has_seen(settin
 
 def test_unread_traces_are_bounded_by_bytes(settings_of: SettingsWith) -> None:
     settings = settings_of(results__with_trace=True, queues__results_bytes=300_000, queues__rejected_waits=True)
-    large = SimpleNamespace(
-        body=json.dumps(minimal_payload(objective="x" * 90_000)).encode(),
-        content_type="application/json",
-        headers={},
-        properties={},
-    )
+    large = message_with(minimal_payload(objective="x" * 90_000))
     made = decisions(12)
     assert publish(settings, made[:1], large) == [True]
     accepted: list[bool] = []
@@ -221,27 +221,22 @@ def test_unread_traces_are_bounded_by_bytes(settings_of: SettingsWith) -> None:
 
 def test_packed_submissions_are_sent_along_unpacked_a_few_at_once(settings: Settings) -> None:
     traced = with_changed(settings, results__with_trace=True)
-    body = zlib.compress(json.dumps(minimal_payload(objective="x" * 90_000, steps=steps(*["thought"] * 500))).encode())
-    packed = SimpleNamespace(body=body, content_type="application/json", headers={PACKED_BY: "gzip"}, properties={})
+    packed = message_with(minimal_payload(objective="x" * 90_000, steps=steps(*["thought"] * 500)), **{PACKED_BY: "gzip"})
+    packed.body = zlib.compress(packed.body)
     made = decisions(40)
-    tracemalloc.start()
-    assert all(publish(traced, made, packed))
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory() as memory:
+        assert all(publish(traced, made, packed))
     received = list(read(traced))
     assert len(received) == 40
     assert {len(decision.trace["task"]["objective"]) for decision in received if decision.trace} == {90_000}
     # All at once they are 5 MB of JSON, several times over.
-    assert peak_bytes < 8_000_000
+    assert memory.peak_bytes < 8_000_000
 
 
 def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path: Path) -> None:
     traced = with_changed(settings, results__with_trace=True)
     accepted = [each.model_copy(update={"outcome": "accepted"}) for each in decisions(5)]
-    message = SimpleNamespace(
-        body=json.dumps(minimal_payload(objective="ask")).encode(), content_type="application/json", headers={}, properties={}
-    )
-    publish(traced, accepted, message)
+    publish(traced, accepted, message_with(minimal_payload(objective="ask")))
     example = REPOSITORY / "deploy" / "examples" / "decisions_to_parquet.py"
     variables = os.environ | as_environment(traced) | {"DECISIONS_A_FILE": "2"}
     # What a crash left: a decision that is delivered again, and half of one.

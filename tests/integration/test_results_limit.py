@@ -1,7 +1,6 @@
 """Results queues: while nobody reads them, workers stop consuming and lose nothing; what is to be reviewed has its own."""
 
 from collections import Counter
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,13 @@ from kp_scorer import score_traces
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
-from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.changed_settings import SettingsWith, with_changed
-from tests.support.outcomes import published
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.outcomes import published, read_until
+from tests.support.processes import at_work, wait_until
 from tests.support.traces import fresh_samples, short_traces
 
 LIMIT = 20
@@ -34,7 +32,7 @@ def limited(on_broker: SettingsWith) -> Settings:
 
 def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read(limited: Settings, tmp_path: Path) -> None:
     traces = {str(trace["id"]): trace for trace in short_traces(TRACES, seed=7)}
-    with start_worker(limited, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(limited) as client:
+    with at_work(limited, tmp_path) as (worker, client):
         client.submit_many(traces.values())
         (line,) = wait_until(lambda: worker.events("results_full"))
         # Those that had found room were on their way while it looked.
@@ -50,9 +48,9 @@ def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read
         worker.process.terminate()
         assert worker.process.wait(20) == 0
         assert "Traceback" not in worker.text()
-    with start_worker(limited, tmp_path / "next.log", command=FAST_WORKER) as worker:
+    with at_work(limited, tmp_path) as (worker, _):
         wait_until(lambda: worker.events("results_full"))
-        wait_until_read(limited, traces)
+        read_until(limited, traces)
         wait_until(lambda: worker.events("results_drained"))
         assert worker.process.poll() is None
 
@@ -61,7 +59,7 @@ def test_rejected_decisions_that_nobody_reads_keep_no_trace_from_its_decision(on
     settings = on_broker(queues__results_limit=LIMIT // 4, worker__concurrency=IN_FLIGHT, scoring__threshold=0.45)
     accepted: set[str] = set()
 
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+    with at_work(settings, tmp_path) as (worker, client):
         trace_ids = [client.submit(trace) for trace in short_traces(TRACES, seed=7)]
         outcomes: Counter[str] = Counter()
 
@@ -81,36 +79,6 @@ def test_rejected_decisions_that_nobody_reads_keep_no_trace_from_its_decision(on
         assert backlog.used(settings.queues.rejected) >= 1
     # RabbitMQ takes some more, until it has noticed.
     assert LIMIT // 4 <= len(published(settings, "rejected")) < outcomes["rejected"]
-
-
-def wait_until_read(settings: Settings, trace_ids: Collection[str]) -> None:
-    """Read decisions until exactly these traces have one."""
-    read: set[str] = set()
-
-    def all_read() -> bool:
-        read.update(decision["trace_id"] for decision in published(settings))
-        return read == set(trace_ids)
-
-    wait_until(all_read)
-
-
-def test_reviewed_decisions_have_a_queue_of_their_own(on_broker: SettingsWith, tmp_path: Path) -> None:
-    # About a third of the samples are reviewed.
-    reviewing = on_broker(scoring__threshold=0.7, scoring__review=0.55, scoring__submitted_thresholds=True)
-    payloads = fresh_samples(24)
-    # It asks for less than any trace has.
-    payloads[0]["metadata"]["quality_threshold"] = 0.0
-    with start_worker(reviewing, tmp_path / "worker.log", command=FAST_WORKER), Client(reviewing) as client:
-        decided = {trace_id: client.wait(trace_id, timeout_s=60) for trace_id in map(client.submit, payloads)}
-    outcomes = Counter(decision.outcome for decision in decided.values())
-    assert min(outcomes[outcome] for outcome in ("accepted", "review", "rejected")) > 0
-    chosen = decided[payloads[0]["id"]]
-    assert (chosen.outcome, chosen.threshold, chosen.threshold_source) == ("accepted", 0.0, "submission")
-    assert {decision.review for decision in decided.values()} == {0.55, None}
-    # A worker that has ended has published what it decided.
-    reviewed = {decision["trace_id"] for decision in published(reviewing, "review")}
-    assert reviewed == {trace_id for trace_id, decision in decided.items() if decision.outcome == "review"}
-    assert {decision["trace_id"] for decision in published(reviewing)} == decided.keys() - reviewed
 
 
 def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(on_broker: SettingsWith) -> None:

@@ -21,8 +21,8 @@ from kp_scorer.spans.context import NO_CONTEXT
 from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.outcomes import published
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ
+from tests.support.processes import CRASHING_WORKER, at_work, start_worker, wait_until
+from tests.support.rabbitmq import RabbitMQ, declare_as_worker
 from tests.support.traces import short_traces
 
 TRACES: Final = 24
@@ -129,7 +129,7 @@ def test_a_redelivered_trace_is_sampled_as_it_was_and_in_both_queues(settings: S
             by_outcome.update((each["trace_id"], each) for each in published(sampling, outcome))
         return by_outcome.keys() == set(submitted)
 
-    with start_worker(sampling, tmp_path / "worker.log", command=FAST_WORKER):
+    with at_work(sampling, tmp_path):
         wait_until(is_all_read)
     assert is_all_read()
     decided = {each.decision.trace_id: each.decision for each in store.ledger.all_decided()}
@@ -142,12 +142,9 @@ def test_a_redelivered_trace_is_sampled_as_it_was_and_in_both_queues(settings: S
 
 
 @pytest.mark.parametrize("sample", [0.0, 0.01])
-def test_a_worker_declares_the_queue_for_review_only_if_something_may_go_there(
-    rabbitmq: RabbitMQ, sample: float, tmp_path: Path
-) -> None:
+def test_a_worker_declares_the_queue_for_review_only_if_something_may_go_there(rabbitmq: RabbitMQ, sample: float) -> None:
     settings = rabbitmq.settings(review__sample=sample)
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER):
-        assert published(settings) == []
+    declare_as_worker(settings)
     is_absent = nullcontext() if sample else pytest.raises(NotFound)
     with Connection(settings.broker.url) as connection, connection.channel() as channel, is_absent:
         channel.queue_declare(settings.queues.review, passive=True)

@@ -14,7 +14,6 @@ from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import TASK_NAME
-from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.decision_stream import Publication
@@ -27,7 +26,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, format_span_id, f
 from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.collector import Collector, Span, collecting
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.rabbitmq import confirming
 from tests.support.traces import short_traces
 
@@ -83,10 +82,7 @@ def test_spans_link_the_producer_to_the_published_decision(
     collected, variables = collector
     recorded = on_broker(otel__enabled=True)
     *ours, unsampled, foreign = marked(5)
-    with (
-        start_worker(recorded, tmp_path / "worker.log", command=FAST_WORKER, variables=variables) as worker,
-        Client(recorded) as client,
-    ):
+    with at_work(recorded, tmp_path, variables=variables) as (worker, client):
         with TracerProvider(shutdown_on_exit=False).get_tracer("shop").start_as_current_span("run of an agent") as run:
             client.submit_many(ours)
         with use_span(NonRecordingSpan(SpanContext(1, 1, is_remote=False))):
@@ -138,8 +134,7 @@ def test_a_collector_that_hangs_delays_no_decision(
     collected.hangs.set()
     variables["OTEL_BSP_MAX_QUEUE_SIZE"] = variables["OTEL_BSP_MAX_EXPORT_BATCH_SIZE"] = "8"
     impatient = with_changed(settings, worker__grace_s=6.0, otel__enabled=True)
-    started = start_worker(impatient, tmp_path / "worker.log", command=FAST_WORKER, variables=variables)
-    with started as worker, Client(settings) as client:
+    with at_work(impatient, tmp_path, variables=variables) as (worker, client):
         # With two spans for each, which is more than are held.
         submitted = client.submit_many(short_traces(12, seed=4))
         assert len(list(client.as_completed([str(trace_id) for trace_id in submitted], timeout_s=10))) == 12

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -13,13 +14,11 @@ from typing import Any, Final, NamedTuple
 import pytest
 import redis
 from amqp.exceptions import NotFound
-from click.testing import CliRunner, Result
 from kombu import Connection, Queue
 from kp_scorer import score_traces
 from kp_scorer.broker.backlog import unread
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
-from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError
@@ -29,9 +28,10 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
 from tests.support.changed_settings import with_changed
+from tests.support.commands import command
 from tests.support.documents import code_with
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, start_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ, own_queues
+from tests.support.processes import CRASHING_WORKER, at_work, start_worker, wait_until
+from tests.support.rabbitmq import RabbitMQ, declare_as_worker, default_queues, own_queues
 from tests.support.traces import fresh_samples, short_traces
 
 TRACES: Final = 20
@@ -78,25 +78,29 @@ def with_groups(settings: Settings, directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def with_shop(settings: Settings, directory: Path) -> Iterator[None]:
-    """Run a worker of another Celery app."""
-    variables = {
-        "SHOP_BROKER": settings.broker.url,
-        "SHOP_QUEUES": f"{settings.queues.accepted},{settings.queues.rejected}",
-        "SHOP_STORE": settings.redis.url,
-    }
+def celery_worker(app: str, directory: Path, **variables: str) -> Iterator[Path]:
+    """Run a worker of another Celery app, a module in the directory or of ours; what it logs."""
+    log = directory / f"{app}.log"
+    program = [sys.executable, "-m", "celery", "-A", app, "--workdir", str(directory), "worker"]
     flags = ("--pool", "solo", "--loglevel", "info", "--without-gossip", "--without-mingle")
-    log = directory / "shop.log"
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", **variables}
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "celery", "-A", "tests.support.shop", "worker", *flags]
-        shop = subprocess.Popen(command, env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([*program, *flags], env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: " ready." in log.read_text("utf-8") or shop.poll() is not None)
-        assert shop.poll() is None, log.read_text("utf-8")
-        yield
+        wait_until(lambda: " ready." in log.read_text("utf-8") or process.poll() is not None)
+        assert process.poll() is None, log.read_text("utf-8")
+        yield log
     finally:
-        shop.terminate()
-        shop.wait(30)
+        process.terminate()
+        process.wait(30)
+
+
+@contextmanager
+def with_shop(settings: Settings, directory: Path) -> Iterator[None]:
+    queues = f"{settings.queues.accepted},{settings.queues.rejected}"
+    variables = {"SHOP_BROKER": settings.broker.url, "SHOP_QUEUES": queues, "SHOP_STORE": settings.redis.url}
+    with celery_worker("tests.support.shop", directory, **variables) as log:
+        yield
     # Only ids and names: the decision is not printed.
     assert "threshold" not in log.read_text("utf-8")
 
@@ -139,7 +143,6 @@ WAYS: Final = {
     "redis stream": Way("redis", STREAM, read_stream, with_groups),
     "redis task": Way("redis", TASK, read_shop, with_shop),
     "rabbitmq queue": Way("rabbitmq", {}, read_messages),
-    "rabbitmq stream": Way("rabbitmq", STREAM, read_stream, with_groups),
     "rabbitmq task": Way("rabbitmq", TASK, read_shop, with_shop),
 }
 
@@ -166,13 +169,6 @@ class Scene:
         return received
 
 
-@contextmanager
-def scene_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Iterator[Scene]:
-    way, settings = WAYS[name], settings_of(name, request, **changed)
-    with way.around(settings, request.getfixturevalue("tmp_path")):
-        yield Scene(way, settings)
-
-
 def settings_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Settings:
     way = WAYS[name]
     chosen = {"scoring__threshold": THRESHOLD, "broker__visibility_timeout_s": 3, **way.changed, **changed}
@@ -184,9 +180,10 @@ def settings_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Se
 
 
 @pytest.fixture(params=WAYS)
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    with scene_of(request.param, request) as opened:
-        yield opened
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    way, settings = WAYS[request.param], settings_of(request.param, request)
+    with way.around(settings, tmp_path):
+        yield Scene(way, settings)
 
 
 def decisions(count: int) -> list[Decision]:
@@ -233,7 +230,7 @@ def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=22)]
     with start_worker(scene.settings, tmp_path / "dying.log", command=CRASHING_WORKER, variables=dying, ready=False) as worker:
         assert worker.process.wait(60) == -9
-    with start_worker(scene.settings, tmp_path / "worker.log", command=FAST_WORKER), Client(scene.settings) as client:
+    with at_work(scene.settings, tmp_path) as (_, client):
         received = scene.read_until(lambda received: traces_in(received) == TRACES < len(received))
         assert_each_once(submitted, received)
         assert max(Counter(each.message_id for each in received).values()) == 2
@@ -245,39 +242,6 @@ def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_
     assert len(received) == TRACES
     assert_each_once(submitted, received)
     assert {each.decision["outcome"] for each in received} == {"accepted", "rejected"}
-
-
-@pytest.mark.parametrize("name", ["redis stream", "rabbitmq queue"])
-def test_full_results_are_refused_until_some_are_read(name: str, request: pytest.FixtureRequest, store: Store) -> None:
-    made = decisions(LIMIT + 3)
-    limited = {"queues__results_limit": LIMIT, "queues__rejected_waits": True}
-    with scene_of(name, request, **limited) as scene, make_celery(scene.settings) as app:
-        publisher = Publisher(app, scene.settings, store)
-        errors = publisher.publish_all(publications(made))
-        # RabbitMQ takes one more than it is told.
-        assert errors.index(next(filter(None, errors))) in (LIMIT, LIMIT + 1)
-        assert {type(error) for error in errors[LIMIT + 1 :]} == {ServiceUnavailable}
-        assert f"{scene.settings.queues.rejected} is full of unread decisions" in str(errors[-1])
-        left = [decision for decision, error in zip(made, errors, strict=True) if error]
-        first = scene.read()
-        wait_until(lambda: publisher.publish_all(publications(left)) == [None] * len(left))
-    assert [each.message_id for each in [*first, *scene.read()]][: LIMIT + 3] == [decision.trace_id for decision in made]
-
-
-@pytest.mark.parametrize("name", ["redis stream", "rabbitmq task"])
-def test_each_outcome_has_a_way_of_its_own(name: str, request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> None:
-    with (
-        scene_of(name, request, results__rejected_via="none") as scene,
-        start_worker(scene.settings, tmp_path / "worker.log", command=FAST_WORKER) as worker,
-        Client(scene.settings) as client,
-    ):
-        for trace in short_traces(TRACES, seed=21):
-            client.submit(trace)
-        wait_until(lambda: len(worker.events("trace_decided")) == TRACES)
-        accepted = [line["trace_id"] for line in worker.events("trace_decided") if line["outcome"] == "accepted"]
-        received = scene.read_until(lambda received: traces_in(received) >= len(accepted))
-    assert 0 < len(accepted) < TRACES
-    assert_each_once(accepted, received)
 
 
 @pytest.mark.parametrize("name", ["redis task", "rabbitmq task"])
@@ -310,12 +274,12 @@ def test_calls_of_a_task_stop_at_the_limit_until_they_are_consumed(
     assert_each_once([decision.trace_id for decision in made], received)
 
 
-@pytest.mark.parametrize("limit", [0, 1_000])
 def test_decisions_wait_for_the_queue_that_another_app_declares(
-    limit: int, request: pytest.FixtureRequest, store: Store, tmp_path: Path
+    request: pytest.FixtureRequest, store: Store, tmp_path: Path
 ) -> None:
-    settings = settings_of("rabbitmq task", request, queues__results_limit=limit)
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
+    # Without a limit nothing but publishing itself shows that there is none.
+    settings = settings_of("rabbitmq task", request, queues__results_limit=0)
+    with at_work(settings, tmp_path) as (worker, client):
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=23)]
         line = wait_until(lambda: worker.events("trace_waits"))[0]
         assert "RabbitMQ has no queue" in line["detail"]
@@ -327,17 +291,38 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
     assert_each_once(submitted, received)
 
 
+@pytest.mark.slow
+def test_a_task_of_another_app_gets_decisions_by_the_documented_example(
+    rabbitmq_url: str, settings: Settings, tmp_path: Path
+) -> None:
+    first, second = fresh_samples(2)
+    chosen = tomllib.loads(code_with('task = "kept.store"'))
+    changed = {f"{section}__{name}": value for section, values in chosen.items() for name, value in values.items()}
+    with default_queues(rabbitmq_url, settings.redis.url) as default_names:
+        # As it is without these settings: this worker declares decisions.accepted.
+        with at_work(default_names, tmp_path) as (_, client):
+            client.wait(client.submit(first), timeout_s=30)
+        (tmp_path / "kept.py").write_text(code_with('Celery("kept"'))
+        settings = with_changed(default_names, scoring__threshold=0.0, **changed)
+        with (
+            celery_worker("kept", tmp_path, KP_BROKER_URL=settings.broker.url) as log,
+            at_work(settings, tmp_path) as (_, client),
+        ):
+            trace_id = client.wait(client.submit(second), timeout_s=30).trace_id
+            wait_until(lambda: trace_id in log.read_text())
+
+
 def test_the_documented_reader_acts_once_on_each(settings: Settings, store: Store, tmp_path: Path) -> None:
     first, second, last = (decision.model_copy(update={"outcome": "accepted"}) for decision in decisions(3))
     anew = first.model_copy(update={"decided_at": "2030-01-01T00:00:00.000+00:00"})
     variables = os.environ | as_environment(with_changed(settings, **STREAM))
-    command = [sys.executable, "-uc", code_with("ON CONFLICT")]
+    reader = [sys.executable, "-uc", code_with("ON CONFLICT")]
     printed = tmp_path / "printed"
     with redis.Redis.from_url(settings.redis.url) as client, printed.open("wb") as output:
         for batch in ([first, second, first], [second, anew, anew, last]):
             stream = store.decision_stream("decisions.accepted")
             stream.publish(publications(batch), 0)
-            with subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=output) as consumer:
+            with subprocess.Popen(reader, env=variables, cwd=tmp_path, stdout=output) as consumer:
                 wait_until(lambda: groups(client, stream.name) and not stream.count_unread())  # noqa: B023
                 consumer.kill()
     acted = [line.split()[0] for line in printed.read_text("utf-8").splitlines()]
@@ -373,14 +358,10 @@ def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redi
     assert stream.count_unread() == 1
 
 
-def test_a_worker_does_not_start_on_a_list_named_as_its_stream(
-    settings: Settings, redis_client: redis.Redis, tmp_path: Path
-) -> None:
+def test_a_worker_does_not_start_on_a_list_named_as_its_stream(settings: Settings, redis_client: redis.Redis) -> None:
     redis_client.lpush("decisions.accepted", "left")
-    impatient = with_changed(settings, worker__patience_s=0.1, **STREAM)
-    with start_worker(impatient, tmp_path / "worker.log", command=FAST_WORKER, ready=False) as worker:
-        assert worker.process.wait(30) == 3
-    assert "WRONGTYPE decisions.accepted: expected a stream, or nothing" in worker.text()
+    with pytest.raises(ServiceUnavailable, match=r"WRONGTYPE decisions\.accepted: expected a stream, or nothing"):
+        declare_as_worker(with_changed(settings, worker__patience_s=0.1, **STREAM))
 
 
 def test_commands_name_the_streams_that_they_do_not_read(settings: Settings, store: Store) -> None:
@@ -389,17 +370,14 @@ def test_commands_name_the_streams_that_they_do_not_read(settings: Settings, sto
     with make_celery(streamed) as app:
         assert Publisher(app, streamed, store).publish_all(publications([*accepted, *decisions(1)])) == [None] * 3
 
-    def run(command: str) -> Result:
-        return CliRunner(env=as_environment(streamed)).invoke(commands, command.split())
-
-    stats = json.loads(run("stats").stdout)
+    stats = json.loads(command(streamed, "stats").stdout)
     assert stats["waiting"] == {"traces": 0, "decisions.rejected": 1, "decisions.accepted": 2}
     assert stats["full"] == ["decisions.accepted"]
     where = "the stream decisions.accepted in the Redis of redis.url"
     advice = f"accepted decisions go to {where}: read it with XREADGROUP, or name a consumer group"
-    printed = run("decisions")
+    printed = command(streamed, "decisions")
     assert (printed.exit_code, len(printed.stdout.splitlines())) == (0, 1)
     assert advice in printed.stderr
-    refused = run("decisions --outcome accepted")
+    refused = command(streamed, "decisions", "--outcome", "accepted")
     assert isinstance(refused.exception, SettingsError)
     assert str(refused.exception) == advice
