@@ -20,7 +20,7 @@ from kp_scorer.settings import Settings, load_settings
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import own_queues
-from tests.support.traces import fresh_samples, new_id, short_traces
+from tests.support.traces import fresh_samples, short_traces
 
 THREADS: Final = 16
 
@@ -182,19 +182,6 @@ def test_a_submit_to_a_silent_server_ends_in_time_and_the_client_recovers(scene:
     in_time(lambda: scene.submit(0.2), 0.2, r"no answer within 0\.2 s")
     scene.network.deliver()
     wait_until(scene.submits, timeout_s=30)
-
-
-def test_a_trace_submitted_again_during_an_outage_is_queued_once(silent_store: Scene) -> None:
-    (trace,) = fresh_samples(1)
-    silent_store.submit()
-    silent_store.network.hold()
-    for _ in range(3):
-        in_time(lambda: silent_store.client.submit(trace, 0.2), 0.2, "no answer")
-    silent_store.network.deliver()
-    wait_until(silent_store.submits, timeout_s=30)
-    status, unknown = silent_store.client.look_up([trace["id"], new_id()])
-    assert status
-    assert (status.state, unknown) == ("pending", None)
 
 
 def test_looking_up_and_waiting_end_in_time_too(silent_store: Scene) -> None:
