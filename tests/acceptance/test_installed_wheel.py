@@ -1,15 +1,14 @@
 """The package as somebody gets it: built, installed without the checkout, and used in a folder full of other people's files."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 from kp_scorer import Decision
 
@@ -20,46 +19,7 @@ from tests.support.processes import wait_until
 SOURCE: Final = REPOSITORY / "worker" / "kp_scorer"
 STRANGERS: Final = ("worker.py", "worker/__init__.py", "redis.py", "celery.py", "numpy.py")
 
-CLIENT: Final = """
-import json
-import sys
-from importlib import resources
-
-from kp_scorer import Client, Decision, ReasoningTrace, ServiceUnavailable, score_traces
-
-
-def decide(trace: ReasoningTrace) -> Decision:
-    with Client.connect() as client:
-        return client.wait(client.submit(trace), timeout_s=60)
-
-
-def main() -> None:
-    line = resources.files("kp_scorer.samples").joinpath("traces.jsonl").read_text("utf-8").splitlines()[0]
-    trace = ReasoningTrace.model_validate(json.loads(line))
-    try:
-        decision = decide(trace)
-    except ServiceUnavailable as error:
-        sys.exit(str(error))
-    (offline,) = score_traces([trace])
-    assert offline.score == decision.score
-    print(decision.model_dump_json())
-
-
-main()
-"""
-
-DESCRIBE_INSTALLATION: Final = """
-import json
-from importlib import metadata, resources
-import kp_scorer
-
-print(json.dumps({
-    "package": kp_scorer.__file__,
-    "version": metadata.version("kp-scorer"),
-    "samples": str(resources.files("kp_scorer.samples").joinpath("traces.jsonl")),
-    "face": [name for name in kp_scorer.__all__ if getattr(kp_scorer, name)],
-}))
-"""
+PROGRAM: Final = REPOSITORY / "tests" / "support" / "program.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_embedder")]
 
@@ -95,14 +55,6 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    """A user's program, beside that folder."""
-    path = tmp_path / "client.py"
-    path.write_text(CLIENT)
-    return path
-
-
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command to its end, which must be a good one, and return what it printed."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
@@ -122,25 +74,7 @@ def test_wheel_holds_the_package_with_all_its_files_and_nothing_else(wheel: Path
     assert {name: content for name, content in contents.items() if not name.startswith("kp_scorer-")} == files
 
 
-def test_public_face_and_samples_are_those_of_the_wheel(binaries: Path, folder: Path) -> None:
-    installation = json.loads(run(binaries / "python", "-P", "-c", DESCRIBE_INSTALLATION, cwd=folder))
-    assert Path(installation["package"]).is_relative_to(binaries.parent)
-    assert Path(installation["samples"]).is_relative_to(binaries.parent)
-    assert installation["version"]
-    assert "score_traces" in installation["face"]
-    samples = installation["samples"]
-    printed = run(binaries / "kp-scorer", "score", samples, "--set", "embedding.embedder=none", cwd=folder)
-    decisions = [Decision.model_validate_json(line) for line in printed.splitlines()]
-    assert len(decisions) == len(Path(samples).read_text("utf-8").splitlines())
-
-
-def test_program_of_a_user_type_checks(binaries: Path, script: Path) -> None:
-    cache = script.parent / "mypy-cache"
-    checked = ("--strict", "--python-executable", str(binaries / "python"), "--cache-dir", str(cache), str(script))
-    assert "Success" in run(sys.executable, "-m", "mypy", *checked, cwd=script.parent)
-
-
-def test_up_decides_submissions_of_a_program_until_ctrl_c(binaries: Path, folder: Path, script: Path, tmp_path: Path) -> None:
+def test_up_decides_submissions_of_a_program_until_ctrl_c(binaries: Path, folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     command: list[str | Path] = [binaries / "kp-scorer", "up", "--workers", "1", "--set", "embedding.embedder=none"]
     json_lines = os.environ | {"KP_LOG_FORMAT": "json"}
@@ -148,9 +82,13 @@ def test_up_decides_submissions_of_a_program_until_ctrl_c(binaries: Path, folder
         try:
             wait_until(lambda: "worker_ready" in log.read_text("utf-8") or up.poll() is not None)
             assert up.poll() is None, log.read_text("utf-8")
-            decision = Decision.model_validate_json(run(binaries / "python", script, cwd=folder))
+            package = run(binaries / "python", "-P", "-c", "import kp_scorer; print(kp_scorer.__file__)", cwd=folder)
+            assert Path(package).is_relative_to(binaries.parent)
+            decision = Decision.model_validate_json(run(binaries / "python", "-P", PROGRAM, cwd=folder))
             assert decision.novelty.source == "no_embedder"
+            started = psutil.Process(up.pid).children(recursive=True)
         finally:
             up.send_signal(signal.SIGINT)
             assert up.wait(60) == 0
     assert "stranger" not in log.read_text("utf-8")
+    assert [each for each in started if each.is_running()] == []

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.local import running
 from kp_scorer.settings import Settings
 
 from tests.support import node
+from tests.support.arena import BrokerName
 from tests.support.http_server import open_server
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.rabbitmq import default_queues
 from tests.support.traces import fresh_samples, jsonl
 
@@ -53,39 +53,29 @@ def test_the_first_example_submits_to_a_fresh_service_and_reads_its_decision(fol
             assert up.wait(60) == 0
 
 
-def test_redis_carries_traces_and_decisions(folder: Path, settings: Settings, tmp_path: Path) -> None:
-    _submits_and_reads(folder, settings, tmp_path, "redis")
-
-
-def test_rabbitmq_carries_traces_and_decisions(folder: Path, on_rabbitmq: Settings, tmp_path: Path) -> None:
-    _submits_and_reads(folder, on_rabbitmq, tmp_path, "rabbitmq")
-
-
-def _submits_and_reads(folder: Path, settings: Settings, directory: Path, broker: str) -> None:
-    plain, called = fresh_samples(6)[:3], fresh_samples(6)[3:]
-    variables = {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url}
-    with start_worker(settings, directory / "worker.log", command=FAST_WORKER), Client(settings) as client:
-        node.run(folder, f"submit-{broker}.mjs", stdin=jsonl(*plain), variables=variables)
+def test_queues_carry_traces_and_decisions(
+    broker: BrokerName, folder: Path, settings: Settings, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    used = settings if broker == "redis" else request.getfixturevalue("on_rabbitmq")
+    samples = fresh_samples(7)
+    plain, called, broken = samples[:3], samples[3:6], samples[6]
+    variables = {"KP_BROKER_URL": used.broker.url, "KP_REDIS_URL": used.redis.url}
+    with at_work(used, tmp_path) as (_, client):
+        sent = jsonl(*plain, {**broken, "steps": []})
+        node.run(folder, f"submit-{broker}.mjs", stdin=sent, variables=variables)
         node.run(folder, "submit-celery.mjs", stdin=jsonl(*called), variables=variables)
-        ids = [trace["id"] for trace in [*plain, *called]]
+        ids = [str(trace["id"]) for trace in [*plain, *called]]
         decided = {status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=30)}
         printed = node.run(folder, f"decisions-{broker}.mjs", "6", variables=variables)
+        # The record of an invalid trace has its error.
+        (status,) = client.as_completed([str(broken["id"])], timeout_s=30)
+    assert (status.state, status.reason) == ("dead", "invalid")
     received = {decision.trace_id: decision for decision in map(Decision.model_validate_json, printed.splitlines())}
     assert received == decided
     assert received.keys() == set(ids)
 
 
 def test_an_exporter_of_opentelemetry_is_pointed_at_the_server(folder: Path, settings: Settings, tmp_path: Path) -> None:
-    worker = start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER)
-    with worker, open_server(settings, tmp_path / "server.log") as server:
+    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log") as server:
         status = json.loads(node.run(folder, "agent.mts", variables={"KP_SERVER": server.url}))
     assert (status["decision"]["domain"], status["decision"]["agent_id"]) == ("code", "tide-agent")
-
-
-def test_the_record_of_an_invalid_trace_has_its_error(folder: Path, settings: Settings, tmp_path: Path) -> None:
-    (trace,) = fresh_samples(1)
-    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER), Client(settings) as client:
-        wrong = jsonl({**trace, "steps": []})
-        node.run(folder, "submit-redis.mjs", stdin=wrong, variables={"KP_BROKER_URL": settings.broker.url})
-        (status,) = client.as_completed([str(trace["id"])], timeout_s=30)
-    assert (status.state, status.reason) == ("dead", "invalid")
