@@ -1,8 +1,6 @@
 """``kp-scorer explain``, and ids that are given by their beginning, on a ledger with a trace in every state."""
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,6 @@ from tests.support.traces import jsonl, rows_in
 DECIDED, LIKE_IT, PENDING, DEAD, DEAD_WITHOUT_RECORD = (
     f"kp:trace:{name}" for name in ("4f1c20a9-1", "4f1c20aa", "waits", "died", "norecord")
 )
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """Commands run in this process; what they log to is gone once they have ended."""
-    root = logging.getLogger()
-    before = root.handlers[:]
-    yield
-    root.handlers[:] = before
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -33,18 +32,11 @@ def with_client(settings: Settings, use: Callable[[AsyncClient], Awaitable[None]
 
 
 @pytest.fixture
-def network(settings: Settings) -> Iterator[Proxy]:
-    """What is between a client and its Redis."""
-    with ExitStack() as opened:
-        proxy = opened.enter_context(Proxy(settings.redis.url))
-        opened.callback(proxy.deliver)
-        yield proxy
-
-
-@pytest.fixture
-def behind_network(settings: Settings, network: Proxy) -> Settings:
-    """Settings of a client behind it, which waits for a second."""
-    return with_changed(settings, redis__url=network.url, broker__timeout_s=TIMEOUT_S)
+def network(settings: Settings) -> Iterator[tuple[Proxy, Settings]]:
+    """What is between a client and its Redis, and settings of a client behind it, which waits for a second."""
+    with Proxy(settings.redis.url) as proxy:
+        yield proxy, with_changed(settings, redis__url=proxy.url, broker__timeout_s=TIMEOUT_S)
+        proxy.deliver()
 
 
 def test_each_method_returns_what_the_blocking_client_returns(settings: Settings, tmp_path: Path) -> None:
@@ -90,15 +82,14 @@ def test_each_method_raises_what_the_blocking_client_raises(settings: Settings, 
     with_client(settings, use)
 
 
-def test_the_loop_goes_on_while_a_server_is_silent_and_every_call_ends_in_time(
-    behind_network: Settings, network: Proxy
-) -> None:
+def test_the_loop_goes_on_while_a_server_is_silent_and_every_call_ends_in_time(network: tuple[Proxy, Settings]) -> None:
+    proxy, behind = network
     traces = short_traces(TASKS, seed=13)
 
     async def use(client: AsyncClient) -> None:
         loop = asyncio.get_running_loop()
         await client.submit(traces[0])
-        network.hold()
+        proxy.hold()
         before, started = threading.active_count(), loop.time()
         calls = [asyncio.ensure_future(client.submit(trace)) for trace in traces]
         calls.append(asyncio.ensure_future(client.wait(traces[0]["id"], timeout_s=30)))  # type: ignore[arg-type]
@@ -114,7 +105,7 @@ def test_the_loop_goes_on_while_a_server_is_silent_and_every_call_ends_in_time(
         errors = [call.exception() for call in calls]
         assert {type(error) for error in errors} == {ServiceUnavailable}
         assert str(errors[0]) == "submit: no answer within 1 s; submit again, which is always safe"
-        network.deliver()
+        proxy.deliver()
 
         async def submits() -> bool:
             try:
@@ -126,26 +117,27 @@ def test_the_loop_goes_on_while_a_server_is_silent_and_every_call_ends_in_time(
             while not await submits():
                 await asyncio.sleep(0.02)
 
-    with_client(behind_network, use)
+    with_client(behind, use)
 
 
-def test_a_call_that_is_cancelled_behind_another_is_never_begun(behind_network: Settings, network: Proxy, store: Store) -> None:
+def test_a_call_that_is_cancelled_behind_another_is_never_begun(network: tuple[Proxy, Settings], store: Store) -> None:
+    proxy, behind = network
     first, second = short_traces(2, seed=14)
 
     async def use(client: AsyncClient) -> None:
         await client.look_up([new_id()])
-        network.hold()
+        proxy.hold()
         stuck = asyncio.ensure_future(client.submit(first, timeout_s=30))
         behind = asyncio.ensure_future(client.submit(second, timeout_s=30))
         await asyncio.sleep(0)
         behind.cancel()
         with pytest.raises(asyncio.CancelledError):
             await behind
-        network.deliver()
+        proxy.deliver()
         assert await stuck == first["id"]
         assert await client.look_up([second["id"]]) == [None]
 
-    with_client(behind_network, use)
+    with_client(behind, use)
     assert store.ledger.counts().pending == 1
 
 

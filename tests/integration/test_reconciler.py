@@ -12,36 +12,18 @@ from kp_scorer.broker.publishing import declare_queues, send_traces
 from kp_scorer.broker.queues import SubmissionQueues, submission_queues
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Identity, Submission, Tally, Verdict
+from kp_scorer.ledger.records import Submission
 from kp_scorer.process import reconciler
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
 
-from tests.support.builders import decision_on
+from tests.support.builders import decision_on, store_decisions
 from tests.support.processes import wait_until
 
 FIRST, SECOND = "kp:trace:one", "kp:trace:other"
 DIGEST = b"d" * 16
 RESEND_AFTER_MS = 1
-
-
-@pytest.fixture
-def queues(settings: Settings) -> SubmissionQueues:
-    return submission_queues(settings)
-
-
-@pytest.fixture
-def app(settings: Settings, queues: SubmissionQueues) -> Iterator[Celery]:
-    with make_celery(settings) as opened:
-        declare_queues(opened, queues.in_order)
-        yield opened
-
-
-@pytest.fixture
-def two_lost(store: Store) -> None:
-    """Two traces whose messages never reach the queue."""
-    store.ledger.submit([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in (FIRST, SECOND)])
 
 
 class Scene(NamedTuple):
@@ -87,15 +69,14 @@ class Scene(NamedTuple):
 
 @pytest.fixture
 def scene(
-    two_lost: None,
-    app: Celery,
-    queues: SubmissionQueues,
-    store: Store,
-    redis_client: redis.Redis,
-    keys: Keys,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Scene:
-    return Scene(app, queues, store, redis_client, keys, monkeypatch)
+    settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Scene]:
+    """Two traces have messages that never reach the queue."""
+    queues = submission_queues(settings)
+    store.ledger.submit([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in (FIRST, SECOND)])
+    with make_celery(settings) as app:
+        declare_queues(app, queues.in_order)
+        yield Scene(app, queues, store, redis_client, keys, monkeypatch)
 
 
 def test_a_trace_resent_too_often_is_dead_lettered_before_others_are_resent(scene: Scene) -> None:
@@ -110,8 +91,7 @@ def test_a_trace_resent_too_often_is_dead_lettered_before_others_are_resent(scen
 def test_a_trace_decided_meanwhile_is_not_resent(scene: Scene) -> None:
     def decide_the_other(sent: str) -> None:
         (unsent,) = {FIRST, SECOND} - {sent}
-        scene.store.ledger.acquire([Identity(unsent, DIGEST)])
-        scene.store.ledger.commit([Verdict(unsent, DIGEST, decision_on(unsent), "", Tally("code", is_known=True))])
+        store_decisions(scene.store, {unsent: decision_on(unsent)}, DIGEST)
 
     scene.reconcile(decide_the_other)
     assert scene.on_queue() == 1

@@ -264,7 +264,11 @@ def test_readers_may_read_queues_and_streams(server: Shipped, tmp_path: Path) ->
         for trace in traces:
             client.submit(trace)
         read = set[str]()
-        of_stream = {"group": "readers", "follow": False, "settings": with_changed(server.settings("consumer"), **streamed)}
+        of_stream: dict[str, Any] = {
+            "group": "readers",
+            "follow": False,
+            "settings": with_changed(server.settings("consumer"), **streamed),
+        }
 
         def all_read() -> bool:
             read.update(decision.trace_id for decision in read_decisions("accepted", **of_stream))
@@ -305,7 +309,7 @@ COUNT: Final = "return redis.call('llen', KEYS[1]) + (redis.call('type', KEYS[1]
 def test_the_scaler_counts_waiting_messages_and_cannot_read_them(server: Shipped) -> None:
     (rules,) = re.findall(r"^ +user scaler on >PASSWORD (.+)$", (REPOSITORY / "deploy" / "README.md").read_text(), re.MULTILINE)
     with server.connect("administrator") as admin:
-        admin.execute_command("ACL", "SETUSER", "scaler", "on", ">secret", *rules.split())  # type: ignore[no-untyped-call]
+        admin.execute_command("ACL", "SETUSER", "scaler", "on", ">secret", *rules.split())
         admin.lpush("traces", "one", "two")
         with redis.Redis.from_url(f"redis://scaler:secret@127.0.0.1:{server.port}/0") as scaler:
             assert scaler.eval(COUNT, 1, "traces") == 2
