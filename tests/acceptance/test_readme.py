@@ -17,7 +17,7 @@ from tests.support.commands import COMMAND, run_in_shell
 from tests.support.documents import blocks
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.processes import wait_until
-from tests.support.traces import new_id
+from tests.support.traces import new_id, rows_in
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +70,9 @@ def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_thresholds_are_chosen_as_readme_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not (REFERENCE_TRACES / "traces.jsonl").is_file():
-        pytest.skip(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
+def test_thresholds_are_chosen_as_readme_shows_and_all_real_traces_get_the_reference_scores(
+    expected_scores: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(REFERENCE_TRACES / "traces.jsonl", tmp_path)
     monkeypatch.chdir(tmp_path)
     (block,) = (block for block in blocks("README.md") if block.startswith("$ kp-scorer calibrate"))
@@ -91,3 +91,6 @@ def test_thresholds_are_chosen_as_readme_shows(tmp_path: Path, monkeypatch: pyte
         if up:
             up.send_signal(signal.SIGINT)
             assert up.wait(60) == 0
+    states = rows_in((tmp_path / "states.jsonl").read_text("utf-8"))
+    scores = {state["trace_id"]: state["decision"]["score"] for state in states}
+    assert scores == pytest.approx(expected_scores, abs=0.001)

@@ -6,20 +6,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from kp_scorer.decider import Decider, NoveltyMeter
-from kp_scorer.decision import Decision
-from kp_scorer.decoding import decode_trace
-from kp_scorer.ledger.records import MemoryLedger
-from kp_scorer.novelty import MemoryLog
-from kp_scorer.scoring import Policy
-from kp_scorer.settings import Settings
+from kp_scorer import score_traces
+from kp_scorer.settings import load_settings
 
 from tests.support import browser
 from tests.support.browser import Browser, running_browser
-from tests.support.builders import LIMITS
-from tests.support.commands import run
+from tests.support.commands import json_lines, run
 from tests.support.traces import sample_traces
-from tests.support.word_embedder import WordEmbedder
 
 EMPTY: Final = (
     "[...document.querySelectorAll('.chart')].filter(each => !each.querySelector('svg [aria-roledescription]')).length"
@@ -44,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"there is no {browser.PROGRAM} on the PATH")
     folder = tmp_path_factory.mktemp("report")
     file = folder / "decisions.jsonl"
-    file.write_text("".join(decision.model_dump_json() + "\n" for decision in _decided()))
+    file.write_bytes(json_lines(*score_traces(sample_traces(), load_settings({"embedding.embedder": "words"}))))
     done = run("report", str(file), "--output", str(folder / "report.html"))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     return folder / "report.html"
@@ -76,12 +69,3 @@ def test_charts_follow_the_dark_mode(opened: Browser, page: Path) -> None:
         inks.add(opened.evaluate(INK))
         assert opened.complaints() == []
     assert len(inks) == 2
-
-
-def _decided() -> list[Decision]:
-    window = Settings().novelty.window()
-    embedder = WordEmbedder()
-    novelty = NoveltyMeter(embedder, MemoryLog(window), window)
-    decider = Decider(MemoryLedger(), Policy(), novelty, max_attempts=5)
-    decided = decider.decide([decode_trace(trace, LIMITS) for trace in sample_traces()])
-    return [each for each in decided if isinstance(each, Decision)]

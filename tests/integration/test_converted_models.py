@@ -29,13 +29,10 @@ vectors = embedder and embedder.embed({TEXTS!r}).tolist()
 print(json.dumps({{"engine": embedder and embedder.engine, "vectors": vectors, "imported": list(sys.modules)}}))
 """
 
-Start = Callable[[], "subprocess.Popen[str]"]
 
-
-@pytest.fixture
-def start() -> Start:
+def start() -> "subprocess.Popen[str]":
     """Load the embedder in a process of its own, which tells what it found."""
-    return lambda: subprocess.Popen([sys.executable, "-c", LOAD_AND_TELL], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", LOAD_AND_TELL], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +87,7 @@ def result_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_workers_that_start_at_a_damaged_model_convert_it_once_and_import_no_torch(
-    own_cache: Path, expected: np.ndarray, start: Start, open_umask: None
+    own_cache: Path, expected: np.ndarray, open_umask: None
 ) -> None:
     weights = own_cache / "model.bin"
     content = bytearray(weights.read_bytes())
@@ -109,7 +106,7 @@ def test_workers_that_start_at_a_damaged_model_convert_it_once_and_import_no_tor
 
 
 def test_a_model_in_the_cache_needs_no_torch_and_its_folder_is_closed_to_others(
-    own_cache: Path, expected: np.ndarray, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_cache: Path, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Others can write to the folder that has it: that is changed at the start.
     own_cache.parent.chmod(0o777)
