@@ -13,41 +13,34 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import mean, quantiles
-from typing import Final
 
 from kp_scorer.cli.commands.capacity import Costs, Fleet
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.select import usable_cores
-from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, batches, lengths_of, real_embedder, report, say, seconds_of
+from tests.benchmarks.common import BATCH, Row, arguments, embed_seconds, lengths_of, real_embedder, report, say
 from tests.benchmarks.load import Bench, open_bench, traces
-
-_BATCH: Final = WorkerSettings().batch_size
 
 
 def main() -> None:
-    parser = arguments(__doc__, traces=300)
-    parser.add_argument("--load", type=float, default=0.6, metavar="X", help="share of what was measured (default: 0.6)")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="how many (default: 1 2 4)")
-    report("capacity", rows_of(parser.parse_args()))
+    report("capacity", rows_of(arguments(__doc__, traces=300, load=0.6, workers=[1, 2, 4]).parse_args()))
 
 
 def rows_of(options: argparse.Namespace) -> Iterator[Row]:
     embedder = real_embedder()
-    engine_ms(embedder, traces(_BATCH))
+    engine_ms(embedder, traces(BATCH))
     for count in options.workers:
         say(f"{count} workers")
         with open_bench(workers=count) as bench:
             items = traces(options.traces)
             tokens = mean(lengths_of([trace.embedding_text for trace in items]))
-            core_ms = [engine_ms(embedder, items[: 3 * _BATCH])]
+            core_ms = [engine_ms(embedder, items[: 3 * BATCH])]
             rate = bench.decide(items).per_s
-            core_ms.append(engine_ms(embedder, items[: 3 * _BATCH]))
+            core_ms.append(engine_ms(embedder, items[: 3 * BATCH]))
             fleet = fleet_of(count, mean(core_ms), tokens)
             p95_ms = at_random(bench, traces(options.traces), options.load * rate)
-            core_ms.append(engine_ms(embedder, items[: 3 * _BATCH]))
+            core_ms.append(engine_ms(embedder, items[: 3 * BATCH]))
         predicted_ms = fleet_of(count, mean(core_ms[1:]), tokens).latency_ms(options.load * rate, 0.95)
         yield {
             "workers": count,
@@ -71,8 +64,7 @@ def fleet_of(count: int, core_ms: float, tokens: float) -> Fleet:
 def engine_ms(embedder: Embedder, items: Sequence[ReasoningTrace]) -> float:
     """Milliseconds of one core that the bare engine takes for a trace, on all of them."""
     texts = [trace.embedding_text for trace in items]
-    seconds = seconds_of(lambda: [embedder.embed(batch) for batch in batches(texts, _BATCH)])
-    return seconds * usable_cores() / len(items) * 1_000
+    return embed_seconds(embedder, texts) * usable_cores() / len(items) * 1_000
 
 
 def at_random(bench: Bench, items: Sequence[ReasoningTrace], rate: float) -> float:

@@ -23,11 +23,10 @@ from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.ledger.connection import connect
 from kp_scorer.local import embedded_redis
 from kp_scorer.settings import load_settings
-from kp_scorer.settings.sections import RedisSettings
+from kp_scorer.settings.sections import RedisSettings, WorkerSettings
 from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES
-from tests.support.token_ids import ids_of
 from tests.support.traces import sample_traces
 
 Item = TypeVar("Item")
@@ -35,6 +34,7 @@ Cell = str | int | float | bool
 Row = dict[str, Cell]
 
 MB: Final = 1_000_000
+BATCH: Final = WorkerSettings().batch_size
 RECIPES: Final = MappingProxyType(
     {
         "trace": {"novelty.recipe": "trace"},
@@ -45,11 +45,12 @@ RECIPES: Final = MappingProxyType(
 """The settings that are compared."""
 
 
-def arguments(description: str | None, **counts: int) -> argparse.ArgumentParser:
-    """A parser whose help is a benchmark's docstring, with an option for each count and its default."""
+def arguments(description: str | None, **defaults: float | list[int]) -> argparse.ArgumentParser:
+    """A parser whose help is a benchmark's docstring, with an option for each number, or several, and its default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in counts.items():
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"(default: {default})")
+    for name, default in defaults.items():
+        kind: dict[str, Any] = {"type": int, "nargs": "*"} if isinstance(default, list) else {"type": type(default)}
+        parser.add_argument(f"--{name}", default=default, metavar="N", help=f"(default: {default})", **kind)
     return parser
 
 
@@ -111,7 +112,8 @@ def default_tokens() -> Tokens:
 
 def lengths_of(texts: Sequence[str]) -> list[int]:
     """How many tokens of each text the default model reads."""
-    return [len(ids) for ids in ids_of(default_tokens(), texts)]
+    tokens = default_tokens()
+    return [len(tokens.row(text).ids) for text in texts]
 
 
 def unit_vectors(chance: np.random.Generator, count: int, dimensions: int = 384) -> Vectors:
@@ -144,6 +146,11 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
     started = clock()
     work()
     return clock() - started
+
+
+def embed_seconds(embedder: Embedder, texts: Sequence[str]) -> float:
+    """What the bare engine takes for texts, in batches as large as a worker's."""
+    return seconds_of(lambda: [embedder.embed(batch) for batch in batches(texts, BATCH)])
 
 
 def cpu_seconds(process: psutil.Process | None = None) -> float:

@@ -11,20 +11,17 @@ the reference engine (where it can run) some of them, so that a machine that slo
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from statistics import median
 from typing import Final, NamedTuple
 
 from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, batches, real_embedder, report, say, seconds_of
+from tests.benchmarks.common import BATCH, Row, arguments, batches, embed_seconds, real_embedder, report, say
 from tests.benchmarks.load import open_bench, traces
-from tests.benchmarks.reference_engine import ReferenceEngine, is_available, reference_engine
+from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
 
-_BATCH: Final = WorkerSettings().batch_size
-_WARM_UP: Final = 3 * _BATCH
+_WARM_UP: Final = 3 * BATCH
 _REFERENCE_SHARE: Final = 5
 """The reference gets one in so many texts: it is slow, and its rate is steady."""
 
@@ -45,10 +42,8 @@ def main() -> None:
     parser.add_argument("--texts", choices=list(_CHARS), default="long", help="how long the texts are (default: long)")
     options = parser.parse_args()
     embedder = real_embedder()
-    with ExitStack() as stack:
-        reference = stack.enter_context(reference_engine()) if is_available() else None
-        items = [_cut(trace, _CHARS[options.texts]) for trace in traces(_WARM_UP + options.traces)]
-        bench = stack.enter_context(open_bench())
+    items = [_cut(trace, _CHARS[options.texts]) for trace in traces(_WARM_UP + options.traces)]
+    with reference_engine() as reference, open_bench() as bench:
         bench.decide(items[:_WARM_UP])
         _embed(embedder, reference, items[:_WARM_UP])
         portions = []
@@ -72,9 +67,8 @@ def _cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
 def _embed(embedder: Embedder, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> tuple[float, float]:
     """Texts a second of the bare engine and of the reference."""
     texts = [trace.embedding_text for trace in items]
-    taken_s = seconds_of(lambda: [embedder.embed(batch) for batch in batches(texts, _BATCH)])
     some = texts[::_REFERENCE_SHARE]
-    return len(texts) / taken_s, len(some) / reference.embed(some).seconds if reference else 0.0
+    return len(texts) / embed_seconds(embedder, texts), len(some) / reference.embed(some).seconds if reference else 0.0
 
 
 def _summary(portions: Sequence[Rates]) -> Row:

@@ -10,18 +10,13 @@ measured.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.settings.sections import WorkerSettings
+from tests.benchmarks.common import BATCH, Row, arguments, batches, embed_seconds, lengths_of, real_embedder, report, typical
+from tests.benchmarks.reference_engine import reference_engine
 
-from tests.benchmarks.common import Row, arguments, batches, lengths_of, real_embedder, report, say, seconds_of, typical
-from tests.benchmarks.reference_engine import is_available, reference_engine
-
-_BATCH: Final = WorkerSettings().batch_size
 _REFERENCE: Final = "reference f32"
 
 Embed = Callable[[Sequence[str]], float]
@@ -54,26 +49,20 @@ def main() -> None:
 
 def rows_of(count: int, repeats: int) -> Iterator[Row]:
     torch, default = real_embedder({"embedding.embedder": "torch"}), real_embedder()
-    engines: dict[str, Embed] = {embedder.engine: partial(_timed, embedder) for embedder in (torch, default)}
-    with ExitStack() as stack:
-        if is_available():
-            reference = stack.enter_context(reference_engine())
+    engines: dict[str, Embed] = {embedder.engine: partial(embed_seconds, embedder) for embedder in (torch, default)}
+    with reference_engine() as reference:
+        if reference:
             engines[_REFERENCE] = lambda texts: reference.embed(texts).seconds
         for texts in texts_of_every_length(count):
-            say(f"{texts.name} texts")
             run(texts, engines)
             passes = [run(texts, engines) for _ in range(repeats)]
             yield from (_summary(texts, engine, torch.engine, passes) for engine in engines)
 
 
-def _timed(embedder: Embedder, texts: Sequence[str]) -> float:
-    return seconds_of(lambda: embedder.embed(texts))
-
-
 def run(texts: Texts, engines: Mapping[str, Embed]) -> dict[str, float]:
     """The seconds that each engine took for the texts."""
     seconds = dict.fromkeys(engines, 0.0)
-    for batch in batches(texts.texts, _BATCH):
+    for batch in batches(texts.texts, BATCH):
         for engine, embed in engines.items():
             seconds[engine] += embed(batch)
     return seconds

@@ -1,7 +1,7 @@
-"""From submitting a trace to its published decision, at half the load that one worker can bear.
+"""From submitting a trace to its published decision, at ``--load`` of what one worker can bear, half by default.
 
-That load is measured first: a portion of traces, put on the queue while the worker is paused. Then traces are submitted at
-half that rate, evenly spaced, and once more at random moments (exponential gaps, as of many independent agents). The clock runs
+That is measured first: a portion of traces, put on the queue while the worker is paused. Then traces are submitted at
+that load, evenly spaced, and once more at random moments (exponential gaps, as of many independent agents). The clock runs
 from before ``submit`` is called until the decision is read from its results queue; client, reader and worker share the machine.
 
 - ``p50_ms``, ``p95_ms``, ``p99_ms``: of the whole way.
@@ -12,7 +12,6 @@ from before ``submit`` is called until the decision is read from its results que
 import argparse
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from statistics import median, quantiles
 from typing import Final
 
@@ -20,22 +19,18 @@ from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, report, say
 from tests.benchmarks.load import Bench, open_bench, traces
-from tests.benchmarks.reference_engine import ReferenceEngine, is_available, reference_engine
+from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
 
 _PORTION: Final = 200
 _REFERENCE_TEXTS: Final = 60
 
 
 def main() -> None:
-    parser = arguments(__doc__, traces=600)
-    parser.add_argument("--load", type=float, default=0.5, metavar="X", help="share of what the worker can bear (default: 0.5)")
-    report("latency", rows_of(parser.parse_args()))
+    report("latency", rows_of(arguments(__doc__, traces=600, load=0.5).parse_args()))
 
 
 def rows_of(options: argparse.Namespace) -> Iterator[Row]:
-    with ExitStack() as stack:
-        reference = stack.enter_context(reference_engine()) if is_available() else None
-        bench = stack.enter_context(open_bench())
+    with reference_engine() as reference, open_bench() as bench:
         rate = bench.decide(traces(_PORTION)).per_s * options.load
         say(f"submitting {rate:.1f} a second")
         shuffle = random.Random(1)

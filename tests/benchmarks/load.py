@@ -31,13 +31,13 @@ class Speed(NamedTuple):
 
 
 @contextmanager
-def paused(process: psutil.Process) -> Iterator[None]:
-    """Stop a worker while traces are submitted, so that it does not share the processor with the client."""
-    process.send_signal(signal.SIGSTOP)
-    try:
+def paused(*processes: psutil.Process) -> Iterator[None]:
+    """Stop workers while traces are submitted, so that they do not share the processor with the client."""
+    with ExitStack() as stack:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+            stack.callback(process.send_signal, signal.SIGCONT)
         yield
-    finally:
-        process.send_signal(signal.SIGCONT)
 
 
 class Published:
@@ -80,9 +80,7 @@ class Bench(NamedTuple):
     def decide(self, items: Sequence[ReasoningTrace]) -> Speed:
         """Submit traces while the workers are paused, then let them decide at full speed, until the last decision arrives."""
         before = len(self.published.at)
-        with ExitStack() as stack:
-            for process in self.processes:
-                stack.enter_context(paused(process))
+        with paused(*self.processes):
             self.client.submit_many(items, timeout_s=600)
         started, cpu_s = time.time(), sum(map(cpu_seconds, self.processes))
         self.published.wait_for(before + len(items))

@@ -38,9 +38,7 @@ _PREFILL_CHUNK: Final = 2_000
 
 
 def main() -> None:
-    parser = arguments(__doc__, repeats=30)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000], metavar="N")
-    options = parser.parse_args()
+    options = arguments(__doc__, repeats=30, sizes=[1_000, 10_000, 100_000, 1_000_000]).parse_args()
     report("log_size", rows_of(options.sizes, options.repeats))
 
 

@@ -33,33 +33,31 @@ for the score: the ``position`` in the order, where earlier is more; the ``lengt
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import combinations
 from statistics import median
 from typing import Final
 
 import numpy as np
 from kp_scorer.embedding.embedder import Embedder, Vectors
-from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.trace import ReasoningTrace, Step
 
 from tests.benchmarks.common import (
+    BATCH,
     RECIPES,
     Row,
     arguments,
     asking,
     batches,
+    embed_seconds,
     real,
     real_embedder,
     report,
     say,
-    seconds_of,
     tasks_of,
 )
 from tests.benchmarks.gate import Floats, Gate, Places, Rank, area, is_repeat
 
 _LOW: Final = 0.105
-_BATCH: Final = WorkerSettings().batch_size
 
 Text = Callable[[str], str]
 
@@ -100,10 +98,9 @@ def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], orders: Sequen
 def _seconds_of(embedders: Mapping[str, Embedder], traces: Sequence[ReasoningTrace]) -> dict[str, float]:
     """Embed all traces by each embedder, in turns; the seconds of each."""
     seconds = dict.fromkeys(embedders, 0.0)
-    for batch in batches(traces, _BATCH):
+    for batch in batches(traces, BATCH):
         for name, embedder in embedders.items():
-            texts = list(map(embedder.recipe.text, batch))
-            seconds[name] += seconds_of(partial(embedder.embed, texts))
+            seconds[name] += embed_seconds(embedder, list(map(embedder.recipe.text, batch)))
     return seconds
 
 
@@ -139,7 +136,7 @@ def _of_changed(embedder: Embedder, traces: Sequence[ReasoningTrace], vectors: V
 
 def _vectors(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
     texts = list(map(embedder.recipe.text, traces))
-    return np.concatenate([embedder.embed(batch) for batch in batches(texts, _BATCH)])
+    return np.concatenate([embedder.embed(batch) for batch in batches(texts, BATCH)])
 
 
 def _novelty(vectors: Vectors) -> Floats:

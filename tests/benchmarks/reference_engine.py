@@ -43,14 +43,15 @@ class ReferenceEngine:
         return Embedded(np.array(answer["vectors"], np.float32), answer["ms"] / 1_000)
 
 
-def is_available() -> bool:
-    """Whether the engine can be installed and run here: with node, npm and ``kp-scorer[embedding,benchmark]``."""
-    return bool(shutil.which("node") and shutil.which("npm") and find_spec("onnx"))
-
-
 @contextmanager
-def reference_engine() -> Iterator[ReferenceEngine]:
-    """Install the engine from npm beside its package.json if it is not there, export the model, and start it."""
+def reference_engine() -> Iterator[ReferenceEngine | None]:
+    """Install the engine from npm beside its package.json if it is not there, export the model, and start it.
+
+    None where it cannot run: that takes node, npm and ``kp-scorer[embedding,benchmark]``.
+    """
+    if not (shutil.which("node") and shutil.which("npm") and find_spec("onnx")):
+        yield None
+        return
     if not (_PACKAGE / "node_modules").is_dir():
         say("installing transformers.js")
         # Without the variable an install script would fetch CUDA.

@@ -7,8 +7,7 @@ Batches of samples are decided as new traces and as redelivered ones.
 - ``sent_bytes``, ``received_bytes``: for a trace, as the worker sees it, by Redis' own count of network traffic (INFO).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import cycle, islice, product
 from typing import Any, Final
 
@@ -57,17 +56,8 @@ class CountingConnection(redis.Connection):
         return super().read_response(*args, **options)
 
 
-@contextmanager
-def _counting_client(url: str) -> Iterator[redis.Redis]:
-    with redis_of(url) as redis_client:
-        redis_client.connection_pool.connection_class = CountingConnection
-        yield redis_client
-
-
 def main() -> None:
-    parser = arguments(__doc__, traces=192)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="batch sizes (default: 1 8 32)")
-    options = parser.parse_args()
+    options = arguments(__doc__, traces=192, batches=[1, 8, 32]).parse_args()
     cases = product(options.batches, ("new", "redelivered"))
     with own_redis() as url:
         report("round_trips", (_count(url, case, size, options.traces) for size, case in cases))
@@ -78,7 +68,8 @@ def _count(url: str, case: str, size: int, count: int) -> Row:
     keys = Keys(f"kp-{case}-{size}")
     window = NoveltySettings().window()
     first, *items = as_new(list(islice(cycle(samples()), count + 1)))
-    with _counting_client(url) as redis_client, redis_of(url) as control:
+    with redis_of(url) as redis_client, redis_of(url) as control:
+        redis_client.connection_pool.connection_class = CountingConnection
         log = RedisLog(redis_client, keys, RandomEmbedder.space, window, _RECORD_TTL_MS)
         novelty = NoveltyMeter(RandomEmbedder(), log, window)
         decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), Policy(), novelty, max_attempts=5)

@@ -54,10 +54,7 @@ _FORGOTTEN: Final = 1_000
 
 
 def main() -> None:
-    parser = arguments(__doc__, letters=100_000)
-    parser.add_argument("--records", type=int, nargs="*", default=[200_000, 2_000_000], metavar="N")
-    parser.add_argument("--waiting", type=int, default=0, metavar="N")
-    options = parser.parse_args()
+    options = arguments(__doc__, letters=100_000, records=[200_000, 2_000_000], waiting=0).parse_args()
     waiting = [_waiting_measured(options.waiting)] if options.waiting else []
     report("stored", chain(rows_of(options.records, options.letters), waiting))
 

@@ -9,19 +9,14 @@ machine that slows down for a minute slows both. The worker is paused meanwhile,
 """
 
 import gc
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import psutil
 from kp_scorer.client import Client
-from kp_scorer.settings import Settings, load_settings
 
-from tests.benchmarks.common import arguments, batches, cpu_seconds, own_redis, report, say, seconds_of
-from tests.benchmarks.load import paused, traces
-from tests.support.processes import start_worker
+from tests.benchmarks.common import arguments, batches, cpu_seconds, report, say, seconds_of
+from tests.benchmarks.load import open_bench, paused, traces
 
 Payloads = Sequence[Mapping[str, Any]]
 
@@ -38,13 +33,11 @@ def main() -> None:
     options = arguments(__doc__, traces=10_000, portion=1_000).parse_args()
     size = options.portion
     portions: list[Portion] = []
-    with own_redis() as url, tempfile.TemporaryDirectory() as directory:
-        settings = load_settings({"broker.url": url, "redis.url": url, "embedding.required": True})
-        with start_worker(settings, Path(directory) / "worker.log") as worker, paused(psutil.Process(worker.process.pid)):
-            _measure(settings, _payloads(2 * 200))
-            for _ in batches(range(options.traces), size):
-                portions.append(_measure(settings, _payloads(2 * size)))
-                say(f"{len(portions)}: {size / portions[-1].many_s:,.0f}/s")
+    with open_bench() as bench, paused(*bench.processes):
+        _measure(bench.client, _payloads(2 * 200))
+        for _ in batches(range(options.traces), size):
+            portions.append(_measure(bench.client, _payloads(2 * size)))
+            say(f"{len(portions)}: {size / portions[-1].many_s:,.0f}/s")
     row = {
         "traces": size * len(portions),
         "many_per_s": median(size / portion.many_s for portion in portions),
@@ -59,17 +52,14 @@ def _payloads(count: int) -> Payloads:
     return [trace.model_dump(mode="json", exclude_none=True) for trace in traces(count)]
 
 
-def _measure(settings: Settings, items: Payloads) -> Portion:
+def _measure(client: Client, items: Payloads) -> Portion:
     """Submit half of the traces each way."""
     many, single = batches(items, len(items) // 2)
     gc.collect()
-    with Client(settings) as client:
-        # Connects.
-        client.look_up([""])
-        cpu_s = cpu_seconds()
-        many_s = seconds_of(lambda: client.submit_many(many, timeout_s=600))
-        cpu_s = cpu_seconds() - cpu_s
-        return Portion(many_s, seconds_of(lambda: [client.submit(payload) for payload in single]), cpu_s)
+    cpu_s = cpu_seconds()
+    many_s = seconds_of(lambda: client.submit_many(many, timeout_s=600))
+    cpu_s = cpu_seconds() - cpu_s
+    return Portion(many_s, seconds_of(lambda: [client.submit(payload) for payload in single]), cpu_s)
 
 
 if __name__ == "__main__":

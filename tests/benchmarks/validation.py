@@ -32,7 +32,6 @@ from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import MB, Row, arguments, default_tokens, emit, real, report, seconds_of, show_table
 from tests.support.costly import COSTLY_TEXTS, costly_submissions, oversized_bodies
-from tests.support.token_ids import ids_of
 
 _IN_FLIGHT: Final = 96
 
@@ -75,7 +74,7 @@ def costs_of_text(tokens: Tokens, name: str, text: str) -> Row:
     grown_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     costs = []
     for part in (part for recipe in RECIPES.values() for part in recipe.parts):
-        tokenize = partial(ids_of, tokens, [text], part.max_tokens, keep_end=part.keeps_end)
+        tokenize = partial(tokens.row, text, part.max_tokens, keep_end=part.keeps_end)
         seconds = [seconds_of(tokenize, time.thread_time) for _ in range(4)]
         tracemalloc.start()
         tokenize()

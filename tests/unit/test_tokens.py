@@ -1,7 +1,7 @@
 """Cutting a text before it is tokenised never changes an id; the installed model's own tokenizer, and one of another kind."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kp_scorer.embedding import text_embedder
-from kp_scorer.embedding.embedder import MAX_TOKENS
+from kp_scorer.embedding.embedder import MAX_TOKENS, Ids
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.errors import SettingsError
@@ -19,7 +19,6 @@ from tokenizers import Encoding, Tokenizer
 
 from tests.support.calls import calls_during, traced_memory
 from tests.support.costly import COSTLY_TEXTS
-from tests.support.token_ids import ids_of
 
 Description = dict[str, Any]
 
@@ -33,6 +32,10 @@ NASTY = (
     | st.text(max_size=6)
 )
 TEXTS = st.lists(NASTY, max_size=60).map("".join) | st.lists(NASTY, max_size=60).map(" ".join)
+
+
+def ids_of(tokens: Tokens, texts: Sequence[str], most: int | None = None, *, keep_end: bool = False) -> list[Ids]:
+    return [tokens.row(text, most, keep_end=keep_end).ids for text in texts]
 
 
 @pytest.fixture(scope="module")
