@@ -1,27 +1,55 @@
 """A store that does not answer, while the broker does, and malformed messages arrive beside good ones."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import pytest
+from kombu import Connection
+from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings
 
-from tests.chaos.test_network import endure
-from tests.chaos.test_poison import put
-from tests.support.arena import Arena, submit, supervised, traces
+from tests.support.arena import Arena, endure, submit, supervised, traces
 from tests.support.fleet import Fleet
 from tests.support.processes import wait_until
+from tests.support.rabbitmq import evaluated, rabbitmq_in_use
+from tests.support.traces import short_traces
 
 FEW: Final = 15
 SILENCE_S: Final = 10.0
-"""Longer than every timeout, the visibility timeout, and what RabbitMQ forgives without a heartbeat."""
+"""Longer than every timeout, and the visibility timeout."""
+
+TIMEOUT_S: Final = 8
+LOOK_EVERY_S: Final = 2
+OUTAGE_S: Final = 2.0 * TIMEOUT_S
+"""Twice what RabbitMQ takes before it closes the channel and counts a delivery of all that is in flight."""
+
+_NAMES: Final = {"consumer_timeout": TIMEOUT_S * 1_000, "channel_tick_interval": LOOK_EVERY_S * 1_000}
+
+
+@pytest.fixture
+def impatient_rabbitmq(rabbitmq_url: str) -> Iterator[None]:
+    """RabbitMQ that waits for seconds where it waits for half an hour; only channels opened meanwhile are concerned."""
+    before = {name: evaluated(f"application:get_env(rabbit, {name}).") for name in _NAMES}
+    if not all(before.values()):
+        pytest.skip("nobody here may change RabbitMQ's consumer_timeout")
+    with rabbitmq_in_use(alone=True):
+        try:
+            for name, value in _NAMES.items():
+                assert evaluated(f"application:set_env(rabbit, {name}, {value}).") == "ok"
+            yield
+        finally:
+            for name, answer in before.items():
+                # Erlang's {ok, 1800000}.
+                evaluated(f"{{ok, Before}} = {answer}, application:set_env(rabbit, {name}, Before).")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_malformed_messages_wait_for_the_store_beside_the_connection(arena: Arena) -> None:
-    settings = settings_with_store_behind_proxy(arena)
-    with supervised(settings, arena.directory, 2) as fleet:
+    # The broker is reached directly, though both are one Redis.
+    with supervised(arena.settings(redis__url=arena.store_proxy.url), arena.directory, 2) as fleet:
         fleet.wait_until_ready()
         arena.store_proxy.hold()
         bodies, submitted = send_good_and_malformed(arena)
@@ -35,9 +63,35 @@ def test_malformed_messages_wait_for_the_store_beside_the_connection(arena: Aren
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient_rabbitmq")
+@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+def test_messages_in_flight_for_longer_than_rabbitmq_allows_use_up_no_deliveries(arena: Arena) -> None:
+    settings = arena.settings(redis__url=arena.store_proxy.url, broker__hold_s=2.0, broker__delivery_limit=2)
+    with supervised(settings, arena.directory, 2) as fleet:
+        fleet.wait_until_ready()
+        arena.store_proxy.hold()
+        bodies, submitted = send_good_and_malformed(arena, broker__delivery_limit=2)
+        # Of a caller who waits for the result, and gets one in the end, not in between.
+        (asked,) = short_traces(1, seed=9)
+        with make_celery(arena.settings(broker__delivery_limit=2)) as caller:
+            result = caller.send_task(
+                "score_trace", args=[asked], queue=settings.queues.traces, ignore_result=False, headers={"kept": "as it is"}
+            )
+            wait_until_all_wait(fleet)
+            endure(OUTAGE_S)
+            assert not result.ready()
+            arena.store_proxy.deliver()
+            assert result.get(timeout=30)["trace_id"] == asked["id"]
+        arena.finish(fleet, [*submitted, str(asked["id"])])
+        assert fleet.ends == []
+        assert fleet.logged("connection_lost") == 0
+        assert fleet.logged("message_sent_again") >= 2 * (2 * FEW + 1)
+    assert letters_in(arena) == sorted(("malformed", 1, body) for body in bodies)
+
+
+@pytest.mark.slow
 def test_sigterm_while_messages_wait_for_the_store(arena: Arena) -> None:
-    settings = settings_with_store_behind_proxy(arena)
-    with supervised(settings, arena.directory, 1) as fleet:
+    with supervised(arena.settings(redis__url=arena.store_proxy.url), arena.directory, 1) as fleet:
         fleet.wait_until_ready()
         arena.store_proxy.hold()
         bodies, submitted = send_good_and_malformed(arena)
@@ -51,6 +105,28 @@ def test_sigterm_while_messages_wait_for_the_store(arena: Arena) -> None:
         arena.finish(fleet, submitted)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+def test_a_resent_message_keeps_its_body_and_the_headers_that_count(arena: Arena) -> None:
+    settings = arena.settings(redis__url=arena.store_proxy.url, broker__hold_s=0.5)
+    queue = settings.queues.traces
+    with supervised(settings, arena.directory, 1) as fleet, Connection(settings.broker.url) as connection:
+        fleet.wait_until_ready()
+        arena.store_proxy.hold()
+        headers = {"task": "somebody.elses", "id": "1", "ignore_result": False}
+        body = ["\u00e4" * 1_000]
+        connection.Producer().publish(
+            body, routing_key=queue, serializer="json", compression="zlib", headers={**headers, "CC": ["elsewhere"]}
+        )
+        wait_until(lambda: fleet.logged("message_sent_again") >= 2)
+        assert fleet.stop() == [0]
+        delivered = wait_until(partial(connection.default_channel.basic_get, queue, no_ack=True))
+        message = connection.default_channel.message_to_python(delivered)
+        assert message.decode() == body
+        assert {name: message.headers[name] for name in headers} == headers
+        assert "CC" not in message.headers
+
+
 def letters_in(arena: Arena) -> list[tuple[str, int, bytes]]:
     """The reason, the deliveries and the bytes of all dead letters."""
     with Store.open(arena.settings()) as store:
@@ -58,18 +134,13 @@ def letters_in(arena: Arena) -> list[tuple[str, int, bytes]]:
         return sorted((each.reason, each.deliveries, store.dead_letters.payload(each.letter_id)) for each in letters)
 
 
-def settings_with_store_behind_proxy(arena: Arena) -> Settings:
-    """Settings by which the broker is reached directly, even where both are one Redis."""
-    return arena.settings(redis__url=arena.store_proxy.url)
-
-
-def send_good_and_malformed(arena: Arena) -> tuple[list[bytes], list[str]]:
+def send_good_and_malformed(arena: Arena, **changed: object) -> tuple[list[bytes], list[str]]:
     """Send traces and malformed messages by turns; return the bodies of the one kind and the ids of the other."""
     bodies = [f"hello {number}".encode() for number in range(FEW)]
     submitted: list[str] = []
-    with Client(arena.settings()) as client:
+    with Client(arena.settings(**changed)) as client:
         for body, trace in zip(bodies, traces(FEW), strict=True):
-            put(arena, body)
+            arena.put(body)
             submitted += submit(client, [trace])
     return bodies, submitted
 

@@ -4,14 +4,12 @@ from collections import Counter
 from typing import Final
 
 import pytest
-from kombu import Producer
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
 
 from tests.support.arena import TRACES, Arena, submit, supervised, traces
 from tests.support.crashing_worker import BREAKS, KILLS, PANICS
-from tests.support.rabbitmq import confirming
 
 UNREADABLE: Final = {
     "not JSON": b"hello",
@@ -30,10 +28,10 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
     load += panicking
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
-        put(arena, UNREADABLE["not JSON"])
+        arena.put(UNREADABLE["not JSON"])
         submitted = submit(client, load)
         for body in UNREADABLE.values():
-            put(arena, body)
+            arena.put(body)
         # A good message that names a task of someone else.
         with make_celery(settings) as foreign:
             foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.traces)
@@ -54,14 +52,3 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     expected = {body[:65_536] if body == huge else body for body in UNREADABLE.values()}
     assert {body: malformed[body] for body in expected} == dict.fromkeys(expected, 1)
     assert len(malformed) == len(UNREADABLE) + 1
-
-
-def put(arena: Arena, body: bytes) -> None:
-    """Put bytes where messages are: on the list itself, or as a body that claims to be JSON."""
-    queue = arena.settings().queues.traces
-    if arena.broker == "redis":
-        with arena.redis.connect() as redis_client:
-            redis_client.lpush(queue, body)
-        return
-    with confirming(arena.settings().broker.url) as connection, Producer(connection) as producer:
-        producer.publish(body, exchange="", routing_key=queue, content_type="application/json", content_encoding="utf-8")

@@ -1,19 +1,22 @@
 """A primary that is killed under load: sentinels have its replica take over, and all follow."""
 
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
+from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.arena import IMPATIENT, decided_of, slowly, submit, supervised, traces, wait_until_ended
 from tests.support.outcomes import check
-from tests.support.processes import wait_until
-from tests.support.sentinels import Sentinels
+from tests.support.processes import free_port, wait_until
 from tests.support.servers import RedisServer
 
 TRACES: Final = 400
@@ -22,6 +25,13 @@ REPLICATED: Final = 250
 
 AT_RISK: Final = 50
 """How many are acknowledged by the primary in its last moments."""
+
+PRIMARY: Final = "scorer"
+"""The sentinels' name of the primary."""
+
+PASSWORD: Final = "of-the-sentinels"
+SENTINELS: Final = 3
+QUORUM: Final = 2
 
 
 class Watched(NamedTuple):
@@ -37,13 +47,42 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     directories = [tmp_path / name for name in ("primary", "replica", "sentinels")]
     for directory in directories:
         directory.mkdir()
-    with RedisServer(directories[0]) as primary, RedisServer(directories[1]) as replica:
+    ports = [free_port() for _ in range(SENTINELS)]
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    url = f"redis+sentinel://{hosts}/0?primary={PRIMARY}&sentinel_password={PASSWORD}"
+    with RedisServer(directories[0]) as primary, RedisServer(directories[1]) as replica, ExitStack() as stack:
         replica.follow(primary)
-        with Sentinels(directories[2], primary) as sentinels:
-            sentinels.wait_until_agreed()
-            yield Watched(
-                primary, replica, load_settings({"broker.url": sentinels.url, "redis.url": sentinels.url, **IMPATIENT})
-            )
+        for port in ports:
+            process = start_sentinel(directories[2], port, primary)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        wait_until(lambda: all(map(knows_all, ports)), timeout_s=30)
+        yield Watched(primary, replica, load_settings({"broker.url": url, "redis.url": url, **IMPATIENT}))
+
+
+def start_sentinel(directory: Path, port: int, primary: RedisServer) -> "subprocess.Popen[bytes]":
+    file = directory / f"sentinel-{port}.conf"
+    lines = [
+        *(f"port {port}", "bind 127.0.0.1", f'dir "{directory}"'),
+        *(f"requirepass {PASSWORD}", f"sentinel sentinel-pass {PASSWORD}"),
+        f"sentinel monitor {PRIMARY} 127.0.0.1 {primary.port} {QUORUM}",
+        # So that a failover begins soon.
+        *(f"sentinel down-after-milliseconds {PRIMARY} 500", f"sentinel failover-timeout {PRIMARY} 3000"),
+    ]
+    file.write_text("\n".join(lines), "utf-8")
+    with file.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen([redis_executable(), str(file), "--sentinel"], stdout=log, stderr=log)
+
+
+def knows_all(port: int) -> bool:
+    """Whether a sentinel knows the others, and a replica that can take over."""
+    with redis.Redis(port=port, password=PASSWORD, socket_timeout=5) as client:
+        try:
+            primary, replicas = client.sentinel_master(PRIMARY), client.sentinel_slaves(PRIMARY)
+        except redis.ConnectionError:
+            return False
+    linked = [replica for replica in replicas if replica["master-link-status"] == "ok" and not replica["is_disconnected"]]
+    return primary["num-other-sentinels"] == SENTINELS - 1 and len(linked) == 1
 
 
 @pytest.mark.slow

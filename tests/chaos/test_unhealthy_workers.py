@@ -1,8 +1,9 @@
-"""An unhealthy worker ends with exit code 4 and loses no trace."""
+"""Workers that end of themselves, unhealthy with exit code 4 or by SIGTERM under load, lose no trace."""
 
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,7 +11,7 @@ import pytest
 from kp_scorer.client import Client
 from kp_scorer.settings.loading import as_environment
 
-from tests.support.arena import Arena, submit, traces
+from tests.support.arena import Arena, submit, supervised, traces
 from tests.support.fleet import Fleet
 from tests.support.processes import FAST_WORKER, launch_worker, wait_until
 
@@ -100,3 +101,22 @@ def test_an_embedder_that_embeds_nothing_but_the_probe_loses_few_traces(arena: A
         assert len(dead) <= 2 * settings.worker.batch_size
         with Fleet(settings, arena.directory, 1, FAST_WORKER, supervised=True) as fleet:
             arena.finish(fleet, submitted, dead)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("embed_s", "grace_s"), [pytest.param("0.3", 20.0, id="time to finish"), pytest.param("1.5", 6.0, id="no time to finish")]
+)
+def test_sigterm_with_messages_in_flight(arena: Arena, embed_s: str, grace_s: float) -> None:
+    settings = arena.settings(worker__grace_s=grace_s)
+    with Client(settings) as client:
+        submitted = submit(client, traces())
+        with supervised(settings, arena.directory, 2, lambda place, life: {"EMBED_S": embed_s}) as fleet:
+            fleet.wait_until_ready()
+            wait_until(lambda: fleet.logged("trace_decided"))
+            started = time.monotonic()
+            assert fleet.stop() == [0, 0]
+            assert time.monotonic() - started < grace_s + 2
+        assert not all(status and status.decision for status in client.look_up(submitted)), "nothing was left to do"
+        with supervised(settings, arena.directory / "second", 2) as fleet:
+            arena.finish(fleet, submitted)

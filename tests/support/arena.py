@@ -1,13 +1,14 @@
 """Where a disaster takes place: a store and a broker that can be broken, and what the tests do on them over and over."""
 
 import os
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from kombu import Connection
+from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
@@ -17,7 +18,7 @@ from tests.support.fleet import Fleet, Variables
 from tests.support.outcomes import check
 from tests.support.processes import CRASHING_WORKER, wait_until
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import unacknowledged
+from tests.support.rabbitmq import confirming, unacknowledged
 from tests.support.servers import RedisServer
 from tests.support.traces import short_traces
 
@@ -67,6 +68,16 @@ class Arena:
 
     def settings_behind_proxies(self, **changed: object) -> Settings:
         return self.settings(broker__url=self.broker_proxy.url, redis__url=self.store_proxy.url, **changed)
+
+    def put(self, body: bytes) -> None:
+        """Put bytes where messages are: on the list itself, or as a body that claims to be JSON."""
+        queue = self.settings().queues.traces
+        if self.broker == "redis":
+            with self.redis.connect() as client:
+                client.lpush(queue, body)
+            return
+        with confirming(self._broker_url) as connection, Producer(connection) as producer:
+            producer.publish(body, exchange="", routing_key=queue, content_type="application/json", content_encoding="utf-8")
 
     def waiting(self) -> int:
         """How many messages wait on the queue of traces; those in flight do not count."""
@@ -177,6 +188,11 @@ def wait_until_ended(settings: Settings, trace_ids: Collection[str]) -> None:
 
 def decided_of(client: Client, trace_ids: Sequence[str]) -> set[str]:
     return {status.trace_id for status in client.look_up(trace_ids) if status and status.decision}
+
+
+def endure(seconds: float) -> None:
+    """Let the disaster last: there is nothing to wait for."""
+    threading.Event().wait(seconds)
 
 
 def slowly(place: int, life: int) -> dict[str, str]:
