@@ -1,19 +1,20 @@
 """Hold what lies in Redis against the model, field by field."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from tests.model.baton import Violation
 from tests.model.contents import vector_of
 from tests.model.patched_scripts import DEADLINES_KEY
-from tests.model.records import KEYS, Letter, TraceRecord, class_key, class_of
+from tests.model.records import KEYS, Letter, TraceRecord, class_key
 from tests.model.reference import Reference
 from tests.model.reference_log import DIRECTORY, ERASED, HEAD, LOG, WINDOW, LogModel
+from tests.model.server import Dump
 
 _NUMBERS: Final = ("since_ms", "resends", "attempts", "lease_ms")
 
 
-def check_same(dump: dict[str, Any], model: Reference) -> None:
+def check_same(dump: Dump, model: Reference) -> None:
     """Raise a violation if Redis holds anything but what the model says."""
     expected = _expected(model)
     stored = {key: readable for key, content in dump.items() if (readable := _readable(key, content))}
@@ -90,17 +91,14 @@ def _readable(key: str, content: Any) -> object:
         return int(content)
     if key.startswith(KEYS.worker("")):
         return content
-    if key in (KEYS.pending, KEYS.workers, KEYS.dead_letters, KEYS.dead_letter_classes, DEADLINES_KEY) or class_of(key):
-        return {member.decode(): int(float(score)) for member, score in pairs(content)}
-    fields = {name.decode(): value for name, value in pairs(content)}
     if key == KEYS.dead_letter_sizes:
-        return {name: value.decode() for name, value in fields.items()}
+        return {name: value.decode() for name, value in content.items()}
     if key in (KEYS.counts, KEYS.tallies, KEYS.dropped):
-        return _counts(fields)
-    return read_record(fields) if key.startswith(KEYS.record("")) else fields
+        return _counts(content)
+    return _read_record(content) if key.startswith(KEYS.record("")) else content
 
 
-def read_record(fields: dict[str, bytes]) -> dict[str, object]:
+def _read_record(fields: dict[str, bytes]) -> dict[str, object]:
     """A record's fields as they are in the model."""
     read: dict[str, object] = {}
     for name, value in fields.items():
@@ -110,11 +108,6 @@ def read_record(fields: dict[str, bytes]) -> dict[str, object]:
             read[name] = value if name in ("digest", "decision", "submission", "as_letter") else value.decode()
     # Neither has been tried nor sent again, whether that is written down or not.
     return {name: value for name, value in read.items() if value != 0}
-
-
-def pairs(content: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """What Redis gives as a flat list of names and values."""
-    return list(zip(content[::2], content[1::2], strict=True))
 
 
 def _differing(own: object, counterpart: object) -> str:

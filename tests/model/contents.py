@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-import numpy as np
 from kp_scorer.broker.wire import as_bytes, trace_id_of
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding.embedder import TRACE, Embedder, Vector, Vectors
+from kp_scorer.embedding.embedder import Vector, Vectors
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import minimal_payload, steps
+from tests.support.word_embedder import WordEmbedder
 
 LIMITS: Final = Limits()
 IDS: Final = ("kp:trace:0", "kp:trace:1", "kp:trace:acme:2", "kp:trace:acme:3", "kp:trace:other:4")
-DIMENSIONS: Final = 8
 _TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today")
 
 DOMAINS: Final = ("cod1", "code", "cod2", "cod3")
@@ -103,27 +102,11 @@ class EmbeddingFailed(Exception):
     """What an embedder raises that fails."""
 
 
-class WordEmbedder(Embedder):
-    """Adds up a vector for each word, drawn by its hash."""
-
-    name = "words"
-    space = "words"
-    dimensions = DIMENSIONS
-    recipe = TRACE
-
-    def __init__(self) -> None:
-        self.fails = False
+class FailingEmbedder(WordEmbedder):
+    fails = False
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         # It fails with what it is given, and is in order itself.
         if self.fails and any(text.startswith(_TEXTS) for text in texts):
             raise EmbeddingFailed
-        sums = np.array([np.sum([_word(word) for word in text.split()], axis=0) for text in texts])
-        vectors: Vectors = (sums / np.linalg.norm(sums, axis=1, keepdims=True)).astype(np.float32)
-        return vectors
-
-
-@cache
-def _word(word: str) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    seed = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little")
-    return np.random.default_rng(seed).normal(size=DIMENSIONS)
+        return super().embed(texts)

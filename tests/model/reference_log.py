@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.novelty import Candidate, Window
 
-from tests.model.contents import WordEmbedder, vector_of
+from tests.model.contents import vector_of
+from tests.support.word_embedder import WordEmbedder
 
 if TYPE_CHECKING:
     from tests.model.reference import Reference

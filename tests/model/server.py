@@ -1,6 +1,6 @@
 """The Redis of the test: read whole in one step, and put back to what it was."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ local kinds = {hash = {'HGETALL'}, zset = {'ZRANGE', 0, -1, 'WITHSCORES'}, strin
 local found = {}
 for _, key in ipairs(redis.call('KEYS', 'm*')) do
     local kind = redis.call('TYPE', key).ok
-    found[#found + 1] = {key, redis.call(kinds[kind][1], key, unpack(kinds[kind], 2))}
+    found[#found + 1] = {key, kind, redis.call(kinds[kind][1], key, unpack(kinds[kind], 2))}
 end
 return found
 """
@@ -25,6 +25,21 @@ return found
 
 Image = dict[bytes, bytes]
 """All keys as they were."""
+
+Dump = dict[str, Any]
+"""What all keys hold, by name: hashes as bytes by field, sorted sets as whole numbers by member, all else as it comes."""
+
+
+def _pairs(content: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    return ((name.decode(), value) for name, value in zip(content[::2], content[1::2], strict=True))
+
+
+def _readable(kind: bytes, content: Any) -> Any:
+    if kind == b"hash":
+        return dict(_pairs(content))
+    if kind == b"zset":
+        return {member: int(float(score)) for member, score in _pairs(content)}
+    return content
 
 
 class Server:
@@ -44,10 +59,10 @@ class Server:
     def set_time(self, now: int) -> None:
         self.client.set(NOW_KEY, now)
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> Dump:
         """Every key but the test's clock, as of one moment."""
         rows: Any = self._dump()
-        contents = {key.decode(): content for key, content in rows}
+        contents = {key.decode(): _readable(kind, content) for key, kind, content in rows}
         contents.pop(NOW_KEY, None)
         return contents
 

@@ -16,10 +16,11 @@ from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.log import Cursor, Place, Tail
 
 from tests.model.baton import Violation, stop_before
-from tests.model.contents import WordEmbedder, by_bytes, letter_id_of
+from tests.model.contents import by_bytes, letter_id_of
 from tests.model.records import KEYS, LEDGER, RECORD_TTL_MS, TRACE_LEASE_MS
 from tests.model.reference import Reference
 from tests.model.reference_log import WINDOW
+from tests.support.word_embedder import WordEmbedder
 
 TOLERANCE: Final = 1e-5
 

@@ -12,7 +12,7 @@ from kp_scorer.scoring import Policy
 from kp_scorer.trace import ReasoningTrace
 
 from tests.model.baton import Stretch, Violation
-from tests.model.contents import EmbeddingFailed, Payload, WordEmbedder
+from tests.model.contents import EmbeddingFailed, FailingEmbedder, Payload
 from tests.model.reference_log import LARGEST_BATCH, WINDOW
 from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
 
@@ -60,7 +60,7 @@ class Worker:
         self.letters = WatchedLetters(books)
         self.log = WatchedLog(books)
         self.ledger = WatchedLedger(books, self.log)
-        self.embedder = WordEmbedder()
+        self.embedder = FailingEmbedder()
         ledger: Any = self.ledger
         self.decider = Decider(ledger, Policy(), NoveltyMeter(self.embedder, self.log, WINDOW), MAX_ATTEMPTS)
         self.in_flight: list[Message] = []

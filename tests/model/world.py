@@ -21,18 +21,8 @@ WORKERS: Final = 3
 AUDIT_EVERY: Final = 20
 
 MOVES_MS: Final = (
-    1,
-    50,
-    1_000,
-    WORKER_LEASE_MS - 1,
-    WORKER_LEASE_MS + 1,
-    30_000,
-    TRACE_LEASE_MS + 1,
-    RESEND_AFTER_MS + 1,
-    WINDOW.slack_ms + 1,
-    WINDOW.ttl_ms + 1,
-    RECORD_TTL_MS,
-    KEPT_MS + 1,
+    *(1, 50, 1_000, WORKER_LEASE_MS - 1, WORKER_LEASE_MS + 1, 30_000, TRACE_LEASE_MS + 1, RESEND_AFTER_MS + 1),
+    *(WINDOW.slack_ms + 1, WINDOW.ttl_ms + 1, RECORD_TTL_MS, KEPT_MS + 1),
 )
 
 T = TypeVar("T")
