@@ -16,11 +16,13 @@ from kp_scorer.ledger.keys import Keys
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
 from tests.support.traces import new_id, short_traces
 
 
 @pytest.mark.usefixtures("as_operator")
+@pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 @pytest.mark.parametrize("via", ["queue", "stream"])
 def test_only_operators_learn_which_trace_is_nearest(
     via: str, settings: Settings, shipped_redis: Shipped, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path

@@ -1,6 +1,7 @@
-"""Records that somebody has damaged in Redis: each ends its own trace at most, is named, and is never quoted."""
+"""Records and results that somebody has damaged in Redis: each ends its own trace at most, is named, and is never quoted."""
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,17 +90,20 @@ def test_a_worker_decides_what_comes_with_damaged_records(
     assert store.ledger.counts().decided >= len(honest)
 
 
-def test_a_place_that_is_not_in_the_log_stops_nobody(
-    settings: Settings, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
+    settings: Settings, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    first, second = short_traces(2, seed=32)
-    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER):
-        client.wait(client.submit(first), timeout_s=30)
-        epoch: Any = redis_client.hget(f"{keys.of_log('word-hash-1').head}", "epoch")
-        seconds, _ = redis_client.time()
-        record = keys.record(second["id"])
-        redis_client.hset(record, mapping={"epoch": epoch, "entry": f"{seconds * 1_000}-77"})
-        assert client.wait(client.submit(second), timeout_s=30)
+    # As another Celery app may have left it, which pickles its results.
+    spoilt, *others = (str(uuid.uuid4()) for _ in range(4))
+    redis_client.set(f"celery-task-meta-{spoilt}", b"\x80\x04", ex=60)
+    for task_id, trace in zip((spoilt, *others), short_traces(4, seed=61), strict=True):
+        headers = {"task": "score_trace", "id": task_id, "ignore_result": False}
+        envelope = {"body": json.dumps([[trace], {}, None]), "content-type": "application/json", "properties": {}}
+        redis_client.lpush(settings.queues.traces, json.dumps(envelope | {"headers": headers}))
+    # All of them are one batch, received by the worker as it starts.
+    with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
+        wait_until(lambda: len(worker.events("trace_decided")) == 4 and worker.events("result_not_stored"))
+        wait_until(lambda: all(redis_client.exists(f"celery-task-meta-{task_id}") for task_id in others), timeout_s=5)
 
 
 def test_damaged_records_end_no_round_of_the_reconciler(
@@ -111,7 +115,6 @@ def test_damaged_records_end_no_round_of_the_reconciler(
     for trace_id, name in zip(trace_ids[:3], ("since_ms", "resends", "lease_ms"), strict=True):
         redis_client.hset(keys.record(trace_id), name, SECRET)
     redis_client.hdel(keys.record(trace_ids[3]), "submission", "since_ms", "digest")
-    redis_client.delete(keys.record(trace_ids[4]))
     redis_client.hset(keys.record(trace_ids[5]), "state", SECRET)
     damage(redis_client, keys.record(trace_ids[4]), {})
     decide(store, "kp:trace:decided")
@@ -205,8 +208,6 @@ def test_what_is_claimed_no_more_is_counted_again_when_its_message_comes(
     # It came without our client, so that there is nothing to send again.
     trace_id = "kp:trace:foreign"
     store.ledger.acquire([Identity(trace_id, DIGEST)])
-    if not fields:
-        redis_client.delete(keys.record(trace_id))
     damage(redis_client, keys.record(trace_id), fields)
     redis_client.zadd(keys.pending, {trace_id: 1})
     assert [claim.payload for claim in store.ledger.claim_lost(1, queue_is_empty=True)] == [b""]
@@ -225,8 +226,6 @@ def test_commands_name_a_damaged_record_and_go_on(
     decide(store, *(f"kp:trace:{number}" for number in range(70)), "kp:trace:damaged")
     candidate = Candidate("kp:trace:damaged", DIGEST, np.full(4, 0.5, np.float32))
     store.novelty_log("space-1").append([candidate], None)
-    if not fields:
-        redis_client.delete(keys.record("kp:trace:damaged"))
     damage(redis_client, keys.record("kp:trace:damaged"), fields)
     # Something that is not named like an id, either.
     redis_client.hset(b"kp:trace:\xff", "state", SECRET)
@@ -258,14 +257,14 @@ def test_commands_name_a_damaged_record_and_go_on(
 
 
 @pytest.mark.usefixtures("as_operator")
-def test_a_damaged_entry_of_the_log_is_as_good_as_erased(
+def test_a_damaged_entry_of_the_log_is_as_good_as_erased_and_a_place_that_is_not_in_it_stops_nobody(
     settings: Settings, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     first, second = short_traces(2, seed=33)
-    log = keys.of_log("word-hash-1").log
+    of_log = keys.of_log("word-hash-1")
     with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
         client.wait(client.submit(first), timeout_s=30)
-        entries: Any = redis_client.xrevrange(log, count=1)
+        entries: Any = redis_client.xrevrange(of_log.log, count=1)
         at_ms, _, number = entries[0][0].decode().partition("-")
         nan = np.full(512, np.nan, np.float32).tobytes()
         short = np.ones(100, np.float32).tobytes()
@@ -277,8 +276,10 @@ def test_a_damaged_entry_of_the_log_is_as_good_as_erased(
             {"i": "x", "d": "", "v": entries[0][1][b"v"], "c": "perhaps"},
         ]
         for offset, fields in enumerate(damaged):
-            redis_client.xadd(log, fields, f"{at_ms}-{int(number) + offset + 1}")
-        redis_client.hset(keys.of_log("word-hash-1").head, "place", int(number) + len(damaged))
+            redis_client.xadd(of_log.log, fields, f"{at_ms}-{int(number) + offset + 1}")
+        redis_client.hset(of_log.head, "place", int(number) + len(damaged))
+        epoch: Any = redis_client.hget(of_log.head, "epoch")
+        redis_client.hset(keys.record(second["id"]), mapping={"epoch": epoch, "entry": f"{at_ms}-{int(number) + 77}"})
         decision = client.wait(client.submit(second), timeout_s=30)
         assert decision.novelty.nearest
         assert decision.novelty.nearest.trace_id == first["id"]

@@ -11,9 +11,8 @@ from kp_scorer.settings import Settings
 
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed
-from tests.support.container_worker import CONTAINER_BYTES
 from tests.support.costly import COSTLY_TEXTS
-from tests.support.processes import CONTAINER_WORKER, start_worker
+from tests.support.processes import CONTAINER_BYTES, CONTAINER_WORKER, start_worker
 from tests.support.servers import redis_servers
 from tests.support.traces import new_id
 
@@ -29,7 +28,7 @@ FIELD_CHARS: Final = Limits().field_chars
 @pytest.mark.slow
 @pytest.mark.skipif(find_model("") is None, reason="the model is not installed")
 @pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
-@pytest.mark.parametrize(("embedder", "recipe"), [("auto", "trace"), ("auto", "asked_and_did"), ("words", "asked_and_did")])
+@pytest.mark.parametrize(("embedder", "recipe"), [("auto", "trace"), ("words", "asked_and_did")])
 def test_a_worker_decides_the_most_costly_texts_in_the_memory_of_its_container(
     settings: Settings, client: Client, tmp_path: Path, embedder: str, recipe: str
 ) -> None:

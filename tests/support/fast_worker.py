@@ -7,14 +7,10 @@ how long a batch takes to embed. ``FAILURE`` makes the embedder unhealthy, from 
     fails       an error for whatever it gets
     no numbers  vectors without a finite number
     picky       an error for every text that is no longer than a short trace's
-
-With the argument ``--small`` the process has 1 GB of memory.
 """
 
 import hashlib
 import os
-import resource
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -30,7 +26,6 @@ from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 _DIMENSIONS: Final = 128
 _SHORT_CHARS: Final = 2_000
-_SMALL_BYTES: Final = 2**30
 
 
 class Panic(BaseException):
@@ -74,6 +69,4 @@ def run(load_embedder: LoadEmbedder = WordHashEmbedder) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--small"]:
-        resource.setrlimit(resource.RLIMIT_DATA, (_SMALL_BYTES, _SMALL_BYTES))
     run()

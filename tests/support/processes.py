@@ -26,10 +26,11 @@ FAST_WORKER = ("tests.support.fast_worker",)
 CRASHING_WORKER = ("tests.support.crashing_worker",)
 """The fast worker, dying, erring or stalling where a test wants it to."""
 
-CONTAINER_WORKER = ("tests.support.container_worker",)
-"""The worker with the model, in the memory of its container."""
+CONTAINER_BYTES = 1_536 * 2**20
+CONTAINER_WORKER = ("tests.support.limited", str(CONTAINER_BYTES), *KP_SCORER_WORKER)
+"""The worker in the memory that deploy/kubernetes gives its container."""
 
-SMALL_WORKER = (*FAST_WORKER, "--small")
+SMALL_WORKER = ("tests.support.limited", str(2**30), *FAST_WORKER)
 """The fast worker in 1 GB of memory."""
 
 

@@ -1,0 +1,157 @@
+"""Whatever others send or store takes bounded memory of a worker that has it in flight, of a reader and of a command."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+import redis
+from click.testing import CliRunner
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import declare_queues, with_producer
+from kp_scorer.broker.queues import results_queue
+from kp_scorer.broker.wire import arguments_in, largest_body_bytes, largest_message_bytes
+from kp_scorer.cli.main import commands
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.ledger import Store
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
+
+from tests.hostile.conftest import ShippedArena
+from tests.support.attacks import GZIP, Attack, bombs, open_queue
+from tests.support.builders import decision_on, minimal_payload, step
+from tests.support.calls import traced_memory
+from tests.support.changed_settings import with_changed
+from tests.support.commands import COMMAND
+from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.proxy import Proxy
+from tests.support.servers import redis_servers
+
+MIB: Final = 2**20
+IN_FLIGHT_BYTES: Final = 20_000_000
+MESSAGES_BYTES: Final = 240_000_000
+"""All their dead letters are kept: somewhat less than the bound on those."""
+
+OUTAGE_S: Final = 5.0
+"""In which a worker receives all that it is going to."""
+
+RESIDENT_BYTES: Final = 310 * MIB
+"""Such a worker has 140 to 265 MiB here, with copies of the largest message as it reads it; without a bound on what is in
+flight it has 320 to 400."""
+
+READER_BYTES: Final = 300_000_000
+PIPE_BYTES: Final = 65_536
+
+WIDE: Final = "\U0001f600" + "x" * 16_000_000
+"""A text that takes four bytes of memory for each of its own, by its first character."""
+
+
+@pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"trace": WIDE},
+        {"body": "1", "content-type": "application/json", "properties": {}, "headers": {"x": WIDE}},
+        {"body": "1", "content-type": WIDE, "properties": {}, "headers": {}},
+    ],
+    ids=["in a plain message", "in a header", "in the content type"],
+)
+def test_a_message_holds_no_more_than_the_bytes_that_it_counts_by(
+    settings: Settings, redis_client: redis.Redis, item: dict[str, object]
+) -> None:
+    redis_client.lpush(settings.queues.traces, json.dumps(item, ensure_ascii=False).encode())
+    with make_celery(settings) as app, app.connection_for_read() as connection, traced_memory() as memory:
+        message = connection.default_channel.basic_get(settings.queues.traces)
+        with pytest.raises((InvalidTrace, ValueError)):
+            arguments_in(message, settings.limits)
+    assert memory.held_bytes < 1.1 * len(message.body) + MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shipped_arena", [*redis_servers()[:1], "rabbitmq"], indirect=True)
+def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_away(
+    shipped_arena: ShippedArena, tmp_path: Path
+) -> None:
+    arena = shipped_arena
+    limits = arena.settings().limits
+    size_bytes = largest_message_bytes(limits) if arena.broker == "redis" else largest_body_bytes(limits)
+    bodies = [b"%d" % number + b" " * (size_bytes - 10) for number in range(MESSAGES_BYTES // size_bytes)]
+    changed = {"redis.timeout_s": 10.0, "worker.in_flight_bytes": IN_FLIGHT_BYTES, "worker.concurrency": 96}
+    settings = arena.settings_of("worker", **changed, **{"broker.timeout_s": 10.0})
+    with (
+        Proxy(settings.redis.url) as proxy,
+        start_worker(with_changed(settings, redis__url=proxy.url), tmp_path / "worker.log", command=SMALL_WORKER) as worker,
+    ):
+        proxy.refuse()
+        with open_queue(arena) as put:
+            for body in bodies:
+                put(Attack("", body, {}, {"no envelope": True} if arena.broker == "redis" else {}))
+        wait_until(lambda: worker.events("message_waits"))
+        # There is nothing to wait for: a worker must not receive more.
+        threading.Event().wait(OUTAGE_S)
+        proxy.accept()
+        with Store.open(arena.settings(redis__timeout_s=10.0)) as store:
+            wait_until(lambda: len(list(store.dead_letters.read())) == len(bodies))
+        assert worker.peak_bytes() < RESIDENT_BYTES
+
+
+def with_trace(trace_id: str, size_bytes: int) -> bytes:
+    return decision_on(trace_id)[:-1] + b',"trace":{"more":"%s"}}' % (b"x" * size_bytes)
+
+
+LARGE = [with_trace(f"kp:trace:large-{number}", MIB) for number in range(40)]
+OVERSIZED = with_trace("kp:trace:oversized", 20 * MIB)
+
+
+def unread_bytes(pipe: Any) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shipped_arena", [*redis_servers()[:1], "rabbitmq"], indirect=True)
+def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shipped_arena: ShippedArena) -> None:
+    settings = shipped_arena.settings_of("worker")
+    queue = results_queue(settings, "accepted")
+    headers = {"compression": GZIP}
+    bodies = [(bombs()[GZIP], headers), (OVERSIZED, {}), *((body, {}) for body in LARGE), (decision_on("kp:trace:last"), {})]
+    with make_celery(settings) as app:
+        declare_queues(app, [queue])
+        for body, extra in bodies:
+            message = {"body": body, "routing_key": queue.name, "content_type": "application/json", "headers": extra}
+            with_producer(app, "test", lambda producer, message=message: producer.publish(exchange="", **message))  # type: ignore[misc]
+    command = [*COMMAND, "decisions", "--follow"]
+    environment = os.environ | as_environment(shipped_arena.settings_of("operator"))
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as follow, ExitStack() as leaving:
+        leaving.callback(follow.kill)
+        assert follow.stdout
+        process = psutil.Process(follow.pid)
+        # Until it waits for its reader.
+        wait_until(lambda: unread_bytes(follow.stdout) >= PIPE_BYTES, timeout_s=60)
+        assert process.memory_info().rss < READER_BYTES
+        lines = iter(follow.stdout.readline, b"")
+        assert "kp:trace:last" in (json.loads(line)["trace_id"] for line in lines)
+        assert process.memory_info().rss < READER_BYTES
+        follow.send_signal(signal.SIGINT)
+        assert follow.wait(20) == 0
+
+
+def test_explain_holds_only_the_traces_that_it_quotes(tmp_path: Path) -> None:
+    decision, traces = tmp_path / "decision.json", tmp_path / "traces.jsonl"
+    decision.write_bytes(decision_on("kp:trace:7"))
+    steps = [step("thought", content="x" * 90_000)]
+    with traces.open("w") as file:
+        for number in range(500):
+            file.write(json.dumps(minimal_payload(trace_id=f"kp:trace:{number}", steps=steps)) + "\n")
+    with traced_memory() as memory:
+        shown = CliRunner().invoke(commands, ["explain", str(decision), "--traces", str(traces)])
+    assert "x" * 20 in shown.output
+    assert memory.peak_bytes < 20 * MIB
