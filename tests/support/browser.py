@@ -15,16 +15,8 @@ from typing import Any, Final
 PROGRAM: Final = "chromium"
 _PATIENCE_S: Final = 60.0
 _FLAGS: Final = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--remote-debugging-pipe",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"),
+    *("--disable-component-update", "--hide-scrollbars", "--no-first-run", "--remote-debugging-pipe"),
 )
 _DRAWN: Final = """new Promise(done => {
   const state = () => document.documentElement?.dataset.charts;

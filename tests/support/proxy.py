@@ -13,8 +13,9 @@ _ANSWER_S = 10.0
 
 
 class _Connection:
-    def __init__(self) -> None:
-        self.writers: list[asyncio.StreamWriter] = []
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writers = [writer]
+        self.serving = asyncio.current_task()
         self.lost = False
 
     def abort(self) -> None:
@@ -34,7 +35,6 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._port = 0
         self._connections: set[_Connection] = set()
-        self._serving: set[asyncio.Task[None]] = set()
         self._requests, self._replies, self._refused = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @property
@@ -100,7 +100,7 @@ class Proxy:
     async def _close(self) -> None:
         if self._server is not None:
             self._server.close()
-        serving = list(self._serving)
+        serving = [connection.serving for connection in self._connections if connection.serving]
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
@@ -116,15 +116,11 @@ class Proxy:
             connection.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = _Connection()
-        connection.writers.append(writer)
+        connection = _Connection(writer)
         if self._refused.is_set():
             connection.abort()
             return
         self._connections.add(connection)
-        serving = asyncio.current_task()
-        assert serving
-        self._serving.add(serving)
         ways: list[asyncio.Task[None]] = []
         try:
             to_reader, to_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
@@ -143,7 +139,6 @@ class Proxy:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             self._connections.discard(connection)
-            self._serving.discard(serving)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event, connection: _Connection
