@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ from kp_scorer.trace import TRACE_ID_PREFIX
 
 from tests.benchmarks.common import Row, arguments, own_redis, redis_of, report, samples, say, unit_vectors
 from tests.support.builders import BUILT_IN_DOMAINS, decision
-from tests.support.processes import Worker, launch_worker
+from tests.support.processes import launch_worker, wait_until
 from tests.support.servers import RedisServer, answers
 
 _KEYS: Final = Keys("kp")
@@ -114,20 +114,14 @@ def _start_measured(directory: Path) -> Iterator[Row]:
     worker = launch_worker(settings, directory / "worker.log")
     try:
         with redis_of(server.url) as client:
-            _wait_until(worker, lambda: answers(client))
+            wait_until(lambda: answers(client), timeout_s=600)
         yield {"command": "Redis loads", "seconds": time.perf_counter() - started}
-        _wait_until(worker, lambda: bool(worker.events("worker_ready")))
+        worker.wait_until_ready()
         seconds = time.perf_counter() - started
         yield {"command": "worker", "seconds": seconds, "peak_mb": worker.peak_bytes() / 1e6}
     finally:
         worker.stop()
         server.kill()
-
-
-def _wait_until(worker: Worker, condition: Callable[[], bool]) -> None:
-    while not condition():
-        assert worker.process.poll() is None, worker.text()
-        time.sleep(0.01)
 
 
 def _commands(records: int) -> list[str]:

@@ -9,7 +9,6 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -160,8 +159,18 @@ def _no_envelope(chance: random.Random, trace: dict[str, Any], token: str) -> by
     )
 
 
+@pytest.fixture
+def deep_recursion() -> Iterator[None]:
+    """Parse here, on pytest's deeper stack, what a worker can parse."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(5_000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("deep_recursion")
 def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
     settings: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -258,24 +267,11 @@ def _meaning(raw: bytes) -> bytes:
 
 
 def _parsed(raw: bytes) -> Any:
-    with _deep_recursion():
-        try:
-            return json.loads(raw.decode("utf-8", "surrogatepass"))
-        except (ValueError, RecursionError):
-            return None
+    try:
+        return json.loads(raw.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _canonical(value: Any) -> bytes:
-    with _deep_recursion():
-        return json.dumps(value, sort_keys=True).encode()
-
-
-@contextmanager
-def _deep_recursion() -> Iterator[None]:
-    """Parse here, on pytest's deeper stack, what a worker can parse."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(5_000)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
+    return json.dumps(value, sort_keys=True).encode()

@@ -2,9 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
-
-T = TypeVar("T")
+from typing import Final
 
 _own: Final = threading.local()
 
@@ -18,19 +16,18 @@ class Violation(AssertionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        stretch: Stretch[object] | None = getattr(_own, "stretch", None)
+        stretch: Stretch | None = getattr(_own, "stretch", None)
         if stretch is not None:
             stretch.violation = self
 
 
-class Stretch(Generic[T]):
+class Stretch:
     """A function that stops before each of its calls to the outside. Whoever makes one ends it, or lets it die."""
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], object]) -> None:
         """Start it; it runs up to its first stop."""
         self.is_done = False
         self.next_call = ""
-        self.result: T | None = None
         self.error: Exception | None = None
         self.violation: Violation | None = None
         self._function = function
@@ -64,7 +61,7 @@ class Stretch(Generic[T]):
     def _run(self) -> None:
         _own.stretch = self
         try:
-            self.result = self._function()
+            self._function()
         except Gone:
             pass
         except Exception as error:
@@ -83,6 +80,6 @@ class Stretch(Generic[T]):
 
 def stop_before(call: str) -> None:
     """Stop here if this is run as a stretch."""
-    stretch: Stretch[object] | None = getattr(_own, "stretch", None)
+    stretch: Stretch | None = getattr(_own, "stretch", None)
     if stretch is not None:
         stretch.stop(call)

@@ -21,31 +21,20 @@ from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
 Send = Callable[[Payload], None]
 
 
-class Operator:
+class Operator(Stretch):
     """Somebody who is at work, and may be stopped or die between any two steps."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(work)
         self.name = name
-        self._stretch = Stretch(work)
-
-    @property
-    def next_call(self) -> str:
-        return self._stretch.next_call
-
-    @property
-    def is_done(self) -> bool:
-        return self._stretch.is_done
 
     def go_on(self) -> str:
         note = f"{self.name}: {self.next_call}"
-        if not self._stretch.is_done:
-            self._stretch.run_on()
-        if self._stretch.error is not None:
-            raise AssertionError(f"{self.name} failed") from self._stretch.error
+        if not self.is_done:
+            self.run_on()
+        if self.error is not None:
+            raise AssertionError(f"{self.name} failed") from self.error
         return note
-
-    def die(self) -> None:
-        self._stretch.die()
 
 
 def submitting(books: Books, payload: Payload, send: Send) -> Operator:

@@ -67,7 +67,7 @@ class Worker:
         self.waiting: list[Message] = []
         self.alone: list[Message] = []
         self.ready: list[Leased] = []
-        self.finishing: tuple[list[Leased], Stretch[None]] | None = None
+        self.finishing: tuple[list[Leased], Stretch] | None = None
         self.ended: list[Ended] = []
         self.is_hopeless = False
 

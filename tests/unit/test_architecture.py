@@ -6,16 +6,15 @@ And where errors stand: all in ``errors.py``, whose tree is true.
 import ast
 import builtins
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 from kp_scorer import errors
 from kp_scorer.errors import ScorerError
 
-from tests.support.imports import Import, imports_in, modules_in
 from tests.support.paths import REPOSITORY
 
 PACKAGE: Final = REPOSITORY / "worker" / "kp_scorer"
@@ -55,6 +54,56 @@ FLOORS: Final = floors_of(
 
 DATA: Final = frozenset({"samples", "reference"})
 """Rooms that hold files, and no code."""
+
+
+class Import(NamedTuple):
+    """One import of one module by another of the same tree, read from the source: also in functions, or for types alone."""
+
+    importer: str
+    imported: str
+    place: str
+    """File and line, the file beginning with the name of the tree."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.importer} imports {self.imported}"
+
+
+def modules_in(root: Path) -> dict[str, Path]:
+    modules = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
+
+
+def imports_in(root: Path) -> list[Import]:
+    """Every import within the package in the folder ``root``.
+
+    Importing a module imports the packages that hold it too; that is not counted, as it would make a circle of each package
+    that names its own modules.
+    """
+    modules = modules_in(root)
+    imports = []
+    for importer, path in modules.items():
+        package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            place = f"{path.relative_to(root.parent)}:{getattr(node, 'lineno', 0)}"
+            own = (name for name in _imported(node, package, modules) if name.partition(".")[0] == root.name)
+            imports += [Import(importer, imported, place) for imported in own]
+    return imports
+
+
+def _imported(node: ast.AST, package: str, modules: Mapping[str, Path]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, base] if base else above)
+        for alias in node.names:
+            submodule = f"{base}.{alias.name}"
+            yield submodule if submodule in modules else base
 
 
 def room_of(module: str) -> str:
