@@ -104,7 +104,6 @@ def batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 def default_tokens() -> Tokens:
-    """The tokenizer of the default model."""
     model = find_model("")
     assert model, "the package with the default weights is not installed"
     return Tokens(model.tokenizer)

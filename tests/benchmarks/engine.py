@@ -60,7 +60,6 @@ def rows_of(count: int, repeats: int) -> Iterator[Row]:
 
 
 def run(texts: Texts, engines: Mapping[str, Embed]) -> dict[str, float]:
-    """The seconds that each engine took for the texts."""
     seconds = dict.fromkeys(engines, 0.0)
     for batch in batches(texts.texts, BATCH):
         for engine, embed in engines.items():

@@ -100,7 +100,6 @@ def _row(name: str, ours: Sequence[Speed], empty_per_s: Sequence[float], starts:
 
 @contextmanager
 def _empty_worker() -> Iterator[EmptyTask]:
-    """Run Redis and Celery's worker with the empty task."""
     with own_redis() as url, redis_of(url) as redis_client, Celery("caller", broker=url, set_as_current=False) as app:
         environment = os.environ | {"EMPTY_BROKER_URL": url, "PYTHONWARNINGS": "ignore"}
         null = subprocess.DEVNULL

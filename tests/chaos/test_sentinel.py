@@ -35,8 +35,6 @@ QUORUM: Final = 2
 
 
 class Watched(NamedTuple):
-    """A primary and its replica, which sentinels watch."""
-
     primary: RedisServer
     replica: RedisServer
     settings: Settings

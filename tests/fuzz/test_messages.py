@@ -210,7 +210,6 @@ class DeadLetterIndex:
     """An index of dead letters by the bytes of the items that they store."""
 
     def __init__(self, payloads: Mapping[str, bytes]) -> None:
-        """Index payloads, which are by the ids of their dead letters."""
         self._ids: defaultdict[bytes, set[str]] = defaultdict(set)
         for dead_id, payload in payloads.items():
             for form in {payload, _meaning(payload)}:

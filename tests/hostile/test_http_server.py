@@ -67,7 +67,6 @@ def delimited(number: int, *contents: bytes) -> bytes:
 
 
 def export_with(attributes: bytes) -> bytes:
-    """An export of one span."""
     ids = delimited(1, bytes(range(16))), delimited(2, bytes(range(8)))
     return delimited(1, delimited(2, delimited(2, *ids, attributes)))
 

@@ -27,8 +27,6 @@ class Action(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An action and the numbers it was given."""
-
     name: str
     first: int
     second: int

@@ -99,7 +99,6 @@ def _readable(key: str, content: Any) -> object:
 
 
 def _read_record(fields: dict[str, bytes]) -> dict[str, object]:
-    """A record's fields as they are in the model."""
     read: dict[str, object] = {}
     for name, value in fields.items():
         if name in _NUMBERS:
@@ -111,7 +110,6 @@ def _read_record(fields: dict[str, bytes]) -> dict[str, object]:
 
 
 def _differing(own: object, counterpart: object) -> str:
-    """What is different in one of two contents."""
     if isinstance(own, dict) and isinstance(counterpart, dict):
         return str({name: value for name, value in own.items() if counterpart.get(name) != value})
     return str(own)

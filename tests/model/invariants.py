@@ -33,7 +33,6 @@ class Invariants:
         self._workers.clear()
 
     def check(self, dump: Dump, now: int, has_message: HasMessage) -> None:
-        """Raise a violation if anything does not hold."""
         broken = list(self._broken(_Books(dump), now, has_message))
         if broken:
             raise Violation("; ".join(broken))
@@ -98,8 +97,6 @@ class Invariants:
 
 
 class _Books:
-    """What a dump has of interest here."""
-
     def __init__(self, dump: Dump) -> None:
         letters = KEYS.dead_letter("")
         self.records: dict[str, dict[str, bytes]] = {id_: dump[KEYS.record(id_)] for id_ in IDS if KEYS.record(id_) in dump}

@@ -38,8 +38,6 @@ class Operator(Stretch):
 
 
 def submitting(books: Books, payload: Payload, send: Send) -> Operator:
-    """A client that submits a trace."""
-
     def submit() -> None:
         with suppress(InvalidTrace, TraceConflict):
             _submit(WatchedLedger(books), payload, send)
@@ -48,8 +46,6 @@ def submitting(books: Books, payload: Payload, send: Send) -> Operator:
 
 
 def replaying(books: Books, chosen: Callable[[int], int], send: Send) -> Operator:
-    """Somebody who submits a dead letter again."""
-
     def replay() -> None:
         letters, candidates = _choose(books, chosen)
         for letter, serial in candidates:
@@ -66,8 +62,6 @@ def replaying(books: Books, chosen: Callable[[int], int], send: Send) -> Operato
 
 
 def dropping(books: Books, chosen: Callable[[int], int]) -> Operator:
-    """Somebody who drops a dead letter."""
-
     def drop() -> None:
         letters, candidates = _choose(books, chosen)
         for letter, serial in candidates:
@@ -93,7 +87,6 @@ def forgetting(books: Books, trace_id: str) -> Operator:
 
 
 def reconciling(books: Books, is_empty: Callable[[], bool], send: Send) -> Operator:
-    """A worker's reconciler."""
     store: Any = SimpleNamespace(ledger=WatchedLedger(books), dead_letters=WatchedLetters(books))
     broker: Any = SimpleNamespace(traces=None, is_empty=is_empty, send=send)
     return Operator("reconciler", lambda: reconciler.reconcile(broker, broker, store, LEDGER, Metrics(())))

@@ -48,8 +48,6 @@ end}}
 
 
 class Mutant(NamedTuple):
-    """A script with one thing changed."""
-
     script: str
     text: str
     replacement: str
@@ -59,7 +57,6 @@ class Mutant(NamedTuple):
 
 @contextmanager
 def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
-    """Let whoever calls a script within the context call the patched one."""
     original = scripts._text
 
     def patched(package: str, name: str) -> str:

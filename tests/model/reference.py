@@ -69,7 +69,6 @@ class Reference:
         return names
 
     def lose(self, key: str) -> None:
-        """A key is gone."""
         self.deadlines.pop(key, None)
         for trace_id in [trace_id for trace_id in self.records if KEYS.record(trace_id) == key]:
             del self.records[trace_id]
@@ -364,11 +363,9 @@ class Reference:
         return count
 
     def record(self, trace_id: str) -> TraceRecord:
-        """The record of a trace; one without anything if there is none."""
         return self.records.get(trace_id, TraceRecord())
 
     def keep_place(self, trace_id: str, record: TraceRecord) -> None:
-        """A trace's place is noted in its record."""
         self.records[trace_id] = record
         if not record.state:
             self.expires_in(KEYS.record(trace_id), RECORD_TTL_MS)

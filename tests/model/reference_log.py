@@ -51,7 +51,6 @@ class LogModel:
         self.is_listed = False
 
     def lose(self, key: str) -> None:
-        """A key of the log is gone."""
         if key == LOG:
             self.entries.clear()
         elif key == HEAD:
@@ -109,7 +108,6 @@ class LogModel:
             entry.is_trimmed = is_beyond or entry.time_ms < self.time_ms - _LIFE_MS
 
     def present(self) -> list[LogEntry]:
-        """What the log holds."""
         return [entry for entry in self.entries if not (entry.is_erased or entry.is_trimmed)]
 
     def erase(self, places: Sequence[str], books: "Reference") -> int:
@@ -125,7 +123,6 @@ class LogModel:
         return erased
 
     def at(self, place: str) -> LogEntry | None:
-        """The entry at a place."""
         return next((entry for entry in self.entries if entry.place == place), None)
 
     def window(self, place: str) -> list[LogEntry]:

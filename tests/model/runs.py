@@ -19,8 +19,6 @@ _ROUNDS: Final = 60
 
 
 class Failure(NamedTuple):
-    """A run that found something."""
-
     seed: int
     steps: list[Step]
     notes: list[str]

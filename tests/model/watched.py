@@ -30,8 +30,6 @@ Around = Callable[[Callable[[], Any], Sequence[Any]], Any]
 
 
 class Books:
-    """The books in Redis and the model of them."""
-
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
         self.model = Reference()

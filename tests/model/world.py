@@ -56,7 +56,6 @@ class World:
         return self.books.model
 
     def check(self) -> None:
-        """Hold Redis against the model and the invariants."""
         dump = self._server.read()
         self._invariants.check(dump, self.model.now, self._has_message)
         check_same(dump, self.model)
@@ -81,7 +80,6 @@ class World:
     # Producers.
 
     def submit(self, content: int, kind: int) -> str:
-        """A client begins to submit."""
         payload = _content(content, kind)
         self.operators.append(submitting(self.books, payload, self._send))
         return self.operators[-1].name
@@ -172,7 +170,6 @@ class World:
         return pick(IDS, which)
 
     def go_on(self, which: int, _: int) -> str:
-        """An operator does one more step."""
         operator = pick(self.operators, which)
         # Nobody who reads and then acts does both within the same millisecond.
         self.move(1, stalled=-1)
@@ -273,7 +270,6 @@ class World:
 
 
 def pick(options: Sequence[T], number: int) -> T:
-    """One of the options."""
     return options[number % len(options)]
 
 

@@ -51,7 +51,6 @@ def kubernetes(overlay: str) -> list[dict[str, Any]]:
 
 
 def container_variables(overlay: str) -> dict[str, str]:
-    """What an overlay sets for its worker."""
     by_kind = {each["kind"]: each for each in kubernetes(overlay)}
     (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
     variables: dict[str, str] = by_kind["ConfigMap"]["data"] | {each["name"]: each["value"] for each in container["env"]}

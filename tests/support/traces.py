@@ -17,7 +17,6 @@ def jsonl(*rows: object) -> str:
 
 
 def rows_in(text: str) -> list[dict[str, Any]]:
-    """The objects in JSON Lines."""
     return [json.loads(line) for line in text.splitlines()]
 
 
