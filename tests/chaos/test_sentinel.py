@@ -14,7 +14,7 @@ from kp_scorer.client import Client
 from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.arena import IMPATIENT, decided_of, slowly, submit, supervised, traces, wait_until_ended
+from tests.support.arena import IMPATIENT, decided_of, is_drained, slowly, submit, supervised, traces, wait_until_ended
 from tests.support.outcomes import check
 from tests.support.processes import free_port, wait_until
 from tests.support.servers import RedisServer
@@ -112,13 +112,8 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
         with make_celery(settings) as app:
             result = app.send_task(TASK_NAME, args=[asked], ignore_result=False)
             assert result.get(timeout=10)["trace_id"] == asked["id"]
-        wait_until(lambda: _is_idle(watched))
+        with watched.replica.connect() as on_new_primary:
+            wait_until(lambda: is_drained(on_new_primary, settings.queues.traces))
         assert set(fleet.stop()) == {0}
         assert fleet.ends == [], "workers must outlive a failover"
     check(settings, [*submitted, asked["id"]], decided_twice=undecided, store_lost_writes=True)
-
-
-def _is_idle(watched: Watched) -> bool:
-    queue = watched.settings.queues.traces
-    with watched.replica.connect() as client:
-        return not any((client.llen(queue), client.llen(f"{queue}.taking"), client.hlen(f"{queue}.in_hand")))

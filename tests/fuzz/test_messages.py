@@ -20,6 +20,7 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 from tests.fuzz.mutations import base_texts, damaged, mutated_payload, odd_value
+from tests.support.arena import is_drained
 from tests.support.processes import FAST_WORKER, Worker, start_worker, wait_until
 
 SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
@@ -178,7 +179,7 @@ def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
         for item in trace_ids:
             redis_client.lpush(settings.queues.traces, item)
-        wait_until(lambda: _has_ended(worker) or _is_quiet(redis_client, settings), timeout_s=60)
+        wait_until(lambda: _has_ended(worker) or is_drained(redis_client, settings.queues.traces), timeout_s=60)
         assert not _has_ended(worker), f"FUZZ_SEED={SEED}: {worker.process.poll()}\n{worker.text()[-3_000:]}"
         dead_letters = store.dead_letters
         payloads = {entry.letter_id: dead_letters.payload(entry.letter_id) for entry in dead_letters.read()}
@@ -199,11 +200,6 @@ def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
 def _has_ended(worker: Worker) -> bool:
     """Whether it has died, or requeues the same messages over and over."""
     return worker.process.poll() is not None or len(worker.events("message_requeued")) > 10
-
-
-def _is_quiet(redis_client: redis.Redis, settings: Settings) -> bool:
-    queue = settings.queues.traces
-    return not any((redis_client.llen(queue), redis_client.llen(f"{queue}.taking"), redis_client.hlen(f"{queue}.in_hand")))
 
 
 class DeadLetterIndex:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+import redis
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kp_scorer.client import Client
@@ -89,14 +90,12 @@ class Arena:
             return int(channel.queue_declare(queue, passive=True).message_count)
 
     def is_idle(self) -> bool:
-        if self.waiting():
-            return False
         queue = self.settings().queues.traces
         if self.broker == "rabbitmq":
             # A message that was requeued in between waits again.
-            return not (unacknowledged(self._broker_url, queue) or self.waiting())
+            return not (self.waiting() or unacknowledged(self._broker_url, queue) or self.waiting())
         with self.redis.connect() as client:
-            return not any((client.llen(f"{queue}.taking"), client.hlen(f"{queue}.in_hand")))
+            return is_drained(client, queue)
 
     def finish(self, fleet: Fleet, submitted: Collection[str], dead: Collection[str] = (), **expected: Any) -> None:
         """Wait until every trace has ended, stop the workers gracefully, and check what they left."""
@@ -135,6 +134,11 @@ class Arena:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+
+def is_drained(client: redis.Redis, queue: str) -> bool:
+    """Whether no message is on a queue of a Redis, and none in flight."""
+    return not any((client.llen(queue), client.llen(f"{queue}.taking"), client.hlen(f"{queue}.in_hand")))
 
 
 def supervised(settings: Settings, directory: Path, count: int, variables: Variables = lambda place, life: {}) -> Fleet:
