@@ -376,7 +376,7 @@ def test_what_no_command_of_the_documents_does_is_not_refused_either(server: Shi
         assert store.ledger.submit([Submission(trace.id, trace.digest(), b"{}")]) == ["pending"]
         assert len(store.ledger.claim_lost(0, queue_is_empty=True)) <= 1
         store.ledger.count_resend(trace.id)
-        store.ledger.renew()
+        store.ledger.renew("{}")
         store.ledger.release([trace.id])
         # When a space is warmed, and a set pinned.
         log = operators.novelty_log(embedder.space)

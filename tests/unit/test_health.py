@@ -127,7 +127,7 @@ def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: py
     watchdog.watch("consumer", lambda: 121.0, 120.0)
     dead = VitalThread(lambda _: 1 / 0, "finisher")  # type: ignore[arg-type]
     dead.start()
-    returned = VitalThread(lambda: None, "stage")
+    returned = VitalThread(lambda _: None, "stage")
     returned.start()
     returned.join()
     watchdog.watch_threads([dead, returned])

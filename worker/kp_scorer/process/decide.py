@@ -22,9 +22,8 @@ from kp_scorer.process.watchdog import StallTimer, VitalThread
 
 Sink = Callable[[Sequence[Delivery]], None]  # Where deliveries go next; it does not raise.
 
-_GROUP: Final = (
-    16  # While so many texts wait, so many vectors go on together: each alone costs the later stages 2 ms of a core.
-)
+_GROUP: Final = 16
+"""While so many texts wait, so many vectors go on together: each alone costs the later stages 2 ms of a core."""
 
 
 @dataclass(eq=False, slots=True)
