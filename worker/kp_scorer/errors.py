@@ -1,6 +1,24 @@
 """Every error this package raises on purpose, one class for each thing a caller does next.
 
-Each says what that is. No message holds trace content: only field paths, ids, names of settings, and what was expected.
+    ScorerError
+    ├── SettingsError            correct the setting, start again
+    ├── InvalidTrace             correct the trace; a worker dead-letters it
+    │   └── UnknownFormat        see that it is a trace, or convert it to one
+    ├── NotConverted             correct the source in the other format, or pass the option for what it lacks
+    │   └── FieldsMissing        pass the options that it names
+    ├── TraceConflict            use another id; a worker dead-letters it
+    ├── TraceDead                look at the dead letter; no decision will come
+    ├── DecisionTimeout          wait again, if the trace is known
+    ├── OutputFailed             give the command a stdout that it can write to
+    ├── ModelUnconverted         let the first worker convert the model
+    ├── EngineUnavailable        try the next engine; none is left: SettingsError, or no embedder
+    └── ServiceUnavailable       try again later; nothing was lost
+        ├── NoQueue              start the worker that declares the queue
+        ├── QueueFull            try again later, and more slowly
+        ├── TraceHeld            another worker is deciding it; look again in a moment
+        └── EmbedderUnhealthy    requeue all that is in flight and exit; another process can embed
+
+No message holds trace content: only field paths, ids, names of settings, and what was expected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +36,7 @@ class ScorerError(Exception):
 
 
 class SettingsError(ScorerError):
-    """A setting has a value that cannot be used, or something it asks for is not installed: correct it, start again."""
+    """A setting has a value that cannot be used, or something it asks for is not installed."""
 
     exit_code = 2
 
@@ -31,7 +49,7 @@ class Problem(NamedTuple):
 
 
 class InvalidTrace(ScorerError):
-    """A submission is not a ReasoningTrace, or larger or deeper than the limits allow: correct it. A worker dead-letters it."""
+    """A submission is not a ReasoningTrace, or is larger or deeper than the limits allow."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -39,11 +57,14 @@ class InvalidTrace(ScorerError):
 
 
 class UnknownFormat(InvalidTrace):
-    """A line of the input is no trace, and of nothing else that this command reads; its one problem says what to do."""
+    """A line of the input is no trace, and of nothing else that this command reads; the message says what to do."""
+
+    def __init__(self, advice: str) -> None:
+        super().__init__([Problem("$", advice)])
 
 
 class NotConverted(ScorerError):
-    """A record in another format does not make a valid trace: correct its source, or pass the option for what it lacks."""
+    """A record in another format does not make a valid trace."""
 
     def __init__(self, line: int, problems: Sequence[Problem]) -> None:
         self.line = line
@@ -52,7 +73,7 @@ class NotConverted(ScorerError):
 
 
 class FieldsMissing(NotConverted):
-    """A record lacks fields of a trace that nobody supplied: pass its ``options`` on the command line."""
+    """A record lacks fields of a trace that nobody supplied; ``options`` of the command line would."""
 
     def __init__(self, line: int, missing: Mapping[str, str]) -> None:
         self.options = tuple(missing.values())
@@ -66,7 +87,7 @@ def _summary(problems: Sequence[Problem]) -> str:
 
 
 class TraceConflict(ScorerError):
-    """A trace with this id and other content was submitted before, and stands: use another id. A worker dead-letters it."""
+    """A trace with this id and other content was submitted before; the first one stands."""
 
     def __init__(self, trace_id: str) -> None:
         self.trace_id = trace_id
@@ -74,7 +95,7 @@ class TraceConflict(ScorerError):
 
 
 class TraceDead(ScorerError):
-    """A trace ended as a dead letter, so it will get no decision: look at the dead letter."""
+    """A trace ended as a dead letter, so it will get no decision."""
 
     def __init__(self, trace_id: str, reason: Reason, detail: str) -> None:
         self.trace_id = trace_id
@@ -84,7 +105,7 @@ class TraceDead(ScorerError):
 
 
 class DecisionTimeout(ScorerError):
-    """No decision came within the time given; the trace is pending, and worth another wait, or unknown."""
+    """No decision came within the time given; the trace is pending or unknown."""
 
     def __init__(self, trace_id: str, timeout_s: float, *, is_known: bool) -> None:
         self.trace_id = trace_id
@@ -94,35 +115,35 @@ class DecisionTimeout(ScorerError):
 
 
 class OutputFailed(ScorerError):
-    """Standard output cannot be written, as its reader is gone or the disk is full: give the command another."""
+    """Standard output cannot be written: its reader is gone, or the disk is full."""
 
     exit_code = 2
 
 
 class ModelUnconverted(ScorerError):
-    """The embedder's model is not converted yet, and the caller does not want to: the first worker does."""
+    """The embedder's model is not converted yet, and the caller does not want to convert it."""
 
 
 class EngineUnavailable(ScorerError):
-    """An engine cannot run here, as the message says: try the next. None is left: SettingsError, or no embedder."""
+    """An engine cannot run here; the message says why."""
 
 
 class ServiceUnavailable(ScorerError):
-    """Redis or the broker cannot be reached, refuses, or does not answer in time: try again later; nothing was lost."""
+    """Redis or the broker cannot be reached, refuses, or does not answer in time."""
 
     exit_code = 3
 
 
 class NoQueue(ServiceUnavailable):
-    """RabbitMQ has no such queue, and it is not for us to declare it: start the worker that does."""
+    """RabbitMQ has no such queue, and it is not for us to declare it."""
 
 
 class QueueFull(ServiceUnavailable):
-    """There is no room for a submission, or for the spans of one, until others are decided: try again more slowly."""
+    """There is no room for a submission, or for the spans of one, until others are decided."""
 
 
 class TraceHeld(ServiceUnavailable):
-    """Another worker, which is alive, is deciding this trace: look again in a moment."""
+    """Another worker, which is alive, is deciding this trace."""
 
     def __init__(self, trace_id: str) -> None:
         self.trace_id = trace_id
@@ -130,6 +151,6 @@ class TraceHeld(ServiceUnavailable):
 
 
 class EmbedderUnhealthy(ServiceUnavailable):
-    """The embedder of this process fails on every text: requeue what is in flight and exit. Another process can embed."""
+    """The embedder of this process fails on every text."""
 
     exit_code = 4
