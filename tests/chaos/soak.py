@@ -1,10 +1,10 @@
 """``python -m tests.chaos.soak --broker rabbitmq --minutes 60``: three workers under a steady load while things break.
 
-Every ten seconds a worker is killed or asked to stop, connections to the store or the broker are closed, or Redis is killed and
-started again. The first worker lives through it all, and its resident memory is read: a line through the readings after the
-warm-up gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided once and published, every audit
-on the way agreed, and the interval reaches down to less than 1 MB an hour. A worker grows first in any case: its copy of the
-log fills up to 11,000 entries.
+Every ten seconds, or as ``--every`` says, a worker is killed or asked to stop, connections to the store or the broker are
+closed, or Redis is killed and started again. The first worker lives through it all, and its resident memory is read: a line
+through the readings after the warm-up gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided
+once and published, every audit on the way agreed, and the interval reaches down to less than 1 MB an hour. A worker grows first
+in any case: its copy of the log fills up to 11,000 entries.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from tests.support.arena import Arena, submit
 from tests.support.fleet import Fleet
 from tests.support.processes import KP_SCORER_WORKER
 
-_BREAK_S: Final = 10.0
 _READ_S: Final = 15.0
 _AUDIT_S: Final = 180.0
 """The log keeps 11,000 entries, more than a load of 40 a second adds between two audits."""
@@ -42,6 +41,7 @@ def main() -> int:
     parser.add_argument(
         "--warm-up", type=float, metavar="MINUTES", help="memory counts from here; default: a quarter of the run"
     )
+    parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between two disasters")
     parser.add_argument("--rate", type=float, default=20.0, metavar="TRACES_PER_S")
     parser.add_argument("--embedder", choices=["words", "default"], default="words")
     return perform(parser.parse_args(), lambda arena, chosen: _Soak(arena, chosen).run())
@@ -94,8 +94,8 @@ class _Soak:
     def _soak(self, fleet: Fleet, survivor: psutil.Process) -> None:
         started = time.monotonic()
         end = started + 60 * self._chosen.minutes
-        due = {self._break: started + _BREAK_S, self._read: started + _READ_S, self._audit: started + _AUDIT_S}
-        every = {self._break: _BREAK_S, self._read: _READ_S, self._audit: _AUDIT_S}
+        every = {self._break: self._chosen.every, self._read: _READ_S, self._audit: _AUDIT_S}
+        due = {action: started + seconds for action, seconds in every.items()}
         with Client(self._settings) as client:
             while (now := time.monotonic()) < end:
                 # A producer that was held up catches up, as agents would that all tried again.
