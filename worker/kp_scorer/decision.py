@@ -10,14 +10,17 @@ from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 SCHEMA_VERSION: Literal[1] = 1
 """Stays as long as versions only add fields that may be missing; readers of this one refuse any other."""
 
-Outcome = Literal["accepted", "review", "rejected"]  # From the mildest to the strictest.
+Outcome = Literal["accepted", "review", "rejected"]
+"""From the mildest to the strictest."""
 ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
 GuardName = Literal["max_confidence", "min_novelty", "copies"]
-Demand = Literal["review", "rejected"]  # What a check may demand, whatever the score.
+Demand = Literal["review", "rejected"]
+"""What a check may demand, whatever the score."""
 CheckFailure = Literal["timeout", "error"]
-CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]  # Too plain for text of a trace.
+CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
+"""Too plain for text of a trace."""
 
 MOST_FINDINGS: Final = 32
 _OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # Of the message, where there is none.
@@ -53,8 +56,10 @@ class Guard(_Part):
     """A guard that the operator sets against traces made for their score."""
 
     name: GuardName
-    bound: Fraction | None = None  # The largest confidence that counts, or the least novelty; ``copies`` has none.
-    fired: bool  # Whether it lowered the confidence or rejected the trace.
+    bound: Fraction | None = None
+    """The largest confidence that counts, or the least novelty; ``copies`` has none."""
+    fired: bool
+    """Whether it lowered the confidence or rejected the trace."""
 
     @property
     def rejects(self) -> bool:
@@ -67,7 +72,8 @@ class Findings(_Part, extra="forbid"):
 
     kinds: Annotated[dict[CheckName, Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=MOST_FINDINGS)] = {}
     """How many of each kind there are."""
-    numbers: Annotated[dict[CheckName, float], Field(max_length=MOST_FINDINGS)] = {}  # Whatever else it measures.
+    numbers: Annotated[dict[CheckName, float], Field(max_length=MOST_FINDINGS)] = {}
+    """Whatever else it measures."""
     outcome: Demand | None = None
     """The outcome that it demands, whatever the score; the strictest wins, and settings may allow less."""
 
@@ -94,12 +100,16 @@ class Novelty(_Part):
     source: NoveltySource
     nearest: Nearest | None = None
     """None where the window has none to compare with, without an embedder, and where ``results.nearest`` is off."""
-    duplicate_of: str | None = None  # Id of the earliest trace in the window with the same content; None as for the nearest.
-    embedder: str | None = None  # Name of the model that embedded the trace.
-    embedded_tokens: int | None = None  # How many tokens of its text were embedded; None where the embedder counts none.
+    duplicate_of: str | None = None
+    """Id of the earliest trace in the window with the same content; None as for the nearest."""
+    embedder: str | None = None
+    """Name of the model that embedded the trace."""
+    embedded_tokens: int | None = None
+    """How many tokens of its text were embedded; None where the embedder counts none."""
     text_tokens: int | None = None
     """How many tokens its text has; None where those are more than were embedded, as the rest is not tokenised."""
-    space: str | None = None  # Fingerprint of what makes vectors comparable; the name of the novelty log begins with it.
+    space: str | None = None
+    """Fingerprint of what makes vectors comparable; the name of the novelty log begins with it."""
     entry: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")] | None = None
     """Place in the novelty log: ``<Redis time in ms>-<number, from 1>``."""
 
@@ -108,17 +118,22 @@ class Pinned(_Part):
     """What a pinned set has nearest to the trace."""
 
     name: str
-    version: str  # Digest of the set, as it was then.
-    nearest: str | None  # Id of the trace, or the number of the text's line; None where ``results.nearest`` is off.
+    version: str
+    """Digest of the set, as it was then."""
+    nearest: str | None
+    """Id of the trace, or the number of the text's line; None where ``results.nearest`` is off."""
     similarity: Annotated[float, Field(ge=-1, le=1)]
-    limit: Fraction  # The largest similarity that demands nothing.
-    outcome: Outcome | None = None  # The outcome that the trace gets at least, as it is more similar.
+    limit: Fraction
+    """The largest similarity that demands nothing."""
+    outcome: Outcome | None = None
+    """The outcome that the trace gets at least, as it is more similar."""
 
 
 class Received(_Part):
     """The delivery of the submission to the worker that decided it."""
 
-    worker: str  # Its name, as ``kp-scorer top`` shows it.
+    worker: str
+    """Its name, as ``kp-scorer top`` shows it."""
     queued_ms: Annotated[int | None, Field(ge=0), _OR_LEFT_OUT] = None
     """From its sending to this delivery; left out where neither its producer nor RabbitMQ says when it was sent."""
     deliveries: Annotated[int, Field(ge=1)]
@@ -131,10 +146,12 @@ class Timings(_Part):
     held_ms: Annotated[float | None, _OR_LEFT_OUT] = None
     """From the delivery until the last look-up began: while others were decided, or a service was away. Left out offline."""
     look_up_ms: float
-    wait_ms: float = 0.0  # From the look-up until the engine began to embed it; 0 in decisions of earlier versions.
+    wait_ms: float = 0.0
+    """From the look-up until the engine began to embed it; 0 in decisions of earlier versions."""
     embed_ms: float
     place_ms: float
-    batch_size: int  # How many traces were placed and committed together.
+    batch_size: int
+    """How many traces were placed and committed together."""
 
 
 class Decision(_Part):
@@ -142,31 +159,41 @@ class Decision(_Part):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     trace_id: str
-    domain: str  # As it was submitted.
-    agent_id: str | None = None  # As the trace has it, as the next three; None also where it has more than 200 characters.
+    domain: str
+    """As it was submitted."""
+    agent_id: str | None = None
+    """As the trace has it, as the next three; None also where it has more than 200 characters."""
     framework: str | None = None
     visibility: Visibility | None = None
     """How the trace may be shared; None only in decisions of earlier versions. The same holds for ``privacy_level``."""
     privacy_level: PrivacyLevel | None = None
-    taken_for: str | None = None  # The domain whose profile and bounds apply instead, by one of the operator's aliases.
+    taken_for: str | None = None
+    """The domain whose profile and bounds apply instead, by one of the operator's aliases."""
     outcome: Outcome
     score: Fraction
     threshold: Fraction
     threshold_source: ThresholdSource
     """Whether the threshold is that of all domains, of the trace's domain, or the one that the submission asked for."""
-    review: Fraction | None = None  # The score from which a trace that is not accepted goes to review; none does without.
+    review: Fraction | None = None
+    """The score from which a trace that is not accepted goes to review; none does without."""
     dimensions: Dimensions
     profile: str
-    weights: Dimensions  # The profile's weight for each dimension; they sum to 1.
-    composite: Fraction  # The weighted sum before any override.
+    weights: Dimensions
+    """The profile's weight for each dimension; they sum to 1."""
+    composite: Fraction
+    """The weighted sum before any override."""
     overrides: tuple[FiredOverride, ...] = ()
-    guards: Annotated[tuple[Guard, ...], _OR_LEFT_OUT] = ()  # Those that apply, whether they fired or not.
-    checks: Annotated[tuple[CheckResult, ...], _OR_LEFT_OUT] = ()  # Those that ran on the trace.
+    guards: Annotated[tuple[Guard, ...], _OR_LEFT_OUT] = ()
+    """Those that apply, whether they fired or not. Left out of the message if there are none."""
+    checks: Annotated[tuple[CheckResult, ...], _OR_LEFT_OUT] = ()
+    """Those that ran on the trace. Left out of the message if there are none."""
     sampled: Annotated[float | None, Field(gt=0, le=1), _OR_LEFT_OUT] = None
     """The probability by which the trace went to review as one of the sample; left out of the message if it did not."""
     novelty: Novelty
-    pinned: Annotated[tuple[Pinned, ...], _OR_LEFT_OUT] = ()  # By each pinned set that applies.
-    received: Annotated[Received | None, _OR_LEFT_OUT] = None  # None in those made offline, or by earlier versions.
+    pinned: Annotated[tuple[Pinned, ...], _OR_LEFT_OUT] = ()
+    """By each pinned set that applies. Left out of the message if there are none."""
+    received: Annotated[Received | None, _OR_LEFT_OUT] = None
+    """Left out of decisions that were made offline, or by earlier versions."""
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]
     """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""

@@ -51,8 +51,12 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     """Read a TOML file of at most a mebibyte. Raises OSError: it is none, as by ``read_text``, or what is wrong with it."""
     try:
         return tomllib.loads(read_text(path, _MOST_TOML_BYTES))
-    except (ValueError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise OSError(errno.EINVAL, str(error)) from None
+    except RecursionError:
+        raise OSError(errno.EINVAL, "expected less nesting") from None
+    except ValueError:
+        raise OSError(errno.EINVAL, "expected numbers of fewer digits") from None
 
 
 def make_only_ours(path: Path) -> bool:

@@ -33,6 +33,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace, namespace_of
 
 _MOST_BYTES: Final = 2**20  # Of a line with a decision, which takes some two kilobytes, or with a label.
+_MOST_LABELS_BYTES: Final = 2**26  # Of a file with labels, which are all held.
 
 Result = Decision | InvalidTrace | TraceConflict  # Of a line: the decision on its trace, or why there is none.
 
@@ -248,9 +249,13 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
     if name is None:
         return None
     labels: dict[str, bool] = {}
+    size_bytes = 0
     try:
         with open_input(name) as stream:
             for number, line in lines_in(stream, _MOST_BYTES):
+                size_bytes += len(line)
+                if size_bytes > _MOST_LABELS_BYTES:
+                    raise click.BadParameter(f"expected at most {_MOST_LABELS_BYTES} bytes")
                 try:
                     label = _Label.model_validate_json(line.removeprefix(codecs.BOM_UTF8), strict=True)
                 except ValidationError as error:

@@ -35,12 +35,13 @@ def print_note(text: str, *, once: bool = False) -> None:
 
 def print_json(row: Mapping[str, Any]) -> None:
     """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raises OutputFailed, as it is guarded."""
-    print_text(json_line(row))
+    # Python would also write NaN and Infinity, which are no JSON.
+    print_text(json_line(row, allow_nan=False))
 
 
-def json_line(row: Mapping[str, Any]) -> str:
-    """An object as one line of JSON; what no field of a trace is for may hold NaN, as it was read."""
-    return escaped(json.dumps(row, ensure_ascii=False, separators=(",", ":"))) + "\n"
+def json_line(row: Mapping[str, Any], *, allow_nan: bool) -> str:
+    """An object as one line of JSON."""
+    return escaped(json.dumps(row, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))) + "\n"
 
 
 def print_row(row: dict[str, Any], text: str | None = None) -> None:

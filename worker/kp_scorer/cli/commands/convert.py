@@ -7,7 +7,7 @@ import click
 from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.input import read_files
 from kp_scorer.cli.options import files_argument, settings_options
-from kp_scorer.cli.output import print_json, print_note, refusal
+from kp_scorer.cli.output import json_line, print_json, print_note, print_text, refusal
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.settings import Settings
 
@@ -32,7 +32,8 @@ def convert(files: tuple[str, ...], settings: Settings, conversion: Conversion) 
             refused += 1
             print_json(refusal(line.number, line.trace, line.file))
         else:
-            print_json(line.document)
+            # What no field is for may hold NaN, as it was read.
+            print_text(json_line(line.document, allow_nan=True))
     if not done:
         print_note(f"nothing to convert in {', '.join(files)}")
     if refused:

@@ -134,9 +134,10 @@ def _table_of_workers(now: Snapshot, before: Snapshot) -> Table:
     table = Table(Column("worker", no_wrap=True), *figures, "ready", header_style="bold", pad_edge=False)
     earlier = {report.node: report for report in before.workers}
     for report in now.workers:
-        # A new worker is compared with itself, so its means are those since it started.
+        # A new worker is compared with itself: its means are those since it started, and its rate is unknown.
         then = earlier.get(report.node, report)
-        decided = f"{_decided(report):,}{_rate(_decided(report), _decided(then), now.at_s - before.at_s)}"
+        elapsed_s = now.at_s - before.at_s if report.node in earlier else 0.0
+        decided = f"{_decided(report):,}{_rate(_decided(report), _decided(then), elapsed_s)}"
         means = (_mean(getattr(report, name), getattr(then, name)) for name in ("queued", "held", "embedded"))
         counts = map("{:,}".format, (report.window_entries, report.redeliveries, report.dead_letters))
         ready = cell("; ".join(report.not_ready)) or "yes"

@@ -222,7 +222,9 @@ def _since(text: str) -> Place:
 
 @click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
 @click.option("--sample", type=click.IntRange(min=1), help="Check so many entries of each log, chosen at random.")
-@click.option("--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check what was placed later than this.")
+@click.option(
+    "--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check what was placed after this entry, or from then on."
+)
 @service_options
 def audit(sample: int | None, since: Place, settings: Settings) -> None:
     """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.

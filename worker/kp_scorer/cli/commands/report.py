@@ -45,7 +45,13 @@ _REMEDIES: Final[dict[str, str]] = {
 
 
 @click.command(epilog="Example: kp-scorer report decisions.jsonl --output report.html")
-@click.option("--output", type=click.Path(dir_okay=False), default="report.html", help="The page; - is stdout [report.html].")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    default="report.html",
+    show_default=True,
+    help="Where the page goes; - is stdout.",
+)
 @click.option("--text", "as_text", is_flag=True, help="Print it, in place of a page.")
 @click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to show what those of examples were to do.")
 @partial(gathering_options, sample=_SAMPLE)

@@ -77,7 +77,8 @@ def keep(files: tuple[str, ...], output: str, stored: bool, outcome: str, settin
                             # No check has seen fields that a trace does not have.
                             document = line.trace.model_dump(mode="json", exclude_unset=True)
                         scored = {**document, "metadata": {**document["metadata"], "quality_score": result.score}}
-                        write(json_line(scored))
+                        # What no field is for may hold NaN, as it was read.
+                        write(json_line(scored, allow_nan=True))
                 case str():
                     counts[result] += 1
                 case _:

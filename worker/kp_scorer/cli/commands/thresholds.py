@@ -102,18 +102,7 @@ def calibrate(
         # It may be the settings that all workers run by.
         raise click.BadParameter(escaped(f"{output} is there already; name a new file"), param_hint="--output")
     namespaces, agents = Counter[str](), Counter[str]()
-
-    def pairs() -> Iterator[tuple[Decision, bool | None]]:
-        for decision, label, success in gathered.traces:
-            namespaces[namespace_of(decision.trace_id)] += 1
-            agents[decision.agent_id or ""] += 1
-            if labels is None and success is not None:
-                # Every trace has this label, not only those of the sample.
-                yield decision.model_copy(update={"sampled": None}), success
-            else:
-                yield decision, label if labels is None else labels.get(decision.trace_id)
-
-    samples = samples_of(pairs(), settings.scoring.aliases)
+    samples = samples_of(_labelled(gathered, labels, namespaces, agents), settings.scoring.aliases)
     total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
     if not labelled and (labels is not None or target.of == "precision"):
         raise click.UsageError("no trace has a label: expected traces in FILE, --labels, or --stored after `kp-scorer label`")
@@ -131,6 +120,20 @@ def calibrate(
         print_note(note)
     with open_output(output, "x") as write:
         write(as_toml(scoring, calibration, target, clashes))
+
+
+def _labelled(
+    gathered: Gathered, labels: Mapping[str, bool] | None, namespaces: Counter[str], agents: Counter[str]
+) -> Iterator[tuple[Decision, bool | None]]:
+    """Yield each decision with its label, None without one; count whose traces they are."""
+    for decision, label, success in gathered.traces:
+        namespaces[namespace_of(decision.trace_id)] += 1
+        agents[decision.agent_id or ""] += 1
+        if labels is None and success is not None:
+            # Every trace has this label, not only those of the sample.
+            yield decision.model_copy(update={"sampled": None}), success
+        else:
+            yield decision, label if labels is None else labels.get(decision.trace_id)
 
 
 def _note_producers(option: str, traces: Counter[str]) -> None:
@@ -252,7 +255,12 @@ def _estimates(quality: Quality) -> Iterator[tuple[dict[str, Any], Sequence[str]
 
 
 @click.command("re-decide", epilog="Example: kp-scorer re-decide decisions.jsonl --thresholds thresholds.toml > flips.jsonl")
-@click.option("--thresholds", required=True, type=click.Path(path_type=Path), help="TOML file whose section scoring applies.")
+@click.option(
+    "--thresholds",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="TOML file whose section scoring applies, such as calibrate writes.",
+)
 @gathering_options
 def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     """Apply other thresholds, weights or profiles to decisions, and print those whose outcome flips.
