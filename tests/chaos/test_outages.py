@@ -1,13 +1,17 @@
 """Redis that dies, comes back, comes back without its last second, or is full, and a network that loses packets, connections or
 the broker for a while: it shows, work waits, and nothing is lost."""
 
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import pytest
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import Settings
 
 from tests.support.arena import TRACES, Arena, decided_of, endure, slowly, submit, supervised, traces, wait_until_ended
+from tests.support.fleet import Fleet
 from tests.support.processes import wait_until
 
 HALF: Final = TRACES // 2
@@ -16,13 +20,22 @@ SILENCE_S: Final = 4.0
 """Longer than every timeout and the visibility timeout of the arena; all of them are shorter here than in production."""
 
 
+@contextmanager
+def in_mid_load(
+    arena: Arena, load: Sequence[Mapping[str, Any]], workers: Settings, producer: Settings | None = None
+) -> Iterator[tuple[Client, Fleet, list[str]]]:
+    """A client that has submitted traces, two workers that have begun to decide them, and the ids of the traces."""
+    with Client(producer or arena.settings()) as client, supervised(workers, arena.directory, 2, slowly) as fleet:
+        submitted = submit(client, load)
+        fleet.wait_until_ready()
+        wait_until(lambda: fleet.logged("trace_decided"))
+        yield client, fleet, submitted
+
+
 @pytest.mark.slow
 def test_redis_killed_and_started_again_in_mid_load(arena: Arena) -> None:
     load = traces()
-    with Client(arena.settings()) as client, supervised(arena.settings(), arena.directory, 2, slowly) as fleet:
-        submitted = submit(client, load[:HALF])
-        fleet.wait_until_ready()
-        wait_until(lambda: fleet.logged("trace_decided"))
+    with in_mid_load(arena, load[:HALF], arena.settings()) as (client, fleet, submitted):
         arena.redis.kill()
         with pytest.raises(ServiceUnavailable):
             client.submit(load[HALF])
@@ -36,10 +49,7 @@ def test_redis_killed_and_started_again_in_mid_load(arena: Arena) -> None:
 @pytest.mark.slow
 def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
     load = traces()
-    settings = arena.settings_behind_proxies()
-    with Client(arena.settings()) as client, supervised(settings, arena.directory, 2, slowly) as fleet:
-        submitted = submit(client, load[:HALF])
-        fleet.wait_until_ready()
+    with in_mid_load(arena, load[:HALF], arena.settings_behind_proxies()) as (client, fleet, submitted):
         wait_until(lambda: fleet.logged("trace_decided") > 20)
         length = arena.redis.file_bytes()
         decided = fleet.logged("trace_decided")
@@ -64,10 +74,7 @@ def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
 @pytest.mark.slow
 def test_redis_full_in_mid_load(arena: Arena) -> None:
     load = traces()
-    with Client(arena.settings()) as client, supervised(arena.settings(), arena.directory, 2, slowly) as fleet:
-        submitted = submit(client, load[:HALF])
-        fleet.wait_until_ready()
-        wait_until(lambda: fleet.logged("trace_decided"))
+    with in_mid_load(arena, load[:HALF], arena.settings()) as (client, fleet, submitted):
         arena.redis.limit_memory(1)
         with pytest.raises(ServiceUnavailable):
             client.submit(load[HALF])
@@ -86,10 +93,7 @@ def test_redis_full_in_mid_load(arena: Arena) -> None:
 def test_silent_connections(arena: Arena) -> None:
     load = traces()
     proxies = {arena.broker_proxy, arena.store_proxy}
-    with Client(arena.settings()) as client, supervised(arena.settings_behind_proxies(), arena.directory, 2, slowly) as fleet:
-        submitted = submit(client, load[:THIRD])
-        fleet.wait_until_ready()
-        wait_until(lambda: fleet.logged("trace_decided"))
+    with in_mid_load(arena, load[:THIRD], arena.settings_behind_proxies()) as (client, fleet, submitted):
         for proxy in proxies:
             proxy.hold()
         submitted += submit(client, load[THIRD : 2 * THIRD])
@@ -114,10 +118,7 @@ def test_silent_connections(arena: Arena) -> None:
 def test_broker_gone_for_a_while(arena: Arena) -> None:
     load = traces()
     settings = arena.settings_behind_proxies()
-    with Client(settings) as client, supervised(settings, arena.directory, 2, slowly) as fleet:
-        submitted = submit(client, load[:THIRD])
-        fleet.wait_until_ready()
-        wait_until(lambda: fleet.logged("trace_decided"))
+    with in_mid_load(arena, load[:THIRD], settings, settings) as (client, fleet, submitted):
         # First a short interruption, then one that lasts.
         arena.broker_proxy.cut()
         decided = fleet.logged("trace_decided")
