@@ -40,6 +40,7 @@ _RENEW_EVERY_S: Final = 1.0
 _DRAIN_EVERY_S: Final = 2.0
 _MOVE_EVERY_S: Final = 0.2
 _LOOK_EVERY_S: Final = 10.0
+_COLLECT_EVERY_S: Final = 5.0
 _SILENT_S: Final = 10.0  # A worker is not ready if what it does every second or two has not succeeded for so long.
 _LAST_SPANS_S: Final = 2.0  # How long a worker that ends waits for the collector, if its grace leaves so much.
 
@@ -136,6 +137,8 @@ class Runtime:
         every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
         tasks.start("reconcile", partial(reconcile, app, queues, self.store, settings.ledger, self.metrics), every_s)
         tasks.start("drop_dead_letters", self.store.dead_letters.make_room, every_s)
+        # What a lost connection leaves refers to itself: uncollected for long, some 5 kB of each stay with the process for good.
+        tasks.start("collect_garbage", gc.collect, _COLLECT_EVERY_S)
         sides = {"drain_dead_queue": (queues.dead, _DRAIN_EVERY_S), "move_intake": (queues.intake, _MOVE_EVERY_S)}
         for name, (queue, every_s) in sides.items():
             if queue is not None:

@@ -70,7 +70,7 @@ class VitalThread(threading.Thread):
 class PeriodicTask(VitalThread):
     """Calls a function every so many seconds; ``stall`` runs since a call last succeeded, or since this was made."""
 
-    def __init__(self, work: str, do: Callable[[], None], every_s: float, ended: threading.Event) -> None:
+    def __init__(self, work: str, do: Callable[[], object], every_s: float, ended: threading.Event) -> None:
         """Prepare to call ``do`` every ``every_s`` seconds, or at least 2 s after a failure, until ``ended`` is set."""
         super().__init__(self._repeat, work)
         self._do = do
@@ -103,7 +103,7 @@ class PeriodicTasks(AbstractContextManager["PeriodicTasks"]):
         self.threads: list[PeriodicTask] = []
         self._ended = threading.Event()
 
-    def start(self, work: str, do: Callable[[], None], every_s: float) -> PeriodicTask:
+    def start(self, work: str, do: Callable[[], object], every_s: float) -> PeriodicTask:
         """Start a task; see :class:`PeriodicTask`."""
         task = PeriodicTask(work, do, every_s, self._ended)
         self.threads.append(task)
