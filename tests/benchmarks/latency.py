@@ -5,23 +5,29 @@ that load, evenly spaced, and once more at random moments (exponential gaps, as 
 from before ``submit`` is called until the decision is read from its results queue; client, reader and worker share the machine.
 
 - ``p50_ms``, ``p95_ms``, ``p99_ms``: of the whole way.
+- ``queue_p95_ms`` and so on: from arrival to vector, if nothing but passes took time: of as many texts with the same gaps,
+  simulated as by ``tests.benchmarks.streams`` from passes of long texts measured here; ``p95_of_queue`` and so on: the whole
+  way in times of that.
 - ``reference_ms``: what the reference engine takes to embed one text, the median of some before and some after (where it
   can run); ``p50_of_reference`` and so on: the whole way's share of that.
 """
 
 import argparse
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Final
 
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, report, say
+from tests.benchmarks.common import Row, arguments, real_embedder, report, say, typical
 from tests.benchmarks.load import Bench, open_bench, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
+from tests.benchmarks.streams import pass_seconds, simulate
 
+_CUTS: Final = (50, 95, 99)
 _PORTION: Final = 200
+_PASSES: Final = 40
 _REFERENCE_TEXTS: Final = 60
 
 
@@ -30,6 +36,8 @@ def main() -> None:
 
 
 def rows_of(options: argparse.Namespace) -> Iterator[Row]:
+    embedder = real_embedder()
+    passes_s = pass_seconds(embedder, [embedder.tokenize(embedder.recipe.text(trace)) for trace in typical(_PASSES)])
     with reference_engine() as reference, open_bench() as bench:
         rate = bench.decide(traces(_PORTION)).per_s * options.load
         say(f"submitting {rate:.1f} a second")
@@ -37,16 +45,32 @@ def rows_of(options: argparse.Namespace) -> Iterator[Row]:
         for arrivals in ("even", "random"):
             gaps = [1 / rate if arrivals == "even" else shuffle.expovariate(rate) for _ in range(options.traces)]
             row: Row = {"arrivals": arrivals, "load": options.load, "traces_per_s": rate}
-            yield row | measure(bench, reference, traces(options.traces), gaps)
+            queue_ms: Mapping[int, float] = {}
+            if arrivals == "random":
+                of_streams = rate * passes_s[0] / embedder.streams
+                queue_ms = _percentiles(simulate(embedder.streams, *passes_s, of_streams, options.traces), 1e3)
+            yield row | measure(bench, reference, traces(options.traces), gaps, queue_ms)
 
 
-def measure(bench: Bench, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> Row:
-    """Submit traces at the given gaps in seconds and see what each one's way took."""
+def _percentiles(values: Sequence[float], unit: float = 1.0) -> dict[int, float]:
+    return {at: quantiles(values, n=100, method="inclusive")[at - 1] * unit for at in _CUTS}
+
+
+def measure(
+    bench: Bench,
+    reference: ReferenceEngine | None,
+    items: Sequence[ReasoningTrace],
+    gaps: Sequence[float],
+    queue_ms: Mapping[int, float],
+) -> Row:
+    """Submit traces at the given gaps in seconds and see what each one's way took, beside what the passes alone would."""
     reference_ms = _reference_ms(reference, items)
     ways_ms = bench.ways_ms(items, gaps)
     reference_ms += _reference_ms(reference, items)
-    cuts = {at: quantiles(ways_ms, n=100, method="inclusive")[at - 1] for at in (50, 95, 99)}
+    cuts = _percentiles(ways_ms)
     row: Row = {"traces": len(items), **{f"p{at}_ms": cut for at, cut in cuts.items()}}
+    row |= {f"queue_p{at}_ms": cut for at, cut in queue_ms.items()}
+    row |= {f"p{at}_of_queue": cuts[at] / cut for at, cut in queue_ms.items()}
     if reference_ms:
         row["reference_ms"] = median(reference_ms)
         row |= {f"p{at}_of_reference": cut / median(reference_ms) for at, cut in cuts.items()}
