@@ -7,9 +7,6 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 
-SCHEMA_VERSION: Literal[1] = 1
-"""Stays as long as versions only add fields that may be missing; readers of this one refuse any other."""
-
 Outcome = Literal["accepted", "review", "rejected"]
 """From the mildest to the strictest."""
 ThresholdSource = Literal["default", "domain", "submission"]
@@ -157,7 +154,8 @@ class Timings(_Part):
 class Decision(_Part):
     """Accept, have reviewed or reject, and why. Made once for a trace id; a redelivery returns it unchanged."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
+    """Stays as long as versions only add fields that may be missing; readers of this one refuse any other."""
     trace_id: str
     domain: str
     """As it was submitted."""
