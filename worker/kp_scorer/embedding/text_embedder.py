@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,13 +159,6 @@ def _class_of(normal: str, delimiters: set[str], alphabet: set[str]) -> int:
     return _WORD if alphabet.issuperset(normal) else _UNKNOWN
 
 
-class Row(NamedTuple):
-    """What is embedded of a text."""
-
-    ids: Ids
-    is_whole: bool  # Whether that is all of it.
-
-
 class Tokens:
     """A model's tokenizer, truncated to the longest text that the model takes.
 
@@ -196,11 +189,11 @@ class Tokens:
         description = json.loads(text)
         self._units = Units(self._tokenizer, description) if is_splittable(description) else None
 
-    def row(self, text: str, most: int | None = None, *, keep_end: bool = False) -> Row:
-        """At most ``most`` ids of a text, by default as many as the model takes, exactly as tokenising all of it gives them.
+    def row(self, text: str, most: int | None = None, *, keep_end: bool = False) -> tuple[Ids, bool]:
+        """At most ``most`` ids of a text, by default as many as the model takes, and whether those are all of it.
 
-        Prompt and special tokens count. Of a text that is longer, the first of them; to ``keep_end``, as many from its
-        beginning as from its end, between the special tokens.
+        They are exactly those that tokenising all of it gives. Prompt and special tokens count. Of a text that is longer, the
+        first of them; to ``keep_end``, as many from its beginning as from its end, between the special tokens.
         """
         text, most = self._prompt + text, min(most or self._longest, self._longest)
         inner = most - len(self._opening) - len(self._closing)
@@ -219,7 +212,7 @@ class Tokens:
             ids = ids[:half] + end[-half:]
         elif self._keeps_closing:
             ids = ids[:fits]
-        return Row([*self._opening, *ids, *self._closing][:most], is_whole)
+        return [*self._opening, *ids, *self._closing][:most], is_whole
 
     def _read(self, units: Units, text: str, least: int, *, backwards: bool = False) -> Ids:
         """The first ids of a text, ``least`` or more, or all of them where it has fewer; or, ``backwards``, its last ones."""
@@ -260,7 +253,7 @@ class TextEmbedder(Embedder):
         recipe = TRACE if plain else self.recipe
         passages = zip(recipe.parts, recipe.passages(text), strict=True)
         rows = [self._tokens.row(passage, part.max_tokens, keep_end=part.keeps_end) for part, passage in passages]
-        return TokenizedText(text, [row.ids for row in rows], all(row.is_whole for row in rows))
+        return TokenizedText(text, [ids for ids, _ in rows], all(is_whole for _, is_whole in rows))
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one forward pass for each part; see the base class."""

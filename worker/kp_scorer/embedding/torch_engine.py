@@ -85,7 +85,8 @@ def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
         expected = model.preprocess([_SAMPLE], prompt="")["input_ids"][0].tolist()
     except Exception as error:
         raise SettingsError(f"embedding.model: {path} cannot be loaded ({type(error).__name__})") from error
-    if Tokens(tokenizer).row(_SAMPLE).ids != expected:
+    ids, _ = Tokens(tokenizer).row(_SAMPLE)
+    if ids != expected:
         raise SettingsError(f"embedding.model: {tokenizer} makes other tokens than sentence-transformers does")
     return model
 
