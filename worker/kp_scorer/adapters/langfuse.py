@@ -76,14 +76,10 @@ def run(own: str, items: Sequence[Node]) -> Run:
     # The input and the output of the trace are those of a span around the others.
     spans += [Span(node, "", "", 0, 0, "other", "", *_both(node, Transcript(), is_model=False)) for node in traces]
     own_id = trace_id("langfuse", own, [node.value for node in (*traces, *observations)])
-    record = _with_scores((traces or roots or observations)[0])
-    return run_of((traces or observations)[0], own_id, spans, min(times_us, default=None), record)
-
-
-def _with_scores(trace: Node) -> dict[str, Any]:
-    scores = objects_in(trace.object().get("scores"))
+    described = (traces or roots or observations)[0].object()
+    scores = objects_in(described.get("scores"))
     named = {each.get("name"): each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
-    return trace.object() | {"scores": named}
+    return run_of((traces or observations)[0], own_id, spans, min(times_us, default=None), described | {"scores": named})
 
 
 def _is_observation(record: Node) -> bool:
