@@ -36,7 +36,10 @@ class Recorder:
         own = Resource({"service.name": "kp-scorer", "service.version": version("kp-scorer"), "service.instance.id": node})
         # Resource.create() has a default name of the service, and the variables come last, to win over ours.
         resource = Resource.create().merge(own).merge(OTELResourceDetector().detect())
-        processor = BatchSpanProcessor(_ReportingExporter(session=_session()))
+        session = requests.Session()
+        # No body of an answer is read: requests 2.34 unpacks it, however large it becomes, also that of a redirection.
+        session.hooks["response"].insert(0, lambda response, **_: response.close())
+        processor = BatchSpanProcessor(_ReportingExporter(session=session))
         # The handler that OpenTelemetry registers for the exit waits half a minute for the collector.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -58,14 +61,6 @@ class Recorder:
         closing.join(timeout_s)
         if closing.is_alive():
             log.warning("spans_not_exported", detail=f"the collector did not accept the last ones within {timeout_s:.1f} s")
-
-
-def _session() -> requests.Session:
-    """A session that does not read the body of an answer."""
-    session = requests.Session()
-    # requests 2.34 unpacks a body, however large it becomes, also that of a redirection.
-    session.hooks["response"].insert(0, lambda response, **_: response.close())
-    return session
 
 
 class _ReportingExporter(OTLPSpanExporter):
