@@ -132,8 +132,7 @@ class _Handlers:
 
     async def look_up(self, trace_id: str) -> TraceStatus:
         """The state of a trace, and its decision. The id of one that came as spans is kp:trace:otel: and its trace id."""
-        look_up = partial(self._client.look_up, [trace_id])
-        (status,) = await anyio.to_thread.run_sync(look_up) if is_trace_id(trace_id) else [None]
+        (status,) = await anyio.to_thread.run_sync(self._client.look_up, [trace_id]) if is_trace_id(trace_id) else [None]
         if status is None:
             raise HTTPException(404, "no such trace: never submitted, not yet, or forgotten")
         return TraceStatus(**{name: value for name, value in status._asdict().items() if value})

@@ -180,8 +180,7 @@ def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, li
 
 def _from_json(body: bytes, limits: Limits) -> Iterator[Fields]:
     for resource in source(1, parse_json(body, limits)).at("resourceSpans").items():
-        holder = resource.at("resource")
-        of_resource = holder.at("attributes").items() if holder.value is not None else []
+        of_resource = resource.at("resource", "attributes").items()
         lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
         for scope in resource.at("scopeSpans").items():
             for span in scope.at("spans").items():
