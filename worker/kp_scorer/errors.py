@@ -59,9 +59,6 @@ class InvalidTrace(ScorerError):
 class UnknownFormat(InvalidTrace):
     """A line of the input is no trace, and of nothing else that this command reads; the message says what to do."""
 
-    def __init__(self, advice: str) -> None:
-        super().__init__([Problem("$", advice)])
-
 
 class NotConverted(ScorerError):
     """A record in another format does not make a valid trace."""

@@ -264,7 +264,7 @@ def _read(number: int, value: object, limits: Limits, conversion: Conversion | N
     elif conversion and conversion.fits(value):
         yield from conversion.feed(number, value)
     else:
-        yield Line(number, UnknownFormat(_CONVERT if format_of(value) else _UNKNOWN))
+        yield Line(number, UnknownFormat([Problem("$", _CONVERT if format_of(value) else _UNKNOWN)]))
 
 
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
