@@ -112,7 +112,7 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
     while waiting:
         number, is_entered = waiting.pop()
         span = spans[number]
-        is_tool = span.kind == "tool" and bool(span.inputs or span.outputs)
+        is_tool = span.kind == "tool"
         if is_entered:
             if is_tool and around[span.name]:
                 repeated.add(number)
