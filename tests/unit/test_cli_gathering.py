@@ -52,7 +52,7 @@ def test_traces_are_scored(gather: click.Command, results: list[Gathered], tmp_p
     (gathered,) = results
     ids = [payload["id"] for payload in PAYLOADS]
     assert [decision.trace_id for decision in decisions_in(gathered)] == ids
-    assert all(each.success for each in gathered.traces)
+    assert [each.trace.id for each in gathered.traces if each.trace] == ids
     assert gathered.refused == 1
 
 
@@ -67,7 +67,7 @@ def test_each_decision_is_read_once(gather: click.Command, results: list[Gathere
     assert result.exit_code == 1
     (gathered,) = results
     assert [decision.model_dump(mode="json") for decision in decisions_in(gathered)] == rows
-    assert {each.success for each in gathered.traces} == {None}
+    assert {each.trace for each in gathered.traces} == {None}
     assert gathered.refused == 1
     assert "line 6: expected a decision, as one JSON object" in result.stderr
 

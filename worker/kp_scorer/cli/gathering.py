@@ -43,7 +43,7 @@ class GatheredTrace(NamedTuple):
 
     decision: Decision
     label: bool | None = None  # As the ledger holds it, or as `status` printed it; None if it has none.
-    success: bool | None = None  # Whether it succeeded; None unless a file of traces was read.
+    trace: ReasoningTrace | None = None  # None unless a file of traces was read.
 
 
 @dataclass(slots=True)
@@ -119,17 +119,14 @@ def _some(traces: Iterable[GatheredTrace], problem: str) -> Iterator[GatheredTra
         raise ScorerError(problem)
 
 
-def gather_file(name: str, settings: Settings, traces: dict[str, ReasoningTrace] | None = None) -> Gathered:
-    """Gather the decisions that a file holds, or those that its traces get; ``-`` is standard input.
-
-    The traces themselves are held only in ``traces``, if it is given, by id.
-    """
+def gather_file(name: str, settings: Settings) -> Gathered:
+    """Gather the decisions that a file holds, or those that its traces get; ``-`` is standard input."""
     gathered = Gathered(name)
-    gathered.traces = _in_file(gathered, settings, traces)
+    gathered.traces = _in_file(gathered, settings)
     return gathered
 
 
-def _in_file(gathered: Gathered, settings: Settings, traces: dict[str, ReasoningTrace] | None) -> Iterator[GatheredTrace]:
+def _in_file(gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
     with open_input(gathered.source) as opened:
         stream = unpacked(opened)
         # Its first line is one that `score`, `decisions` or `status` prints, and no trace.
@@ -137,7 +134,7 @@ def _in_file(gathered: Gathered, settings: Settings, traces: dict[str, Reasoning
         if b'"trace_id"' in beginning and b'"@type"' not in beginning:
             yield from _read_decisions(stream, gathered)
         else:
-            yield from _score(stream, gathered, settings, traces)
+            yield from _score(stream, gathered, settings)
 
 
 def traces_named(name: str | None, decisions: Collection[Decision], limits: Limits) -> dict[str, ReasoningTrace]:
@@ -171,9 +168,7 @@ def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterat
             advance(done, None)
 
 
-def _score(
-    stream: IO[bytes], gathered: Gathered, settings: Settings, traces: dict[str, ReasoningTrace] | None
-) -> Iterator[GatheredTrace]:
+def _score(stream: IO[bytes], gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
     scored_ids: set[str] = set()
     lines = read_traces(stream, settings.limits)
     batches = iter(lambda: list(islice(lines, settings.worker.batch_size)), [])
@@ -183,9 +178,7 @@ def _score(
             refusal(line.number, result)
         elif result.trace_id not in scored_ids and isinstance(line.trace, ReasoningTrace):
             scored_ids.add(result.trace_id)
-            if traces is not None:
-                traces[result.trace_id] = line.trace
-            yield GatheredTrace(result, success=line.trace.metadata.success)
+            yield GatheredTrace(result, trace=line.trace)
 
 
 def _gather_stored(settings: Settings, most: int | None) -> Gathered:

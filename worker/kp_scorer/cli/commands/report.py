@@ -27,7 +27,6 @@ from kp_scorer.report.page import check_installed, page
 from kp_scorer.report.text import text
 from kp_scorer.report.words import plural, shortened
 from kp_scorer.settings import Settings
-from kp_scorer.trace import ReasoningTrace
 
 _SAMPLE: Final = 20_000  # So many decisions take 100 MB.
 _FEW: Final = 5  # So many decisions of a file are explained without --id.
@@ -64,7 +63,8 @@ def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, s
     if not as_text:
         # Before traces are scored, which may take minutes.
         check_installed()
-    rows = list(gathered.traces)
+    # Without the traces, which take more memory than the decisions on them.
+    rows = [each._replace(trace=None) for each in gathered.traces]
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.decision for each in rows], gathered.dead_letters, labels)
     shown = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
@@ -108,9 +108,8 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
 
 
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
-    scored: dict[str, ReasoningTrace] = {}
-    gathered = gather_file(name, settings, scored)
-    decisions = {each.decision.trace_id: each.decision for each in gathered.traces}
+    gathered = list(gather_file(name, settings).traces)
+    decisions = {each.decision.trace_id: each.decision for each in gathered}
     if chosen is not None:
         trace_id = resolve_among(chosen, decisions)
         decisions = {trace_id: decisions[trace_id]} if trace_id in decisions else {}
@@ -119,6 +118,7 @@ def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settin
     if not decisions:
         print_note(f"no decisions in {name}" if chosen is None else f"{chosen}: there is no decision on such a trace in {name}")
         sys.exit(1)
+    scored = {each.trace.id: each.trace for each in gathered if each.trace}
     available = scored or traces_named(traces, decisions.values(), settings.limits)
     for number, decision in enumerate(decisions.values()):
         if number:

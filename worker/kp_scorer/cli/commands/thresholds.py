@@ -126,12 +126,12 @@ def _labelled(
     gathered: Gathered, labels: Mapping[str, bool] | None, namespaces: Counter[str], agents: Counter[str]
 ) -> Iterator[tuple[Decision, bool | None]]:
     """Yield each decision with its label, None without one; count whose traces they are."""
-    for decision, label, success in gathered.traces:
+    for decision, label, trace in gathered.traces:
         namespaces[namespace_of(decision.trace_id)] += 1
         agents[decision.agent_id or ""] += 1
-        if labels is None and success is not None:
+        if labels is None and trace:
             # Every trace has this label, not only those of the sample.
-            yield decision.model_copy(update={"sampled": None}), success
+            yield decision.model_copy(update={"sampled": None}), trace.metadata.success
         else:
             yield decision, label if labels is None else labels.get(decision.trace_id)
 
