@@ -90,7 +90,7 @@ def test_the_gate_and_other_thresholds_are_estimated_from_the_labelled_sample_al
     decisions = sampled(100)
     others = [*sampled(60, probability=None, first=200), *sampled(40, first=300)]
     labels = labels_of([*decisions, *others[:60]])
-    (quality,) = qualities([*decisions, *others], labels, {})
+    (quality,) = qualities([(each, labels.get(each.trace_id)) for each in (*decisions, *others)], {})
     assert (quality.domains, quality.labels) == (("code",), 100)
     gate, *tried = quality.estimates
     assert gate.threshold is None
@@ -113,13 +113,13 @@ def test_no_threshold_accepts_what_was_rejected_whatever_its_score() -> None:
         decision("kp:trace:stopped", score=0.9, outcome="review", sampled=0.5),
     ]
     decisions = [*sampled(60), *barred]
-    (quality,) = qualities(decisions, {each.trace_id: True for each in decisions}, {})
+    (quality,) = qualities([(each, True) for each in decisions], {})
     assert all(each.accepted and each.accepted.value <= 60 / 62 for each in quality.estimates)
 
 
 def test_domains_with_few_labels_are_together_behind_the_others() -> None:
     decisions = [*sampled(60, "code"), *sampled(80, "fin"), *sampled(20, "law"), *sampled(10, "art")]
-    estimated = qualities(decisions, labels_of(decisions), {"fin": "finance"})
+    estimated = qualities(zip(decisions, labels_of(decisions).values(), strict=True), {"fin": "finance"})
     assert [(quality.domains, quality.labels) for quality in estimated] == [
         (("finance", "code", "law", "art"), 170),
         (("finance",), 80),
@@ -127,11 +127,11 @@ def test_domains_with_few_labels_are_together_behind_the_others() -> None:
         (("law", "art"), 30),
     ]
     assert LEAST_LABELS == 50
-    assert qualities(decisions, {}, {}) == []
-    few: list[Quality] = qualities(decisions[-30:], labels_of(decisions), {})
+    assert qualities([(each, None) for each in decisions], {}) == []
+    few: list[Quality] = qualities([(each, True) for each in decisions[-30:]], {})
     assert [quality.labels for quality in few] == [30]
     # Nothing is good, so that nothing can be missed.
-    (none_good,) = qualities(decisions[:20], dict.fromkeys(labels_of(decisions), False), {})
+    (none_good,) = qualities([(each, False) for each in decisions[:20]], {})
     assert none_good.estimates[0].recall is None
 
 

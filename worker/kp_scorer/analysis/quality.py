@@ -55,18 +55,18 @@ class Quality(NamedTuple):
     """The gate's, then that of each threshold, in steps of 0.05, with labelled traces on both sides."""
 
 
-def qualities(decisions: Iterable[Decision], labels: Mapping[str, bool], aliases: Mapping[str, str]) -> list[Quality]:
-    """Estimate how good the gate is by the labels of the sampled decisions: for all domains, then by domain.
+def qualities(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mapping[str, str]) -> list[Quality]:
+    """Estimate how good the gate is by the sampled decisions that have a label: for all domains, then by domain.
 
     Domains with fewer than 50 labels are together, as the last. Empty if no sampled decision has a label.
     """
     rows: defaultdict[str, list[tuple[float, bool, bool, float]]] = defaultdict(list)
-    for decision in decisions:
-        if decision.sampled and decision.trace_id in labels:
+    for decision, is_good in decisions:
+        if decision.sampled and is_good is not None:
             is_accepted = decision.outcome == "accepted"
             is_barred = decision.is_guarded or (decision.score >= decision.threshold and not is_accepted)
             score = -math.inf if is_barred else decision.score
-            rows[domain_of(decision, aliases)].append((score, is_accepted, labels[decision.trace_id], decision.sampled))
+            rows[domain_of(decision, aliases)].append((score, is_accepted, is_good, decision.sampled))
     ordered = sorted(rows, key=lambda domain: (-len(rows[domain]), domain))
     large = [(domain,) for domain in ordered if len(rows[domain]) >= LEAST_LABELS]
     groups = filter(None, dict.fromkeys([tuple(ordered), *large, tuple(ordered[len(large) :])]))

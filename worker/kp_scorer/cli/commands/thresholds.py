@@ -222,21 +222,18 @@ def quality(labels: Mapping[str, bool] | None, gathered: Gathered, settings: Set
     are all of the sample, or chosen by nobody who knew them. Prints a JSON line for the gate and for each threshold, of all
     domains and of each with 50 labels or more, the others being together (domain null); to a terminal a table.
     """
-    total, sampled, stored = 0, list[Decision](), dict[str, bool]()
+    total, sampled = 0, list[tuple[Decision, bool | None]]()
     for decision, label, _ in gathered.traces:
         total += 1
         if decision.sampled:
-            sampled.append(decision)
-            if label is not None:
-                stored[decision.trace_id] = label
-    labels = stored if labels is None else labels
-    judged = sum(decision.trace_id in labels for decision in sampled)
-    if not judged:
+            sampled.append((decision, label if labels is None else labels.get(decision.trace_id)))
+    estimates = qualities(sampled, settings.scoring.aliases)
+    if not estimates:
         raise ScorerError(f"{len(sampled)} of {total} decisions are sampled (review.sample), none has a label")
+    judged = estimates[0].labels
     print_note(f"{judged} of {len(sampled)} sampled traces have a label, of {total} decisions")
     if judged < LEAST_LABELS:
         print_note(f"intervals are checked from {LEAST_LABELS} labels on")
-    estimates = qualities(sampled, labels, settings.scoring.aliases)
     print_table(("domain", "labels", "threshold", *_SHARES), chain.from_iterable(map(_estimates, estimates)))
 
 
