@@ -110,8 +110,9 @@ def _scores(analysis: Analysis) -> Section:
         if number:
             by_outcome = [(outcome, OUTCOME_WORDS[outcome], counts) for outcome, counts in summary.histograms.items()]
             figures = {"thresholds": _drawn(summary), "outcomes": by_outcome}
-            detail, counts = _accepted_words(summary), summary.scores.counts
-            histograms.append(Chart(f"scores-{number}", name, detail, "scores", figures, counts))
+            accepted, count = summary.outcomes["accepted"], len(summary.decisions)
+            detail = f"{plural(count, 'trace')}, {accepted:,} accepted{_share_in_brackets(accepted, count)}"
+            histograms.append(Chart(f"scores-{number}", name, detail, "scores", figures, summary.scores.counts))
         numbers = [f"{count:,}" for count in (len(summary.decisions), *(summary.outcomes[outcome] for outcome in outcomes))]
         rows.append([name, *numbers, *_two_digits(summary.scores.quartiles), _threshold_words(summary)])
     headings = ["domain", "traces", *(OUTCOME_WORDS[outcome] for outcome in outcomes), *_QUARTILES, "threshold"]
@@ -270,11 +271,6 @@ def _share(part: int, total: int) -> str:
 def _share_in_brackets(part: int, total: int) -> str:
     """The same in brackets, after a space; nothing of a handful, where it means nothing."""
     return f" ({_share(part, total)})" if total >= _FEWEST_SHARED else ""
-
-
-def _accepted_words(summary: DomainSummary) -> str:
-    accepted, count = summary.outcomes["accepted"], len(summary.decisions)
-    return f"{plural(count, 'trace')}, {accepted:,} accepted{_share_in_brackets(accepted, count)}"
 
 
 def _with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
