@@ -1,7 +1,8 @@
 """Sources of other formats as traces, and the steps of these in few words."""
 
+import io
 from collections.abc import Iterator
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from kp_scorer.adapters import SuppliedFields, convert
 from kp_scorer.cli.converting import Conversion, Line
@@ -58,7 +59,7 @@ class Reading(Conversion):
         self.values.append(value)
 
 
-def values_read(stream: IO[bytes]) -> list[tuple[int, object]]:
+def values_read(stream: io.BufferedReader) -> list[tuple[int, object]]:
     """All values of an input as they would be converted, each with its line, or its error."""
     reading = Reading()
     lines = list(read_traces(stream, LIMITS, reading))

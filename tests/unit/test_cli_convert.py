@@ -51,7 +51,7 @@ def test_converted_traces_can_be_read() -> None:
     assert trace["metadata"]["task_domain"] == "customer_service"
     assert trace["metadata"]["success"] is False
     assert trace["outcome"] == {"result_summary": "Two messages.", "confidence": 0.75}
-    lines = list(read_traces(io.BytesIO(done.stdout_bytes), LIMITS))
+    lines = list(read_traces(io.BufferedReader(io.BytesIO(done.stdout_bytes)), LIMITS))
     assert [isinstance(line.trace, InvalidTrace) for line in lines] == [False, False]
 
 

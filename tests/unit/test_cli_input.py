@@ -36,7 +36,7 @@ INVALID: Final = "invalid"
 
 def read(raw: bytes, limits: Limits = LIMITS) -> Lines:
     """Number of each line, with its trace's id or that it is invalid."""
-    lines = read_traces(io.BytesIO(raw), limits)
+    lines = read_traces(io.BufferedReader(io.BytesIO(raw)), limits)
     return [(line.number, INVALID if isinstance(line.trace, InvalidTrace) else line.trace.id) for line in lines]
 
 
@@ -94,7 +94,7 @@ LONG: Final = "x" * (2 * LIMITS.message_bytes)
     ids=lambda part: ascii(part)[:30],
 )
 def test_to_be_converted_are_lines_and_documents_of_any_json(raw: bytes, values: list[tuple[int, object]]) -> None:
-    read = values_read(io.BytesIO(raw))
+    read = values_read(io.BufferedReader(io.BytesIO(raw)))
     assert [(number, INVALID if isinstance(value, InvalidTrace) else value) for number, value in read] == values
 
 
@@ -175,7 +175,7 @@ def test_endless_or_unreadable_input_is_refused(take: Callable[[int], bytes], me
 
 def test_line_far_over_the_limit_is_one_error_and_not_held_in_memory() -> None:
     long = b'{"id":"' + b"x" * 50_000_000
-    stream = io.BytesIO(b"\xef\xbb\xbf" + b"\n".join([long, FIRST, long, SECOND, long]))
+    stream: io.BufferedReader = io.BufferedReader(io.BytesIO(b"\xef\xbb\xbf" + b"\n".join([long, FIRST, long, SECOND, long])))
     with traced_memory() as memory:
         lines = list(read_traces(stream, LIMITS))
     invalid = [(each.number, isinstance(each.trace, InvalidTrace)) for each in lines]
@@ -223,7 +223,7 @@ def test_one_file_that_cannot_be_read_leaves_the_others(tmp_path: Path, raw: byt
 @given(st.lists(st.binary(max_size=500), min_size=1), st.integers(1, 100), st.integers(0, 3))
 def test_members_are_decompressed_one_after_the_other(members: list[bytes], size: int, zeros: int) -> None:
     packed = io.BytesIO(bytes(zeros).join(map(gzip.compress, members)) + bytes(zeros))
-    pieces = io.BufferedReader(Source(lambda most: packed.read(min(size, most))))
+    pieces: io.BufferedReader = io.BufferedReader(Source(lambda most: packed.read(min(size, most))))
     assert unpacked(pieces).read() == b"".join(members)
 
 
@@ -240,7 +240,7 @@ def test_members_are_decompressed_one_after_the_other(members: list[bytes], size
 )
 def test_damaged_gzip_file_is_refused(raw: bytes, problem: str) -> None:
     with pytest.raises(click.BadParameter, match=f"^it cannot be read: a gzip file that is {problem}$"):
-        list(read_traces(io.BytesIO(raw), LIMITS))
+        list(read_traces(io.BufferedReader(io.BytesIO(raw)), LIMITS))
 
 
 # Of lines and objects one trace is held at most; a list, and JSON that others record, may be a document.
@@ -267,8 +267,9 @@ def test_gzip_bomb_takes_no_more_memory_than_its_bytes(
     deflate = zlib.compressobj(1, wbits=31)
     repeated = piece * (1_000_000 // len(piece))
     bomb = deflate.compress(opening) + b"".join(deflate.compress(repeated) for _ in range(megabytes)) + deflate.flush()
+    stream = io.BufferedReader(io.BytesIO(bomb))
     with traced_memory() as memory, suppress(click.BadParameter):
-        assert [isinstance(result[1], InvalidTrace) for result in read_all(io.BytesIO(bomb), LIMITS)] == [True]
+        assert [isinstance(result[1], InvalidTrace) for result in read_all(stream, LIMITS)] == [True]
     assert memory.peak_bytes < peak_bytes
 
 

@@ -4,6 +4,7 @@ And labels, which say of traces whether they were good.
 """
 
 import codecs
+import io
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from itertools import islice
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -168,7 +169,7 @@ def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterat
             advance(done, None)
 
 
-def _score(stream: IO[bytes], gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
+def _score(stream: io.BufferedReader, gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
     scored_ids: set[str] = set()
     lines = read_traces(stream, settings.limits)
     batches = iter(lambda: list(islice(lines, settings.worker.batch_size)), [])
@@ -211,7 +212,7 @@ def _place(decision: Decision) -> tuple[float, int]:
     return (int(time_ms), int(number)) if number else (datetime.fromisoformat(decision.decided_at).timestamp() * 1_000, 0)
 
 
-def _read_decisions(stream: IO[bytes], gathered: Gathered) -> Iterator[GatheredTrace]:
+def _read_decisions(stream: io.BufferedReader, gathered: Gathered) -> Iterator[GatheredTrace]:
     """Read decisions, each once, also as `submit --wait` and `status` print them; count the lines without one."""
     decisions: dict[str, Decision] = {}
     labels: dict[str, bool] = {}

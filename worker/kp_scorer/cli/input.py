@@ -82,7 +82,7 @@ def _files_in(name: str) -> list[str]:
     return readable
 
 
-def open_input(name: str) -> IO[bytes]:
+def open_input(name: str) -> io.BufferedReader:
     """Open a file for reading, or standard input for ``-``, with a buffer of ours: Python aborts if a thread reads its own."""
     try:
         return open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-")
@@ -90,7 +90,7 @@ def open_input(name: str) -> IO[bytes]:
         raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="FILE") from None
 
 
-def read_traces(stream: IO[bytes], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
+def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
     """Decode traces one by one, as they come in, and convert what others recorded; blank lines are skipped.
 
     If the first line begins an object or a list that ends on a later one, the input is documents, of which each ends where its
@@ -139,13 +139,12 @@ class _AvailableBytes:
         return self._stream.read(most_bytes) if most_bytes <= 2 else self._stream.read1(most_bytes)
 
 
-def unpacked(stream: IO[bytes]) -> io.BufferedReader:
+def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
     """The stream, or its decompressed content if it is a gzip file, of which no more is held than is asked for."""
-    buffered = stream if hasattr(stream, "peek") else io.BufferedReader(io.BytesIO(stream.read()))
     # No JSON begins with this byte, the first of gzip's two.
-    if read_bytes(buffered.peek, 1).startswith(b"\x1f"):
-        buffered = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(buffered))  # type: ignore[call-overload]  # it seeks only if asked to
-    return cast("io.BufferedReader", buffered)
+    if read_bytes(stream.peek, 1).startswith(b"\x1f"):
+        stream = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(stream))  # type: ignore[call-overload]  # it seeks only if asked to
+    return stream
 
 
 def read_bytes(read: Callable[[int], bytes], most_bytes: int) -> bytes:
