@@ -31,7 +31,7 @@ from kp_scorer.ledger import Store
 from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.ledger.store import Timing, WorkerReport
 from kp_scorer.settings import Settings
-from kp_scorer.settings.urls import ServerUrl
+from kp_scorer.settings.urls import ServerUrl, is_loopback
 from kp_scorer.trace import namespace_of
 
 _EVERY_S: Final = 2.0
@@ -172,7 +172,6 @@ _CLOCKS_MAY_DIFFER_S: Final = 2.0
 _NEARLY_FULL: Final = 0.8
 _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
-_LOCAL: Final = ("", "localhost", "127.0.0.1", "::1")
 
 
 class Deployment(NamedTuple):
@@ -250,7 +249,7 @@ def _broker(deployment: Deployment) -> Details:
 
 
 def _exposure(server: ServerUrl) -> Details:
-    if server.host.strip("[]") in _LOCAL:
+    if is_loopback(server.host.strip("[]")):
         return
     if not server.password:
         yield "wrong", f"{server.host} lets in whoever reaches it: give it users, and its protected mode back"
