@@ -187,16 +187,16 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
 
     Submits the sample traces that come with the package, or those in FILE (a folder, or - for standard input).
     """
-    # Without configured URLs and with few logs: a demo must neither reach anyone's queue nor hide its table among log lines.
+    # With few logs, which would hide its table.
     log = settings.log.model_copy(update={"level": "error"})
-    broker, redis = (section.model_copy(update={"url": ""}) for section in (settings.broker, settings.redis))
     # In the order of the file, which decides what a trace is compared with: so each run has the same decisions.
     worker = settings.worker.model_copy(update={"concurrency": 1})
-    settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
     with tempfile.TemporaryDirectory(prefix="kp-scorer-") as data_dir, embedded_redis(Path(data_dir)) as url:
         print_note("started an embedded Redis and a worker, which loads its embedder")
-        local = with_endpoints(settings.model_copy(update={"redis": redis.model_copy(update={"url": url})}))
-        with worker_processes(settings, url, ports=[0]) as (process,), Client(local) as client:
+        # In place of configured URLs: a demo must not reach anyone's queue.
+        broker, redis = (section.model_copy(update={"url": url}) for section in (settings.broker, settings.redis))
+        settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
+        with worker_processes(settings, url, ports=[0]) as (process,), Client(settings) as client:
             trace_ids, refused = _submit_files(client, files, settings, conversion)
             completed = _watch(client, trace_ids, timeout_s, process)
     if not _summarise(trace_ids, completed, files, conversion) or refused:
