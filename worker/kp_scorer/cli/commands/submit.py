@@ -82,9 +82,8 @@ def submit(
 def submit_lines(client: Client, lines: ReadAhead, namespace: str = "") -> Iterator[tuple[Line, Submitted, Decision | None]]:
     """Submit lines; yield for each the id of its trace, or the error, and the decision that it had before."""
     for batch in lines.batches():
-        traces = [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)]
-        statuses = client.look_up([namespaced(trace.id, namespace) if namespace else trace.id for trace in traces])
         documents = [line.document for line in batch if not isinstance(line.trace, InvalidTrace)]
+        statuses = client.look_up([namespaced(each["id"], namespace) if namespace else each["id"] for each in documents])
         answers = zip(client.submit_many(documents), statuses, strict=True)
         for line in batch:
             if isinstance(line.trace, InvalidTrace):
