@@ -58,9 +58,9 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
         yield advance
 
 
-def note_if_unmeasured(decision: Decision) -> None:
+def note_if_unmeasured(decision: Decision | None) -> None:
     """Print once that there is no embedder if a decision was made without: its score looks like any other."""
-    if decision.novelty.source == "no_embedder":
+    if decision and decision.novelty.source == "no_embedder":
         print_note(NO_EMBEDDER, once=True)
 
 

@@ -95,26 +95,23 @@ def submit_lines(client: Client, lines: ReadAhead, namespace: str = "") -> Itera
 
 def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
     """Print each trace as it completes, and at last the state of the others; return how many were not decided."""
-    left = dict.fromkeys(trace_ids)
-    dead = 0
+    left, states = dict.fromkeys(trace_ids), Counter[str]()
     table = DecisionTable()
     with progress("decided") as advance:
         for status in client.as_completed(trace_ids, timeout_s):
             del left[status.trace_id]
-            if status.decision:
-                note_if_unmeasured(status.decision)
-            dead += status.state == "dead"
+            states[status.state] += 1
+            note_if_unmeasured(status.decision)
             _print_status(table, status.trace_id, status)
             advance(len(trace_ids) - len(left), len(trace_ids))
-    states = []
     for trace_id, last in zip(left, client.look_up(list(left)) if left else [], strict=True):
         _print_status(table, trace_id, last)
-        states.append(last.state if last else "unknown")
-    if pending := states.count("pending"):
+        states[last.state if last else "unknown"] += 1
+    if pending := states["pending"]:
         print_note(f"{pending} still pending after {timeout_s:g} s; see `kp-scorer doctor`")
-    if unknown := states.count("unknown"):
+    if unknown := states["unknown"]:
         print_note(f"{unknown} unknown: forgotten, or dropped as dead letters, since they were submitted")
-    return dead + len(left) - states.count("decided")
+    return len(trace_ids) - states["decided"]
 
 
 def _print_status(table: DecisionTable, trace_id: str, status: Status | None, good: bool | None = None) -> None:
