@@ -64,21 +64,22 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
         remove_data(data_dir)
     ports = free_ports(settings.metrics.host, settings.metrics.port, workers)
     own = settings.model_dump(mode="json", exclude_unset=True, exclude={"log"})
-    with embedded_redis(data_dir, advertise={"pid": os.getpid(), "ports": ports, "settings": own}) as url:
+    with embedded_redis(data_dir, advertise={"pid": os.getpid(), "ports": ports, "settings": own}):
+        settings = with_endpoints(settings)
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         print_note(_kept(settings, data_dir))
         if not is_embedder_installed(settings.embedding):
             print_note(NO_EMBEDDER)
-        with worker_processes(settings, url, ports) as processes:
+        with worker_processes(settings, ports) as processes:
             try:
-                _supervise(processes, settings, url, ports)
+                _supervise(processes, settings, ports)
             except KeyboardInterrupt:
                 print_note("stopping: workers finish what they have in flight")
 
 
 def _kept(settings: Settings, data_dir: Path) -> str:
     """What the embedded Redis holds from earlier, and where."""
-    with Store.open(with_endpoints(settings)) as store:
+    with Store.open(settings) as store:
         decisions = [each.decision for each in islice(store.ledger.all_decided(), _MOST_LOOKED_AT)]
     if not decisions:
         return f"it keeps what comes in {data_dir}; there is no decision yet"
@@ -89,7 +90,7 @@ def _kept(settings: Settings, data_dir: Path) -> str:
     return words + stand if others else words
 
 
-def _supervise(processes: list[Process], settings: Settings, url: str, ports: Sequence[int]) -> NoReturn:
+def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int]) -> NoReturn:
     """Replace workers that die; raise SettingsError if one cannot start."""
     while True:
         for index, process in enumerate(processes):
@@ -99,29 +100,28 @@ def _supervise(processes: list[Process], settings: Settings, url: str, ports: Se
             if code is not None:
                 print_note(f"worker {process.pid} ended with {code}; starting another")
                 time.sleep(_RESTART_PAUSE_S)
-                processes[index] = _start_worker(settings, url, len(ports), ports[index])
+                processes[index] = _start_worker(settings, len(ports), ports[index])
         time.sleep(_LOOK_EVERY_S)
 
 
 @contextmanager
-def worker_processes(settings: Settings, url: str, ports: Sequence[int]) -> Iterator[list[Process]]:
-    """Run a worker for each port, 0 for none, against the Redis at ``url``; on leaving, each finishes its batch and ends.
+def worker_processes(settings: Settings, ports: Sequence[int]) -> Iterator[list[Process]]:
+    """Run a worker for each port, 0 for none; on leaving, each finishes its batch and ends.
 
     From then on SIGTERM raises KeyboardInterrupt in this process, so that SIGTERM leaves no worker behind.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    processes = [_start_worker(settings, url, len(ports), port) for port in ports]
+    processes = [_start_worker(settings, len(ports), port) for port in ports]
     try:
         yield processes
     finally:
         stop(processes, _WORKERS_STOP_S)
 
 
-def _start_worker(settings: Settings, url: str, count: int, port: int) -> Process:
-    """Start one of ``count`` workers against the Redis at ``url``; it answers probes on this port, unless it is 0."""
+def _start_worker(settings: Settings, count: int, port: int) -> Process:
+    """Start one of ``count`` workers; it answers probes on this port, unless it is 0."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-    own = {"KP_BROKER_URL": url, "KP_REDIS_URL": url, "KP_METRICS_PORT": str(port)}
-    environment = inherited | as_environment(settings) | own
+    environment = inherited | as_environment(settings) | {"KP_METRICS_PORT": str(port)}
     if not settings.embedding.threads:
         # Otherwise each worker would use all cores, and the workers would slow each other down.
         environment["KP_EMBEDDING_THREADS"] = str(max(1, usable_cores() // count))
@@ -196,7 +196,7 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
         # In place of configured URLs: a demo must not reach anyone's queue.
         broker, redis = (section.model_copy(update={"url": url}) for section in (settings.broker, settings.redis))
         settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
-        with worker_processes(settings, url, ports=[0]) as (process,), Client(settings) as client:
+        with worker_processes(settings, ports=[0]) as (process,), Client(settings) as client:
             trace_ids, refused = _submit_files(client, files, settings, conversion)
             completed = _watch(client, trace_ids, timeout_s, process)
     if not _summarise(trace_ids, completed, files, conversion) or refused:
@@ -228,8 +228,7 @@ def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker: P
                 raise ServiceUnavailable("the worker ended; its log above says why")
             left = [trace_id for trace_id in trace_ids if trace_id not in completed]
             for status in client.as_completed(left, timeout_s=1.0):
-                if status.decision:
-                    note_if_unmeasured(status.decision)
+                note_if_unmeasured(status.decision)
                 completed[status.trace_id] = status
                 advance(len(completed), len(trace_ids))
     return completed
