@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Nearest
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.records import Submission
 from kp_scorer.settings import Settings
 from rich.cells import cell_len
@@ -34,7 +35,7 @@ def _every_state(store: Store) -> None:
     decisions = first.model_copy(update={"novelty": novelty}), decided(make_trace(trace_id=LIKE_IT))
     store_decisions(store, {decision.trace_id: decision.model_dump_json().encode() for decision in decisions})
     for trace_id in (DEAD, DEAD_WITHOUT_RECORD):
-        store.dead_letters.dead_letter(trace_id.encode(), "invalid", "steps: expected more", trace_id)
+        store.dead_letters.dead_letter(trace_id.encode(), DeadLettering("invalid", "steps: expected more", trace_id))
     store.ledger.erase(DEAD_WITHOUT_RECORD)
 
 
@@ -128,7 +129,7 @@ def test_forget_erases_the_trace_of_the_exact_id_and_names_it(settings: Settings
 
 def test_dead_letters_are_selected_by_unique_beginnings(settings: Settings, store: Store) -> None:
     for number in range(40):
-        store.dead_letters.dead_letter(b"%d" % number, "malformed", "body: expected JSON")
+        store.dead_letters.dead_letter(b"%d" % number, DeadLettering("malformed", "body: expected JSON"))
     ids = [dead_letter.letter_id for dead_letter in store.dead_letters.read()]
     several = next(each[:1] for each in ids if sum(candidate.startswith(each[:1]) for candidate in ids) > 1)
     refused = command(settings, "dead-letter", "drop", several, "--yes")

@@ -13,6 +13,7 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
@@ -85,7 +86,7 @@ def test_a_sound_state_passes(scene: Scene) -> None:
     [
         (lambda scene: scene.redis_client.delete(scene.keys.record(scene.trace_ids[0])), "neither decided nor dead: 1 "),
         (
-            lambda scene: scene.store.dead_letters.dead_letter(b"{}", "invalid", "", scene.trace_ids[0]),
+            lambda scene: scene.store.dead_letters.dead_letter(b"{}", DeadLettering("invalid", "", scene.trace_ids[0])),
             "both decided and a dead letter: 1 ",
         ),
         (_lose_a_published_decision, "decided and never published: 1 "),

@@ -11,7 +11,7 @@ import redis
 from kp_scorer.errors import Reason, ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.connection import connect
-from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Submission
 from kp_scorer.process.metrics import Metrics
@@ -55,13 +55,13 @@ def small(tmp_path: Path, shipped_redis: Shipped, metrics: Metrics) -> Iterator[
 def keep_honest(letters: DeadLetters) -> set[str]:
     """Keep dead letters that junk must not push out; return their traces."""
     for number, reason in enumerate(("poison", "scoring_failed", "lost", "damaged", "invalid", "conflict")):
-        letters.dead_letter(os.urandom(10_000), reason, "$", f"kp:trace:acme:{number}", DIGEST)  # type: ignore[arg-type]
+        letters.dead_letter(os.urandom(10_000), DeadLettering(reason, "$", f"kp:trace:acme:{number}", DIGEST))  # type: ignore[arg-type]
     return {f"kp:trace:acme:{number}" for number in range(6)}
 
 
 def flood(letters: DeadLetters, count: int, size_bytes: int, reason: Reason, name: str = "") -> None:
     for number in range(count):
-        letters.dead_letter(os.urandom(size_bytes), reason, "$", name.format(number))
+        letters.dead_letter(os.urandom(size_bytes), DeadLettering(reason, "$", name.format(number)))
 
 
 @pytest.mark.parametrize("name", ["", "kp:trace:{}", "kp:trace:evil:{}", "kp:trace:evil {}:1"])
@@ -112,7 +112,7 @@ def test_letters_that_no_class_has_go_first_and_room_is_made_whatever_is_damaged
 def test_a_letter_that_dies_of_another_reason_or_by_another_name_counts_there(bounded: DeadLetters, store: Store) -> None:
     payload = os.urandom(MB)
     for reason, trace_id in (("invalid", ""), ("invalid", "kp:trace:acme:1"), ("poison", "kp:trace:acme:1")):
-        bounded.dead_letter(payload, reason, "$", trace_id, DIGEST)  # type: ignore[arg-type]
+        bounded.dead_letter(payload, DeadLettering(reason, "$", trace_id, DIGEST))  # type: ignore[arg-type]
     flood(bounded, 20, MB // 8, "invalid")
     stored = Counter(letter.reason for letter in bounded.read())
     # There is room for a megabyte of each, less what a letter takes itself.
@@ -122,7 +122,7 @@ def test_a_letter_that_dies_of_another_reason_or_by_another_name_counts_there(bo
 def test_the_newest_letter_stays_and_pushes_out_no_others(bounded: DeadLetters) -> None:
     honest = keep_honest(bounded)
     for number in range(3):
-        bounded.dead_letter(b"x" * (4 * MB + number), "malformed", "$")
+        bounded.dead_letter(b"x" * (4 * MB + number), DeadLettering("malformed", "$"))
         stored = [letter.size_bytes for letter in bounded.read() if letter.trace_id not in honest]
         assert stored == [4 * MB + number]
     assert {letter.trace_id for letter in bounded.read()} > honest

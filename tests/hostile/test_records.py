@@ -16,6 +16,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Novelty
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict
 from kp_scorer.novelty import Candidate, Window
@@ -147,7 +148,7 @@ def test_a_record_that_was_mended_meanwhile_keeps_its_decision(store: Store, key
     # Before that worker dead-letters it, its client submits it again, and another worker decides it.
     store.ledger.submit([Submission(trace_id, DIGEST, payload)])
     decide(store, trace_id)
-    stored = store.dead_letters.dead_letter(payload, refused.reason, refused.detail, trace_id, DIGEST)
+    stored = store.dead_letters.dead_letter(payload, DeadLettering(refused.reason, refused.detail, trace_id, DIGEST))
     (record,) = store.ledger.look_up([trace_id])
     assert stored
     assert record
@@ -163,7 +164,7 @@ def test_a_decision_of_a_later_version_is_not_deleted(store: Store, keys: Keys, 
     (refused,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
     assert refused.reason == "damaged"
     for reason in ("damaged", "poison"):
-        assert store.dead_letters.dead_letter(b"{}", reason, refused.detail, trace_id, DIGEST) is None
+        assert store.dead_letters.dead_letter(b"{}", DeadLettering(reason, refused.detail, trace_id, DIGEST)) is None
         assert redis_client.hget(keys.record(trace_id), "decision") == json.dumps(fields).encode()
         # The message is kept, and says why.
         (letter,) = store.dead_letters.read()
@@ -214,7 +215,7 @@ def test_what_is_claimed_no_more_is_counted_again_when_its_message_comes(
     assert store.ledger.counts() == SubmissionCounts(submitted=0, pending=0, decided=0, dead=0)
     (refused,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
     assert refused.reason == "damaged"
-    store.dead_letters.dead_letter(b"{}", "damaged", refused.detail, trace_id, DIGEST)
+    store.dead_letters.dead_letter(b"{}", DeadLettering("damaged", refused.detail, trace_id, DIGEST))
     assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
 
 

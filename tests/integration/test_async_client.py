@@ -10,6 +10,7 @@ import pytest
 from kp_scorer.client import AsyncClient, Client
 from kp_scorer.errors import DecisionTimeout, InvalidTrace, ServiceUnavailable, TraceConflict, TraceDead
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
@@ -63,7 +64,7 @@ def test_each_method_returns_what_the_blocking_client_returns(settings: Settings
 def test_each_method_raises_what_the_blocking_client_raises(settings: Settings, store: Store) -> None:
     (trace,) = fresh_samples(1)
     dead = new_id()
-    store.dead_letters.dead_letter(b"{}", "invalid", "steps: expected some", trace_id=dead)
+    store.dead_letters.dead_letter(b"{}", DeadLettering("invalid", "steps: expected some", trace_id=dead))
 
     async def use(client: AsyncClient) -> None:
         with pytest.raises(InvalidTrace, match="id: Field required"):

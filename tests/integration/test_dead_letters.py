@@ -9,13 +9,14 @@ from typing import Any, Final
 import pytest
 from kombu.message import Message
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.dead_letters import DeadLettering, dead_letter, poison
+from kp_scorer.broker.dead_letters import dead_letter, poison
 from kp_scorer.broker.publishing import declare_queues, with_producer
 from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, dead_letter_id_of
 from kp_scorer.settings import Settings
 
@@ -62,12 +63,12 @@ def noted(store: Store) -> bytes:
 
 def refused(store: Store, sent: Any) -> Decision | None:
     """By a worker that parses it, and whose limits it does not keep."""
-    return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "steps: too many", 1, TRACE_ID), STRICT)
+    return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "steps: too many", TRACE_ID), STRICT)
 
 
 def unread(store: Store, sent: Any) -> Decision | None:
     """By a worker that does not parse it."""
-    return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "$: too many values", 1, TRACE_ID), STRICTER)
+    return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "$: too many values", TRACE_ID), STRICTER)
 
 
 def poisonous(store: Store, sent: Any) -> Decision | None:
@@ -79,14 +80,16 @@ def poisonous_unread(store: Store, sent: Any) -> Decision | None:
 
 
 def failed(store: Store, sent: Any) -> Decision | None:
-    why = DeadLettering("scoring_failed", "ValueError", 1, TRACE_ID, digest_of(submission()))
+    why = DeadLettering("scoring_failed", "ValueError", TRACE_ID, digest_of(submission()))
     return dead_letter(store.dead_letters, sent, why, Limits())
 
 
 def lost(store: Store, _: Any) -> Decision | None:
     """By the reconciler, which has only what the client noted."""
     payload = submission()
-    return store.dead_letters.dead_letter(payload, "lost", "sent 4 times", TRACE_ID, digest_of(payload), deliveries=0)
+    return store.dead_letters.dead_letter(
+        payload, DeadLettering("lost", "sent 4 times", TRACE_ID, digest_of(payload), deliveries=0)
+    )
 
 
 WAYS: Final = (refused, unread, poisonous, failed, lost)
@@ -193,7 +196,7 @@ def test_a_dead_letter_of_a_call_by_others_has_its_argument(store: Store) -> Non
 @pytest.mark.parametrize("name", ["", "kp:trace:other"])
 def test_bytes_dead_lettered_under_no_or_another_id_end_their_trace(store: Store, name: str) -> None:
     payload = submission()
-    store.dead_letters.dead_letter(payload, "invalid", "not parsed", name)
+    store.dead_letters.dead_letter(payload, DeadLettering("invalid", "not parsed", name))
     store.ledger.submit([Submission(TRACE_ID, digest_of(payload), payload)])
     assert failed(store, call(payload)) is None
     (stored,) = store.dead_letters.read()
@@ -201,7 +204,7 @@ def test_bytes_dead_lettered_under_no_or_another_id_end_their_trace(store: Store
     assert [state_of(store), state_of(store, "kp:trace:other")] == ["dead", ""]
     assert store.ledger.counts() == SubmissionCounts(submitted=2, pending=0, decided=0, dead=2)
     # By a name that only its message bore, it is still that trace's.
-    store.dead_letters.dead_letter(payload, "invalid", "not parsed", "kp:trace:third")
+    store.dead_letters.dead_letter(payload, DeadLettering("invalid", "not parsed", "kp:trace:third"))
     assert [state_of(store), state_of(store, "kp:trace:third")] == ["dead", ""]
     (stored,) = store.dead_letters.read()
     assert store.dead_letters.drop(stored)
@@ -214,7 +217,7 @@ def test_what_is_not_parsed_ends_no_other_submission(store: Store) -> None:
     store.ledger.submit([Submission(trace_id, b"d" * 16, payload)])
 
     def state_after(body: bytes) -> str:
-        dead_letter(store.dead_letters, message(body), DeadLettering("invalid", "too large", 1, trace_id), STRICTER)
+        dead_letter(store.dead_letters, message(body), DeadLettering("invalid", "too large", trace_id), STRICTER)
         return state_of(store, trace_id)
 
     others = [[trace, trace], [trace | {"mood": 1}], [[trace]], [], [payload.decode()]]
@@ -255,7 +258,7 @@ def payloads_of_show(settings: Settings) -> list[Any]:
 def test_payload_is_shown_as_json_or_else_as_text(settings: Settings, store: Store) -> None:
     plain = [minimal_payload(), [1.5, None, "x" * 200_000], {"a": {"b": ["\u2028", -1]}}]
     for payload in [*NO_PLAIN_JSON, *(json.dumps(content).encode() for content in plain)]:
-        store.dead_letters.dead_letter(payload, "malformed", "message: expected a task")
+        store.dead_letters.dead_letter(payload, DeadLettering("malformed", "message: expected a task"))
     texts = {payload.decode("utf-8", "backslashreplace") for payload in NO_PLAIN_JSON}
     payloads = payloads_of_show(settings)
     assert {content for content in payloads if isinstance(content, str)} == texts
@@ -265,7 +268,7 @@ def test_payload_is_shown_as_json_or_else_as_text(settings: Settings, store: Sto
 
 def test_showing_many_values_takes_memory_for_the_bytes_only(settings: Settings, store: Store) -> None:
     payload = b'["a' + b'",{},"' * 1_000_000 + b'"]'
-    store.dead_letters.dead_letter(payload, "malformed", "message: expected a smaller one")
+    store.dead_letters.dead_letter(payload, DeadLettering("malformed", "message: expected a smaller one"))
     with traced_memory() as memory:
         (payloads,) = payloads_of_show(settings)
     assert payloads == payload.decode()

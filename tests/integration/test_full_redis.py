@@ -22,6 +22,7 @@ from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.connection import shortcomings
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.store import WorkerReport
 from kp_scorer.settings import Settings, load_settings
 
@@ -106,7 +107,7 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
     (decision,) = score_traces(short_traces(1, seed=5), load_settings({"embedding.embedder": "none"}))
     with Store.open(endpoints) as store, make_celery(endpoints) as app, server.connect() as client:
         for number in range(3):
-            store.dead_letters.dead_letter(b"%d" % number, "invalid", "$", f"kp:trace:{number}")
+            store.dead_letters.dead_letter(b"%d" % number, DeadLettering("invalid", "$", f"kp:trace:{number}"))
         Publisher(app, endpoints, store).publish(decision)
         client.lpush(endpoints.queues.rejected, "foreign")
         # Redis has more than this in use when it is empty.

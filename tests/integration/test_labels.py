@@ -10,6 +10,7 @@ import redis
 from click.testing import Result
 from kp_scorer import stored_labels
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Identity, Submission, Tally, Verdict
 from kp_scorer.settings import Settings
@@ -34,7 +35,7 @@ Run = Callable[..., Result]
 def _traces_in_every_state(store: Store) -> None:
     store_decisions(store, STORED, DIGEST)
     store.ledger.submit([Submission(PENDING, DIGEST, b"{}")])
-    store.dead_letters.dead_letter(b"{}", "invalid", "$", DEAD)
+    store.dead_letters.dead_letter(b"{}", DeadLettering("invalid", "$", DEAD))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
@@ -63,7 +64,7 @@ class Fleet:
         trace = next(self._traces)
         with Store.open(self.settings["worker"]) as store:
             before = {letter.letter_id for letter in store.dead_letters.read()}
-            store.dead_letters.dead_letter(json.dumps(trace).encode(), "poison", "ended its worker", trace["id"])
+            store.dead_letters.dead_letter(json.dumps(trace).encode(), DeadLettering("poison", "ended its worker", trace["id"]))
             (letter_id,) = {letter.letter_id for letter in store.dead_letters.read()} - before
         return letter_id
 

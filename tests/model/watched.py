@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar
 import pytest
 import redis
 from kp_scorer.decision import Decision
-from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict
-from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters, _dead_letter, _make_room
+from kp_scorer.errors import ServiceUnavailable, TraceConflict
+from kp_scorer.ledger.dead_letters import DeadLetter, DeadLettering, DeadLetters, _dead_letter, _make_room
 from kp_scorer.ledger.log import RedisLog, _erase_entries
 from kp_scorer.ledger.records import CommitResult, Identity, LostSubmission, Record, Submission, TraceState, Verdict
 from kp_scorer.ledger.redis_ledger import RedisLedger
@@ -144,11 +144,10 @@ class WatchedLetters:
         self.real = DeadLetters(client, KEYS, LEDGER)
         self._check: Callable[[Any], None]
 
-    def dead_letter(
-        self, payload: bytes, reason: Reason, detail: str, trace_id: str = "", digest: bytes = b"", deliveries: int = 1
-    ) -> Decision | None:
+    def dead_letter(self, payload: bytes, why: DeadLettering) -> Decision | None:
         stop_before("dead_letter")
         model = self._books.model
+        reason, detail, trace_id, digest, deliveries = why
 
         def check(reply: Any) -> None:
             # Whoever dead-letters names what was decoded: all that can be, unless the limits of a worker forbid it.
@@ -159,7 +158,7 @@ class WatchedLetters:
                 raise Violation(f"dead_letter {trace_id}: its bytes are not kept")
 
         self._check = check
-        return _call(lambda: self.real.dead_letter(payload, reason, detail, trace_id, digest, deliveries))
+        return _call(lambda: self.real.dead_letter(payload, why))
 
     def _dead_letter(self, run: Callable[[], Any], _: Sequence[Any]) -> Any:
         reply = run()

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.decider import Case, Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.scoring import Policy
 from kp_scorer.trace import ReasoningTrace
 
@@ -29,20 +30,11 @@ class Message:
     deliveries: int = 0
 
 
-class DeadEnd(NamedTuple):
-    """What a message is to be buried as."""
-
-    reason: Reason
-    detail: str
-    trace_id: str
-    digest: bytes
-
-
 class Ended(NamedTuple):
     """A message of which only the last step is left to do: publish its decision, or bury it; then the ack."""
 
     message: Message
-    end: Decision | DeadEnd
+    end: Decision | DeadLettering
 
 
 class Leased(NamedTuple):
@@ -76,7 +68,7 @@ class Worker:
         message.deliveries += 1
         self.in_flight.append(message)
         trace_id = message.payload.named_id if is_read else ""
-        self.ended.append(Ended(message, DeadEnd("invalid", "steps: expected fewer", trace_id, b"")))
+        self.ended.append(Ended(message, DeadLettering("invalid", "steps: expected fewer", trace_id, b"")))
 
     def take(self, message: Message) -> None:
         """Receive a message, and sort out what will never be decided."""
@@ -87,9 +79,9 @@ class Worker:
             detail = f"delivered {tried} times, and no worker came to an end with it"
             # What has no name of its own goes by that of its message.
             trace_id = payload.trace.id if payload.trace else payload.header_id
-            self.ended.append(Ended(message, DeadEnd("poison", detail, trace_id, payload.digest)))
+            self.ended.append(Ended(message, DeadLettering("poison", detail, trace_id, payload.digest)))
         elif payload.trace is None:
-            self.ended.append(Ended(message, DeadEnd("invalid", "steps: expected some", payload.named_id, b"")))
+            self.ended.append(Ended(message, DeadLettering("invalid", "steps: expected some", payload.named_id, b"")))
         else:
             self.waiting.append(message)
 
@@ -165,17 +157,15 @@ class Worker:
 
     def _dead_letter(self, message: Message, reason: Reason, detail: str) -> None:
         payload = message.payload
-        self.ended.append(Ended(message, DeadEnd(reason, detail, payload.named_id, payload.digest)))
+        self.ended.append(Ended(message, DeadLettering(reason, detail, payload.named_id, payload.digest)))
 
     def end(self, index: int) -> str:
         """Bury a message and acknowledge it; or publish its decision and acknowledge it."""
         message, end = self.ended.pop(index % len(self.ended))
         payload = message.payload
         published: Decision | None
-        if isinstance(end, DeadEnd):
-            published = self.letters.dead_letter(
-                payload.raw, end.reason, end.detail, end.trace_id, end.digest, message.deliveries
-            )
+        if isinstance(end, DeadLettering):
+            published = self.letters.dead_letter(payload.raw, end._replace(deliveries=message.deliveries))
             note = f"{payload.header_id} buried as {end.reason}"
         else:
             published, note = end, f"{payload.header_id} published"

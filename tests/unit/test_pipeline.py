@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import pytest
 from kombu.message import Message
-from kp_scorer.broker.dead_letters import DeadLettering
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.process.admission import Delivery

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from amqp.exceptions import PreconditionFailed
 from celery import Celery
@@ -22,26 +22,16 @@ from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import checked_id, deliveries_by, parse_submission, raw_body, submission_in
 from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.errors import InvalidTrace, Reason, ServiceUnavailable
-from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.errors import InvalidTrace, ServiceUnavailable
+from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import context_in
-
-
-class DeadLettering(NamedTuple):
-    """Why a message gets no decision."""
-
-    reason: Reason
-    detail: str  # Field paths and figures, never content.
-    deliveries: int
-    trace_id: str = ""  # The id that its submission, or its header, names; empty if none.
-    digest: bytes = b""  # That of its trace; empty if it is none, or was not decoded.
 
 
 def poison(message: Any, deliveries: int) -> DeadLettering:
     """Why a kombu message that was delivered so often without a result is dead-lettered."""
     detail = f"delivered {deliveries} times, and no worker came to an end with it"
-    return DeadLettering("poison", detail, deliveries, checked_id(message.headers.get("id")))
+    return DeadLettering("poison", detail, checked_id(message.headers.get("id")), deliveries=deliveries)
 
 
 def dead_letter(
@@ -52,15 +42,14 @@ def dead_letter(
     It returns the decision on this very submission, if there is one: then nothing is kept. After ServiceUnavailable, as Redis
     cannot be reached, the message must be requeued, not acknowledged.
     """
-    reason, detail, deliveries, trace_id, digest = why
     # A malformed message is no submission. Of a submission, every worker keeps the same bytes.
-    payload = raw_body(message) if reason == "malformed" else submission_in(message, limits)
+    payload = raw_body(message) if why.reason == "malformed" else submission_in(message, limits)
     # What was cut has no type, and may look like a whole trace.
-    if reason == "poison" and message.content_type == "application/json":
+    if why.reason == "poison" and message.content_type == "application/json":
         with suppress(InvalidTrace):
             trace = decode_trace(parse_submission(payload, limits), limits)
-            trace_id, digest = trace.id, trace.digest()
-    return dead_letters.dead_letter(payload, reason, detail, trace_id, digest, deliveries, received)
+            why = why._replace(trace_id=trace.id, digest=trace.digest())
+    return dead_letters.dead_letter(payload, why, received)
 
 
 _RECEIVED_AT_ONCE: Final = 100
@@ -142,6 +131,7 @@ class SideQueue:
             if len(messages) == 1:
                 detail = f"message: RabbitMQ refuses it ({error.reply_text})"
                 (message,) = messages
-                self.dead_letters.dead_letter(raw_body(message), "malformed", detail, deliveries=deliveries_by(message))
+                why = DeadLettering("malformed", detail, deliveries=deliveries_by(message))
+                self.dead_letters.dead_letter(raw_body(message), why)
                 return [True]
         return [is_moved for message in messages for is_moved in self._move(producer, [message])]

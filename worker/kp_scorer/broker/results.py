@@ -21,7 +21,7 @@ from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Published, StreamReader
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
@@ -283,7 +283,7 @@ class Results:
             # Not by kombu's decoders, among which the message would choose.
             decision = Decision.model_validate(parse_strict_json(body if is_json else b"", self.limits))
         except (InvalidTrace, ValueError):
-            self.dead_letters.dead_letter(body, "malformed", f"queue {name}: expected a decision")
+            self.dead_letters.dead_letter(body, DeadLettering("malformed", f"queue {name}: expected a decision"))
             acknowledge()
         else:
             yield decision, acknowledge

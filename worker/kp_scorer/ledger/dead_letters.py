@@ -31,6 +31,16 @@ class DeadLetterCounter(Protocol):
         """Count some that made room for others."""
 
 
+class DeadLettering(NamedTuple):
+    """Why a submission, or a message that is none, gets no decision."""
+
+    reason: Reason
+    detail: str  # Field paths and figures, never content.
+    trace_id: str = ""  # The id that the submission, or its message's header, names; empty if none.
+    digest: bytes = b""  # That of its trace; empty if it is none, or was not decoded.
+    deliveries: int = 1
+
+
 class DeadLetter(NamedTuple):
     """A dead letter, all but its payload. Times are Unix time by Redis' clock."""
 
@@ -67,11 +77,7 @@ def _dead_letter(
     dead_letter: str,
     records: Sequence[str],
     dead_letter_id: str,
-    reason: str,
-    detail: str,
-    trace_id: str,
-    digest: bytes,
-    deliveries: int,
+    why: DeadLettering,
     worker: str,
     queued_ms: str,
     payload: bytes,
@@ -128,23 +134,13 @@ class DeadLetters:
         ttl_ms = max(KEPT_S * 1_000, settings.ttl_ms)
         self._bounds = _Bounds(ttl_ms, settings.max_dead_letters, settings.max_dead_letter_bytes)
 
-    def dead_letter(
-        self,
-        payload: bytes,
-        reason: Reason,
-        detail: str,
-        trace_id: str = "",
-        digest: bytes = b"",
-        deliveries: int = 1,
-        received: Received | None = None,
-    ) -> Decision | None:
+    def dead_letter(self, payload: bytes, why: DeadLettering, received: Received | None = None) -> Decision | None:
         """Keep a submission's bytes and why it is dead, log it, and end its trace's record if that is of the same submission.
 
         If there are too many dead letters by then, or too large ones, some go, each with the record that died by it.
 
-        ``payload`` is the submission as UTF-8 JSON, or the body of a message that is malformed; ``detail`` names fields and
-        figures, never content; ``received`` is its last delivery. The record of another submission of the same ``trace_id``
-        comes to no harm.
+        ``payload`` is the submission as UTF-8 JSON, or the body of a message that is malformed; ``received`` is its last
+        delivery. The record of another submission of the same ``trace_id`` comes to no harm.
 
         It returns the decision on this very submission, if there is one: then it is not dead-lettered.
         """
@@ -157,13 +153,9 @@ class DeadLetters:
                 self._client,
                 keys=keys,
                 dead_letter=keys.dead_letter(dead_letter_id),
-                records=[keys.record(trace_id)] if trace_id else [],
+                records=[keys.record(why.trace_id)] if why.trace_id else [],
                 dead_letter_id=dead_letter_id,
-                reason=reason,
-                detail=detail,
-                trace_id=trace_id,
-                digest=digest,
-                deliveries=deliveries,
+                why=why,
                 worker=worker,
                 queued_ms=queued_ms,
                 payload=payload,
@@ -176,11 +168,11 @@ class DeadLetters:
                 break
             if decision := parsed_in(Decision, stored):
                 return decision
-            reason, detail = "damaged", DAMAGED_DECISION
+            why = why._replace(reason="damaged", detail=DAMAGED_DECISION)
         described = received.model_dump() if received else {}
-        log.warning("trace_dead", trace_id=trace_id, reason=reason, detail=detail, **described)
+        log.warning("trace_dead", trace_id=why.trace_id, reason=why.reason, detail=why.detail, **described)
         if self._counter:
-            self._counter.count_dead_letter(reason)
+            self._counter.count_dead_letter(why.reason)
         if has_too_many:
             try:
                 self.make_room()

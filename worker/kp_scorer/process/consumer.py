@@ -9,12 +9,13 @@ import structlog
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
-from kp_scorer.broker.dead_letters import DeadLettering, poison
+from kp_scorer.broker.dead_letters import poison
 from kp_scorer.broker.publishing import acknowledge_all, described
 from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_s, trace_id_of
 from kp_scorer.decision import Received
 from kp_scorer.decoding import check_trace, decode_trace, is_surely_within
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.process.admission import Delivery
 from kp_scorer.process.pipeline import RETRY_AFTER_S
 from kp_scorer.process.runtime import Runtime
@@ -145,10 +146,10 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             args, kwargs = arguments_in(message, limits)
         except InvalidTrace as error:
             trace_id = checked_id(message.headers.get("id"))
-            delivery.dead_lettering = DeadLettering("invalid", str(error), deliveries, trace_id)
+            delivery.dead_lettering = DeadLettering("invalid", str(error), trace_id, deliveries=deliveries)
             return
         except ValueError as error:
-            delivery.dead_lettering = DeadLettering("malformed", str(error), deliveries)
+            delivery.dead_lettering = DeadLettering("malformed", str(error), deliveries=deliveries)
             return
         payload: Any = None
         try:
@@ -157,7 +158,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             is_small = PACKED_BY not in message.headers and is_surely_within(len(message.body), limits)
             delivery.trace = (check_trace if is_small else decode_trace)(payload, limits)
         except InvalidTrace as error:
-            delivery.dead_lettering = DeadLettering("invalid", str(error), deliveries, trace_id_of(payload))
+            delivery.dead_lettering = DeadLettering("invalid", str(error), trace_id_of(payload), deliveries=deliveries)
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Acknowledge messages, all of them in one round trip."""

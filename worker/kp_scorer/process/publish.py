@@ -8,14 +8,14 @@ import structlog
 from celery import Celery
 from celery.states import SUCCESS
 
-from kp_scorer.broker.dead_letters import DeadLettering, dead_letter
+from kp_scorer.broker.dead_letters import dead_letter
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import deliveries_by, result_id
 from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
-from kp_scorer.ledger.dead_letters import DeadLetters
+from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.logs import raised_at
 from kp_scorer.process.admission import Delivery
@@ -177,4 +177,4 @@ class PublishStage:
 
 def _dead_lettering(delivery: Delivery, reason: Reason, detail: str) -> DeadLettering:
     assert delivery.trace, "only a submission is decided"
-    return DeadLettering(reason, detail, deliveries_by(delivery.message), delivery.trace.id, delivery.trace.digest())
+    return DeadLettering(reason, detail, delivery.trace.id, delivery.trace.digest(), deliveries_by(delivery.message))

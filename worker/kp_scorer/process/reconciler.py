@@ -8,6 +8,7 @@ from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.wire import checked_id
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings.sections import LedgerSettings
 
@@ -28,14 +29,16 @@ def reconcile(app: Celery, queues: SubmissionQueues, store: Store, settings: Led
         if not claim.payload or (record and record.reason == "damaged"):
             log.warning("record_damaged", trace_id=checked_id(claim.trace_id))
             if claim.payload and record:
-                store.dead_letters.dead_letter(claim.payload, "damaged", record.detail, claim.trace_id, deliveries=0)
+                why = DeadLettering("damaged", record.detail, claim.trace_id, deliveries=0)
+                store.dead_letters.dead_letter(claim.payload, why)
         elif record is None or record.state != "pending":
             # It was decided, or died, while others that were claimed with it were sent.
             continue
         elif claim.resends >= settings.max_resends:
             # The first sending is none of the resends.
             detail = f"sent {claim.resends + 1} times, never decided"
-            store.dead_letters.dead_letter(claim.payload, "lost", detail, claim.trace_id, claim.digest, deliveries=0)
+            why = DeadLettering("lost", detail, claim.trace_id, claim.digest, deliveries=0)
+            store.dead_letters.dead_letter(claim.payload, why)
         else:
             try:
                 send_traces(app, queues, [(claim.trace_id, claim.payload)])

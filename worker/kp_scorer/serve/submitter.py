@@ -24,6 +24,7 @@ from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, check_values, decode_for_sending, parse_json
 from kp_scorer.errors import InvalidTrace, NotConverted, Problem, QueueFull, ServiceUnavailable, TraceConflict
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.runs import ClosedRun, ReceivedSpan
 from kp_scorer.logs import raised_at
 from kp_scorer.settings import Settings
@@ -107,10 +108,11 @@ class Submitter:
             log.info("run_submitted", trace_id=trace["id"], spans=len(run.spans))
         except TraceConflict as error:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
-            self._store.dead_letters.dead_letter(raw, "conflict", str(error), decoded.id, decoded.digest())
+            self._store.dead_letters.dead_letter(raw, DeadLettering("conflict", str(error), decoded.id, decoded.digest()))
         except (InvalidTrace, NotConverted) as error:
             detail = str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))
-            self._store.dead_letters.dead_letter(export, "invalid", detail, f"{TRACE_ID_PREFIX}otel:{run.run_id}")
+            why = DeadLettering("invalid", detail, f"{TRACE_ID_PREFIX}otel:{run.run_id}")
+            self._store.dead_letters.dead_letter(export, why)
 
     def _converted(self, run: ClosedRun, raw: bytes) -> dict[str, Any]:
         most = self._settings.serve
