@@ -10,7 +10,7 @@ import redis
 from kp_scorer.decision import Decision
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.scripts import row, script
-from kp_scorer.spans.context import NO_CONTEXT, TRACEPARENT, TRACESTATE, Context
+from kp_scorer.spans.context import NO_CONTEXT, Context
 
 _READ_AT_ONCE: Final = 16
 _Entries = Sequence[tuple[bytes, Mapping[bytes, bytes] | None]]
@@ -45,8 +45,8 @@ class _Entry(NamedTuple):
     trace_id: str
     decided_at: str
     decision: bytes
-    traceparent: str
-    tracestate: str
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 @script(row(Published))
@@ -67,7 +67,7 @@ class DecisionStream:
 
     def publish(self, publications: Sequence[Publication], most: int, most_bytes: int = 0) -> Published:
         """Publish decisions, in order and in one step, until ``most`` are unread, or ``most_bytes`` of them; 0 is no limit."""
-        entries = [_entry(each) for each in publications]
+        entries = [_Entry(each.decision.trace_id, each.decision.mark, each.body(), **each.context) for each in publications]
         return _publish_decisions(self._client, stream=self.name, most=most, most_bytes=most_bytes, decisions=entries)
 
     def count_unread(self) -> int:
@@ -128,10 +128,3 @@ class StreamReader:
             return self._read()
         entries: _Entries = streams[0][1] if streams else []
         return entries
-
-
-def _entry(publication: Publication) -> _Entry:
-    decision, context = publication.decision, publication.context
-    return _Entry(
-        decision.trace_id, decision.mark, publication.body(), context.get(TRACEPARENT, ""), context.get(TRACESTATE, "")
-    )
