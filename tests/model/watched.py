@@ -6,10 +6,10 @@ from typing import Any, Final, TypeVar
 import pytest
 import redis
 from kp_scorer.decision import Decision
-from kp_scorer.errors import ServiceUnavailable, TraceConflict
+from kp_scorer.errors import ScorerError, ServiceUnavailable, TraceConflict
 from kp_scorer.ledger.dead_letters import DeadLetter, DeadLettering, DeadLetters, _dead_letter, _make_room
 from kp_scorer.ledger.log import RedisLog, _erase_entries
-from kp_scorer.ledger.records import CommitResult, Identity, LostSubmission, Record, Submission, TraceState, Verdict
+from kp_scorer.ledger.records import Committed, Identity, LostSubmission, Record, Submission, TraceState, Verdict
 from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.ledger.scripts import Script
 from kp_scorer.novelty import Candidate
@@ -84,12 +84,13 @@ class WatchedLedger:
         _call(lambda: self.real.renew(report))
         self._books.model.renew(self.worker, report, deciding)
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[CommitResult]:
+    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         stop_before("commit")
         reply = _call(lambda: self.real.commit(verdicts))
         for verdict, committed in zip(verdicts, reply, strict=True):
-            expect(f"commit {verdict.trace_id}", committed, self._books.model.commit(verdict))
-            if committed.outcome == "stored":
+            reply_or_error = str(committed) if isinstance(committed, ScorerError) else committed
+            expect(f"commit {verdict.trace_id}", reply_or_error, self._books.model.commit(verdict))
+            if committed == "stored":
                 self._books.made[verdict.decision] = verdict.digest
                 if self._log:
                     self._log.check_novelty(Decision.model_validate_json(verdict.decision))

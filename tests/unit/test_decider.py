@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider, Resolved, fraction_of
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
-from kp_scorer.ledger.records import CommitResult, MemoryLedger, Tally, Verdict
+from kp_scorer.ledger.records import Committed, MemoryLedger, Tally, Verdict
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, decide_again
 from kp_scorer.settings import load_settings
@@ -136,7 +136,7 @@ def test_decisions_count_by_domain_and_whether_the_policy_names_it(monkeypatch: 
     ledger, tallies = MemoryLedger(), list[Tally]()
     commit = ledger.commit
 
-    def tallied(verdicts: Sequence[Verdict]) -> list[CommitResult]:
+    def tallied(verdicts: Sequence[Verdict]) -> list[Committed]:
         tallies.extend(verdict.tally for verdict in verdicts)
         return commit(verdicts)
 

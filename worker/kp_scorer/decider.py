@@ -268,18 +268,13 @@ class Decider:
             for case, decision in judged
         ]
         for (case, own), committed in zip(judged, self.ledger.commit(verdicts), strict=True):
-            match committed.outcome:
+            match committed:
                 case "stored":
                     case.resolved = own
-                case "stands":
-                    case.resolved = committed.decision
-                case "dead" if committed.reason is not None:
-                    case.resolved = TraceDead(case.trace.id, committed.reason, committed.detail)
-                case "conflict":
-                    case.resolved = TraceConflict(case.trace.id)
-                case _:
-                    # Decided again.
+                case "again":
                     case.resolved = None
+                case _:
+                    case.resolved = committed
 
     def _judge(self, case: Case, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
         trace = case.trace

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kp_scorer.decision import Decision
-from kp_scorer.errors import Reason
+from kp_scorer.errors import Reason, TraceConflict, TraceDead
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
@@ -67,15 +67,9 @@ class Verdict(NamedTuple):
     tally: Tally
 
 
-class CommitResult(NamedTuple):
-    """How a commit ended."""
-
-    outcome: Literal["stored", "stands", "dead", "conflict", "again"]
-    """An earlier decision ``stands``; ``conflict``: the trace's id belongs to another digest; ``again``: the trace has another
-    place in the novelty log by now, and with it another novelty, so that it must be decided again."""
-    decision: Decision | None = None  # The one that stands.
-    reason: Reason | None = None
-    detail: str = ""
+Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
+"""How a commit ended, if not with this decision stored: with the one that stands, or why there is none; or ``again``: the trace
+has another place in the novelty log by now, and with it another novelty, so that it must be decided again."""
 
 
 class Submission(NamedTuple):
@@ -156,15 +150,15 @@ class MemoryLedger:
     def release(self, trace_ids: Sequence[str]) -> None:
         """Nothing is held."""
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[CommitResult]:
+    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store decisions, the first end stands; count nothing."""
         return [self._commit(verdict) for verdict in verdicts]
 
-    def _commit(self, verdict: Verdict) -> CommitResult:
+    def _commit(self, verdict: Verdict) -> Committed:
         digest, decision = self._records.get(verdict.trace_id, (verdict.digest, b""))
         if digest != verdict.digest:
-            return CommitResult("conflict")
+            return TraceConflict(verdict.trace_id)
         if decision:
-            return CommitResult("stands", Decision.model_validate_json(decision))
+            return Decision.model_validate_json(decision)
         self._records[verdict.trace_id] = digest, verdict.decision
-        return CommitResult("stored")
+        return "stored"

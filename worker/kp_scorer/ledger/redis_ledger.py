@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple, cast
 import redis
 
 from kp_scorer.decision import Decision
-from kp_scorer.errors import REASONS, QueueFull, TraceConflict
+from kp_scorer.errors import REASONS, QueueFull, TraceConflict, TraceDead
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.log import SCANNED_AT_ONCE
 from kp_scorer.ledger.records import (
     DAMAGED_DECISION,
-    CommitResult,
+    Committed,
     Identity,
     LostSubmission,
     MemoryLedger,
@@ -79,11 +79,12 @@ def _damaged(digest: bytes, problem: str) -> Record:
     return Record("dead", digest or b"", None, "damaged", problem)
 
 
-def _commit_result(outcome: bytes, decision: bytes = b"", reason: bytes = b"", detail: bytes = b"") -> CommitResult:
+def _committed(trace_id: str, outcome: bytes, decision: bytes = b"", reason: bytes = b"", detail: bytes = b"") -> Committed:
     if outcome in (b"stands", b"dead"):
         record = _record(b"decided" if decision else b"dead", b"", decision, reason, detail, 0)
-        return CommitResult("stands" if record.decision else "dead", record.decision, record.reason, record.detail)
-    return CommitResult(outcome.decode())  # type: ignore[arg-type]  # by commit.lua
+        # What has no decision has a reason.
+        return record.decision or TraceDead(trace_id, record.reason, record.detail)  # type: ignore[arg-type]
+    return TraceConflict(trace_id) if outcome == b"conflict" else outcome.decode()  # type: ignore[return-value]  # by commit.lua
 
 
 def _looked_up(reply: Any) -> Record | None:
@@ -115,7 +116,7 @@ def _renew(*, keys: Keys, report: str, records: Sequence[str], text: str, lease:
 def _release(*, records: Sequence[str], worker: str) -> None: ...
 
 
-@script(rows(_commit_result))
+@script(list[list[bytes]])
 def _commit(*, keys: Keys, records: Sequence[str], record_ttl_ms: int, verdicts: Sequence[Verdict]) -> None: ...
 
 
@@ -256,12 +257,12 @@ class RedisLedger:
         self._deciding.difference_update(trace_ids)
         _release(self._client, records=[self._keys.record(trace_id) for trace_id in trace_ids], worker=self.worker)
 
-    def commit(self, verdicts: Sequence[Verdict]) -> list[CommitResult]:
+    def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store each decision unless its trace has ended, in order. The first end stands, so committing again is safe."""
         keys, names = self._keys, self._records(verdicts)
-        results = _commit(self._client, keys=keys, records=names, record_ttl_ms=self._ttl_ms, verdicts=verdicts)
+        replies = _commit(self._client, keys=keys, records=names, record_ttl_ms=self._ttl_ms, verdicts=verdicts)
         self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
-        return results
+        return [_committed(verdict.trace_id, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
     def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
         """Claim pending submissions that nothing will bring back, to send them again; each is claimed by one caller.
