@@ -18,7 +18,7 @@ from kp_scorer.decision import Novelty
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Tally, Verdict
+from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Verdict
 from kp_scorer.novelty import Candidate, Window
 from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.novelty.log import Entry, Place
@@ -62,8 +62,8 @@ def damage(redis_client: redis.Redis, record: str, fields: dict[Any, Any]) -> No
 
 def decide(store: Store, *trace_ids: str) -> None:
     store.ledger.acquire([Identity(trace_id, DIGEST) for trace_id in trace_ids])
-    tally = Tally("code", is_known=True)
-    store.ledger.commit([Verdict(trace_id, DIGEST, decision_on(trace_id), "", tally) for trace_id in trace_ids])
+    verdicts = [Verdict(trace_id, DIGEST, decision_on(trace_id), "", "code", is_known=True) for trace_id in trace_ids]
+    store.ledger.commit(verdicts)
 
 
 def test_a_worker_decides_what_comes_with_damaged_records(

@@ -13,14 +13,13 @@ from kp_scorer.decision import Decision
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Identity, Submission, Tally, Verdict
+from kp_scorer.ledger.records import Identity, Submission, Verdict
 from kp_scorer.settings import Settings
 
 from tests.support.builders import decision, store_decisions
 from tests.support.commands import command
 from tests.support.traces import jsonl, rows_in
 
-TALLY = Tally("code", is_known=True)
 DIGEST = b"a" * 16
 DECIDED = [f"kp:trace:{number}" for number in range(120)]
 STORED = {
@@ -60,7 +59,7 @@ def test_a_label_is_kept_with_the_decision_and_for_as_long(
     assert 0 < redis_client.pttl(record) <= 50_000
     # A trace that is delivered once more keeps it.
     assert store.ledger.acquire([Identity(DECIDED[0], DIGEST)])[0].state == "decided"
-    assert isinstance(store.ledger.commit([Verdict(DECIDED[0], DIGEST, b"other", "", TALLY)])[0], Decision)
+    assert isinstance(store.ledger.commit([Verdict(DECIDED[0], DIGEST, b"other", "", "code", is_known=True)])[0], Decision)
     assert [record.good for record in store.ledger.look_up(DECIDED[:2]) if record] == [False, None]
     assert run("forget", DECIDED[0]).exit_code == 0
     assert redis_client.exists(record) == 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, TraceConflict, TraceDead
-from kp_scorer.ledger.records import Identity, Record, Tally, TraceState, Verdict, parsed_in
+from kp_scorer.ledger.records import Identity, Record, TraceState, Verdict, parsed_in
 
 from tests.model.contents import letter_id_of
 from tests.model.patched_scripts import LETTER_BYTES, MOST_CLASSES, MOST_NAMES
@@ -172,17 +172,17 @@ class Reference:
         self._end_pending(verdict.trace_id, record)
         record.state, record.decision = "decided", verdict.decision
         self.decided += 1
-        self._count(verdict.tally)
+        self._count(verdict)
         return "stored"
 
-    def _count(self, tally: Tally) -> None:
-        name = tally.domain
-        if not tally.is_known and f"decided {name}" not in self.tallies:
+    def _count(self, verdict: Verdict) -> None:
+        name = verdict.domain
+        if not verdict.is_known and f"decided {name}" not in self.tallies:
             # Who comes after so many others has no name.
             name = name if self.tallies["names"] < MOST_NAMES else ""
             self.tallies["names"] += bool(name)
         self.tallies[f"decided {name}"] += 1
-        self.tallies.update(f"guard {guard}" for guard in tally.guards.split())
+        self.tallies.update(f"guard {guard}" for guard in verdict.guards.split())
 
     # Dead letters.
 

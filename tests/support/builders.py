@@ -12,7 +12,7 @@ from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
 from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Identity, MemoryLedger, Tally, Verdict
+from kp_scorer.ledger.records import Identity, MemoryLedger, Verdict
 from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import PROFILES, Bounds, Policy
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
@@ -130,9 +130,9 @@ def decision_on(trace_id: str) -> bytes:
 
 def store_decisions(store: Store, decisions: Mapping[str, bytes], digest: bytes = bytes(16)) -> None:
     """Have the ledger store decisions, each by its trace's id and as the ledger has it."""
-    tally = Tally("code", is_known=True)
     store.ledger.acquire([Identity(trace_id, digest) for trace_id in decisions])
-    store.ledger.commit([Verdict(trace_id, digest, stored, "", tally) for trace_id, stored in decisions.items()])
+    verdicts = [Verdict(trace_id, digest, stored, "", "code", is_known=True) for trace_id, stored in decisions.items()]
+    store.ledger.commit(verdicts)
 
 
 def keys_of(path: str) -> list[str | int]:

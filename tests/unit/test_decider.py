@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider, Resolved, fraction_of
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
-from kp_scorer.ledger.records import Committed, MemoryLedger, Tally, Verdict
+from kp_scorer.ledger.records import Committed, MemoryLedger, Verdict
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, decide_again
 from kp_scorer.settings import load_settings
@@ -133,18 +133,18 @@ def test_thresholds_of_acceptance_and_of_review_are_inclusive() -> None:
 
 
 def test_decisions_count_by_domain_and_whether_the_policy_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger, tallies = MemoryLedger(), list[Tally]()
+    ledger, tallies = MemoryLedger(), list[tuple[str, bool]]()
     commit = ledger.commit
 
     def tallied(verdicts: Sequence[Verdict]) -> list[Committed]:
-        tallies.extend(verdict.tally for verdict in verdicts)
+        tallies.extend((verdict.domain, verdict.is_known) for verdict in verdicts)
         return commit(verdicts)
 
     monkeypatch.setattr(ledger, "commit", tallied)
     domains = ("code", "Finance", "finanse")
     traces = [trace_about("invoice", f"kp:trace:{domain}", domain=domain) for domain in domains]
     Decider(ledger, Policy(aliases={"Finance": "finance"}), None, max_attempts=5).decide(traces)
-    assert tallies == [Tally("code", is_known=True), Tally("Finance", is_known=True), Tally("finanse", is_known=False)]
+    assert tallies == [("code", True), ("Finance", True), ("finanse", False)]
 
 
 SUBMISSIONS: Final = st.builds(

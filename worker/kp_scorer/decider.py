@@ -14,7 +14,7 @@ from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, 
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Identity, Record, Tally, Verdict
+from kp_scorer.ledger.records import Identity, Record, Verdict
 from kp_scorer.ledger.redis_ledger import Ledger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
@@ -259,11 +259,9 @@ class Decider:
                 *case.identity,
                 decision.model_dump_json().encode(),
                 decision.novelty.entry or "",
-                Tally(
-                    decision.domain,
-                    decision.domain in self.policy.domains,
-                    " ".join(guard.name for guard in decision.guards if guard.fired),
-                ),
+                decision.domain,
+                decision.domain in self.policy.domains,
+                " ".join(guard.name for guard in decision.guards if guard.fired),
             )
             for case, decision in judged
         ]

@@ -42,14 +42,6 @@ class Record(NamedTuple):
     good: bool | None = None  # How it is labelled, if it is; where it is looked up.
 
 
-class Tally(NamedTuple):
-    """What a decision counts as once it is stored."""
-
-    domain: str
-    is_known: bool  # Whether settings name this domain. Of others, which producers invent, only so many are told apart.
-    guards: str = ""  # The guards that fired, with a space between them.
-
-
 class Tallies(NamedTuple):
     """How many decisions were stored."""
 
@@ -58,13 +50,15 @@ class Tallies(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A decision to commit, as JSON, the digest it was made for, and the entry of the novelty log that it rests on."""
+    """A decision to commit, as JSON, the digest it was made for, what it rests on, and what it counts as once it is stored."""
 
     trace_id: str
     digest: bytes
     decision: bytes
-    entry: str  # Empty without an embedder.
-    tally: Tally
+    entry: str  # That of the novelty log that it rests on; empty without an embedder.
+    domain: str
+    is_known: bool  # Whether settings name this domain. Of others, which producers invent, only so many are told apart.
+    guards: str = ""  # The guards that fired, with a space between them.
 
 
 Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
