@@ -19,6 +19,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
+from kp_scorer.broker.publishing import Outgoing
 from kp_scorer.broker.redis_transport import queue as redis_queue
 from kp_scorer.broker.redis_transport.queue import QueueKeys, ReceivedMessage, Sizes
 from kp_scorer.broker.wire import DELIVERY_COUNT, ListItem, leave_packed, open_item
@@ -30,8 +31,6 @@ _BACKOFF_WHEN_FULL_S: Final = 1.0
 _RECEIVED_AT_ONCE: Final = 32
 _RECEIVED_BYTES: Final = 1_048_576  # Of messages before the last one: all are in memory at once, several times over.
 _RECLAIMED_AT_ONCE: Final = 1_000
-
-_Outgoing = tuple[bytes, str, Mapping[str, Any]]  # A persistent message: its body, which is UTF-8 JSON, its id and its headers.
 
 log = structlog.get_logger("kp_scorer.broker.redis_transport")
 
@@ -311,13 +310,13 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         properties = {"delivery_tag": tag, "delivery_info": delivery_info, **parsed}
         return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
 
-    def publish_all(self, queue: str, messages: Sequence[_Outgoing]) -> None:
+    def publish_all(self, queue: str, messages: Sequence[Outgoing]) -> None:
         """Put messages on a queue, in one step: all of them or, after an error, as when Redis is full, none."""
         items = [self._envelope(queue, *message) for message in messages]
         with self.conn_or_acquire() as client:
             client.lpush(queue, *items)
 
-    def publish_within(self, queue: str, messages: Sequence[_Outgoing], most: int, most_bytes: int) -> Published:
+    def publish_within(self, queue: str, messages: Sequence[Outgoing], most: int, most_bytes: int) -> Published:
         """The same even if Redis is full, until the queue has ``most``, or ``most_bytes``; 0 is no limit."""
         items = [self._envelope(queue, *message) for message in messages]
         with self.conn_or_acquire() as client:
