@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from kp_scorer.broker.backlog import Backlog
-from kp_scorer.broker.wire import SENT_MS, queued_s
+from kp_scorer.broker.wire import SENT_MS, queued_ms
 from kp_scorer.cli.commands.health import health
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, SettingsError
@@ -235,7 +235,7 @@ def test_a_backlog_that_was_not_read_yet_is_not_shown_as_0() -> None:
 
 @pytest.mark.parametrize(
     ("sent_ms", "queued"),
-    [(98_500, 1.5), (101_000, 0.0), (None, None), ("98500", None), (-1, None), (2**70, None), (98.5, None), ([], None)],
+    [(98_500, 1_500), (101_000, 0), (None, None), ("98500", None), (-1, None), (2**70, None), (98.5, None), ([], None)],
 )
-def test_queue_wait_is_computed_from_the_sending_time_if_that_is_valid(sent_ms: Any, queued: float | None) -> None:
-    assert queued_s(SimpleNamespace(headers={} if sent_ms is None else {SENT_MS: sent_ms}), 100.0) == queued
+def test_queue_wait_is_computed_from_the_sending_time_if_that_is_valid(sent_ms: Any, queued: int | None) -> None:
+    assert queued_ms(SimpleNamespace(headers={} if sent_ms is None else {SENT_MS: sent_ms}), 100.0) == queued

@@ -303,10 +303,10 @@ def sent_ms_in(headers: Mapping[str, Any]) -> int | None:
     return sent_ms if type(sent_ms) is int and 0 < sent_ms < _LATEST_MS else None
 
 
-def queued_s(message: Any, received_s: float) -> float | None:
+def queued_ms(message: Any, received_s: float) -> int | None:
     """How long a kombu message received at this Unix time was on its queue; None if nothing says when it was sent."""
     if (sent_ms := sent_ms_in(message.headers)) is None:
         return None
-    waited_s = received_s - sent_ms / 1_000
+    waited_ms = round(received_s * 1_000) - sent_ms
     # One absurd value would spoil all means. If the client's clock is ahead, the time is 0.
-    return max(0.0, waited_s) if abs(waited_s) <= KEPT_S else None
+    return max(0, waited_ms) if abs(waited_ms) <= KEPT_S * 1_000 else None

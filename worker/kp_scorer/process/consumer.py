@@ -11,7 +11,7 @@ from celery.worker.state import maybe_shutdown
 
 from kp_scorer.broker.dead_letters import poison
 from kp_scorer.broker.publishing import acknowledge_all, described
-from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_s, trace_id_of
+from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_ms, trace_id_of
 from kp_scorer.decision import Received
 from kp_scorer.decoding import check_trace, decode_trace, is_surely_within
 from kp_scorer.errors import InvalidTrace
@@ -134,9 +134,8 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     def _read(self, delivery: Delivery) -> None:
         """Set a delivery's trace, or why its message gets no decision."""
         message, limits, deliveries = delivery.message, self._limits, deliveries_by(delivery.message)
-        waited_s = queued_s(message, delivery.received_at_s)
-        queued_ms = None if waited_s is None else round(waited_s * 1_000)
-        delivery.received = Received(worker=self._runtime.node, queued_ms=queued_ms, deliveries=deliveries)
+        waited_ms = queued_ms(message, delivery.received_at_s)
+        delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
         self._runtime.metrics.count_delivery(deliveries)
         if deliveries > self._delivery_limit:
             # This delivery has not been tried.
