@@ -22,7 +22,7 @@ from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
-from kp_scorer.ledger.decision_stream import DecisionStream, Publication, Published, StreamReader
+from kp_scorer.ledger.decision_stream import DecisionStream, Publication, StreamReader
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 
@@ -173,7 +173,7 @@ class _Outbox:
         for portion in portions(publications, lambda each: each.trace_bytes, _PORTION_BYTES):
             of_portion, unread = self._put(portion)
             accepted += of_portion
-            if not all(of_portion):
+            if of_portion.count(True) < len(portion):
                 break
         accepted += [False] * (len(publications) - len(accepted))
         # One that the last decision has just filled does not count as full: nothing waits for room yet.
@@ -186,7 +186,7 @@ class _Outbox:
         return accepted
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
-        """Publish; return for each decision whether it is, and how many are unread."""
+        """Publish; return for each decision whether it is, without the last ones that had no room; and how many are unread."""
         raise NotImplementedError
 
 
@@ -203,15 +203,15 @@ class _QueueOutbox(_Outbox):
         messages = [self._message(publication) for publication in publications]
         if self.destination.system == "redis":
             args = self._queue.name, messages, self._limit, self._most_bytes
-            published = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
-            return _accepted(published, len(messages))
+            published, unread = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
+            return [True] * published, unread
         unread, room = 0, len(messages)
         # RabbitMQ refuses late, and on a queue of another app not at all.
         if self._limit:
             unread = waiting(self._app, self._queue)
             room = max(0, min(room, self._limit - unread))
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
-        return [*accepted, *[False] * (len(messages) - room)], unread + sum(accepted)
+        return accepted, unread + sum(accepted)
 
     def _message(self, publication: Publication) -> Outgoing:
         """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
@@ -230,11 +230,8 @@ class _StreamOutbox(_Outbox):
         self._stream = stream
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
-        return _accepted(self._stream.publish(publications, self._limit, self._most_bytes), len(publications))
-
-
-def _accepted(published: Published, count: int) -> tuple[list[bool], int]:
-    return [place < published.published for place in range(count)], published.unread
+        published, unread = self._stream.publish(publications, self._limit, self._most_bytes)
+        return [True] * published, unread
 
 
 def read_elsewhere(settings: Settings, outcome: Outcome | None = None, group: str = "") -> list[str]:
