@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Final
 import pytest
 
 from tests.support.processes import wait_until
+from tests.support.required import required
 from tests.support.traces import sample_traces
 
 WATCHED: Final = "connect,sendto,sendmsg,sendmmsg,open,openat,creat,mkdir,mkdirat,rename,renameat,renameat2"
@@ -73,10 +73,7 @@ class Watched:
 
 @pytest.fixture(autouse=True)
 def _strace() -> None:
-    if shutil.which("strace") is None:
-        if os.environ.get("CI"):
-            pytest.fail("there is no strace")
-        pytest.skip("there is no strace")
+    required("strace")
 
 
 @pytest.mark.slow

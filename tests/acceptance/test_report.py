@@ -1,6 +1,5 @@
 """A report of the samples in a real browser."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -9,9 +8,9 @@ import pytest
 from kp_scorer import score_traces
 from kp_scorer.settings import load_settings
 
-from tests.support import browser
-from tests.support.browser import Browser, running_browser
+from tests.support.browser import PROGRAM, Browser, running_browser
 from tests.support.commands import json_lines, run
+from tests.support.required import required
 from tests.support.traces import sample_traces
 
 EMPTY: Final = (
@@ -30,11 +29,8 @@ TOOLTIP: Final = "document.querySelector('#vg-tooltip-element.visible')?.innerTe
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page for the samples' decisions; CI must have the browser that opens it."""
-    if browser.is_missing():
-        if os.environ.get("CI"):
-            pytest.fail(f"there is no {browser.PROGRAM}")
-        pytest.skip(f"there is no {browser.PROGRAM} on the PATH")
+    """The page for the samples' decisions."""
+    required(PROGRAM)
     folder = tmp_path_factory.mktemp("report")
     file = folder / "decisions.jsonl"
     file.write_bytes(json_lines(*score_traces(sample_traces(), load_settings({"embedding.embedder": "words"}))))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -23,10 +22,6 @@ _DRAWN: Final = """new Promise(done => {
   const look = () => state() ? done(state()) : setTimeout(look, 20);
   look();
 })"""
-
-
-def is_missing() -> bool:
-    return shutil.which(PROGRAM) is None
 
 
 class Browser:

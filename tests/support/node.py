@@ -15,11 +15,6 @@ EXAMPLES: Final = REPOSITORY / "tests" / "acceptance" / "node"
 _PACKAGES: Final = ("package.json", "package-lock.json")
 
 
-def what_is_missing() -> str:
-    """The programs that the examples need and that are not installed; empty if none."""
-    return ", ".join(name for name in ("node", "npm") if not shutil.which(name))
-
-
 def installed() -> Path:
     """A folder with the examples as they are now and their packages, which are installed once and kept between runs."""
     versions = hashlib.sha256(b"".join((EXAMPLES / name).read_bytes() for name in _PACKAGES)).hexdigest()[:16]

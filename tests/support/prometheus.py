@@ -1,8 +1,6 @@
 """Metrics of workers, and a Prometheus that scrapes them."""
 
 import json
-import os
-import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -11,12 +9,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
 
-import pytest
 from kp_scorer.settings import Settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.paths import REPOSITORY
 from tests.support.processes import free_port, wait_until
+from tests.support.required import required
 
 RULES: Final = REPOSITORY / "deploy" / "prometheus"
 DASHBOARD: Final = REPOSITORY / "deploy" / "grafana" / "kp-scorer.json"
@@ -32,12 +30,8 @@ def scraped(settings: Settings) -> Samples:
 
 
 def program(name: str) -> str:
-    """Where a program of Prometheus is; skips the test where there is none, and fails it under CI, which installs them."""
-    path = shutil.which(name)
-    if not path:
-        assert "CI" not in os.environ, f"there is no {name} on the PATH"
-        pytest.skip(f"there is no {name} on the PATH: install Debian's package prometheus")
-    return path
+    """Where a program of Prometheus is."""
+    return required(name, "install Debian's package prometheus")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The files of ``deploy`` rendered: Compose's with its variables filled in, Kubernetes' as kubectl renders them."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
+from tests.support.required import required
 
 DEPLOY: Final = REPOSITORY / "deploy"
 
@@ -39,12 +39,9 @@ def compose_secrets(folder: Path) -> Path:
 
 
 def kubernetes(overlay: str) -> list[dict[str, Any]]:
-    if not shutil.which("kubectl"):
-        if os.environ.get("CI"):
-            pytest.fail("kubectl must be there in CI, with kustomize 5; Debian's is too old")
-        pytest.skip("there is no kubectl here")
+    kubectl = required("kubectl", "it takes one with kustomize 5; Debian's is too old")
     done = subprocess.run(
-        ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / overlay)], capture_output=True, text=True, check=False
+        [kubectl, "kustomize", str(DEPLOY / "kubernetes" / overlay)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))

@@ -1,6 +1,5 @@
 """Certificates made for a test, and a listener that records what clients send before it has proved its identity."""
 
-import shutil
 import socketserver
 import ssl
 import subprocess
@@ -8,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final, Self
 
-import pytest
+from tests.support.required import required
 
 _KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
@@ -18,8 +17,7 @@ class Authority:
 
     def __init__(self, directory: Path) -> None:
         """Make its key and its certificate; skip the test where there is no openssl."""
-        if shutil.which("openssl") is None:
-            pytest.skip("there is no openssl on the PATH")
+        required("openssl")
         directory.mkdir()
         self._directory = directory
         self.certificate = directory / "authority.pem"

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -17,6 +16,7 @@ from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import DEPLOY, compose, compose_secrets, unknown_settings
+from tests.support.required import required
 
 TARGETS: Final = ("cpu", "gpu")
 
@@ -237,15 +237,12 @@ def value_of(name: str) -> str:
 
 def verified(directory: Path) -> "subprocess.CompletedProcess[str]":
     """Have systemd verify the units, copied to a directory."""
-    if not shutil.which("systemd-analyze"):
-        if os.environ.get("CI"):
-            pytest.fail("systemd-analyze, of Debian's package systemd, must be there in CI")
-        pytest.skip("there is no systemd-analyze here")
+    analyze = required("systemd-analyze", "install Debian's package systemd")
     # It also asks whether the program is there.
     for unit in UNITS.iterdir():
         (directory / unit.name).write_text(unit.read_text("utf-8").replace(INSTALLED, "/bin/true"), "utf-8")
     units = sorted(map(str, directory.iterdir()))
-    return subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    return subprocess.run([analyze, "verify", *units], capture_output=True, text=True, check=False)
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
