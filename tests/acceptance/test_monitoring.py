@@ -39,7 +39,7 @@ from tests.support.builders import decision
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command, invoked
 from tests.support.documents import anchors_of, lines_of
-from tests.support.processes import FAST_WORKER, at_work, free_port, launch_worker, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, at_work, free_port, start_worker, wait_until
 from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running_prometheus, samples_of, scraped, values_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.servers import RedisServer
@@ -63,8 +63,7 @@ def test_a_worker_that_waits_for_its_redis_is_live_and_not_ready_until_that_is_b
     assert probe()[0] == 1
     with RedisServer(tmp_path / "redis") as server:
         settings = settings_at(server.url, metrics__port=port)
-        worker = launch_worker(settings, tmp_path / "worker.log", FAST_WORKER)
-        try:
+        with start_worker(settings, tmp_path / "worker.log", ready=False, command=FAST_WORKER) as worker:
             wait_until(lambda: probe("--ready")[0] == 0, timeout_s=20)
             assert probe() == (0, [])
             server.kill()
@@ -73,8 +72,6 @@ def test_a_worker_that_waits_for_its_redis_is_live_and_not_ready_until_that_is_b
             assert probe() == (0, [])
             server.start()
             wait_until(lambda: probe("--ready")[0] == 0, timeout_s=30)
-        finally:
-            worker.stop()
         assert worker.process.returncode == 0
         assert probe("--ready")[0] == 1
 
@@ -101,8 +98,7 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
         wait_until(lambda: is_loading(server))
         settings = settings_at(server.url, metrics__port=port, worker__patience_s=0.2)
         variables = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-        worker = launch_worker(settings, tmp_path / "worker.log", FAST_WORKER, variables)
-        try:
+        with at_work(settings, tmp_path, ready=False, variables=variables) as (worker, _):
             (reason,) = wait_until(lambda: [each for each in probe("--ready")[1] if "LOADING" in each])
             assert reason.startswith("it is starting: redis: redis.url: Redis refuses: LOADING")
             assert probe() == (0, [])
@@ -110,8 +106,6 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
             details = [line["detail"] for line in worker.events("service_unavailable")]
             assert {detail.partition(" Redis is")[0] for detail in details} == {"redis.url: Redis refuses: LOADING"}
             assert systemd.recv(4_096) == b"EXTEND_TIMEOUT_USEC=60000000"
-        finally:
-            worker.stop()
 
 
 def reports(settings: Settings) -> list[WorkerReport]:

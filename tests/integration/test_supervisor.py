@@ -10,7 +10,7 @@ from kp_scorer.process.watchdog import Supervisor
 from kp_scorer.settings import Settings
 from structlog.testing import capture_logs
 
-from tests.support.processes import FAST_WORKER, launch_worker, wait_until
+from tests.support.processes import FAST_WORKER, start_worker, wait_until
 
 
 class Systemd:
@@ -39,9 +39,7 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]
 def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Systemd, tmp_path: Path) -> None:
     # As long as the interpreter needs to start, the worker is not there to be fed.
     variables = {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "1000000"}
-    worker = launch_worker(settings, tmp_path / "worker.log", FAST_WORKER, variables)
-    try:
-        worker.wait_until_ready()
+    with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER, variables=variables) as worker:
         notifications = [systemd.receive()]
         while "READY=1" not in notifications:
             notifications.append(systemd.receive())
@@ -49,8 +47,6 @@ def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Syst
         assert [systemd.receive() for _ in range(2)] == ["WATCHDOG=1"] * 2
         worker.process.terminate()
         wait_until(lambda: systemd.receive() == "STOPPING=1", timeout_s=30)
-    finally:
-        worker.stop()
     assert worker.process.returncode == 0
     assert worker.events("supervisor_not_told") == []
 
