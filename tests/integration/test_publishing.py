@@ -65,29 +65,25 @@ def test_messages_arrive_in_order_and_are_acknowledged_together(app: Celery, que
     assert waiting(app, queue) == 0
 
 
-def test_publish_all_reports_which_messages_are_refused(rabbitmq: RabbitMQ) -> None:
-    settings = rabbitmq.settings(queues__results_limit=LIMIT)
-    queue = results_queue(settings, "accepted")
-    with make_celery(settings) as app:
-        declare_queues(app, [queue])
-        assert all(publish_all(app, "test", queue, numbered(LIMIT)))
-        # RabbitMQ may take some more than the limit, until it has noticed.
-        wait_until(lambda: not any(publish_all(app, "test", queue, numbered(3, first=100))))
-        before = {body for body, _ in receive_all(app, queue)}
-        accepted = publish_all(app, "test", queue, numbered(50 * LIMIT, first=1_000))
-        assert not all(accepted)
-        numbers = {int(body) for body, _ in receive_all(app, queue)} - {int(body) for body in before}
-        assert numbers == {1_000 + place for place, is_accepted in enumerate(accepted) if is_accepted}
+@pytest.mark.parametrize("broker", ["rabbitmq"])
+def test_publish_all_reports_which_messages_are_refused(app: Celery, queue: Queue) -> None:
+    assert all(publish_all(app, "test", queue, numbered(LIMIT)))
+    # RabbitMQ may take some more than the limit, until it has noticed.
+    wait_until(lambda: not any(publish_all(app, "test", queue, numbered(3, first=100))))
+    before = {body for body, _ in receive_all(app, queue)}
+    accepted = publish_all(app, "test", queue, numbered(50 * LIMIT, first=1_000))
+    assert not all(accepted)
+    numbers = {int(body) for body, _ in receive_all(app, queue)} - {int(body) for body in before}
+    assert numbers == {1_000 + place for place, is_accepted in enumerate(accepted) if is_accepted}
 
 
-def test_publishing_to_no_queue_raises(rabbitmq: RabbitMQ) -> None:
-    settings = rabbitmq.settings()
-    queue = results_queue(settings, "accepted")
-    with make_celery(settings) as app:
-        with pytest.raises(ServiceUnavailable, match="NO_ROUTE"):
-            publish_all(app, "test", queue, numbered(3))
-        assert publish_all(app, "test", queue, numbered(3), if_missing=[queue]) == [True] * 3
-        assert waiting(app, queue) == 3
+@pytest.mark.parametrize("broker", ["rabbitmq"])
+def test_publishing_to_no_queue_raises(app: Celery, settings_here: Settings) -> None:
+    queue = results_queue(settings_here, "accepted")
+    with pytest.raises(ServiceUnavailable, match="NO_ROUTE"):
+        publish_all(app, "test", queue, numbered(3))
+    assert publish_all(app, "test", queue, numbered(3), if_missing=[queue]) == [True] * 3
+    assert waiting(app, queue) == 3
 
 
 def test_missing_confirms_raise_in_time(rabbitmq: RabbitMQ) -> None:
