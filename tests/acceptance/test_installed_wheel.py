@@ -76,7 +76,7 @@ def test_wheel_holds_the_package_with_all_its_files_and_nothing_else(wheel: Path
 
 def test_up_decides_submissions_of_a_program_until_ctrl_c(binaries: Path, folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "up.log"
-    command: list[str | Path] = [binaries / "kp-scorer", "up", "--workers", "1", "--set", "embedding.embedder=none"]
+    command: list[str | Path] = [binaries / "kp-scorer", "up", "--workers", "1"]
     json_lines = os.environ | {"KP_LOG_FORMAT": "json"}
     with log.open("wb") as output, subprocess.Popen(command, cwd=folder, env=json_lines, stdout=output, stderr=output) as up:
         try:

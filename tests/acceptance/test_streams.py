@@ -142,14 +142,11 @@ def test_ctrl_c_during_imports_aborts(tmp_path: Path) -> None:
     # Signals that the imports have begun, and blocks them.
     imports_began = tmp_path / "begun"
     (tmp_path / "celery.py").write_text(f"import pathlib, time; pathlib.Path({str(imports_began)!r}).touch(); time.sleep(60)")
-    arguments = [*COMMAND, "stats"]
     search = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": search}, stderr=subprocess.PIPE, text=True) as command:
+    with running("stats", PYTHONPATH=search) as (process, _, _):
         wait_until(imports_began.exists)
-        command.send_signal(signal.SIGINT)
-        assert command.wait(10) == 1
-        assert command.stderr
-        assert command.stderr.read() == "\nAborted!\n"
+        process.send_signal(signal.SIGINT)
+        assert end_of(process) == (1, "\nAborted!\n")
 
 
 ODD: Final = "a\x1b]0;owned\x07\x1b[2J\x7f\x9b31m\u202egnp.exe\u2028c"
