@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 from kp_scorer.local import running
 from kp_scorer.settings import Settings
 
@@ -90,13 +91,14 @@ def test_a_broker_that_is_missing_is_named(asked: str, variables: dict[str, str]
     assert (done.returncode, words in done.stderr, "Traceback" in done.stderr) == (code, True, False), done.stderr
 
 
-def test_stats_counts_submissions_and_messages(settings: Settings) -> None:
+def test_stats_counts_submissions_and_messages(settings: Settings, redis_client: redis.Redis) -> None:
+    redis_client.rpush("traces.oversized", b"a", b"b")
     # Nobody consumes this database's queue.
     run("submit", "-", stdin=jsonl(*fresh_samples(3)), KP_BROKER_URL=settings.broker.url)
     (stats,) = rows_in(run("stats", KP_BROKER_URL=settings.broker.url).stdout)
     waiting = stats.pop("waiting")
     books = {"submitted": 3, "pending": 3, "decided": 0, "dead": 0}
-    assert stats == {**books, "oversized": 0, "dropped": {}, "full": [], "domains": {}, "unknown_domains": {}, "guards": {}}
+    assert stats == {**books, "oversized": 2, "dropped": {}, "full": [], "domains": {}, "unknown_domains": {}, "guards": {}}
     assert waiting == {settings.queues.traces: 3, settings.queues.accepted: 0, settings.queues.rejected: 0}
 
 

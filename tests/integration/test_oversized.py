@@ -17,8 +17,6 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 from tests.support.builders import decision_on, minimal_payload
-from tests.support.commands import command
-from tests.support.traces import rows_in
 
 MIB: Final = 2**20
 OVERSIZED: Final = "traces.oversized"
@@ -112,10 +110,3 @@ def test_no_more_are_kept_than_their_bytes_allow(keep: Keep) -> None:
     larger_than_all = b"x" * (65 * MIB)
     assert keep([larger_than_all]) == [larger_than_all], "the newest stays whatever its size"
     assert keep([b"smaller again"]) == [b"smaller again"]
-
-
-def test_stats_count_them(settings: Settings, redis_client: redis.Redis) -> None:
-    for count in (0, 2):
-        (stats,) = rows_in(command(settings, "stats").stdout)
-        assert stats["oversized"] == count
-        redis_client.rpush(OVERSIZED, b"a", b"b")
