@@ -16,12 +16,11 @@ from kp_scorer import read_decisions
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
-from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
-from tests.support.builders import decision_on
+from tests.support.builders import decision
 from tests.support.changed_settings import with_changed
 from tests.support.documents import code_with
 from tests.support.permissions import documented
@@ -73,13 +72,13 @@ def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbit
 def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbitmq_url: str, store: Store) -> None:
     called = {"queues__accepted": "shop", "results__accepted_via": "task", "results__task": "shop.decided"}
     settings = with_changed(users.settings("worker"), **called)
-    decision = Decision.model_validate_json(decision_on("kp:trace:called")).model_copy(update={"outcome": "accepted"})
+    accepted = decision("kp:trace:called", outcome="accepted")
     with Connection(rabbitmq_url) as admin, make_celery(settings) as app:
         publisher = Publisher(app, settings, store)
         with pytest.raises(ServiceUnavailable, match="RabbitMQ has no queue 'shop'"):
-            publisher.publish(decision)
+            publisher.publish(accepted)
         admin.default_channel.queue_declare("shop", durable=True, auto_delete=False)
-        publisher.publish(decision)
+        publisher.publish(accepted)
         assert admin.default_channel.queue_declare("shop", passive=True).message_count == 1
         admin.default_channel.queue_delete("shop")
 

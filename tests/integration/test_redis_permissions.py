@@ -27,7 +27,6 @@ from kp_scorer.broker.queues import results_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.decider import NoveltyMeter
-from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
@@ -39,7 +38,7 @@ from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.builders import decision_on
+from tests.support.builders import decision
 from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.fast_worker import WordHashEmbedder
@@ -287,7 +286,7 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) ->
     settings = with_changed(server.settings("worker"), **called)
     with make_celery(settings) as app, Store.open(settings) as store:
         declare_queues(app, list(results_queues(settings).values()))
-        Publisher(app, settings, store).publish(Decision.model_validate_json(decision_on("kp:trace:called")))
+        Publisher(app, settings, store).publish(decision("kp:trace:called"))
         assert sum(unread(app, settings, store).values()) == 1
     assert server.refused() == []
 

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 import redis
-from kp_scorer import score_traces
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 
+from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.outcomes import published, read_until
 from tests.support.processes import at_work, wait_until
-from tests.support.traces import fresh_samples, short_traces
+from tests.support.traces import short_traces
 
 LIMIT = 20
 TRACES = 60
@@ -83,19 +83,16 @@ def test_rejected_decisions_that_nobody_reads_keep_no_trace_from_its_decision(on
 
 def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(on_broker: SettingsWith) -> None:
     settings = on_broker()
-    all_reviewed = {"embedding.embedder": "none", "scoring.threshold": 1.0, "scoring.review": 0.0}
-    (decision,) = score_traces(fresh_samples(1), load_settings(all_reviewed))
-    assert decision.outcome == "review"
     with make_celery(settings) as app, Store.open(settings) as store:
-        Publisher(app, settings, store).publish(decision)
+        Publisher(app, settings, store).publish(decision("kp:trace:close", outcome="review"))
     assert published(settings) == []
-    assert [reviewed["trace_id"] for reviewed in published(settings, "review")] == [decision.trace_id]
+    assert [reviewed["trace_id"] for reviewed in published(settings, "review")] == ["kp:trace:close"]
 
 
 @pytest.mark.parametrize("via", ["queue", "stream"])
 def test_what_a_full_queue_is_not_sent_is_counted(settings: Settings, redis_client: redis.Redis, via: str) -> None:
-    limited = with_changed(settings, queues__results_limit=2, results__rejected_via=via, scoring__threshold=1.0)
-    decisions = list(score_traces(fresh_samples(6), with_changed(limited, embedding__embedder="none")))
+    limited = with_changed(settings, queues__results_limit=2, results__rejected_via=via)
+    decisions = [decision(f"kp:trace:{number}", outcome="rejected") for number in range(6)]
     left_out = Counter[str]()
     with make_celery(limited) as app, Store.open(limited) as store:
         if via == "stream":
