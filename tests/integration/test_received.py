@@ -8,14 +8,15 @@ from typing import Any
 import amqp
 import pytest
 import redis
+from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
-from tests.support.changed_settings import SettingsWith, with_changed
+from tests.support.changed_settings import SettingsWith
 from tests.support.commands import command
-from tests.support.processes import CRASHING_WORKER, at_work, start_worker, wait_until
+from tests.support.processes import at_work, wait_until
 from tests.support.rabbitmq import RabbitMQ, confirming
 from tests.support.traces import fresh_samples, rows_in
 
@@ -26,13 +27,18 @@ def explained(settings: Settings, trace_id: str) -> str:
 
 def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: SettingsWith, store: Store, tmp_path: Path) -> None:
     settings, (trace,) = on_broker(), fresh_samples(1)
+    with Client(settings) as client, make_celery(settings) as app, app.connection_for_read() as connection:
+        client.submit(trace)
+        # As if it had ended a worker.
+        delivered = wait_until(lambda: connection.default_channel.basic_get(settings.queues.traces))
+        connection.default_channel.basic_reject(delivered.delivery_tag, requeue=True)
     with at_work(settings, tmp_path) as (worker, client):
-        decision = client.wait(client.submit(trace), timeout_s=30)
+        decision = client.wait(trace["id"], timeout_s=30)
         (report,) = wait_until(store.worker_reports)
         (line,) = wait_until(lambda: worker.events("trace_decided"))
     received = decision.received
     assert received
-    assert (received.worker, received.deliveries) == (report.node, 1)
+    assert (received.worker, received.deliveries) == (report.node, 2)
     assert received.queued_ms is not None
     assert 0 <= received.queued_ms < 30_000
     assert decision.timings.held_ms is not None
@@ -42,23 +48,10 @@ def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: Sett
     assert line["duration_ms"] > 0
     words = explained(settings, trace["id"])
     assert (
-        f"{report.node} decided it at {decision.decided_at}, at delivery 1: queued {received.queued_ms / 1_000:.3f} s" in words
+        f"{report.node} decided it at {decision.decided_at}, at delivery 2: queued {received.queued_ms / 1_000:.3f} s" in words
     )
     (row,) = (json.loads(decision.model_dump_json()),)
     assert Decision.model_validate(row | {"received": None}).model_dump().keys() == row.keys() - {"received"}
-
-
-def test_a_redelivery_is_counted(settings: Settings, store: Store, tmp_path: Path) -> None:
-    settings, (trace,) = with_changed(settings, broker__visibility_timeout_s=3), fresh_samples(1)
-    with Client(settings) as client:
-        client.submit(trace)
-        dying = {"CRASH_AT": "embedding", "CRASH_AFTER": "1"}
-        with start_worker(settings, tmp_path / "dying.log", command=CRASHING_WORKER, variables=dying, ready=False) as worker:
-            assert worker.process.wait(60) == -9
-        with at_work(settings, tmp_path):
-            decision = client.wait(trace["id"], timeout_s=60)
-    assert decision.received
-    assert decision.received.deliveries == 2
 
 
 def test_a_dead_letter_names_the_worker_and_the_wait_where_somebody_says_it(
