@@ -5,7 +5,6 @@ import signal
 from functools import partial
 from pathlib import Path
 
-import amqp
 import pytest
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_letters import SideQueue
@@ -91,12 +90,10 @@ def test_a_dead_letter_keeps_a_body_that_is_no_submission(rabbitmq: RabbitMQ, st
     queues = submission_queues(settings)
     assert queues.dead
     bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}', bombs()[GZIP]]
-    with make_celery(settings) as app, confirming(settings.broker.url) as connection:
+    with make_celery(settings) as app:
         declare_queues(app, queues.in_order)
-        for body in bodies:
-            # Most are not compressed: decompressing those fails.
-            message = amqp.Message(body, content_type="application/json", application_headers={"compression": GZIP})
-            connection.default_channel.basic_publish(message, routing_key=rabbitmq.name("dead"))
+        # Most are not compressed: decompressing those fails.
+        rabbitmq.send("dead", *bodies, application_headers={"compression": GZIP})
         with traced_memory() as memory:
             SideQueue(app, queues.dead, settings, store.dead_letters, Publisher(app, settings, store)).drain()
     assert memory.peak_bytes < 2**26, "a message was unpacked"
@@ -112,10 +109,7 @@ def test_a_worker_holds_only_the_beginning_of_a_message_that_is_too_large(
     too_large = [b"x" * 40_000_000, b"[" + b"y" * largest_bytes, submission + b" " * largest_bytes + b"and no JSON"]
     as_large_as_may_be = b"[" + b"z" * (largest_bytes - 1)
     with at_work(settings, tmp_path, command=SMALL_WORKER) as (worker, client):
-        with confirming(settings.broker.url) as connection:
-            for body in (*too_large, as_large_as_may_be):
-                message = amqp.Message(body, content_type="application/json", application_headers={"task": "score_trace"})
-                connection.default_channel.basic_publish(message, routing_key=settings.queues.traces)
+        rabbitmq.send("traces", *too_large, as_large_as_may_be, application_headers={"task": "score_trace"})
         client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
         wait_until(lambda: len(_dead_letters(store)) == 4)
         assert worker.peak_bytes() < 130 * 2**20
@@ -127,16 +121,12 @@ def test_a_worker_holds_only_the_beginning_of_a_message_that_is_too_large(
 
 def test_a_message_that_expires_is_decided_whatever_a_producer_claims(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
     settings = rabbitmq.settings()
-    traces = fresh_samples(6)
+    traces = fresh_samples(3)
     claims = [{}, {"x-death": [{"reason": "delivery_limit", "queue": "traces", "count": 20}]}, {"x-death": "delivery_limit"}]
     with make_celery(settings) as app:
         declare_queues(app, submission_queues(settings).in_order)
-    with confirming(settings.broker.url) as connection:
-        for trace, headers in zip(traces, claims * 2, strict=True):
-            properties = {"content_type": "application/json", "application_headers": headers, "expiration": "1"}
-            connection.default_channel.basic_publish(
-                amqp.Message(json.dumps(trace), **properties), routing_key=settings.queues.traces
-            )
+    for trace, headers in zip(traces, claims, strict=True):
+        rabbitmq.send("traces", json.dumps(trace).encode(), application_headers=headers, expiration="1")
     wait_until(lambda: rabbitmq.waiting("dead") == len(traces))
     with at_work(settings, tmp_path) as (_, client):
         statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=30))

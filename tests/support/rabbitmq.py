@@ -11,8 +11,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
+import amqp
 import pytest
 from amqp.exceptions import NotFound
 from kombu import Connection
@@ -174,6 +175,13 @@ class RabbitMQ:
                 return int(channel.queue_declare(self.name(kind), passive=True).message_count)
             except NotFound:
                 return 0
+
+    def send(self, kind: str, *bodies: bytes, **properties: Any) -> None:
+        """Send bodies to a queue, as JSON."""
+        with confirming(self._endpoints["broker.url"]) as connection:
+            for body in bodies:
+                message = amqp.Message(body, content_type="application/json", **properties)
+                connection.default_channel.basic_publish(message, routing_key=self.name(kind))
 
     def delete(self, kind: str) -> int:
         with self._connection.channel() as channel:
