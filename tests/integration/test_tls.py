@@ -1,6 +1,5 @@
 """A URL that asks for TLS gets it, with a certificate that is verified, or no server learns anything."""
 
-import re
 import ssl
 import subprocess
 import time
@@ -18,6 +17,7 @@ from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
 
+from tests.support.arena import BrokerName
 from tests.support.processes import at_work
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import PATIENT, own_queues
@@ -55,16 +55,16 @@ def front(request: pytest.FixtureRequest, authority: Authority, tmp_path_factory
     return Front(authority.server("DNS:localhost"), is_proved=True)
 
 
-def secure(url: str, port: int, authority: Authority, own: Pair | None = None) -> str:
-    """The URL of the same server by TLS, at a port of localhost, for a client that has a certificate of its ``own`` or none."""
-    parts = re.fullmatch(r"(\w+)://(.*@)?[^/]*(/.*)?", url)
-    assert parts
+@pytest.fixture
+def broker_url(broker: BrokerName, request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{broker}_url"))
+
+
+def secure(url: str, authority: Authority, own: Pair | None = None) -> str:
+    """The URL of the same server by TLS and by its name, for a client that has a certificate of its ``own`` or none."""
     client_files = f"&ssl_certfile={own[0]}&ssl_keyfile={own[1]}" if own else ""
-    return f"{parts[1]}s://{parts[2] or ''}localhost:{port}{parts[3] or ''}?ssl_ca_certs={authority.certificate}{client_files}"
-
-
-def front_port(front: Proxy) -> int:
-    return int(front.url.rpartition(":")[2].partition("/")[0])
+    by_name = url.replace("://", "s://").replace("127.0.0.1", "localhost")
+    return f"{by_name}?ssl_ca_certs={authority.certificate}{client_files}"
 
 
 def reach_broker(settings: Settings) -> None:
@@ -89,22 +89,21 @@ def reach_results(settings: Settings) -> None:
 
 Reach = Callable[[Settings], None]
 of_each_connection = pytest.mark.parametrize(
-    ("reach", "scheme"),
+    ("reach", "broker"),
     [
-        *((reach, "rediss") for reach in (reach_broker, reach_broker_to_read, reach_store, reach_results)),
-        *((reach, "amqps") for reach in (reach_broker, reach_broker_to_read)),
+        *((reach, "redis") for reach in (reach_broker, reach_broker_to_read, reach_store, reach_results)),
+        *((reach, "rabbitmq") for reach in (reach_broker, reach_broker_to_read)),
     ],
 )
 
 
 @of_each_connection
 def test_a_server_is_used_only_if_its_certificate_is_valid(
-    reach: Reach, scheme: str, authority: Authority, front: Front, redis_url: str, request: pytest.FixtureRequest
+    reach: Reach, broker_url: str, authority: Authority, front: Front, redis_url: str
 ) -> None:
-    url = str(request.getfixturevalue("redis_url" if scheme == "rediss" else "rabbitmq_url"))
     expected = nullcontext() if front.is_proved else pytest.raises(ServiceUnavailable)
-    with Proxy(url, front.context) as proxy, expected:
-        reach(settings_with(secure(url, front_port(proxy), authority), redis_url))
+    with Proxy(broker_url, front.context) as proxy, expected:
+        reach(settings_with(secure(proxy.url, authority), redis_url))
 
 
 def settings_with(broker_url: str, redis_url: str) -> Settings:
@@ -114,7 +113,8 @@ def settings_with(broker_url: str, redis_url: str) -> Settings:
 
 
 @of_each_connection
-def test_no_password_is_sent_without_tls(reach: Reach, scheme: str, redis_url: str) -> None:
+def test_no_password_is_sent_without_tls(reach: Reach, broker: BrokerName, redis_url: str) -> None:
+    scheme = "rediss" if broker == "redis" else "amqps"
     with Listener() as plain, pytest.raises(ServiceUnavailable):
         reach(settings_with(f"{scheme}://user:{SECRET}@localhost:{plain.port}/0", redis_url))
     assert plain.heard
@@ -123,16 +123,12 @@ def test_no_password_is_sent_without_tls(reach: Reach, scheme: str, redis_url: s
 
 
 @pytest.mark.parametrize("certificate", ["nothing", "of another authority"])
-@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
 def test_a_client_that_the_server_refuses_raises_in_time(
-    broker: str, certificate: str, authority: Authority, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path
+    broker_url: str, certificate: str, authority: Authority, redis_url: str, tmp_path: Path
 ) -> None:
     own = None if certificate == "nothing" else Authority(tmp_path / "other").pair("client")
-    url = redis_url if broker == "redis" else request.getfixturevalue("rabbitmq_url")
-    with Proxy(url, authority.server("DNS:localhost", asks_clients=True)) as front:
-        settings = load_settings(
-            {"broker.url": secure(url, front_port(front), authority, own), "redis.url": redis_url, **QUICK}
-        )
+    with Proxy(broker_url, authority.server("DNS:localhost", asks_clients=True)) as front:
+        settings = load_settings({"broker.url": secure(front.url, authority, own), "redis.url": redis_url, **QUICK})
         since = time.monotonic()
         with pytest.raises(ServiceUnavailable, match=r"^queues: cannot use the broker"):
             reach_broker(settings)
@@ -146,7 +142,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(authority: Author
     subprocess.run(openssl, check=True, capture_output=True, timeout=60)
     for pair in ((first[0], second[1]), (first[1], first[0]), (first[0], encrypted)):
         with pytest.raises(SettingsError, match=r"^broker\.url: ssl_certfile: expected a certificate in PEM and, there or in"):
-            load_settings({"broker.url": secure("redis://localhost", 1, authority, pair)})
+            load_settings({"broker.url": secure("redis://localhost", authority, pair)})
     with pytest.raises(SettingsError, match=r"^redis\.url: ssl_ca_certs: expected a file of certificates in PEM"):
         load_settings({"redis.url": f"rediss://localhost?ssl_ca_certs={first[1]}"})
 
@@ -161,17 +157,12 @@ def test_parameters_that_weaken_tls_are_refused(authority: Authority) -> None:
         load_settings({"redis.url": "rediss://localhost?ssl_ca_certs=/nowhere.pem"})
 
 
-@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
 def test_a_worker_and_a_client_work_and_reconnect_by_tls(
-    broker: str, authority: Authority, settings: Settings, request: pytest.FixtureRequest, tmp_path: Path
+    broker: BrokerName, broker_url: str, authority: Authority, settings: Settings, tmp_path: Path
 ) -> None:
     trusted, own = authority.server("DNS:localhost", asks_clients=True), authority.pair("client")
-    broker_url = settings.broker.url if broker == "redis" else request.getfixturevalue("rabbitmq_url")
     with Proxy(settings.redis.url, trusted) as store, Proxy(broker_url, trusted) as front:
-        urls = {
-            "broker.url": secure(broker_url, front_port(front), authority, own),
-            "redis.url": secure(settings.redis.url, front_port(store), authority, own),
-        }
+        urls = {"broker.url": secure(front.url, authority, own), "redis.url": secure(store.url, authority, own)}
         secured = load_settings({**urls, **own_queues(), **PATIENT})
         with at_work(secured, tmp_path) as (worker, client):
             (trace, another, asked) = fresh_samples(3)
