@@ -15,7 +15,6 @@ import pytest
 import redis
 from amqp.exceptions import NotFound
 from kombu import Connection, Queue
-from kp_scorer import score_traces
 from kp_scorer.broker.backlog import unread
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
@@ -24,12 +23,14 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.decision_stream import Publication
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 
+from tests.support.builders import decision
 from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.documents import code_with
+from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, at_work, start_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ, declare_as_worker, default_queues, own_queues
 from tests.support.traces import fresh_samples, short_traces
@@ -106,7 +107,7 @@ def with_shop(settings: Settings, directory: Path) -> Iterator[None]:
 
 
 def read_shop(settings: Settings, name: str) -> list[Received]:
-    """What the task of that app was called with, by whatever queue."""
+    """What the task of that app was called with, by whichever queue."""
     received = []
     with redis.Redis.from_url(settings.redis.url) as client:
         while (called := client.lpop("shop:received")) is not None:
@@ -147,16 +148,15 @@ WAYS: Final = {
 }
 
 
-class Scene:
-    """A way on servers of its own, with whatever must run there."""
+class Scene(NamedTuple):
+    """A way on servers of its own."""
 
-    def __init__(self, way: Way, settings: Settings) -> None:
-        self.settings = settings
-        self._way = way
+    way: Way
+    settings: Settings
 
     def read(self) -> list[Received]:
-        names = dict.fromkeys((self.settings.queues.accepted, self.settings.queues.rejected))
-        return [decision for name in names for decision in self._way.read(self.settings, name)]
+        names = self.settings.queues.accepted, self.settings.queues.rejected
+        return [decision for name in names for decision in self.way.read(self.settings, name)]
 
     def read_until(self, is_enough: Callable[[list[Received]], bool]) -> list[Received]:
         received: list[Received] = []
@@ -169,29 +169,27 @@ class Scene:
         return received
 
 
-def settings_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Settings:
+def scene_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Scene:
     way = WAYS[name]
     chosen = {"scoring__threshold": THRESHOLD, "broker__visibility_timeout_s": 3, **way.changed, **changed}
     if way.broker == "redis":
         queues = {setting.replace(".", "__"): queue for setting, queue in own_queues().items()}
-        return with_changed(request.getfixturevalue("settings"), **queues, **chosen)
+        return Scene(way, with_changed(request.getfixturevalue("settings"), **queues, **chosen))
     rabbitmq: RabbitMQ = request.getfixturevalue("rabbitmq")
-    return rabbitmq.settings(**chosen)
+    return Scene(way, rabbitmq.settings(**chosen))
 
 
 @pytest.fixture(params=WAYS)
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    way, settings = WAYS[request.param], settings_of(request.param, request)
-    with way.around(settings, tmp_path):
-        yield Scene(way, settings)
+    """A way with whatever must run there; half of all traces are sampled for review."""
+    opened = scene_of(request.param, request, review__sample=0.5)
+    with opened.way.around(opened.settings, tmp_path):
+        yield opened
 
 
 def decisions(count: int) -> list[Decision]:
     """Rejected decisions, each on a trace of its own."""
-    settings = load_settings({"embedding.embedder": "none", "scoring.threshold": 1})
-    rejected = list(score_traces(fresh_samples(count), settings))
-    assert {decision.outcome for decision in rejected} == {"rejected"}
-    return rejected
+    return [decision(f"kp:trace:{number}", outcome="rejected") for number in range(count)]
 
 
 def publications(made: Iterable[Decision]) -> list[Publication]:
@@ -201,18 +199,6 @@ def publications(made: Iterable[Decision]) -> list[Publication]:
 def traces_in(received: Iterable[Received]) -> int:
     """On how many traces there are decisions, of which copies may come before others come at all."""
     return len({each.message_id for each in received})
-
-
-def calls_of_shop(settings: Settings, count: int) -> list[Received]:
-    """What the tasks of the other app were called with, once that is on so many traces."""
-    received: list[Received] = []
-
-    def look() -> bool:
-        received.extend(read_shop(settings, ""))
-        return traces_in(received) >= count
-
-    wait_until(look)
-    return received
 
 
 def assert_each_once(trace_ids: list[str], received: list[Received]) -> None:
@@ -227,13 +213,13 @@ def assert_each_once(trace_ids: list[str], received: list[Received]) -> None:
 def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_mark(scene: Scene, tmp_path: Path) -> None:
     dying = {"CRASH_AT": "published", "CRASH_AFTER": "5"}
     with Client(scene.settings) as client:
-        submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=22)]
+        before = [client.submit(trace) for trace in short_traces(TRACES, seed=22)]
     with start_worker(scene.settings, tmp_path / "dying.log", command=CRASHING_WORKER, variables=dying, ready=False) as worker:
         assert worker.process.wait(60) == -9
     with at_work(scene.settings, tmp_path) as (_, client):
-        received = scene.read_until(lambda received: traces_in(received) == TRACES < len(received))
-        assert_each_once(submitted, received)
-        assert max(Counter(each.message_id for each in received).values()) == 2
+        first = scene.read_until(lambda received: traces_in(received) == TRACES < len(received))
+        assert_each_once(before, first)
+        assert max(Counter(each.message_id for each in first).values()) == 2
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=21)]
         received = scene.read_until(lambda received: {each.message_id for each in received} >= set(submitted))
         assert len(list(client.as_completed(submitted, timeout_s=10))) == TRACES
@@ -242,6 +228,11 @@ def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_
     assert len(received) == TRACES
     assert_each_once(submitted, received)
     assert {each.decision["outcome"] for each in received} == {"accepted", "rejected"}
+    decided = {each.message_id: Decision.model_validate(each.decision) for each in [*first, *received]}
+    sampled = {trace_id: decision for trace_id, decision in decided.items() if decision.sampled}
+    assert 0 < len(sampled) < len(decided)
+    reviewed = published(scene.settings, "review")
+    assert {each["trace_id"]: Decision.model_validate(each) for each in reviewed} == sampled
 
 
 @pytest.mark.parametrize("name", ["redis task", "rabbitmq task"])
@@ -249,7 +240,8 @@ def test_calls_of_a_task_stop_at_the_limit_until_they_are_consumed(
     name: str, request: pytest.FixtureRequest, store: Store, tmp_path: Path
 ) -> None:
     made = decisions(LIMIT + 3)
-    settings = settings_of(name, request, queues__results_limit=LIMIT)
+    scene = scene_of(name, request, queues__results_limit=LIMIT)
+    settings = scene.settings
     if name == "rabbitmq task":
         with Connection(settings.broker.url) as connection, connection.channel() as channel:
             Queue(settings.queues.rejected)(channel).declare()
@@ -270,7 +262,7 @@ def test_calls_of_a_task_stop_at_the_limit_until_they_are_consumed(
                 return not left
 
             wait_until(publish_left)
-            received = calls_of_shop(settings, len(made))
+            received = scene.read_until(lambda received: traces_in(received) == len(made))
     assert_each_once([decision.trace_id for decision in made], received)
 
 
@@ -278,7 +270,8 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
     request: pytest.FixtureRequest, store: Store, tmp_path: Path
 ) -> None:
     # Without a limit nothing but publishing itself shows that there is none.
-    settings = settings_of("rabbitmq task", request, queues__results_limit=0)
+    scene = scene_of("rabbitmq task", request, queues__results_limit=0)
+    settings = scene.settings
     with at_work(settings, tmp_path) as (worker, client):
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=23)]
         line = wait_until(lambda: worker.events("trace_waits"))[0]
@@ -287,7 +280,7 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
         with make_celery(settings) as app:
             assert unread(app, settings, store) == {}
         with with_shop(settings, tmp_path):
-            received = calls_of_shop(settings, TRACES)
+            received = scene.read_until(lambda received: traces_in(received) == TRACES)
     assert_each_once(submitted, received)
 
 
@@ -323,15 +316,10 @@ def test_the_documented_reader_acts_once_on_each(settings: Settings, store: Stor
             stream = store.decision_stream("decisions.accepted")
             stream.publish(publications(batch), 0)
             with subprocess.Popen(reader, env=variables, cwd=tmp_path, stdout=output) as consumer:
-                wait_until(lambda: groups(client, stream.name) and not stream.count_unread())  # noqa: B023
+                wait_until(lambda: client.xinfo_groups(stream.name) and not stream.count_unread())  # noqa: B023
                 consumer.kill()
     acted = [line.split()[0] for line in printed.read_text("utf-8").splitlines()]
     assert acted == [decision.trace_id for decision in (first, second, anew, last)]
-
-
-def groups(client: redis.Redis, name: str) -> list[Any]:
-    listed: Any = client.xinfo_groups(name)
-    return list(listed)
 
 
 def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redis_client: redis.Redis, store: Store) -> None:
