@@ -24,9 +24,6 @@ from tests.support.processes import CRASHING_WORKER, SMALL_WORKER, at_work, laun
 from tests.support.rabbitmq import RabbitMQ, confirming, declare_as_worker
 from tests.support.traces import fresh_samples, short_traces
 
-SLOW = {"EMBED_S": "0.2"}
-"""A batch takes a fifth of a second to embed."""
-
 
 def test_a_submission_declares_a_deleted_queue_anew(rabbitmq: RabbitMQ) -> None:
     with Client(rabbitmq.settings()) as client:
@@ -49,15 +46,12 @@ def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     wait_until(lambda: rabbitmq.waiting("traces") == 1)
 
 
-@pytest.mark.parametrize("changed", [{"worker__concurrency": 4}, {"worker__in_flight_bytes": 4 * largest_body_bytes(Limits())}])
-def test_a_worker_has_no_more_in_flight_than_its_settings_allow(
-    changed: dict[str, int], rabbitmq: RabbitMQ, tmp_path: Path
-) -> None:
-    settings = rabbitmq.settings(**changed)
+def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__in_flight_bytes=4 * largest_body_bytes(Limits()))
     traces = short_traces(16, seed=2)
     with Client(settings) as client:
         ids = [client.submit(trace) for trace in traces]
-        with at_work(settings, tmp_path, command=CRASHING_WORKER, variables=SLOW):
+        with at_work(settings, tmp_path, variables={"EMBED_S": "0.2"}):
             finished = 0
             while finished < 16:
                 waiting = rabbitmq.waiting("traces")
