@@ -237,8 +237,7 @@ def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matt
     with server:
         elsewhere = with_changed(settings, redis__url=server.url, broker__url=server.url)
         server.kill()
-        server.launch("cluster-enabled yes")
-        server.wait_until_loaded()
+        server.start("cluster-enabled yes")
         (code, findings) = diagnosed(elsewhere)
         assert code == 1
         details = [row["detail"] for row in findings["redis"] if row["state"] == "wrong"]
@@ -246,12 +245,10 @@ def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matt
         assert details[-1].endswith("set maxmemory")
         assert "the broker refuses: it is a Redis Cluster" in findings["queues"][0]["detail"]
         server.kill()
-        server.launch('rename-command CONFIG ""', "appendonly no")
-        server.wait_until_loaded()
+        server.start('rename-command CONFIG ""', "appendonly no")
         assert diagnosed(elsewhere)[1]["redis"] == [{"check": "redis", "state": "ok", "detail": "in order"}]
         server.kill()
-        server.launch('rename-command CONFIG ""', "appendonly no", "maxmemory-policy volatile-lru")
-        server.wait_until_loaded()
+        server.start('rename-command CONFIG ""', "appendonly no", "maxmemory-policy volatile-lru")
         code, findings = diagnosed(elsewhere)
         assert (code, [row["state"] for row in findings["redis"]]) == (1, ["wrong"])
         assert "set maxmemory-policy noeviction" in findings["redis"][0]["detail"]

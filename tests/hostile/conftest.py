@@ -32,7 +32,7 @@ class ShippedRedis(RedisServer):
         self.shipped = Shipped(directory, executable, more=MEMORY)
         self.url = self.shipped.url("administrator")
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         """It has started."""
 
     def kill(self) -> None:

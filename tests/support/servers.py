@@ -41,10 +41,11 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
-        """Start it, or start it again with the data it has, and wait until that is loaded."""
-        self.launch()
-        self.wait_until_loaded()
+    def start(self, *more: str) -> None:
+        """Start it, or start it again with the data it has and with more configuration, and wait until that is loaded."""
+        self.launch(*more)
+        with self.connect() as client:
+            wait_until(lambda: answers(client), timeout_s=120)
 
     def launch(self, *more: str) -> None:
         """Start it, with more configuration, and do not wait until it answers."""
@@ -60,10 +61,6 @@ class RedisServer:
         assert self._process.stdin
         with self._process.stdin as stdin:
             stdin.write("\n".join(configuration).encode())
-
-    def wait_until_loaded(self) -> None:
-        with self.connect() as client:
-            wait_until(lambda: answers(client), timeout_s=120)
 
     def kill(self) -> None:
         """Kill it without warning. Only what it wrote to its file stays."""
