@@ -76,19 +76,19 @@ def _strace() -> None:
     required("strace")
 
 
-@pytest.mark.slow
-def test_converting_and_starting_a_worker_with_the_model_are_quiet(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        # It converts the model, and starts a worker with it.
+        pytest.param("demo FILE", marks=pytest.mark.slow),
+        "score FILE --set embedding.embedder=words",
+        "report FILE --output tmp/report.html --set embedding.embedder=words",
+    ],
+)
+def test_a_command_is_quiet(command: str, tmp_path: Path) -> None:
     watched = Watched(tmp_path)
-    output, _ = (process := watched.start("demo", "FILE")).communicate(timeout=200)
-    assert process.returncode == 0, output
-    assert watched.foreign() == []
-
-
-@pytest.mark.parametrize("command", ["score FILE", "report FILE --output tmp/report.html"])
-def test_commands_without_a_broker_are_quiet(command: str, tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    arguments = [*command.replace("tmp/", f"{tmp_path}/tmp/").split(), "--set", "embedding.embedder=words"]
-    output, _ = (process := watched.start(*arguments)).communicate(timeout=100)
+    arguments = command.replace("tmp/", f"{tmp_path}/tmp/").split()
+    output, _ = (process := watched.start(*arguments)).communicate(timeout=200)
     assert process.returncode == 0, output
     assert watched.foreign() == []
 
