@@ -64,6 +64,13 @@ def receive(channel: Channel) -> Any:
     return queue_of_traces()(channel).get()
 
 
+def drained(connection: Connection, timeout_s: float) -> bool:
+    """Deliver what comes in that time, if anything does."""
+    with suppress(TimeoutError):
+        connection.drain_events(timeout=timeout_s)
+    return True
+
+
 def everything(redis_client: redis.Redis) -> list[Any]:
     return [key for key in redis_client.keys("traces*") if key != b"traces.deliveries"]
 
@@ -137,11 +144,7 @@ def test_noting_after_the_sweep_has_noted_is_the_same_as_noting_once(
 ) -> None:
     publish(connection, {"a": 1})
     messages: list[Any] = []
-
-    def consume(message: Any) -> None:
-        messages.append(message)
-
-    with connection.Consumer(queue_of_traces(), on_message=consume):
+    with connection.Consumer(queue_of_traces(), on_message=messages.append):
         connection.drain_events(timeout=5)
         # The next receive messages nothing, so a blocking one is under way; its message is swept before it is read.
         with pytest.raises(TimeoutError):
@@ -177,12 +180,12 @@ def full(connection: Connection, limit_memory: Callable[[int], object]) -> None:
 def test_a_full_redis_delivers_from_a_queue_that_was_empty(connection: Connection, redis_client: redis.Redis) -> None:
     messages: list[Any] = []
     with connection.Consumer(queue_of_traces(), on_message=messages.append):
-        wait_until(lambda: _drained(connection) and len(messages) == 3, 10)
+        wait_until(lambda: drained(connection, 0.1) and len(messages) == 3, 10)
         # No one can wait at it now.
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.3)
         messages[0].reject(requeue=True)
-        wait_until(lambda: _drained(connection) and len(messages) == 4, 10)
+        wait_until(lambda: drained(connection, 0.1) and len(messages) == 4, 10)
 
 
 @pytest.mark.usefixtures("full")
@@ -191,18 +194,11 @@ def test_a_living_consumer_keeps_its_messages_also_on_a_full_redis(connection: C
     with connection.Consumer(queue_of_traces(), on_message=messages.append):
         started = time.monotonic()
         while time.monotonic() - started < 1.5 * VISIBILITY_S:
-            with suppress(TimeoutError):
-                connection.drain_events(timeout=0.2)
+            drained(connection, 0.2)
             assert len(messages) < 3 or receive(another) is None
     assert len(messages) == 3
     for message in messages:
         message.ack()
-
-
-def _drained(connection: Connection) -> bool:
-    with suppress(TimeoutError):
-        connection.drain_events(timeout=0.1)
-    return True
 
 
 @contextmanager
@@ -243,8 +239,7 @@ def test_copies_of_the_same_bytes_each_count_against_the_prefetch(
     redis_client.lpush(QUEUE, *[item] * 19)
     with consuming(channel, prefetch=7) as (draining, received):
         draining.drain_events(timeout=5)
-        with suppress(TimeoutError):
-            draining.drain_events(timeout=0.3)
+        drained(draining, 0.3)
         assert (len(received), redis_client.llen(QUEUE)) == (7, 13)
         received[0].ack()
         draining.drain_events(timeout=5)
@@ -280,9 +275,9 @@ def test_a_channel_that_closes_with_messages_in_flight_leaves_no_connection_behi
 def test_messages_on_their_way_as_consuming_ends_are_requeued_untried_and_in_order(
     connection: Connection, channel: Channel, another: Channel, redis_client: redis.Redis
 ) -> None:
-    with consuming(channel, prefetch=10) as (draining, received), suppress(TimeoutError):
+    with consuming(channel, prefetch=10) as (draining, received):
         # The queue is empty, so that the channel waits at it when it ceases to consume.
-        draining.drain_events(timeout=0.2)
+        drained(draining, 0.2)
     for number in range(3):
         publish(connection, number)
     channel.close()
@@ -301,8 +296,7 @@ def test_no_more_is_received_than_the_bytes_in_flight_allow(
     channel.in_flight_bytes = 700_000
     with consuming(channel, prefetch=10) as (draining, received):
         draining.drain_events(timeout=5)
-        with suppress(TimeoutError):
-            draining.drain_events(timeout=0.3)
+        drained(draining, 0.3)
         assert len(received) == 2
         received[0].ack()
         draining.drain_events(timeout=5)

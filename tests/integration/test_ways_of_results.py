@@ -65,19 +65,6 @@ def read_messages(settings: Settings, name: str) -> list[Received]:
     return received
 
 
-GROUP: Final = "readers"
-
-
-@contextmanager
-def with_groups(settings: Settings, directory: Path) -> Iterator[None]:
-    """Make the consumer group that reads a stream."""
-    with redis.Redis.from_url(settings.redis.url) as client:
-        for name in (settings.queues.accepted, settings.queues.rejected):
-            with suppress(redis.ResponseError):
-                client.xgroup_create(name, GROUP, id="0", mkstream=True)
-    yield
-
-
 @contextmanager
 def celery_worker(app: str, directory: Path, **variables: str) -> Iterator[Path]:
     """Run a worker of another Celery app, a module in the directory or of ours; what it logs."""
@@ -116,14 +103,16 @@ def read_shop(settings: Settings, name: str) -> list[Received]:
 
 
 def read_stream(settings: Settings, name: str) -> list[Received]:
-    """With XREADGROUP and XACK."""
+    """With XREADGROUP and XACK, in a group that the first reader makes."""
     received = []
     with redis.Redis.from_url(settings.redis.url, decode_responses=True) as client:
-        while read := client.xreadgroup(GROUP, "consumer", {name: ">"}):
+        with suppress(redis.ResponseError):
+            client.xgroup_create(name, "readers", id="0", mkstream=True)
+        while read := client.xreadgroup("readers", "consumer", {name: ">"}):
             for _, entries in read:
                 for entry, fields in entries:
                     received.append(Received(fields["trace_id"], fields["decided_at"], json.loads(fields["decision"])))
-                    client.xack(name, GROUP, entry)
+                    client.xack(name, "readers", entry)
     return received
 
 
@@ -141,7 +130,7 @@ STREAM: Final = {"results__accepted_via": "stream", "results__rejected_via": "st
 TASK: Final = {"results__accepted_via": "task", "results__rejected_via": "task", "results__task": "shop.decided"}
 WAYS: Final = {
     "redis queue": Way("redis", {}, read_messages),
-    "redis stream": Way("redis", STREAM, read_stream, with_groups),
+    "redis stream": Way("redis", STREAM, read_stream),
     "redis task": Way("redis", TASK, read_shop, with_shop),
     "rabbitmq queue": Way("rabbitmq", {}, read_messages),
     "rabbitmq task": Way("rabbitmq", TASK, read_shop, with_shop),
