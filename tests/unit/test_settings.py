@@ -220,6 +220,11 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.in_hand", "de
             {"checks.secrets": "note", "worker.decision_timeout_s": 20},
             "^worker.decision_timeout_s: expected 30 s and checks.time",
         ),
+        # Other machines need a token and TLS.
+        ({"serve.host": "0.0.0.0"}, "^serve: host: beyond this machine"),
+        ({"serve.host": "0.0.0.0", "serve.tokens": "file"}, "^serve: host: beyond this machine"),
+        ({"serve.host": "server.example", "serve.behind_proxy": True}, "^serve: tokens: expected a file"),
+        ({"serve.certificate": "file"}, "^serve: certificate, key: expected both"),
         ({"novelty.max_elments": "5"}, "^novelty"),
         ({"noveltea.max_elements": "5"}, "^noveltea"),
         ({"novelty.max_elements.x": "5"}, "^novelty"),
