@@ -50,6 +50,8 @@ def test_a_url_is_read_in_one_way(url: str, expected: str) -> None:
         *("redis://password@host", "redis://one;redis://two", "redis://one,two", "redis://[::1", "redis://ho st"),
         *("redis://host:0", "redis://host:65536", "redis://host:port", "redis://host/name", "redis://host/1/2"),
         *("redis://host?db=1", "redis://one?primary=name", "rediss://host?ssl_keyfile=/etc/passwd"),
+        # TLS cannot be weakened.
+        *("rediss://host?ssl_cert_reqs=none", "rediss://host?ssl_check_hostname=false"),
         *("amqp://host/one/two", "amqp://host/?heartbeat=10"),
         *("unix://host:12/run/redis.sock", "redis+socket:///run/redis.sock", "sentinel://host"),
         *("redis+sentinel://one,two/0", "redis+sentinel://one,two:0?primary=name", "redis+sentinel://one;two?primary=name"),
