@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Nearest
 from kp_scorer.ledger import Store
@@ -15,8 +15,8 @@ from kp_scorer.settings import Settings
 from rich.cells import cell_len
 
 from tests.support.builders import Payload, decided, make_trace, minimal_payload, store_decisions
-from tests.support.commands import command, run
-from tests.support.traces import jsonl, rows_in
+from tests.support.commands import command, invoked, jsonl_file, run
+from tests.support.traces import rows_in
 
 DECIDED, LIKE_IT, PENDING, DEAD, DEAD_WITHOUT_RECORD = (
     f"kp:trace:{name}" for name in ("4f1c20a9-1", "4f1c20aa", "waits", "died", "norecord")
@@ -60,10 +60,9 @@ def test_decision_is_explained_by_the_beginning_of_its_id(settings: Settings) ->
 
 
 def test_traces_are_quoted_from_a_file(settings: Settings, tmp_path: Path) -> None:
-    file = tmp_path / "traces.jsonl"
     others = [minimal_payload(trace_id=f"kp:trace:{number}") for number in range(3)]
     rows = [*others, minimal_payload(trace_id=PENDING, objective="as the file has it"), minimal_payload(trace_id=DECIDED)]
-    file.write_text(jsonl(*rows))
+    file = jsonl_file(tmp_path / "traces.jsonl", *rows)
     done = command(settings, "explain", DECIDED, "--traces", str(file))
     assert "2 of 4 types of steps 0.2500" in done.stdout
     assert "asked  count the open invoices" in done.stdout
@@ -147,21 +146,20 @@ def test_dead_letters_are_selected_by_unique_beginnings(settings: Settings, stor
 
 def test_traces_or_decisions_of_a_file_are_explained(tmp_path: Path) -> None:
     payloads: list[Payload] = [minimal_payload(trace_id=f"kp:trace:{number}") for number in "abcdefg"]
-    traces, decisions = tmp_path / "traces.jsonl", tmp_path / "decisions.jsonl"
-    traces.write_text(jsonl(*payloads))
-    decisions.write_text("".join(decided(make_trace(trace_id=payload["id"])).model_dump_json() + "\n" for payload in payloads))
+    traces = jsonl_file(tmp_path / "traces.jsonl", *payloads)
+    decisions = jsonl_file(tmp_path / "decisions.jsonl", *(decided(make_trace(trace_id=each["id"])) for each in payloads))
 
-    def explain(*arguments: str) -> Result:
-        return CliRunner().invoke(commands, ["explain", *arguments, "--set", "embedding.embedder=none"])
+    def explain(*arguments: str | Path) -> Result:
+        return invoked(commands, "explain", *arguments, "--set", "embedding.embedder=none")
 
-    of_traces = explain(str(traces), "--id", "c")
+    of_traces = explain(traces, "--id", "c")
     assert of_traces.stderr.count("there is no embedder, so every novelty is 0.5") == 1
     assert "kp:trace:c: rejected with 0.4925" in of_traces.stdout
     assert "2 of 4 types of steps" in of_traces.stdout
-    of_decisions = explain(str(decisions), "--id", "c", "--traces", str(traces))
+    of_decisions = explain(decisions, "--id", "c", "--traces", traces)
     assert of_traces.stdout == of_decisions.stdout
-    assert "types of steps" not in explain(str(decisions), "--id", "c").stdout
-    assert "has 7 decisions: choose one with --id" in explain(str(decisions)).stderr
-    assert explain(str(decisions), "--id", "nope").exit_code == 1
+    assert "types of steps" not in explain(decisions, "--id", "c").stdout
+    assert "has 7 decisions: choose one with --id" in explain(decisions).stderr
+    assert explain(decisions, "--id", "nope").exit_code == 1
     decisions.write_text("".join(decisions.read_text().splitlines(keepends=True)[:3]))
-    assert explain(str(decisions)).stdout.count("rejected with 0.4925") == 3
+    assert explain(decisions).stdout.count("rejected with 0.4925") == 3

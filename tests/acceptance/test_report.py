@@ -9,7 +9,7 @@ from kp_scorer import score_traces
 from kp_scorer.settings import load_settings
 
 from tests.support.browser import PROGRAM, Browser, running_browser
-from tests.support.commands import json_lines, run
+from tests.support.commands import jsonl_file, run
 from tests.support.required import required
 from tests.support.traces import sample_traces
 
@@ -32,8 +32,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page for the samples' decisions."""
     required(PROGRAM)
     folder = tmp_path_factory.mktemp("report")
-    file = folder / "decisions.jsonl"
-    file.write_bytes(json_lines(*score_traces(sample_traces(), load_settings({"embedding.embedder": "words"}))))
+    decisions = score_traces(sample_traces(), load_settings({"embedding.embedder": "words"}))
+    file = jsonl_file(folder / "decisions.jsonl", *decisions)
     done = run("report", str(file), "--output", str(folder / "report.html"))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     return folder / "report.html"

@@ -10,9 +10,9 @@ import pytest
 from kp_scorer.cli.main import commands
 from kp_scorer.local import running
 
-from tests.support.commands import COMMAND, invoked, run, run_at_terminal
+from tests.support.commands import COMMAND, invoked, jsonl_file, run, run_at_terminal
 from tests.support.processes import free_port, wait_until
-from tests.support.traces import fresh_samples, jsonl, rows_in, short_traces
+from tests.support.traces import fresh_samples, rows_in, short_traces
 
 
 @contextmanager
@@ -33,9 +33,7 @@ def up(folder: Path, *options: str) -> Iterator[Path]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "traces.jsonl"
-    path.write_text(jsonl(*fresh_samples(3)))
-    return path
+    return jsonl_file(tmp_path / "traces.jsonl", *fresh_samples(3))
 
 
 def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Path, file: Path) -> None:
@@ -101,9 +99,8 @@ def test_a_demo_of_a_file_without_an_embedder_notes_that_once_and_ends_with_the_
     # Of a configured queue neither the demo nor its worker may know.
     (tmp_path / "url").write_text("redis://127.0.0.1:1/0\n")
     variables = {"KP_EMBEDDING_EMBEDDER": "none", "KP_BROKER_URL_FILE": str(tmp_path / "url")}
-    few, many = tmp_path / "few.jsonl", tmp_path / "my traces.jsonl"
-    for path, count in ((few, 2), (many, 62)):
-        path.write_text(jsonl(*short_traces(count, seed=1)))
+    few = jsonl_file(tmp_path / "few.jsonl", *short_traces(2, seed=1))
+    many = jsonl_file(tmp_path / "my traces.jsonl", *short_traces(62, seed=1))
     demos = [run("demo", str(path), **variables) for path in (few, many)]
     assert [demo.stderr.count("there is no embedder, so every novelty is 0.5") for demo in demos] == [1, 1]
     next_steps = [demo.stdout.splitlines()[-1] for demo in demos]
