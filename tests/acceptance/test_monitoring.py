@@ -113,13 +113,6 @@ def reports(settings: Settings) -> list[WorkerReport]:
         return store.worker_reports()
 
 
-def output_of_top(settings: Settings, *options: str) -> str:
-    """What `top` prints where stderr is no terminal."""
-    done = command(settings, "top", *options)
-    assert (done.exit_code, done.stdout) == (0, ""), done.stderr
-    return done.stderr
-
-
 def total(samples: Samples, name: str) -> float:
     """The sum over all labels."""
     return sum(value for sample, value in samples.items() if sample.partition("{")[0] == name)
@@ -148,10 +141,11 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         # Whatever a worker of another version, or nobody of ours, writes there.
         redis_client.zadd(Keys("kp").workers, {"other": time.time() * 1_000 + 5_000})
         redis_client.set(Keys("kp").worker("other"), b"\xff{", px=5_000)
-        shown = output_of_top(settings, "--once")
-        (line,) = [line for line in shown.splitlines() if report.node in line]
+        shown = command(settings, "top", "--once")
+        assert (shown.exit_code, shown.stdout) == (0, ""), shown.stderr
+        (line,) = [line for line in shown.stderr.splitlines() if report.node in line]
         assert re.search(r"\b20\b.*\byes\b", line)
-        assert re.search(r"decisions\.accepted \d+ of 100,000", shown)
+        assert re.search(r"decisions\.accepted \d+ of 100,000", shown.stderr)
 
         samples = wait_until(lambda: samples_with("kp_scorer_decisions_total", 20))
         assert samples["kp_scorer_queue_wait_seconds_count"] == samples["kp_scorer_processing_seconds_count"] == 20
