@@ -10,7 +10,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
 
-from tests.support.arena import Arena, BrokerName, endure, submit, supervised, traces
+from tests.support.arena import Arena, BrokerName, endure, put, submit, supervised, traces
 from tests.support.fleet import Fleet
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import evaluated, rabbitmq_in_use
@@ -125,7 +125,7 @@ def send_good_and_malformed(arena: Arena, **changed: object) -> tuple[list[bytes
     submitted: list[str] = []
     with Client(arena.settings(**changed)) as client:
         for body, trace in zip(bodies, traces(FEW), strict=True):
-            arena.put(body)
+            put(arena.settings(), body)
             submitted += submit(client, [trace])
     return bodies, submitted
 

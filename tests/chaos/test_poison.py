@@ -8,7 +8,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
 
-from tests.support.arena import TRACES, Arena, submit, supervised, traces
+from tests.support.arena import TRACES, Arena, put, submit, supervised, traces
 from tests.support.crashing_worker import BREAKS, KILLS, PANICS
 
 UNREADABLE: Final = {
@@ -28,10 +28,9 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
     load += panicking
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
-        arena.put(UNREADABLE["not JSON"])
+        put(settings, UNREADABLE["not JSON"])
         submitted = submit(client, load)
-        for body in UNREADABLE.values():
-            arena.put(body)
+        put(settings, *UNREADABLE.values())
         # A good message that names a task of someone else.
         with make_celery(settings) as foreign:
             foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.traces)

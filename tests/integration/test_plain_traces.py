@@ -1,54 +1,32 @@
 """A trace as it is, put on the queue by any client: decided once, dead-lettered with its reason, as any other submission."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import amqp
 import pytest
-import redis
 from kp_scorer.errors import TraceDead
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings
 
+from tests.support.arena import put
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import command
 from tests.support.outcomes import published
 from tests.support.processes import at_work, wait_until
-from tests.support.rabbitmq import confirming
 from tests.support.traces import fresh_samples, new_id
-
-Put = Callable[[bytes], None]
-
-
-@contextmanager
-def putting(settings: Settings) -> Iterator[Put]:
-    """Give what puts bytes on the queue of traces, as a client does that knows nothing of Celery."""
-    queue = settings.queues.traces
-    if settings.broker.is_redis:
-        with redis.Redis.from_url(settings.broker.url) as client:
-            yield lambda body: client.lpush(queue, body) and None
-        return
-    with confirming(settings.broker.url) as connection:
-        yield lambda body: connection.default_channel.basic_publish(
-            amqp.Message(body, content_type="application/json"), exchange=queue, routing_key=queue, mandatory=True
-        )
 
 
 def test_a_plain_trace_is_decided_once_whoever_else_submits_it(on_broker: SettingsWith, store: Store, tmp_path: Path) -> None:
     settings, traces = on_broker(), fresh_samples(3)
     plain = [json.dumps(trace).encode() for trace in traces]
     with at_work(settings, tmp_path) as (worker, client):
-        with putting(settings) as put:
-            put(plain[0])
-            first = client.as_completed([traces[0]["id"]], timeout_s=30)
-            assert [status.state for status in first] == ["decided"]
-            for body, trace in zip(plain, traces, strict=True):
-                # Written otherwise, it says the same.
-                put(json.dumps(json.loads(body), indent=1).encode())
-                client.submit(trace)
-                put(body)
+        put(settings, plain[0])
+        first = client.as_completed([traces[0]["id"]], timeout_s=30)
+        assert [status.state for status in first] == ["decided"]
+        for body, trace in zip(plain, traces, strict=True):
+            # Written otherwise, it says the same.
+            put(settings, json.dumps(json.loads(body), indent=1).encode())
+            client.submit(trace)
+            put(settings, body)
         statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=30))
         # The client sends nothing for a trace that it finds decided.
         wait_until(lambda: len(worker.events("trace_decided")) >= 7)
@@ -78,9 +56,8 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
         b"{no JSON": ("malformed", "body: not JSON: Expecting property name enclosed in double quotes at line 1 column 2"),
     }
     strict = with_changed(settings, limits__steps=50)
-    with at_work(strict, tmp_path) as (_, client), putting(settings) as put:
-        for body in sent:
-            put(body)
+    with at_work(strict, tmp_path) as (_, client):
+        put(settings, *sent)
         with pytest.raises(TraceDead, match="steps"):
             client.wait(trace["id"], timeout_s=30)
         wait_until(lambda: len(list(store.dead_letters.read())) == len(sent))

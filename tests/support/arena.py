@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+import amqp
 import redis
-from kombu import Connection, Producer
+from kombu import Connection
 from kombu.exceptions import OperationalError
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
@@ -70,16 +71,6 @@ class Arena:
     def settings_behind_proxies(self, **changed: object) -> Settings:
         return self.settings(broker__url=self.broker_proxy.url, redis__url=self.store_proxy.url, **changed)
 
-    def put(self, body: bytes) -> None:
-        """Put bytes where messages are: on the list itself, or as a body that claims to be JSON."""
-        queue = self.settings().queues.traces
-        if self.broker == "redis":
-            with self.redis.connect() as client:
-                client.lpush(queue, body)
-            return
-        with confirming(self._broker_url) as connection, Producer(connection) as producer:
-            producer.publish(body, exchange="", routing_key=queue, content_type="application/json", content_encoding="utf-8")
-
     def waiting(self) -> int:
         """How many messages wait on the queue of traces; those in flight do not count."""
         queue = self.settings().queues.traces
@@ -134,6 +125,19 @@ class Arena:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+
+def put(settings: Settings, *bodies: bytes) -> None:
+    """Put bytes on the queue of traces, as a client does that knows nothing of Celery: plain, or as a body of JSON."""
+    queue = settings.queues.traces
+    if settings.broker.is_redis:
+        with redis.Redis.from_url(settings.broker.url) as client:
+            client.lpush(queue, *bodies)
+        return
+    with confirming(settings.broker.url) as connection:
+        for body in bodies:
+            message = amqp.Message(body, content_type="application/json")
+            connection.default_channel.basic_publish(message, routing_key=queue)
 
 
 def is_drained(client: redis.Redis, queue: str) -> bool:
