@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import amqp
 import pytest
 import redis
 from kp_scorer.broker.celery_app import make_celery
@@ -17,7 +16,7 @@ from kp_scorer.settings import Settings
 from tests.support.changed_settings import SettingsWith
 from tests.support.commands import command
 from tests.support.processes import at_work, wait_until
-from tests.support.rabbitmq import RabbitMQ, confirming
+from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples, rows_in
 
 
@@ -82,31 +81,19 @@ def test_a_dead_letter_names_the_worker_and_the_wait_where_somebody_says_it(
     assert f"by {report.node}, at delivery 1, queued for {queued_ms / 1_000:.3f} s:" in words
 
 
-STAMPS: list[tuple[dict[str, Any], bool]] = [
-    ({"timestamp": 100}, True),
-    ({"timestamp": 3, "application_headers": {"timestamp_in_ms": 100_000}}, True),
-    ({}, False),
-    # In milliseconds, as some producers write it.
-    ({"timestamp": -(10**12)}, False),
-]
-"""How long ago somebody stamped a message, by which property, and whether that is a time."""
-
-
 def test_rabbitmq_or_a_producer_may_have_stamped_a_message(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    settings = rabbitmq.settings()
-    now_s, traces, intake = int(time.time()), settings.queues.traces, settings.queues.intake_name
-    is_known: dict[str, bool] = {}
-    with at_work(settings, tmp_path) as (_, client), confirming(settings.broker.url) as connection:
-        for number, (stamp, is_time) in enumerate(STAMPS):
-            properties = {"content_type": "application/json", **stamp}
-            if "timestamp" in stamp:
-                properties["timestamp"] = now_s - stamp["timestamp"]
-            if headers := stamp.get("application_headers"):
-                properties["application_headers"] = {name: now_s * 1_000 - ago_ms for name, ago_ms in headers.items()}
-            direct, moved = fresh_samples(2 * len(STAMPS))[2 * number :][:2]
-            for trace, exchange, key in ((direct, traces, traces), (moved, "", intake)):
-                message = amqp.Message(json.dumps(trace), **properties)
-                connection.default_channel.basic_publish(message, exchange=exchange, routing_key=key, mandatory=True)
+    now_s, is_known = int(time.time()), dict[str, bool]()
+    stamps: list[tuple[dict[str, Any], bool]] = [
+        ({"timestamp": now_s - 100}, True),
+        ({"timestamp": now_s - 3, "application_headers": {"timestamp_in_ms": 1_000 * (now_s - 100)}}, True),
+        ({}, False),
+        # In milliseconds, as some producers write it.
+        ({"timestamp": 1_000 * (now_s - 100)}, False),
+    ]
+    with at_work(rabbitmq.settings(), tmp_path) as (_, client):
+        for kind in ("traces", "intake"):
+            for (stamp, is_time), trace in zip(stamps, fresh_samples(len(stamps)), strict=True):
+                rabbitmq.send(kind, json.dumps(trace).encode(), **stamp)
                 is_known[trace["id"]] = is_time
         for trace_id, is_time in is_known.items():
             received = client.wait(trace_id, timeout_s=30).received
