@@ -21,9 +21,7 @@ from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.outcomes import published
 from tests.support.rabbitmq import RabbitMQ, declare_as_worker
 
-ACCEPTED, REVIEW, REJECTED = (
-    decision(f"kp:trace:{outcome}", outcome=outcome, sampled=0.5) for outcome in ("accepted", "review", "rejected")
-)
+ACCEPTED, REVIEW = (decision(f"kp:trace:{outcome}", outcome=outcome, sampled=0.5) for outcome in ("accepted", "review"))
 OTHER: Final = decision("kp:trace:other", outcome="rejected")
 
 
@@ -45,15 +43,6 @@ class Attempts:
         return [error for error in errors if error]
 
 
-def test_what_is_sampled_is_reviewed_once_and_goes_where_its_outcome_does(on_broker: SettingsWith) -> None:
-    settings = on_broker(review__sample=0.5)
-    with make_celery(settings) as app, Store.open(settings) as store:
-        assert Attempts(Publisher(app, settings, store), [ACCEPTED, REVIEW, OTHER, REJECTED]).publish() == []
-    assert ids_in(settings, "review") == [ACCEPTED.trace_id, REVIEW.trace_id, REJECTED.trace_id]
-    assert ids_in(settings, "accepted") == [ACCEPTED.trace_id]
-    assert ids_in(settings, "rejected") == [OTHER.trace_id, REJECTED.trace_id]
-
-
 def test_without_a_way_for_review_what_is_sampled_goes_where_its_outcome_does_alone(settings: Settings, store: Store) -> None:
     unpublished = with_changed(settings, review__sample=0.5, results__review_via="none")
     with make_celery(unpublished) as app:
@@ -67,8 +56,8 @@ def test_without_a_way_for_review_what_is_sampled_goes_where_its_outcome_does_al
 def test_it_goes_once_to_a_queue_that_two_outcomes_share(settings: Settings, store: Store) -> None:
     shared = with_changed(settings, review__sample=0.5, queues__review="decisions.accepted")
     with make_celery(shared) as app:
-        assert Attempts(Publisher(app, shared, store), [ACCEPTED]).publish() == []
-    assert ids_in(shared, "accepted") == [ACCEPTED.trace_id]
+        assert Attempts(Publisher(app, shared, store), [ACCEPTED, REVIEW]).publish() == []
+    assert ids_in(shared, "accepted") == [ACCEPTED.trace_id, REVIEW.trace_id]
 
 
 @pytest.mark.parametrize("way", ["stream", "task"])
