@@ -1,22 +1,18 @@
 """What the documents show of Node, run as it stands there, against real workers."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kp_scorer.decision import Decision
-from kp_scorer.local import running
 from kp_scorer.settings import Settings
 
 from tests.support import node
 from tests.support.arena import BrokerName
+from tests.support.commands import up
 from tests.support.http_server import open_server
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import at_work
 from tests.support.rabbitmq import default_queues
 from tests.support.required import required
 from tests.support.traces import fresh_samples, jsonl
@@ -39,17 +35,10 @@ def on_rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[Settings]:
 
 
 def test_the_first_example_submits_to_a_fresh_service_and_reads_its_decision(folder: Path) -> None:
-    command = [sys.executable, "-m", "kp_scorer.cli", "up"]
-    variables = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
-    with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as up:
-        try:
-            wait_until(running)
-            # Before any worker is ready.
-            decision = Decision.model_validate_json(node.run(folder, "submit.mts"))
-            assert (decision.domain, decision.novelty.source) == ("code", "no_embedder")
-        finally:
-            up.send_signal(signal.SIGINT)
-            assert up.wait(60) == 0
+    with up(KP_EMBEDDING_EMBEDDER="none"):
+        # Before any worker is ready.
+        decision = Decision.model_validate_json(node.run(folder, "submit.mts"))
+    assert (decision.domain, decision.novelty.source) == ("code", "no_embedder")
 
 
 def test_queues_carry_traces_and_decisions(

@@ -1,22 +1,18 @@
 """The commands of README, in its order, give the output that it shows."""
 
-import os
 import re
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import psutil
 import pytest
-from kp_scorer.local import running
 
-from tests.support.commands import COMMAND, run_in_shell
+from tests.support.commands import run_in_shell, up
 from tests.support.documents import blocks
 from tests.support.paths import REFERENCE_TRACES
-from tests.support.processes import wait_until
 from tests.support.traces import new_id, rows_in
 
 pytestmark = pytest.mark.slow
@@ -76,21 +72,15 @@ def test_thresholds_are_chosen_as_readme_shows_and_all_real_traces_get_the_refer
     shutil.copy(REFERENCE_TRACES / "traces.jsonl", tmp_path)
     monkeypatch.chdir(tmp_path)
     (block,) = (block for block in blocks("README.md") if block.startswith("$ kp-scorer calibrate"))
-    up: subprocess.Popen[bytes] | None = None
-    try:
+    with ExitStack() as services:
         for line, expected in dialogue(block):
             command = line.removeprefix("kp-scorer ")
             if command.startswith("up "):
-                up = subprocess.Popen([*COMMAND, *command.split()], env=os.environ | IN_ORDER, stderr=subprocess.DEVNULL)
-                wait_until(running)
+                services.enter_context(up(*command.split()[1:], **IN_ORDER))
                 continue
             done = run_in_shell(command)
             assert done.returncode == 0, done.stderr
             assert_shown(expected, done.stdout)
-    finally:
-        if up:
-            up.send_signal(signal.SIGINT)
-            assert up.wait(60) == 0
     states = rows_in((tmp_path / "states.jsonl").read_text("utf-8"))
     scores = {state["trace_id"]: state["decision"]["score"] for state in states}
     assert scores == pytest.approx(expected_scores, abs=0.001)

@@ -2,9 +2,11 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
@@ -14,11 +16,13 @@ import pytest
 from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.cli.main import run as run_program
+from kp_scorer.local import running
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from pydantic import BaseModel
 
 from tests.support.forking import start
+from tests.support.processes import wait_until
 from tests.support.traces import jsonl
 
 COMMAND: Final = (sys.executable, "-m", "kp_scorer.cli")
@@ -89,6 +93,19 @@ def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
             output += chunk
     os.close(ours)
     return process.wait(30), output.decode().replace("\r\n", "\n")
+
+
+@contextmanager
+def up(*options: str, **variables: str) -> Iterator[None]:
+    """Have `kp-scorer up` run, until Ctrl-C; what it serves may still be starting."""
+    command = [*COMMAND, "up", *options]
+    with subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(running)
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
 
 
 def run_in_shell(command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
