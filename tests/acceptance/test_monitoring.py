@@ -59,9 +59,8 @@ def health(port: int, *options: str) -> tuple[int, list[str]]:
 def test_a_worker_that_waits_for_its_redis_is_live_and_not_ready_until_that_is_back(tmp_path: Path) -> None:
     port = free_port()
     probe = partial(health, port)
-    (tmp_path / "redis").mkdir()
     assert probe()[0] == 1
-    with RedisServer(tmp_path / "redis") as server:
+    with RedisServer(tmp_path) as server:
         settings = settings_at(server.url, metrics__port=port)
         with start_worker(settings, tmp_path / "worker.log", ready=False, command=FAST_WORKER) as worker:
             wait_until(lambda: probe("--ready")[0] == 0, timeout_s=20)
@@ -87,8 +86,7 @@ def is_loading(server: RedisServer) -> bool:
 def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: Path) -> None:
     port = free_port()
     probe = partial(health, port)
-    (tmp_path / "redis").mkdir()
-    with RedisServer(tmp_path / "redis") as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+    with RedisServer(tmp_path) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         with server.connect() as client:
             client.eval("for key = 1, 60000 do redis.call('SET', key, '') end", 0)
