@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,28 +33,21 @@ from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REPOSITORY
 from tests.support.processes import at_work, wait_until
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import RabbitMQ, own_queues
 from tests.support.traces import short_traces
 
 STREAMS: Final = {"results__accepted_via": "stream", "results__rejected_via": "stream"}
-WAYS: Final[dict[str, dict[str, Any]]] = {"redis queue": {}, "redis stream": STREAMS, "rabbitmq queue": {}, "mixed": STREAMS}
+MIXED: Final = {"results__rejected_via": "stream"}
+WAYS: Final[dict[str, dict[str, Any]]] = {"redis queue": {}, "redis stream": STREAMS, "rabbitmq queue": {}, "mixed": MIXED}
 COUNT: Final = 6
 
 
 @pytest.fixture(params=WAYS)
 def settings_of(request: pytest.FixtureRequest) -> SettingsWith:
-    """Settings of a way, with queues of its own; of the mixed one only rejected decisions go to a stream."""
+    """Makes settings of a way: ``settings_of(results__with_trace=True)``."""
     changed = {"broker__visibility_timeout_s": 3, **WAYS[request.param]}
     if request.param in ("rabbitmq queue", "mixed"):
-        server: RabbitMQ = request.getfixturevalue("rabbitmq")
-        changed |= {"queues__accepted_private": f"{server.name('accepted')}.private"}
-        if request.param == "mixed":
-            changed["results__accepted_via"] = "queue"
-        return lambda **more: server.settings(**changed, **more)
-    changed |= {f"queues__{name.partition('.')[2]}": queue for name, queue in own_queues().items()}
-    changed |= {"queues__accepted_private": f"{changed['queues__accepted']}.private"}
-    settings = request.getfixturevalue("settings")
-    return lambda **more: with_changed(settings, **changed, **more)
+        return partial(request.getfixturevalue("rabbitmq").settings, **changed)
+    return partial(with_changed, request.getfixturevalue("settings"), **changed)
 
 
 def decisions(count: int) -> list[Decision]:
@@ -166,12 +160,13 @@ def foreign(payload: Payload, visibility: str) -> Payload:
 
 
 def test_workers_send_the_trace_along_and_private_ones_apart(settings_of: SettingsWith, tmp_path: Path) -> None:
-    settings = settings_of(results__with_trace=True, scoring__threshold=0.4)
+    usual = settings_of(results__with_trace=True, scoring__threshold=0.4)
+    private_queue = f"{usual.queues.accepted}.private"
+    settings = with_changed(usual, queues__accepted_private=private_queue)
+    private = with_changed(usual, queues__accepted=private_queue)
     visibilities = cycle(("private", "org"))
     traces = {payload["id"]: foreign(payload, next(visibilities)) for payload in short_traces(20, seed=21)}
     odd = foreign(short_traces(1, seed=3)[0], "org") | {"id": "kp:trace:odd", "ratio": math.nan}
-    usual = with_changed(settings, queues__accepted_private="")
-    private = with_changed(usual, queues__accepted=settings.queues.accepted_private)
     received: dict[str, Decision] = {}
     apart: dict[str, Decision] = {}
 

@@ -32,7 +32,7 @@ from tests.support.commands import command
 from tests.support.documents import code_with
 from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, at_work, start_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ, declare_as_worker, default_queues, own_queues
+from tests.support.rabbitmq import declare_as_worker, default_queues
 from tests.support.traces import fresh_samples, short_traces
 
 TRACES: Final = 20
@@ -162,10 +162,8 @@ def scene_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Scene
     way = WAYS[name]
     chosen = {"scoring__threshold": THRESHOLD, "broker__visibility_timeout_s": 3, **way.changed, **changed}
     if way.broker == "redis":
-        queues = {setting.replace(".", "__"): queue for setting, queue in own_queues().items()}
-        return Scene(way, with_changed(request.getfixturevalue("settings"), **queues, **chosen))
-    rabbitmq: RabbitMQ = request.getfixturevalue("rabbitmq")
-    return Scene(way, rabbitmq.settings(**chosen))
+        return Scene(way, with_changed(request.getfixturevalue("settings"), **chosen))
+    return Scene(way, request.getfixturevalue("rabbitmq").settings(**chosen))
 
 
 @pytest.fixture(params=WAYS)
