@@ -177,7 +177,7 @@ def full(connection: Connection, limit_memory: Callable[[int], object]) -> None:
 
 
 @pytest.mark.usefixtures("full")
-def test_a_full_redis_delivers_from_a_queue_that_was_empty(connection: Connection, redis_client: redis.Redis) -> None:
+def test_a_full_redis_delivers_from_a_queue_that_was_empty(connection: Connection) -> None:
     messages: list[Any] = []
     with connection.Consumer(queue_of_traces(), on_message=messages.append):
         wait_until(lambda: drained(connection, 0.1) and len(messages) == 3, 10)
@@ -288,9 +288,7 @@ def test_messages_on_their_way_as_consuming_ends_are_requeued_untried_and_in_ord
     assert [message.headers["x-delivery-count"] for message in messages] == [0, 0, 0]
 
 
-def test_no_more_is_received_than_the_bytes_in_flight_allow(
-    connection: Connection, channel: Channel, redis_client: redis.Redis
-) -> None:
+def test_no_more_is_received_than_the_bytes_in_flight_allow(connection: Connection, channel: Channel) -> None:
     for number in range(6):
         publish(connection, f"{number}" * 400_000)
     channel.in_flight_bytes = 700_000
