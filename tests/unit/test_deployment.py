@@ -12,7 +12,6 @@ import pytest
 from kp_scorer.errors import SettingsError
 from kp_scorer.serve.app import admits, read_tokens
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import DEPLOY, compose, compose_secrets, unknown_settings
@@ -21,50 +20,33 @@ from tests.support.required import required
 TARGETS: Final = ("cpu", "gpu")
 
 
-class Instruction(NamedTuple):
-    name: str
-    arguments: str
-
-
 class Stage(NamedTuple):
-    """A stage, and what it begins with: another one, or an image."""
-
     base: str
-    instructions: list[Instruction]
+    """What it begins with: another stage, or an image."""
+    instructions: list[tuple[str, str]]
+    """The name and the arguments of each."""
 
 
 def stages() -> dict[str, Stage]:
     text = (REPOSITORY / "deploy" / "Dockerfile").read_text("utf-8")
-    by_name: dict[str, Stage] = {}
-    instructions: list[Instruction] = []
-    for name, arguments in re.findall(r"^([A-Z]+) (.*)$", text, re.MULTILINE):
-        if name == "FROM":
-            base, stage = re.fullmatch(r"(\S+) AS (\S+)", arguments).groups()  # type: ignore[union-attr]
-            instructions = []
-            by_name[stage] = Stage(base, instructions)
-        instructions.append(Instruction(name, arguments))
-    return by_name
+    parts = re.findall(r"^FROM (\S+) AS (\S+)$(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: Stage(base, re.findall(r"^([A-Z]+) (.*)$", part, re.MULTILINE)) for base, name, part in parts}
 
 
-def last(target: str, name: str) -> str:
-    """The arguments of the last instruction of this name that a target obeys."""
-    all_stages = stages()
-    values = [each.arguments for each in all_stages[target].instructions if each.name == name]
-    return values[-1] if values else last(all_stages[target].base, name)
+def arguments_of(name: str, *of: Stage) -> list[str]:
+    """The arguments of each instruction of this name, of all stages unless some are given."""
+    return [arguments for stage in of or stages().values() for each, arguments in stage.instructions if each == name]
 
 
-def variables(target: str) -> dict[str, str]:
-    """What the image sets for the process."""
-    all_stages = stages()
-    inherited = variables(all_stages[target].base) if all_stages[target].base in all_stages else {}
-    pairs = [pair for each in all_stages[target].instructions if each.name == "ENV" for pair in each.arguments.split()]
-    return inherited | dict(pair.split("=", 1) for pair in pairs)
+def obeyed(target: str, name: str) -> list[str]:
+    """The arguments of each instruction of this name that a target obeys, those of the stage that it begins with first."""
+    stage = stages().get(target)
+    return [*obeyed(stage.base, name), *arguments_of(name, stage)] if stage else []
 
 
 def from_the_checkout() -> set[str]:
     """What is copied from the checkout, and not from another stage."""
-    copies = [each.arguments.split() for stage in stages().values() for each in stage.instructions if each.name == "COPY"]
-    return {path for words in copies if not words[0].startswith("--from=") for path in words[:-1]}
+    return {path for copy in arguments_of("COPY") if not copy.startswith("--from=") for path in copy.split()[:-1]}
 
 
 def test_copied_files_exist_and_are_not_ignored() -> None:
@@ -75,24 +57,24 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_worker_is_the_process_itself_as_a_user_without_rights_and_gets_its_signals(target: str) -> None:
-    started: list[Any] = [*json.loads(last(target, "ENTRYPOINT")), *json.loads(last(target, "CMD"))]
+    started: list[Any] = [word for name in ("ENTRYPOINT", "CMD") for word in json.loads(obeyed(target, name)[-1])]
     assert started == ["kp-scorer", "worker"]
-    user, group = map(int, last(target, "USER").split(":"))
+    user, group = map(int, obeyed(target, "USER")[-1].split(":"))
     assert user > 0
     assert group > 0
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_variables_of_the_image_are_settings(target: str) -> None:
-    brought = {name for name in variables(target) if name.startswith("KP_")}
-    assert brought
-    assert brought <= set(as_environment(Settings()))
+    names = {pair.partition("=")[0] for pairs in obeyed(target, "ENV") for pair in pairs.split()}
+    assert any(name.startswith("KP_") for name in names)
+    assert list(unknown_settings(dict.fromkeys(names, ""))) == []
 
 
 def test_extras_that_the_image_installs_exist() -> None:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    texts = [each[1] for stage in stages().values() for each in stage.instructions]
-    named = {group for text in texts for groups in re.findall(r"'\.\[([\w,-]+)]'", text) for group in groups.split(",")}
+    groups = re.findall(r"'\.\[([\w,-]+)]'", " ".join(arguments_of("RUN")))
+    named = {extra for group in groups for extra in group.split(",")}
     assert named == {"openvino", "otel-worker", "serve", "embedding", "torch"}
     assert named <= set(extras)
 
@@ -106,11 +88,8 @@ def test_the_certificate_of_a_private_index_is_there_where_pip_runs(certificate:
     arguments = done.stdout.splitlines()
     assert f"PIP_CERT={certificate}" in arguments
     assert (f"id=pip-cert,src={certificate}" in arguments) == ("--secret" in arguments) == bool(certificate)
-    runs = [each.arguments for stage in stages().values() for each in stage.instructions if each.name == "RUN"]
-    assert all("--mount=type=secret,id=pip-cert " in run for run in runs if "$INSTALL" in run)
-    assert "PIP_CERT=${PIP_CERT:+/run/secrets/pip-cert}" in {
-        pair for each in stages()["pip"].instructions if each.name == "ENV" for pair in each.arguments.split()
-    }
+    assert all("--mount=type=secret,id=pip-cert " in run for run in arguments_of("RUN") if "$INSTALL" in run)
+    assert "PIP_CERT=${PIP_CERT:+/run/secrets/pip-cert}" in " ".join(arguments_of("ENV", stages()["pip"])).split()
 
 
 def test_no_index_and_no_registry_is_named() -> None:
