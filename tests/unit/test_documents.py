@@ -15,7 +15,6 @@ from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
-from pydantic import BaseModel
 
 from tests.support.documents import DOCUMENTS, Line, anchors_of, blocks, lines_of
 from tests.support.node import examples
@@ -24,6 +23,13 @@ from tests.support.paths import REPOSITORY
 
 PACKAGE: Final = REPOSITORY / "worker" / "kp_scorer"
 SECTIONS: Final = tuple(Settings.model_fields)
+FIELDS: Final = {
+    (section, name)
+    for model in (Settings, Decision)
+    for section, field in model.model_fields.items()
+    for name in getattr(field.annotation, "model_fields", ())
+}
+"""Of settings, and of parts of a decision that are called like a section of them."""
 SUFFIXES: Final = ("conf", "json", "jsonl", "log", "lua", "md", "py", "toml")
 
 COMMAND: Final = re.compile(r"(?<![\w./-])kp-scorer((?: +[a-z][a-z|-]*)+)")
@@ -49,7 +55,7 @@ def test_settings_exist(document: str) -> None:
     named = [
         (line.place, *named_at) for line in lines_of(document) for span in line.spans for named_at in SETTING.findall(span)
     ]
-    assert [named_at for named_at in named if named_at[2] not in SUFFIXES and not is_field(*named_at[1:])] == []
+    assert [named_at for named_at in named if named_at[2] not in SUFFIXES and named_at[1:] not in FIELDS] == []
 
 
 @of_each_document
@@ -212,17 +218,6 @@ def without_comment(code: str) -> str:
     return re.sub(r"(^|\s)#.*", "", code)
 
 
-def is_field(section: str, name: str) -> bool:
-    """Whether this is a setting, or a field of a part of a decision that is called like a section."""
-    return any(name in model.model_fields for model in (part(Settings, section), part(Decision, section)) if model)
-
-
-def part(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    field = model.model_fields.get(name)
-    annotation = field.annotation if field else None
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
 def is_path(span: str) -> bool:
     """Whether a span names a file of the repository, as far as one can tell."""
     if not re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?(:\d+)?", span):
@@ -236,11 +231,6 @@ def is_path(span: str) -> bool:
 def is_there(document: str, span: str) -> bool:
     """Whether a path leads somewhere from the repository, the document or the package, or a bare name is that of any file."""
     path = re.sub(r":\d+$", "", span).rstrip("/")
-    if "/" not in path:
-        return any(any(base.rglob(path)) for base in (PACKAGE, REPOSITORY / "tests")) or any(from_any(document, path))
-    return any(from_any(document, path))
-
-
-def from_any(document: str, path: str) -> Iterator[Path]:
-    for base in (REPOSITORY, (REPOSITORY / document).parent, PACKAGE):
-        yield from base.glob(path)
+    if any(any(base.glob(path)) for base in (REPOSITORY, (REPOSITORY / document).parent, PACKAGE)):
+        return True
+    return "/" not in path and any(any(base.rglob(path)) for base in (PACKAGE, REPOSITORY / "tests"))
