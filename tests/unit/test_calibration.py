@@ -151,15 +151,11 @@ def test_unseen_traces_are_accepted_as_often_as_the_sample_size_allows(draw: Dra
     # it is within 2 points for 52% of all samples of 200, 74% of 500 and 95% of 1,537.
     rng = np.random.default_rng(traces)
     unseen = draw(rng, 100_000)
-    off = np.array([accepted(unseen, threshold) - 0.2 for threshold in _thresholds(draw, rng, traces, 200)])
+    thresholds = [threshold_for(unlabelled(draw(rng, traces)), A_FIFTH) for _ in range(200)]
+    off = np.array([accepted(unseen, threshold) - 0.2 for threshold in thresholds if threshold is not None])
     within = math.erf(0.02 / math.sqrt(2 * 0.2 * 0.8 / traces))
     assert abs(off.mean()) < 0.006
     assert (np.abs(off) <= 0.02).mean() > within - 3.5 * math.sqrt(within * (1 - within) / 200) - 0.01
-
-
-def _thresholds(draw: Draw, rng: np.random.Generator, traces: int, samples: int) -> list[float]:
-    thresholds = [threshold_for(unlabelled(draw(rng, traces)), A_FIFTH) for _ in range(samples)]
-    return [threshold for threshold in thresholds if threshold is not None]
 
 
 @pytest.mark.parametrize("name", ["successes and failures", "a fifth are single thoughts"])
