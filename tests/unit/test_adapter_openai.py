@@ -111,15 +111,6 @@ def test_parallel_calls_come_before_their_results_and_images_are_left_out() -> N
     ]
 
 
-def test_deprecated_calls_of_functions() -> None:
-    assert steps(
-        user("How deep is the lock?"),
-        assistant() | {"function_call": {"name": "depth", "arguments": '{"lock": 7}'}},
-        {"role": "function", "name": "depth", "content": "4.5 m"},
-        assistant("4.5 metres."),
-    ) == [("tool_call", "depth", 'depth({"lock": 7})'), ("observation", "4.5 m"), ("thought", "4.5 metres.")]
-
-
 CUSTOM: Final = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "uname -a"}}
 
 
