@@ -89,23 +89,6 @@ def test_small_json_is_within_the_limits_however_it_is_written_again(value: obje
     assert not re.search("bytes|values", problems_of(raw, limits))
 
 
-def test_limit_on_values_is_inclusive() -> None:
-    payload = minimal_payload(steps=[step("thought", input={"a": [1, [], {"b": None}]})])
-    most = counted(payload)
-    raw = json.dumps(payload).encode()
-    enough, short = Limits(values=most), Limits(values=most - 1)
-    assert decode_json(raw, enough) == decode_trace(payload, enough)
-    with pytest.raises(InvalidTrace, match=rf"^\$: expected at most {most - 1} values$"):
-        decode_json(raw, short)
-    with pytest.raises(InvalidTrace, match=rf"^\$: expected at most {most - 1} values$"):
-        decode_trace(payload, short)
-
-
-def test_texts_may_hold_as_many_commas_brackets_and_digits_as_they_like() -> None:
-    text = ',[{"\\' * 10_000 + "7" * 50_000
-    assert decode_json(json.dumps(minimal_payload(objective=text)).encode(), LIMITS).task.objective == text
-
-
 @pytest.mark.parametrize("number", ["7" * 1_001, "-" + "7" * 1_001, "0." + "7" * 1_001, "1e" + "7" * 1_001])
 def test_long_numbers_are_refused_before_they_are_converted(number: str) -> None:
     assert str(refused(filled("steps.0.input", number, 1))) == "$: expected numbers of at most 1000 digits"

@@ -160,6 +160,7 @@ def test_payload_that_is_no_object_or_nested_beyond_recursion_is_refused_at_its_
         ("steps", minimal_payload(steps=steps(*["thought"] * 9)), "steps", 9),
         ("field_chars", changed(maximal_payload(), "task.objective", "é" * 90), "task.objective", 90),
         ("field_chars", changed(maximal_payload(), "steps.0.input", {"k" * 90: 1}), "steps.0.input", 90),
+        ("values", changed(maximal_payload(), "steps.0.input", {"a": [1, [], {"b": None}]}), "$", 56),
         ("depth", changed(maximal_payload(), "task.input_schema", nested(38)), "task.input_schema", 40),
         ("depth", changed(maximal_payload(), "steps.0.input", {"a": nested(36)}), "steps.0.input", 40),
     ],
