@@ -26,10 +26,8 @@ from kp_scorer.analysis.calibration import (
     samples_of,
     suggest,
 )
-from kp_scorer.offline import score_traces
-from kp_scorer.settings import load_settings
 
-from tests.support.builders import decision, minimal_payload
+from tests.support.builders import decision
 
 A_FIFTH: Final = Target("accept", 0.2)
 HALF_GOOD: Final = Target("precision", 0.5)
@@ -216,11 +214,9 @@ def sample(count: int, seed: int = 0, *, at: float = 0.5, label: int = UNLABELLE
 
 
 def test_decisions_become_samples_by_domain_with_labels_by_trace() -> None:
-    submitted = [("kp:trace:1", "a", 1.0), ("kp:trace:2", "b", 0.5), ("kp:trace:3", "a", 0.0)]
-    traces = [minimal_payload(trace_id=trace_id, domain=domain, confidence=sure) for trace_id, domain, sure in submitted]
-    decisions = list(score_traces(traces, load_settings({"embedding.embedder": "none"})))
+    decisions = [decision(domain=domain, score=score) for domain, score in (("a", 0.7), ("b", 0.5), ("a", 0.30004))]
     samples = samples_of(zip(decisions, [True, False, None], strict=True), {})
-    assert samples["a"].scores.tolist() == pytest.approx([decisions[0].score, decisions[2].score], abs=5e-5)
+    assert samples["a"].scores.tolist() == pytest.approx([0.7, 0.3], abs=5e-5)
     assert samples["a"].labels.tolist() == [GOOD, UNLABELLED]
     assert samples["b"].labels.tolist() == [BAD]
     again = samples_of(zip(decisions * 3, [True, False, None] * 3, strict=True), {})["a"]
@@ -228,11 +224,9 @@ def test_decisions_become_samples_by_domain_with_labels_by_trace() -> None:
 
 
 def test_labels_count_of_sampled_traces_alone_if_one_of_these_has_any() -> None:
-    payloads = [minimal_payload(trace_id=f"kp:trace:{number}", domain="a", confidence=number / 4) for number in range(4)]
-    decisions = list(score_traces(payloads, load_settings({"embedding.embedder": "none"})))
-    sampled = [each.model_copy(update={"sampled": 0.01 if number % 2 else None}) for number, each in enumerate(decisions)]
-    assert samples_of(zip(sampled, [True, False, True, None], strict=True), {})["a"].labelled == 1
-    assert samples_of(zip(sampled, [True, None, True, None], strict=True), {})["a"].labelled == 2
+    decisions = [decision(domain="a", score=number / 4, sampled=0.01 if number % 2 else None) for number in range(4)]
+    assert samples_of(zip(decisions, [True, False, True, None], strict=True), {})["a"].labelled == 1
+    assert samples_of(zip(decisions, [True, None, True, None], strict=True), {})["a"].labelled == 2
 
 
 @given(st.lists(st.floats(0, 1) | st.integers(0, 10_000).map(lambda step: step / 10_000), min_size=70, max_size=90))
@@ -245,12 +239,8 @@ def test_counted_scores_lead_to_the_same_suggestion_as_each_by_itself(scores: li
 
 
 def test_samples_resolve_aliases_of_now_before_those_of_the_decision() -> None:
-    domains = ["fin", "ledgers", "own", "plain"]
-    traces = [minimal_payload(trace_id=f"kp:trace:{number}", domain=domain) for number, domain in enumerate(domains)]
-    then = {"ledgers": "code", "own": "code"}
-    settings = load_settings({"embedding.embedder": "none", "scoring.aliases": then})
-    decisions = list(score_traces(traces, settings))
-    pairs = [(decision, None) for decision in decisions]
+    domains = {"fin": None, "ledgers": "code", "own": "code", "plain": None}
+    pairs = [(decision(domain=domain, taken_for=taken_for), None) for domain, taken_for in domains.items()]
     assert set(samples_of(pairs, {})) == {"fin", "code", "plain"}
     samples = samples_of(pairs, {"fin": "finance", "ledgers": "finance"})
     assert {domain: sample.traces for domain, sample in samples.items()} == {"finance": 2, "code": 1, "plain": 1}

@@ -21,11 +21,10 @@ from kp_scorer.offline import score_traces
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import ScoringSettings
 
-from tests.support.builders import decision_on, minimal_payload
+from tests.support.builders import decision, minimal_payload
 from tests.support.commands import jsonl_file
 from tests.support.traces import rows_in, sample_traces
 
-PLAIN: Final = Decision.model_validate_json(decision_on("kp:trace:plain"))
 DOMAINS: Final = {"code": 300, "customer service": 200, "d[b]\u0301": 30, "x": 40}
 """How many traces of each; the last two have too few."""
 
@@ -33,7 +32,7 @@ DOMAINS: Final = {"code": 300, "customer service": 200, "d[b]\u0301": 30, "x": 4
 def decided() -> list[Decision]:
     rng = np.random.default_rng(1)
     return [
-        PLAIN.model_copy(update={"trace_id": f"kp:trace:{of_domain}:{number}", "domain": domain, "score": float(score)})
+        decision(f"kp:trace:{of_domain}:{number}", domain=domain, score=float(score))
         for of_domain, (domain, count) in enumerate(DOMAINS.items())
         for number, score in enumerate(rng.beta(4, 4, count))
     ]
