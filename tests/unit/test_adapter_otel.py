@@ -238,11 +238,6 @@ def test_run_whose_root_failed_did_not_succeed(status: Json | None, success: boo
     assert trace["metadata"]["success"] is success
 
 
-def test_several_roots_leave_success_to_the_caller() -> None:
-    (trace,) = converted("otel", export(WINDY[0], tool("get_wind", 11, 19, "call_1", status=FAILED), WINDY[1]))
-    assert trace["metadata"]["success"] is True
-
-
 # OpenInference
 
 

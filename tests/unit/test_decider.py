@@ -17,7 +17,6 @@ from kp_scorer.errors import TraceConflict
 from kp_scorer.ledger.records import Committed, MemoryLedger, Verdict
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, decide_again
-from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import make_trace, step, steps
@@ -189,9 +188,3 @@ def test_the_place_decides_or_the_id_of_what_has_none_and_anybody_can_check_it(i
         assert text is not None
         number = int(hashlib.blake2b(text.encode(), digest_size=6).hexdigest(), 16) / 2**48
         assert (decision.sampled is not None) == (number < 0.3)
-
-
-def test_a_larger_share_has_all_of_a_smaller_one() -> None:
-    few, more = ({each.trace_id for each in decide_sampling(share, 300) if each.sampled} for share in (0.1, 0.4))
-    assert few < more
-    assert load_settings({"review.sample": "0.25", "embedding.embedder": "none"}).review.sample == 0.25
