@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kp_scorer import Decision, Row, rows, score_traces
 from kp_scorer.novelty import Window
-from kp_scorer.novelty.audit import DecidedTrace, Report, audit
+from kp_scorer.novelty.audit import DecidedTrace, Difference, Report, audit
 from kp_scorer.novelty.log import Entry, Place
 from kp_scorer.settings import Settings, load_settings
 from pydantic import ValidationError
@@ -131,10 +131,8 @@ def test_a_decision_rests_on_an_entry_of_its_own_content(novelty: float, is_of_o
     report = audited(novelty, b"b" * 16 if is_of_other_content else ENTRY.digest)
     agrees = novelty == 0.5 and not is_of_other_content
     assert (report.entries, report.agreeing, report.undecided) == (1, int(agrees), 0)
-    assert [
-        (difference.trace_id, difference.entry, difference.decided, difference.recomputed, difference.is_of_other_content)
-        for difference in report.differences
-    ] == ([] if agrees else [(ENTRY.trace_id, "1000-1", novelty, 0.5, is_of_other_content)])
+    difference = Difference(ENTRY.trace_id, "1000-1", novelty, 0.5, is_of_other_content)
+    assert report.differences == ([] if agrees else [difference])
 
 
 def test_entries_after_a_place_are_audited_against_windows_that_begin_before_it() -> None:
