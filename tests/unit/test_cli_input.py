@@ -315,5 +315,3 @@ def test_input_error_is_raised_after_the_lines_before_it(tmp_path: Path) -> None
     assert len(next(batches)) == 1
     with pytest.raises(click.BadParameter, match="cut off"):
         next(batches)
-    with pytest.raises(click.BadParameter, match=r"absent: No such file"):
-        next(ReadAhead([str(tmp_path / "absent")], LIMITS, BATCH_SIZE).batches())
