@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kp_scorer.analysis.drift import BINS as DRIFT_BINS
 from kp_scorer.analysis.drift import FEWEST, MUCH, bins_of, drift, stability_index, time_of
 from kp_scorer.analysis.summary import (
-    BINS,
     THRESHOLDS,
     accepted_at,
     analyse,
@@ -41,13 +40,6 @@ def test_every_decision_is_in_one_domain(sample: list[Decision], most: int) -> N
     assert all(each.domain == domain.name for domain in alone for each in domain.decisions)
     assert [len(domain.decisions) for domain in alone] == sorted((len(domain.decisions) for domain in alone), reverse=True)
     assert len(alone) + sum(domain.smaller for domain in domains) == len({each.domain for each in sample})
-
-
-@given(fractions)
-def test_bins_hold_every_value_once(values: list[float]) -> None:
-    counts = histogram(values)
-    assert len(counts) == BINS
-    assert sum(counts) == len(values)
 
 
 @pytest.mark.parametrize(("value", "place"), [(0.0, 0), (0.1, 2), (0.7, 14), (0.75, 15), (0.7499, 14), (1.0, 19)])

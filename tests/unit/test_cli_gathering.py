@@ -75,10 +75,9 @@ def test_exactly_one_source_is_required(arguments: list[str]) -> None:
     assert "either FILE" in result.stderr
 
 
-@pytest.mark.parametrize("rows", [PAYLOADS, None])
-def test_truncated_gzip_file_is_refused(tmp_path: Path, rows: list[Payload] | None) -> None:
+def test_truncated_gzip_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "cut.jsonl.gz"
-    file.write_bytes(gzip.compress(json_lines(*(rows or decided())))[:200])
+    file.write_bytes(gzip.compress(json_lines(*decided()))[:200])
     result, _ = gather(file)
     assert result.exit_code == 2
     assert "it cannot be read" in result.stderr
