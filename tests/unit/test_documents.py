@@ -18,7 +18,7 @@ from kp_scorer.settings.loading import as_environment
 
 from tests.support.documents import DOCUMENTS, Line, anchors_of, blocks, lines_of
 from tests.support.node import examples
-from tests.support.notebook import Cell, code_cells, shown_by
+from tests.support.notebook import code_cells, shown_by
 from tests.support.paths import REPOSITORY
 
 PACKAGE: Final = REPOSITORY / "worker" / "kp_scorer"
@@ -128,10 +128,6 @@ def test_wrong_commands_in_a_line_are_found(text: str, is_code: bool, problems: 
 NOTEBOOKS: Final = sorted((REPOSITORY / "deploy" / "notebooks").glob("*.ipynb"))
 
 
-def cell(source: str, *outputs: Cell) -> Cell:
-    return {"cell_type": "code", "source": source.splitlines(keepends=True), "outputs": list(outputs)}
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_stored_outputs_of_a_notebook_are_those_of_its_code(path: Path, tmp_path: Path) -> None:
     notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -152,7 +148,7 @@ def test_thresholds_are_chosen_whatever_domains_there_are(others: str, tmp_path:
     )
     (scored,) = (number for number, each in enumerate(cells, 1) if "decisions = " in "".join(each["source"]))
     checked = f"assert list(thresholds.index) == ['code', '{others}'] and 0 < default < 1, default"
-    shown_by([*cells[:scored], cell(renamed), *cells[scored:], cell(checked)], tmp_path)
+    shown_by([*cells[:scored], {"source": renamed}, *cells[scored:], {"source": checked}], tmp_path)
 
 
 def joined(document: str) -> Iterator[Line]:
