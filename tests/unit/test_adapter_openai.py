@@ -190,9 +190,6 @@ def test_images_that_built_in_tools_make_are_left_out() -> None:
 
 def test_request_and_response_of_the_responses_api() -> None:
     output = [
-        item("reasoning", id="rs_1", summary=[{"type": "summary_text", "text": "I need the timetable."}]),
-        item("function_call", call_id="fc_1", name="bridge", arguments='{"day": "Friday"}'),
-        item("function_call_output", call_id="fc_1", output="closed"),
         item("web_search_call", id="ws_1", status="completed", action={"type": "search", "query": "bridge"}),
         item("mcp_call", id="m_1", server_label="town", name="notices", arguments="{}", output="none"),
         item("item_reference", id="x"),
@@ -203,9 +200,6 @@ def test_request_and_response_of_the_responses_api() -> None:
     assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
     assert trace["task"]["objective"] == "Is the bridge open?"
     assert steps_in(trace) == [
-        ("thought", "I need the timetable."),
-        ("tool_call", "bridge", 'bridge({"day": "Friday"})'),
-        ("observation", "closed"),
         ("tool_call", "web_search", 'web_search({"action": {"query": "bridge", "type": "search"}})'),
         ("tool_call", "notices", "notices({})"),
         ("observation", "none"),

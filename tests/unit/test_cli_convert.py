@@ -201,11 +201,8 @@ def test_what_is_given_as_it_comes_is_converted_as_it_comes(indent: int | None) 
     ("option", "value"),
     [
         ("confidence", "1.01"),
-        ("confidence", "nan"),
         ("confidence", "high"),
-        ("domain", ""),
         ("domain", "a\x1b[2J"),
-        ("domain", "x" * 201),
         ("visibility", "public"),
         ("created_at", "2026-01-31"),
         ("from", "mlflow"),

@@ -231,10 +231,9 @@ def test_members_are_decompressed_one_after_the_other(members: list[bytes], size
     ("raw", "problem"),
     [
         (gzip.compress(FIRST, mtime=0)[:-9], "cut off"),
-        (gzip.compress(FIRST, mtime=0)[:5], "cut off"),
         (b"\x1f", "damaged"),
         (gzip.compress(FIRST, mtime=0)[:-1] + b"\xff", "damaged"),
-        (b"\x1f\x8bnope, not at all", "damaged"),
+        (gzip.compress(FIRST, mtime=0)[:10] + bytes(50), "damaged"),
         (gzip.compress(FIRST, mtime=0) + b"something else", "damaged"),
     ],
 )
