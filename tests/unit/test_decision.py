@@ -14,7 +14,7 @@ from kp_scorer.novelty.log import Entry, Place
 from kp_scorer.settings import Settings, load_settings
 from pydantic import ValidationError
 
-from tests.support.builders import COMPLETE_DECISION, decision_on, make_trace
+from tests.support.builders import COMPLETE_DECISION, decision, decision_on, make_trace
 from tests.support.traces import sample_traces
 from tests.support.word_embedder import WordEmbedder, decide_one, word_decider
 
@@ -112,12 +112,8 @@ ENTRY = Entry(Place.parse("1000-1"), "kp:trace:1", b"a" * 16, np.eye(1, 8, dtype
 
 def resting_on(entry: str, novelty: float) -> Decision:
     """A decision on the trace of the entry, which says where it is in the log and how new."""
-    made = Decision.model_validate_json(decision_on(ENTRY.trace_id))
-    placed_at, measured = (
-        made.novelty.model_copy(update={"entry": entry}),
-        made.dimensions.model_copy(update={"novelty": novelty}),
-    )
-    return made.model_copy(update={"novelty": placed_at, "dimensions": measured})
+    made = decision(ENTRY.trace_id, novelty=novelty)
+    return made.model_copy(update={"novelty": made.novelty.model_copy(update={"entry": entry})})
 
 
 def audited(novelty: float, digest: bytes, entry: str = "1000-1") -> Report:
