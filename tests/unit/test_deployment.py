@@ -30,6 +30,7 @@ class Stage(NamedTuple):
 def stages() -> dict[str, Stage]:
     text = (REPOSITORY / "deploy" / "Dockerfile").read_text("utf-8")
     parts = re.findall(r"^FROM (\S+) AS (\S+)$(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert len(parts) == text.count("\nFROM "), "each stage has a name"
     return {name: Stage(base, re.findall(r"^([A-Z]+) (.*)$", part, re.MULTILINE)) for base, name, part in parts}
 
 
