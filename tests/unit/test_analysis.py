@@ -47,11 +47,6 @@ def test_a_value_between_two_bins_is_in_the_upper_one(value: float, place: int) 
     assert histogram([value])[place] == 1
 
 
-@given(fractions)
-def test_a_threshold_accepts_the_scores_from_it_on(scores: list[float]) -> None:
-    assert list(accepted_at(scores)) == [sum(score >= threshold for score in scores) for threshold in THRESHOLDS]
-
-
 @given(fractions, st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0]))
 def test_lowest_threshold_for_a_share_accepts_no_more(scores: list[float], share: float) -> None:
     lowest = lowest_threshold(accepted_at(scores), share * len(scores))
