@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
@@ -54,6 +55,18 @@ def invoked(command: click.Command, *arguments: str | Path, stdin: str | bytes =
 def command(settings: Settings, *arguments: str, stdin: str | bytes = b"") -> Result:
     """Run ``kp-scorer`` with these settings, in this process."""
     return invoked(commands, *arguments, stdin=stdin, env=as_environment(settings))
+
+
+@cache
+def every_command() -> dict[str, click.Command]:
+    """The commands by the words that call each, those of groups too."""
+    by_words: dict[str, click.Command] = {}
+    for name in commands.commands:
+        _, called, _ = commands.resolve_command(click.Context(commands), [name])
+        assert called
+        inner = called.commands if isinstance(called, click.Group) else {}
+        by_words |= {name: called} | {f"{name} {own}": each for own, each in inner.items()}
+    return by_words
 
 
 def json_lines(*rows: object) -> bytes:

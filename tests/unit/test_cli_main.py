@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from kp_scorer.cli.main import commands
 
-from tests.support.commands import ended
+from tests.support.commands import ended, every_command
 from tests.support.commands import run as run_process
 from tests.support.paths import REPOSITORY
 
@@ -44,20 +44,8 @@ main()
     assert imported & HEAVY <= allowed
 
 
-def every_command() -> list[tuple[str, click.Command]]:
-    """Each command with its name, those of groups too."""
-    context = click.Context(commands)
-    top = [(name, commands.resolve_command(context, [name])[1]) for name in commands.list_commands(context)]
-    return [
-        (f"{name} {inner.name}" if inner is not command else name, inner)
-        for name, command in top
-        if command
-        for inner in (command, *(command.commands.values() if isinstance(command, click.Group) else ()))
-    ]
-
-
 def test_every_command_has_its_own_name_and_shows_an_example() -> None:
-    for name, command in every_command():
+    for name, command in every_command().items():
         assert command.name == name.split()[-1]
         assert "Example: kp-scorer" in command.get_help(click.Context(command)).replace(
             "KP_BROKER_URL=redis://queue:6379/0 ", ""

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import click
 import pytest
-from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 
+from tests.support.commands import every_command
 from tests.support.documents import DOCUMENTS, Line, anchors_of, blocks, lines_of
 from tests.support.node import examples
 from tests.support.notebook import code_cells, shown_by
@@ -187,20 +187,15 @@ def wrong_commands(line: Line) -> Iterator[str]:
 
 def named_by(words: str) -> tuple[list[click.Command], str]:
     """The commands that words after `kp-scorer` name, several where they are joined by bars; and what is wrong with them."""
-    group: click.Command = commands
+    before, named = "", list[click.Command]()
     for word in words.split():
-        if not isinstance(group, click.Group):
+        if named and not isinstance(named[0], click.Group):
             # Arguments come after a command.
             break
-        context = click.Context(group)
-        resolved = {name: group.resolve_command(context, [name])[1] for name in group.commands}
-        commands_by_word = {name: command for name, command in resolved.items() if command}
-        if missing := [name for name in word.split("|") if name not in commands_by_word]:
+        if missing := [name for name in word.split("|") if f"{before}{name}" not in every_command()]:
             return [], f"there is no command {missing[0]} in kp-scorer{words}"
-        if "|" in word:
-            return [commands_by_word[name] for name in word.split("|")], ""
-        group = commands_by_word[word]
-    return [group], ""
+        named, before = [every_command()[f"{before}{name}"] for name in word.split("|")], f"{word} "
+    return named, ""
 
 
 def wrong_options(named: list[click.Command], text: str) -> Iterator[str]:
