@@ -83,12 +83,6 @@ def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Callable[[
     assert embedder.dimensions == expected.shape[1]
 
 
-def test_the_longest_text_is_the_models_own(tiny: Tiny) -> None:
-    model = files(tiny)
-    assert model.max_tokens == {"bert": 128, "mpnet": 100, "roberta": 128, "modernbert": 700}[model.name]
-    assert on_torch(tiny).tokenize(TEXTS[-1]).tokens == model.max_tokens
-
-
 def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
     embedder = select_embedder(EmbeddingSettings(embedder="torch", model=str(tiny.directory)), "asked_and_did")
     assert embedder
