@@ -109,23 +109,6 @@ def test_spaces_never_meet(redis_client: redis.Redis, space: str) -> None:
     assert (nearest(placement) == ("a", 1.0)) == (space == "space")
 
 
-def test_the_log_keeps_no_more_than_window_and_slack(redis_client: redis.Redis) -> None:
-    window = Window(max_elements=100, ttl_ms=10 * MINUTE_MS, slack_elements=50, slack_ms=MINUTE_MS)
-    cache = cache_of(log_in(redis_client, window), window)
-    for start in range(0, 1_000, 50):
-        cache.place([candidate(f"t{index}", index) for index in range(start, start + 50)])
-    # Redis trims whole nodes of the stream, of at most 100 entries.
-    assert window.kept_elements <= redis_client.xlen(KEYS.of_log("space").log) <= window.kept_elements + 100
-    assert all(redis_client.pttl(key) > 0 for key in redis_client.scan_iter())
-
-
-def test_a_trace_whose_record_has_expired_can_still_be_erased(redis_client: redis.Redis) -> None:
-    log = log_in(redis_client)
-    cache_of(log).place([candidate("erased", 1), candidate("other", 2)])
-    redis_client.delete(KEYS.record("erased"))
-    assert [log.erase("erased", "third"), log.erase("erased", "other")] == [{"erased": 1}, {"other": 1}]
-
-
 def test_erasing_the_newest_entry_does_not_make_mirrors_start_over(redis_client: redis.Redis) -> None:
     log = log_in(redis_client)
     _, tail = log.append([candidate("a", 1), candidate("newest", 2)], None)
