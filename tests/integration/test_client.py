@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar
 
 import pytest
@@ -123,28 +123,22 @@ class Scene(NamedTuple):
             return False
 
 
-def scene_of(opened: ExitStack, urls: dict[str, str], silent: str) -> Scene:
-    network = opened.enter_context(Proxy(urls[silent]))
-    # Delivered in the end, or closing would wait for the silent server.
-    opened.callback(network.deliver)
-    settings = load_settings({**urls, **own_queues(), silent: network.url, "broker.timeout_s": TIMEOUT_S})
-    return Scene(opened.enter_context(Client(settings)), network)
-
-
 @pytest.fixture(params=["silent store", "silent Redis as broker", "silent RabbitMQ"])
 def scene(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Scene]:
     """Something will be silent."""
     urls = {"redis.url": settings.redis.url, "broker.url": settings.broker.url}
     if request.param == "silent RabbitMQ":
         urls["broker.url"] = request.getfixturevalue("rabbitmq_url")
-    with ExitStack() as opened:
-        yield scene_of(opened, urls, "redis.url" if request.param == "silent store" else "broker.url")
+    silent = "redis.url" if request.param == "silent store" else "broker.url"
+    with Proxy(urls[silent]) as network:
+        behind = load_settings({**urls, **own_queues(), silent: network.url, "broker.timeout_s": TIMEOUT_S})
+        with Client(behind) as client:
+            yield Scene(client, network)
+            # Or closing would wait for the silent server.
+            network.deliver()
 
 
-@pytest.fixture
-def silent_store(settings: Settings) -> Iterator[Scene]:
-    with ExitStack() as opened:
-        yield scene_of(opened, {"redis.url": settings.redis.url, "broker.url": settings.broker.url}, "redis.url")
+with_silent_store = pytest.mark.parametrize("scene", ["silent store"], indirect=True)
 
 
 @contextmanager
@@ -184,27 +178,24 @@ def test_a_submit_to_a_silent_server_ends_in_time_and_the_client_recovers(scene:
     wait_until(scene.submits, timeout_s=30)
 
 
-def test_looking_up_and_waiting_end_in_time_too(silent_store: Scene) -> None:
-    client, trace_id = silent_store.client, silent_store.submit()
-    silent_store.network.hold()
+@with_silent_store
+def test_looking_up_waiting_and_closing_end_in_time_too(scene: Scene) -> None:
+    client, trace_id = scene.client, scene.submit()
+    scene.network.hold()
     in_time(lambda: client.look_up([trace_id]), TIMEOUT_S, "^look up: no answer within 1 s$")
     in_time(lambda: client.look_up([trace_id], 0.2), 0.2, "^look up: no answer within 0.2 s$")
     in_time(lambda: client.wait(trace_id, timeout_s=30), TIMEOUT_S, "no answer")
     in_time(lambda: client.wait(trace_id, timeout_s=0), TIMEOUT_S, "no answer")
-
-
-def test_a_client_of_a_silent_server_is_closed_in_time(silent_store: Scene) -> None:
-    silent_store.network.hold()
-    in_time(silent_store.submit, TIMEOUT_S, SAFE)
     with ending_within(TIMEOUT_S):
-        silent_store.client.close()
+        client.close()
 
 
-def test_a_client_that_waits_does_not_keep_its_process_alive(silent_store: Scene, settings: Settings) -> None:
-    silent_store.network.hold()
+@with_silent_store
+def test_a_client_that_waits_does_not_keep_its_process_alive(scene: Scene, settings: Settings) -> None:
+    scene.network.hold()
     code = (
         "from kp_scorer import Client, ServiceUnavailable\n"
-        f"client = Client.connect({settings.broker.url!r}, {silent_store.network.url!r})\n"
+        f"client = Client.connect({settings.broker.url!r}, {scene.network.url!r})\n"
         "try:\n    client.look_up(['kp:trace:one'], 0.1)\n"
         "except ServiceUnavailable:\n    print('unavailable')\n"
     )
