@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kp_scorer import score_traces
 from kp_scorer.cli.main import commands
 from kp_scorer.decider import Decider
@@ -16,6 +16,7 @@ from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import Payload, make_trace, minimal_payload, steps
+from tests.support.commands import invoked, jsonl_file
 
 RICH = steps("thought", "tool_call", "observation", "error_recovery")
 
@@ -35,22 +36,15 @@ BANDS = ("--set", "embedding.embedder=none", "--set", "scoring.threshold=0.6", "
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "traces.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in [*TRACES, TRACES[0]]), "utf-8")
-    return path
+    return jsonl_file(tmp_path / "traces.jsonl", *TRACES, TRACES[0])
 
 
-def keep(*arguments: object) -> Result:
-    return CliRunner().invoke(commands, ["keep", *map(str, arguments)])
+def keep(*arguments: str | Path) -> Result:
+    return invoked(commands, "keep", *arguments)
 
 
 def rows(text: str) -> list[Any]:
     return [json.loads(line) for line in text.split("\n") if line]
-
-
-def scores_of(traces: Sequence[Payload]) -> dict[str, float]:
-    settings = load_settings({"embedding.embedder": "none"})
-    return {decision.trace_id: decision.score for decision in score_traces(traces, settings)}
 
 
 @pytest.mark.parametrize(("flags", "name"), [((), "good"), (("--review",), "fair"), (("--rejected",), "poor")])
@@ -60,8 +54,9 @@ def test_originals_with_one_outcome_are_written_once_with_our_score(flags: Seque
     assert done.exit_code == 0, done.output
     assert done.stdout == ""
     (original,) = (each for each in TRACES if each["id"] == f"kp:trace:{name}")
+    (decision,) = score_traces([original], load_settings({"embedding.embedder": "none"}))
     original = json.loads(json.dumps(original))
-    original["metadata"]["quality_score"] = scores_of(TRACES)[original["id"]]
+    original["metadata"]["quality_score"] = decision.score
     assert rows(kept_file.read_text("utf-8")) == [original]
     assert "kept 1 of 4: 2 accepted, 1 review, 1 rejected" in done.stderr
 
@@ -76,16 +71,14 @@ def test_several_files_and_a_document_go_to_stdout(file: Path, tmp_path: Path) -
 
 
 def test_what_no_field_is_for_stays_as_it_was_read(tmp_path: Path) -> None:
-    odd = tmp_path / "odd.jsonl"
-    odd.write_text(json.dumps(TRACES[0] | {"extra": [math.nan, "\ud800", 10**300]}) + "\n", "ascii")
+    odd = jsonl_file(tmp_path / "odd.jsonl", TRACES[0] | {"extra": [math.nan, "\ud800", 10**300]})
     (row,) = rows(keep(odd, *BANDS).stdout)
     assert math.isnan(row["extra"][0])
     assert row["extra"][1:] == ["\ud800", 10**300]
 
 
 def test_what_was_checked_is_kept_without_fields_that_no_check_has_seen(tmp_path: Path) -> None:
-    odd = tmp_path / "odd.jsonl"
-    odd.write_text(json.dumps(TRACES[0] | {"extra": "password"}) + "\n", "utf-8")
+    odd = jsonl_file(tmp_path / "odd.jsonl", TRACES[0] | {"extra": "password"})
     (row,) = rows(keep(odd, *BANDS, "--set", "checks.secrets=note").stdout)
     assert row.keys() == TRACES[0].keys() - {"langfuse"}
     assert "run" not in row["metadata"]
