@@ -9,7 +9,6 @@ from typing import Any
 import amqp
 import pytest
 from amqp.exceptions import PreconditionFailed
-from celery import Celery
 from kombu import Connection
 from kp_scorer.broker import dead_letters
 from kp_scorer.broker.celery_app import make_celery
@@ -34,19 +33,13 @@ def settings_here(rabbitmq: RabbitMQ) -> Settings:
 
 
 @pytest.fixture
-def app(settings_here: Settings) -> Iterator[Celery]:
-    """An app whose queues are declared."""
-    queues = submission_queues(settings_here)
-    with make_celery(settings_here) as opened:
-        declare_queues(opened, [*queues.in_order, *([queues.intake] if queues.intake else [])])
-        yield opened
-
-
-@pytest.fixture
-def intake(app: Celery, settings_here: Settings, store: Store) -> SideQueue:
+def intake(settings_here: Settings, store: Store) -> Iterator[SideQueue]:
+    """The intake of an app whose queues are declared."""
     queues = submission_queues(settings_here)
     assert queues.intake
-    return SideQueue(app, queues.intake, settings_here, store.dead_letters, Publisher(app, settings_here, store))
+    with make_celery(settings_here) as app:
+        declare_queues(app, [*queues.in_order, queues.intake])
+        yield SideQueue(app, queues.intake, settings_here, store.dead_letters, Publisher(app, settings_here, store))
 
 
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
@@ -65,21 +58,31 @@ def get_all(settings: Settings) -> list[Any]:
         return list(iter(lambda: connection.default_channel.basic_get(settings.queues.traces, no_ack=True), None))
 
 
-def as_bodies(traces: Sequence[dict[str, Any]]) -> list[bytes]:
-    return [json.dumps(trace).encode() for trace in traces]
+def receive(rabbitmq: RabbitMQ, count: int) -> list[Any]:
+    """Receive so many messages from the queue of traces, once they are there."""
+    wait_until(lambda: rabbitmq.waiting("traces") == count)
+    return get_all(rabbitmq.settings())
+
+
+def drain(intake: SideQueue) -> bool:
+    """Have its messages moved; return whether the queue of traces had room for them."""
+    try:
+        intake.drain()
+    except ServiceUnavailable as error:
+        return "takes no more" not in str(error)
+    return True
 
 
 def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decided_once(
-    rabbitmq: RabbitMQ, store: Store, tmp_path: Path
+    rabbitmq: RabbitMQ, settings_here: Settings, store: Store, tmp_path: Path
 ) -> None:
-    settings = rabbitmq.settings()
     traces = short_traces(120, seed=2)
-    put(settings, as_bodies(traces))
-    worker = launch_worker(settings, tmp_path / "dying.log", CRASHING_WORKER, {"CRASH_AT": "moved", "CRASH_AFTER": "2"})
+    put(settings_here, [json.dumps(trace).encode() for trace in traces])
+    worker = launch_worker(settings_here, tmp_path / "dying.log", CRASHING_WORKER, {"CRASH_AT": "moved", "CRASH_AFTER": "2"})
     assert worker.process.wait(60) == -signal.SIGKILL
     # Of the second batch nothing is acknowledged, and all lies on both queues.
     wait_until(lambda: rabbitmq.waiting("intake") == 20)
-    with at_work(settings, tmp_path) as (next_worker, client):
+    with at_work(settings_here, tmp_path) as (next_worker, client):
         statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=60))
         assert {status.state for status in statuses} == {"decided"}
         wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
@@ -93,8 +96,7 @@ def test_only_the_content_of_a_message_moves(intake: SideQueue, settings_here: S
     put(settings_here, [b"\xff{}"], application_headers=headers, **properties)
     put(settings_here, [b""], content_type="text/plain")
     intake.drain()
-    wait_until(lambda: rabbitmq.waiting("traces") == 2)
-    first, second = get_all(settings_here)
+    first, second = receive(rabbitmq, 2)
     headers_moved = {"task": "?", "id": "a", "ignore_result": False, "compression": GZIP}
     assert first.body == b"\xff{}"
     first.properties["application_headers"].pop(DELIVERY_COUNT, None)
@@ -110,9 +112,7 @@ def test_the_beginning_of_a_message_that_is_too_large_moves(
     largest_bytes = largest_body_bytes(settings_here.limits)
     put(settings_here, [b"x" * (largest_bytes + 1), *[b"y" * 700_000] * 3, b"z"])
     intake.drain()
-    wait_until(lambda: rabbitmq.waiting("traces") == 5)
-    sizes = [len(message.body) for message in get_all(settings_here)]
-    assert sizes == [BEGINNING_BYTES, *[700_000] * 3, 1]
+    assert [len(message.body) for message in receive(rabbitmq, 5)] == [BEGINNING_BYTES, *[700_000] * 3, 1]
 
 
 def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
@@ -122,35 +122,25 @@ def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here:
     if not vhost.startswith("kp-test-") or evaluated(f"rabbit_policy:set({policy}).") != "ok":
         pytest.skip("nobody here may set a policy")
     bodies = [b"%04d" % number for number in range(50)]
-    moved: list[bytes] = []
+    received: list[bytes] = []
     try:
         # The policy takes a moment to count.
-        def refused() -> bool:
+        def fill() -> bool:
             put(settings_here, bodies)
-            try:
-                intake.drain()
-            except ServiceUnavailable as error:
-                return "takes no more" in str(error)
-            moved.extend(message.body for message in get_all(settings_here))
+            if not drain(intake):
+                return True
+            received.extend(message.body for message in get_all(settings_here))
             return False
 
-        wait_until(refused)
+        wait_until(fill)
     finally:
         evaluated(f'rabbit_policy:delete(<<"{vhost}">>, {full}, {tests}).')
     # RabbitMQ takes some more than the limit before it refuses.
     wait_until(lambda: rabbitmq.waiting("intake") > 0)
-    wait_until(lambda: _moves(intake) and rabbitmq.waiting("intake") == 0)
-    moved.extend(message.body for message in get_all(settings_here))
-    assert len(moved) % 50 == 0
-    assert set(moved) == set(bodies)
-
-
-def _moves(intake: SideQueue) -> bool:
-    try:
-        intake.drain()
-    except ServiceUnavailable:
-        return False
-    return True
+    wait_until(lambda: drain(intake) and rabbitmq.waiting("intake") == 0)
+    received.extend(message.body for message in get_all(settings_here))
+    assert len(received) % 50 == 0
+    assert set(received) == set(bodies)
 
 
 def test_a_message_that_rabbitmq_refuses_is_dead_lettered_and_blocks_no_other(
@@ -166,8 +156,7 @@ def test_a_message_that_rabbitmq_refuses_is_dead_lettered_and_blocks_no_other(
     monkeypatch.setattr(dead_letters, "publish_confirmed", refuse)
     put(settings_here, [b"first", b"large", b"second"])
     intake.drain()
-    wait_until(lambda: rabbitmq.waiting("traces") == 3)
-    assert sorted(message.body for message in get_all(settings_here)) == [b"first", b"first", b"second"]
+    assert sorted(message.body for message in receive(rabbitmq, 3)) == [b"first", b"first", b"second"]
     assert rabbitmq.waiting("intake") == 0
     (dead_letter,) = store.dead_letters.read()
     assert (dead_letter.reason, store.dead_letters.payload(dead_letter.letter_id)) == ("malformed", b"large")
@@ -187,8 +176,7 @@ def test_messages_stay_on_the_intake_during_an_outage(
             intake.drain()
     wait_until(lambda: rabbitmq.waiting("intake") == 2)
     intake.drain()
-    wait_until(lambda: rabbitmq.waiting("traces") == 2)
-    assert [message.body for message in get_all(settings_here)] == [b"1", b"2"]
+    assert [message.body for message in receive(rabbitmq, 2)] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("kind", ["intake", "traces"])
