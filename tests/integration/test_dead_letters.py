@@ -288,7 +288,7 @@ FOREIGN: list[tuple[bytes, dict[str, Any]]] = [
 ]
 
 
-def test_a_message_that_is_no_decision_becomes_a_dead_letter_and_blocks_no_other(on_broker: SettingsWith) -> None:
+def test_a_message_that_is_no_decision_becomes_a_dead_letter_and_blocks_no_other(on_broker: SettingsWith, store: Store) -> None:
     settings = on_broker()
     foreign = [*FOREIGN, (bombs()[GZIP], {"content_type": "application/json", "headers": {"compression": GZIP}})]
     queue = results_queue(settings, "accepted")
@@ -301,9 +301,6 @@ def test_a_message_that_is_no_decision_becomes_a_dead_letter_and_blocks_no_other
         assert [decision["trace_id"] for decision in published(settings)] == ["kp:trace:one"]
     assert memory.peak_bytes < 2**26, "a message was unpacked"
     assert published(settings) == []
-    with Store.open(settings) as store:
-        letters = list(store.dead_letters.read())
-        assert {store.dead_letters.payload(letter.letter_id) for letter in letters} == {body for body, _ in foreign}
-        assert {(letter.reason, letter.detail) for letter in letters} == {
-            ("malformed", f"queue {queue.name}: expected a decision")
-        }
+    letters = list(store.dead_letters.read())
+    assert {store.dead_letters.payload(letter.letter_id) for letter in letters} == {body for body, _ in foreign}
+    assert {(letter.reason, letter.detail) for letter in letters} == {("malformed", f"queue {queue.name}: expected a decision")}

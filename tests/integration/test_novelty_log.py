@@ -195,9 +195,8 @@ def test_an_empty_log_accepts_any_window(redis_client: redis.Redis, emptied: str
         first.append([], None)
 
 
-def test_a_worker_with_another_window_does_not_start(settings: Settings, tmp_path: Path) -> None:
-    with Store.open(settings) as store:
-        store.novelty_log("word-hash-1").append([candidate("a", 1, dimensions=128)], None)
+def test_a_worker_with_another_window_does_not_start(settings: Settings, store: Store, tmp_path: Path) -> None:
+    store.novelty_log("word-hash-1").append([candidate("a", 1, dimensions=128)], None)
     worker = launch_worker(with_changed(settings, novelty__max_elements=7), tmp_path / "worker.log", FAST_WORKER)
     assert worker.process.wait(60) == SettingsError.exit_code
     (line,) = worker.events("worker_cannot_start")
