@@ -26,8 +26,8 @@ KEYS = Keys("kp")
 MakeLog = Callable[[Window], NoveltyLog]
 
 
-def log_in(redis_client: redis.Redis, window: Window = WINDOW, space: str = "space") -> RedisLog:
-    return RedisLog(redis_client, KEYS, space, window, record_ttl_ms=60_000)
+def log_in(redis_client: redis.Redis, window: Window = WINDOW) -> RedisLog:
+    return RedisLog(redis_client, KEYS, "space", window, record_ttl_ms=60_000)
 
 
 @pytest.fixture(params=["redis", "memory"])
@@ -100,13 +100,6 @@ def test_only_what_does_not_count_has_a_mark_in_the_log(redis_client: redis.Redi
     assert list(stored[1][1]) == [b"i", b"d", b"v", b"c"]
     assert redis_client.hget(KEYS.of_log("space").head, "window") == b"4 600000 6 60000"
     assert [entry.counts for entry in log.entries()] == [True, False]
-
-
-@pytest.mark.parametrize("space", ["space", "other"])
-def test_spaces_never_meet(redis_client: redis.Redis, space: str) -> None:
-    place(cache_of(log_in(redis_client)), "a", 1)
-    placement = place(cache_of(log_in(redis_client, space=space)), "b", 1)
-    assert (nearest(placement) == ("a", 1.0)) == (space == "space")
 
 
 def test_erasing_the_newest_entry_does_not_make_mirrors_start_over(redis_client: redis.Redis) -> None:
