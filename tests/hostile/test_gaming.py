@@ -12,14 +12,13 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.select import select_embedder
 from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
-from kp_scorer.settings.sections import EmbeddingSettings, NoveltySettings
+from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import make_trace, step
+from tests.support.builders import load_embedder, make_trace, step
 
 SENT: Final = 20
 DOMAINS: Final = ("default", "finance", "code", "medical", "customer_service")
@@ -42,9 +41,7 @@ class Remembering(Embedder):
 
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
-    embedder = select_embedder(EmbeddingSettings(required=True), "trace")
-    assert embedder
-    return Remembering(embedder)
+    return Remembering(load_embedder(required=True))
 
 
 def hollow(number: int, domain: str, objective: str) -> ReasoningTrace:

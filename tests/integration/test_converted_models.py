@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
+
+from tests.support.builders import load_embedder
 
 TEXTS = ["refund a double charge", "tree " * 600]
 ANOTHER_USER = 12_345
@@ -22,7 +23,6 @@ HEAVY = ("torch", "transformers", "sentence_transformers")
 LOAD_AND_TELL = f"""
 import json, sys
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
 embedder = select_embedder(EmbeddingSettings())
 vectors = embedder and embedder.embed({TEXTS!r}).tolist()
@@ -37,7 +37,7 @@ def start() -> "subprocess.Popen[str]":
 
 @pytest.fixture(scope="module")
 def expected() -> np.ndarray:
-    return openvino().embed(TEXTS)
+    return load_embedder(embedder="openvino").embed(TEXTS)
 
 
 @pytest.fixture
@@ -65,12 +65,6 @@ def open_umask() -> Iterator[None]:
 
 def cache_events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, Path]]:
     return [(record.message, Path(vars(record)["directory"])) for record in caplog.records if "directory" in vars(record)]
-
-
-def openvino() -> Embedder:
-    selected = select_embedder(EmbeddingSettings(embedder="openvino"))
-    assert selected
-    return selected
 
 
 def models(cache: Path) -> list[Path]:
@@ -167,6 +161,6 @@ def test_a_model_that_others_could_write_is_not_used(
 ) -> None:
     change(own_cache / name)
     with pytest.raises(SettingsError, match="needed to convert the model"):
-        openvino()
+        load_embedder(embedder="openvino")
     assert cache_events(caplog) == [(event, own_cache.parent if name == ".." else own_cache)]
     assert {path.name for path in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}

@@ -14,27 +14,27 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding import openvino_engine
 from kp_scorer.embedding.embedder import Embedder, Vectors
-from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import load_settings
-from kp_scorer.settings.sections import EmbeddingSettings, NoveltySettings
+from kp_scorer.settings.sections import NoveltySettings
 
+from tests.support.builders import load_embedder
 from tests.support.traces import fresh_samples, sample_traces
 
 
 @pytest.fixture(scope="module")
 def openvino() -> Embedder:
-    return loaded(EmbeddingSettings(embedder="openvino"))
+    return load_embedder(embedder="openvino")
 
 
 @pytest.fixture(scope="module")
 def torch_on_cpu() -> Embedder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kp_scorer.embedding.select._GPU_DEVICES", ())
-        return loaded(EmbeddingSettings(embedder="torch"))
+        return load_embedder(embedder="torch")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def torch_on_gpu() -> Embedder:
 
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU that torch can use")
-    return loaded(EmbeddingSettings(embedder="torch"))
+    return load_embedder(embedder="torch")
 
 
 @pytest.fixture(scope="module", params=["openvino", "torch_on_cpu", "torch_on_gpu"])
@@ -56,12 +56,6 @@ def embedder(request: pytest.FixtureRequest) -> Embedder:
 def compared(request: pytest.FixtureRequest) -> Embedder:
     """One that is held against torch on the CPU."""
     selected: Embedder = request.getfixturevalue(request.param)
-    return selected
-
-
-def loaded(settings: EmbeddingSettings) -> Embedder:
-    selected = select_embedder(settings)
-    assert selected
     return selected
 
 
@@ -117,7 +111,7 @@ def test_a_batch_gives_what_one_by_one_gives(embedder: Embedder, texts: list[str
 @pytest.mark.parametrize("threads", [1, 3])
 def test_any_number_of_threads_gives_the_same_vectors(openvino: Embedder, threads: int) -> None:
     texts = ["tree " * count for count in (1, 2, 2, 30, 200, 600, 600)]
-    selected = loaded(EmbeddingSettings(embedder="openvino", threads=threads))
+    selected = load_embedder(embedder="openvino", threads=threads)
     assert np.abs(selected.embed(texts) - openvino.embed(texts)).max() < 2e-3
 
 
@@ -140,7 +134,7 @@ def test_streams_that_give_one_text_two_vectors_are_compiled_anew(
         return (WrongSideBySide if len(made) <= 4 else right)(core, model, streams)
 
     monkeypatch.setattr(openvino_engine, "_Streams", wrong_at_first)
-    selected = loaded(EmbeddingSettings(embedder="openvino", threads=2))
+    selected = load_embedder(embedder="openvino", threads=2)
     assert made == [1, 1, 2, 2] * 2
     assert [record.msg for record in caplog.records] == ["streams_disagree"]
     texts = ["tree " * count for count in (1, 30, 600, 600)]
@@ -151,8 +145,8 @@ def test_an_engine_that_gives_one_text_two_vectors_is_not_used(monkeypatch: pyte
     monkeypatch.setattr(openvino_engine, "_Streams", WrongSideBySide)
     monkeypatch.setattr(openvino_engine, "_TRIES", 1)
     with pytest.raises(SettingsError, match="openvino gives different vectors for one text"):
-        loaded(EmbeddingSettings(embedder="openvino", threads=2))
-    assert loaded(EmbeddingSettings(threads=2)).engine.startswith("torch")
+        load_embedder(embedder="openvino", threads=2)
+    assert load_embedder(threads=2).engine.startswith("torch")
 
 
 def test_a_decision_says_how_many_tokens_were_embedded_and_how_many_there_are(openvino: Embedder) -> None:

@@ -11,10 +11,9 @@ import pytest
 from kp_scorer.embedding.embedder import RECIPES, TRACE, Embedder, Vectors
 from kp_scorer.embedding.model import ModelFiles, find_model
 from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
-from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
-from kp_scorer.settings.sections import EmbeddingSettings
 
+from tests.support.builders import load_embedder
 from tests.support.json_files import change_json
 
 # Importing torch takes seconds, which every process of the suite would spend, as it collects all tests.
@@ -63,9 +62,7 @@ def on_openvino(tiny: Tiny) -> Embedder:
 
 
 def on_torch(tiny: Tiny) -> Embedder:
-    selected = select_embedder(EmbeddingSettings(embedder="torch", model=str(tiny.directory)))
-    assert selected
-    return selected
+    return load_embedder(embedder="torch", model=str(tiny.directory))
 
 
 # OpenVINO traces with what torch wants to be rid of.
@@ -84,8 +81,7 @@ def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Callable[[
 
 
 def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
-    embedder = select_embedder(EmbeddingSettings(embedder="torch", model=str(tiny.directory)), "asked_and_did")
-    assert embedder
+    embedder = load_embedder("asked_and_did", embedder="torch", model=str(tiny.directory))
     tokenized = embedder.tokenize("tree " * 2_000 + "\x1e" + "river " * 2_000)
     parts = RECIPES["asked_and_did"].parts
     assert tokenized.tokens == sum(min(part.max_tokens or 0, files(tiny).max_tokens) for part in parts)
@@ -98,8 +94,7 @@ def test_a_named_model_is_converted_at_the_start_though_its_cache_cannot_be_writ
 ) -> None:
     (cache := tmp_path / "cache").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    selected = select_embedder(EmbeddingSettings(model=str(tiny.directory)))
-    assert selected
+    selected = load_embedder(model=str(tiny.directory))
     assert selected.engine.startswith("openvino")
     assert (selected.embed(TEXTS) * tiny.encode(TEXTS)).sum(axis=1).min() > 1 - 1e-3
 

@@ -1,4 +1,4 @@
-"""Traces, the JSON they come from, decisions and candidates of the novelty log, in one line each."""
+"""Traces, the JSON they come from, decisions, candidates of the novelty log and embedders, in one line each."""
 
 import copy
 import hashlib
@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
 from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json
+from kp_scorer.embedding.embedder import Embedder
+from kp_scorer.embedding.select import select_embedder
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.records import Identity, MemoryLedger, Verdict
 from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import PROFILES, Bounds, Policy
+from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
 
 LIMITS: Final = Limits()
@@ -239,3 +242,10 @@ def candidate(trace_id: str, seed: int, dimensions: int = 8) -> Candidate:
     vector = np.random.default_rng(seed).normal(size=dimensions).astype(np.float32)
     vector /= np.linalg.norm(vector)
     return Candidate(trace_id, hashlib.blake2b(str(seed).encode(), digest_size=16).digest(), vector)
+
+
+def load_embedder(recipe: RecipeName = "trace", **settings: Any) -> Embedder:
+    """The embedder that settings choose: ``load_embedder(embedder="words")``."""
+    selected = select_embedder(EmbeddingSettings(**settings), recipe)
+    assert selected
+    return selected

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.embedding.embedder import RECIPES, TRACE, CheckedEmbedder, Embedder, TokenizedText, Vectors
-from kp_scorer.embedding.select import select_embedder, usable_cores
+from kp_scorer.embedding.select import usable_cores
 from kp_scorer.embedding.text_embedder import group_by_length
 from kp_scorer.errors import EmbedderUnhealthy
-from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
+from kp_scorer.settings.sections import RecipeName
 
-from tests.support.builders import make_trace, step
+from tests.support.builders import load_embedder, make_trace, step
 
 BAD: Final = "bad"
 
@@ -192,9 +192,7 @@ def test_asked_and_did_is_the_weighted_sum_of_two_vectors() -> None:
 
 @cache
 def embedder(recipe: RecipeName) -> Embedder:
-    selected = select_embedder(EmbeddingSettings(), recipe)
-    assert selected
-    return selected
+    return load_embedder(recipe)
 
 
 def test_a_plain_text_has_one_vector_whatever_the_recipe() -> None:

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.embedding.embedder import RECIPES, Embedder, Vector
-from kp_scorer.embedding.select import select_embedder
-from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
+from kp_scorer.embedding.embedder import RECIPES, Vector
+from kp_scorer.settings.sections import RecipeName
 
-from tests.support.builders import make_trace, step
+from tests.support.builders import load_embedder, make_trace, step
 from tests.support.calls import traced_memory
 from tests.support.costly import COSTLY_TEXTS
 
-WORDS: Final = select_embedder(EmbeddingSettings(embedder="words", required=True))
+WORDS: Final = load_embedder(embedder="words", required=True)
 
 PLACES: Final = {
     "refund": (57, 1),
@@ -45,13 +44,8 @@ UNRELATED: Final = {
 TEXTS: Final = st.text(max_size=200)
 
 
-def embedder() -> Embedder:
-    assert WORDS
-    return WORDS
-
-
 def vector_of(text: str) -> Vector:
-    (vector,) = embedder().embed([text])
+    (vector,) = WORDS.embed([text])
     return np.asarray(vector)
 
 
@@ -65,14 +59,14 @@ def test_a_word_has_the_same_place_and_sign_for_ever(word: str) -> None:
     expected = np.zeros(384, np.float32)
     expected[place] = sign
     np.testing.assert_array_equal(vector_of(word), expected)
-    assert embedder().space == "words-1.asked_and_did.1"
+    assert WORDS.space == "words-1.asked_and_did.1"
 
 
 def test_asked_counts_six_tenths_and_did_four_and_a_word_that_repeats_its_logarithm() -> None:
     trace = make_trace(
         objective="Refund!", steps=[step("observation", content="_"), step("tool_call", "sql", content="42 42 日本 42")]
     )
-    vector = vector_of(embedder().recipe.text(trace))
+    vector = vector_of(WORDS.recipe.text(trace))
     did = np.array([-(1 + log(3)), 1]) / sqrt((1 + log(3)) ** 2 + 1)
     expected = np.array([0.6, *(0.4 * did)]) / sqrt(0.6**2 + 0.4**2)
     np.testing.assert_allclose(vector[[57, 43, 372]], expected, atol=1e-6)
@@ -81,7 +75,7 @@ def test_asked_counts_six_tenths_and_did_four_and_a_word_that_repeats_its_logari
 
 @given(st.lists(TEXTS, max_size=4))
 def test_every_text_has_a_float32_vector_of_length_1(texts: list[str]) -> None:
-    vectors = embedder().embed(texts)
+    vectors = WORDS.embed(texts)
     assert vectors.dtype == np.float32
     assert vectors.shape == (len(texts), 384)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
@@ -146,8 +140,7 @@ def test_no_text_of_a_megabyte_costs_much_time_or_memory(text: str) -> None:
 
 
 def test_what_is_remembered_of_many_words_is_bounded() -> None:
-    fresh = select_embedder(EmbeddingSettings(embedder="words"))
-    assert fresh
+    fresh = load_embedder(embedder="words")
     with traced_memory() as memory:
         # Letters of four bytes, and more words than are remembered.
         for start in range(0, 60_000, 20_000):
@@ -157,7 +150,6 @@ def test_what_is_remembered_of_many_words_is_bounded() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_its_recipe_is_part_of_it(recipe: RecipeName) -> None:
-    selected = select_embedder(EmbeddingSettings(embedder="words"), recipe)
-    assert selected
+    selected = load_embedder(recipe, embedder="words")
     assert selected.recipe is RECIPES["asked_and_did"]
-    assert selected.space == embedder().space
+    assert selected.space == WORDS.space
