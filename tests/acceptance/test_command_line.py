@@ -70,7 +70,7 @@ def test_decisions_are_printed_once_and_stay_on_the_queue_if_nobody_reads_the_ou
     traces = fresh_samples(6)
     run("submit", "-", "--wait", stdin=jsonl(*traces), **at_worker)
     # Gone long before the first decision is printed.
-    assert "broker" not in run_in_shell("decisions | true", **at_worker).stderr
+    assert "broker" not in run_in_shell("kp-scorer decisions | true", **at_worker).stderr
     first, rest = run("decisions", "--limit", "1", **at_worker), run("decisions", **at_worker)
     assert [done.returncode for done in (first, rest)] == [0, 0]
     assert len(rows_in(first.stdout)) == 1

@@ -58,7 +58,7 @@ def dialogue(block: str) -> Iterator[tuple[str, str]]:
 def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:
     (expected,) = (block for block in blocks("README.md") if block.startswith("started an embedded Redis"))
     mark = new_id()
-    done = run_in_shell("demo", MARK=mark)
+    done = run_in_shell("kp-scorer demo", MARK=mark)
     assert done.returncode == 0, done.stderr
     assert_shown(expected, done.stderr + done.stdout)
     # Children inherit the variable, so it finds them wherever they went.
@@ -73,10 +73,10 @@ def test_thresholds_are_chosen_as_readme_shows_and_all_real_traces_get_the_refer
     monkeypatch.chdir(tmp_path)
     (block,) = (block for block in blocks("README.md") if block.startswith("$ kp-scorer calibrate"))
     with ExitStack() as services:
-        for line, expected in dialogue(block):
-            command = line.removeprefix("kp-scorer ")
-            if command.startswith("up "):
-                services.enter_context(up(*command.split()[1:], **IN_ORDER))
+        for command, expected in dialogue(block):
+            _, *arguments = command.split()
+            if arguments[0] == "up":
+                services.enter_context(up(*arguments[1:], **IN_ORDER))
                 continue
             done = run_in_shell(command)
             assert done.returncode == 0, done.stderr

@@ -98,11 +98,11 @@ SAMPLES = REPOSITORY / "worker" / "kp_scorer" / "samples" / "traces.jsonl"
 
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
 def test_commands_work_though_stderr_cannot_be_written(settings: Settings, stderr: str) -> None:
-    scored = run_in_shell(f"score {SAMPLES} --set embedding.embedder=none {stderr}")
+    scored = run_in_shell(f"kp-scorer score {SAMPLES} --set embedding.embedder=none {stderr}")
     assert (scored.returncode, len(scored.stdout.splitlines())) == (0, 48)
-    submitted = run_in_shell(f"submit {SAMPLES} {stderr}", KP_BROKER_URL=settings.broker.url)
+    submitted = run_in_shell(f"kp-scorer submit {SAMPLES} {stderr}", KP_BROKER_URL=settings.broker.url)
     assert (submitted.returncode, len(submitted.stdout.splitlines())) == (0, 48)
-    assert run_in_shell(f"score - --set embedding.embedder=maybe {stderr}").returncode == 2
+    assert run_in_shell(f"kp-scorer score - --set embedding.embedder=maybe {stderr}").returncode == 2
 
 
 REASONS: Final = {">&-": "Bad file descriptor", ">/dev/full": "No space left on device"}
@@ -110,14 +110,14 @@ REASONS: Final = {">&-": "Bad file descriptor", ">/dev/full": "No space left on 
 
 @pytest.mark.parametrize(("command", "stdout"), [("--help", ">&-"), ("reference redis.conf", ">/dev/full")])
 def test_stdout_that_cannot_be_written_is_an_error_in_one_line(command: str, stdout: str) -> None:
-    done = run_in_shell(f"{command} {stdout}")
+    done = run_in_shell(f"kp-scorer {command} {stdout}")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"kp-scorer: stdout: {REASONS[stdout]}")
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("stdout", REASONS)
 def test_submit_sends_all_traces_though_stdout_cannot_be_written(settings: Settings, stdout: str) -> None:
-    done = run_in_shell(f"submit {SAMPLES} {stdout}", KP_BROKER_URL=settings.broker.url)
+    done = run_in_shell(f"kp-scorer submit {SAMPLES} {stdout}", KP_BROKER_URL=settings.broker.url)
     assert done.returncode == 2
     assert done.stderr.endswith(f"kp-scorer: stdout: {REASONS[stdout]}; submitted 48 of 48 all the same\n")
     with Store.open(settings) as store:
@@ -125,7 +125,7 @@ def test_submit_sends_all_traces_though_stdout_cannot_be_written(settings: Setti
 
 
 def test_closed_stdin_is_an_error() -> None:
-    done = run_in_shell("score - <&-")
+    done = run_in_shell("kp-scorer score - <&-")
     assert done.returncode == 2
     assert done.stderr.endswith("Invalid value for FILE: it cannot be read: Bad file descriptor\n")
     assert "Traceback" not in done.stderr

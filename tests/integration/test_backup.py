@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
-from tests.support.commands import COMMAND, command
+from tests.support.commands import command, run_in_shell
 from tests.support.documents import blocks, code_with
 from tests.support.paths import REPOSITORY
 from tests.support.processes import at_work, free_port
@@ -52,16 +50,7 @@ def restore(copy: Path, directory: Path, executable: str) -> None:
 
 
 def in_shell(commands: str, directory: Path) -> None:
-    path = f"{Path(redis_cli()).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands],
-        cwd=directory,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_in_shell(commands, directory, PATH=f"{Path(redis_cli()).parent}{os.pathsep}{os.environ['PATH']}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -130,9 +119,7 @@ def erased_again(settings: Settings, trace_ids: list[str], directory: Path) -> i
     """Erase these as the documents show it; return the exit status."""
     (directory / "erased.txt").write_text("".join(f"{trace_id}\n" for trace_id in trace_ids), "utf-8")
     shown, *_ = code_with("erased.txt").splitlines()
-    program = shown.replace("kp-scorer", shlex.join(COMMAND))
-    environment = os.environ | as_environment(settings)
-    return subprocess.run(program, shell=True, cwd=directory, env=environment, timeout=60, check=False).returncode
+    return run_in_shell(shown, directory, **as_environment(settings)).returncode
 
 
 def settings_on(broker_url: str, server: RedisServer) -> Settings:

@@ -13,6 +13,7 @@ import redis
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
+from tests.support.commands import run_in_shell
 from tests.support.documents import code_with
 from tests.support.outcomes import only_log, published
 from tests.support.paths import REPOSITORY
@@ -30,9 +31,7 @@ def url(alone: tuple[Settings, redis.Redis], tmp_path: Path) -> str:
     """A Redis with the users of both fleets, as the documents make them; the password of each is ``secret``."""
     settings, administrator = alone
     for fleet in FLEETS:
-        command = code_with("~code.").replace("code", fleet)
-        program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{command}'
-        subprocess.run(["bash", "-euc", program], cwd=tmp_path, check=True, timeout=60)
+        run_in_shell(code_with("~code.").replace("code", fleet), tmp_path).check_returncode()
     for line in (tmp_path / "fleets.acl").read_text("utf-8").splitlines():
         _, user, state, password, *rules = line.split()
         assert password == f"PASSWORD-OF-{user}"

@@ -1,11 +1,8 @@
 """The commands that the operators' pages show, run as they stand there, by the users that they say, on a fleet that works."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,7 +15,7 @@ from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
-from tests.support.commands import command
+from tests.support.commands import command, run_in_shell
 from tests.support.documents import Line, lines_of
 from tests.support.processes import at_work, free_port
 from tests.support.servers import redis_cli
@@ -126,21 +123,6 @@ def ran(fleet: Fleet, text: str) -> tuple[int, str]:
         done = command(settings, *line.split()[1:], stdin="y\n")
         return done.exit_code, done.output + repr(done.exception or "")
     url = fleet.server.url("administrator" if AS_ADMINISTRATOR in text else "operator")
-    tools = fleet.directory / "tools"
-    tools.mkdir(exist_ok=True)
-    for name, program in {
-        "kp-scorer": f'"{sys.executable}" -m kp_scorer.cli',
-        "redis-cli": f'"{redis_cli()}" --no-auth-warning -u "{url}"',
-    }.items():
-        (tools / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n', "utf-8")
-        (tools / name).chmod(0o755)
-    shell = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line],
-        cwd=fleet.directory,
-        env=os.environ | as_environment(settings) | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    as_user = f'redis-cli() {{ "{redis_cli()}" --no-auth-warning -u "{url}" "$@"; }}\n'
+    shell = run_in_shell(as_user + line, fleet.directory, **as_environment(settings))
     return shell.returncode, shell.stdout + shell.stderr

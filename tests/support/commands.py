@@ -2,6 +2,7 @@
 
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -121,10 +122,11 @@ def up(*options: str, **variables: str) -> Iterator[None]:
             assert process.wait(60) == 0
 
 
-def run_in_shell(command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+def run_in_shell(commands: str, directory: str | Path = ".", **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run lines of a shell, among them ``kp-scorer``, until one fails."""
     return subprocess.run(
-        f"{' '.join(COMMAND)} {command}",
-        shell=True,
+        ["bash", "-euo", "pipefail", "-c", f'kp-scorer() {{ {shlex.join(COMMAND)} "$@"; }}\n{commands}'],
+        cwd=directory,
         env=os.environ | variables,
         capture_output=True,
         text=True,

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +12,7 @@ import redis
 from kp_scorer.ledger.connection import connect
 from kp_scorer.settings import Settings, load_settings
 
+from tests.support.commands import run_in_shell
 from tests.support.documents import blocks, code_with
 from tests.support.processes import free_port, wait_until
 from tests.support.servers import answers
@@ -110,12 +110,11 @@ class Shipped:
 def _files_as_documented() -> tuple[str, str]:
     """redis.conf and users.acl, as the commands of the documents make them; one and the same for all servers of a run."""
     commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
-    program = f'kp-scorer() {{ "{sys.executable}" -m kp_scorer.cli "$@"; }}\n{commands}'
     more = ("user administrator on", "user consumer on", "user replica on")
     added = [block for block in blocks("deploy/OPERATIONS.md") if block.startswith(more)]
     assert len(added) == len(more)
     with TemporaryDirectory() as directory:
-        subprocess.run(["bash", "-euc", program], cwd=directory, check=True, timeout=60)
+        run_in_shell(commands, Path(directory)).check_returncode()
         configuration, users = (Path(directory, name).read_text("utf-8") for name in ("redis.conf", "users.acl"))
     return configuration, users + "".join(added).replace("PASSWORD-OF-", ">")
 
