@@ -42,16 +42,14 @@ class Watched(NamedTuple):
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Watched]:
-    directories = [tmp_path / name for name in ("primary", "replica", "sentinels")]
-    for directory in directories:
-        directory.mkdir()
+    (sentinels := tmp_path / "sentinels").mkdir()
     ports = [free_port() for _ in range(SENTINELS)]
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     url = f"redis+sentinel://{hosts}/0?primary={PRIMARY}&sentinel_password={PASSWORD}"
-    with RedisServer(directories[0]) as primary, RedisServer(directories[1]) as replica, ExitStack() as stack:
+    with RedisServer(tmp_path / "primary") as primary, RedisServer(tmp_path / "replica") as replica, ExitStack() as stack:
         replica.follow(primary)
         for port in ports:
-            process = start_sentinel(directories[2], port, primary)
+            process = start_sentinel(sentinels, port, primary)
             stack.callback(process.wait)
             stack.callback(process.kill)
         wait_until(lambda: all(map(knows_all, ports)), timeout_s=30)

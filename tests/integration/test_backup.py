@@ -57,7 +57,6 @@ def in_shell(commands: str, directory: Path) -> None:
 @pytest.mark.parametrize("executable", redis_servers())
 def test_a_copy_restored_as_documented_survives_restarts_and_a_bare_one_is_ignored(executable: str, tmp_path: Path) -> None:
     copy, old, new = tmp_path / "copy.rdb", tmp_path / "old", tmp_path / "new"
-    old.mkdir()
     with RedisServer(old, executable) as server, server.connect() as client:
         client.set("kp:some", "thing")
         take_copy(server, copy)
@@ -73,7 +72,6 @@ def test_a_copy_restored_as_documented_survives_restarts_and_a_bare_one_is_ignor
 
 
 def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_url: str, tmp_path: Path) -> None:
-    (tmp_path / "lost").mkdir()
     traces = fresh_samples(5)
     with rabbitmq_in_use(), RedisServer(tmp_path / "lost") as server:
         settings = settings_on(rabbitmq_url, server)

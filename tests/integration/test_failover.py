@@ -26,50 +26,37 @@ SLOW = {"EMBED_S": "0.1"}
 """A batch takes a tenth of a second to embed."""
 
 
-class Pair:
-    """A primary and its replica, behind an address that leads to whichever is the primary when one connects."""
-
-    def __init__(self, primary: RedisServer, replica: RedisServer, proxy: Proxy) -> None:
-        self._primary = primary
-        self._replica = replica
-        self._proxy = proxy
-        self.settings = settings_at(proxy.url, worker__batch_size=8)
-
-    def hand_over(self) -> None:
-        """Make the replica the primary, and the other way round; connections stay where they are, and new ones go to it."""
-        self._proxy.redirect(self._replica.url)
-        self._primary.hand_over(self._replica)
-        self._primary, self._replica = self._replica, self._primary
+def hand_over(address: Proxy, primary: RedisServer, replica: RedisServer) -> None:
+    """Make the replica the primary, and the other way round; connections stay where they are, and new ones go to it."""
+    address.redirect(replica.url)
+    primary.hand_over(replica)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    directories = [tmp_path / name for name in ("primary", "replica")]
-    for directory in directories:
-        directory.mkdir()
-    with RedisServer(directories[0]) as primary, RedisServer(directories[1]) as replica, Proxy(primary.url) as proxy:
-        replica.follow(primary)
-        yield Pair(primary, replica, proxy)
-
-
-def test_a_worker_and_a_client_follow_to_the_new_primary_and_no_trace_in_flight_is_lost(pair: Pair, tmp_path: Path) -> None:
+def test_a_worker_and_a_client_follow_to_the_new_primary_and_no_trace_in_flight_is_lost(tmp_path: Path) -> None:
     *traces, last = short_traces(301, seed=2)
     with (
-        at_work(pair.settings, tmp_path, command=CRASHING_WORKER, variables=SLOW) as (worker, client),
-        Store.open(pair.settings) as store,
+        RedisServer(tmp_path / "first") as first,
+        RedisServer(tmp_path / "second") as second,
+        Proxy(first.url) as address,
     ):
-        for trace in traces:
-            client.submit(trace)
-        wait_until(lambda: len(worker.events("trace_decided")) > 20)
-        pair.hand_over()
-        assert store.ledger.counts().decided < 300, "too late to tell anything"
-        wait_until(lambda: store.ledger.counts() == (300, 0, 300, 0))
-        # Now the worker is idle.
-        wait_until(lambda: len(worker.events("trace_decided")) >= 300)
-        pair.hand_over()
-        client.wait(client.submit(last), timeout_s=30)
-    assert worker.process.returncode == 0
-    assert {decision["trace_id"] for decision in published(pair.settings)} == {trace["id"] for trace in [*traces, last]}
+        second.follow(first)
+        settings = settings_at(address.url, worker__batch_size=8)
+        with (
+            at_work(settings, tmp_path, command=CRASHING_WORKER, variables=SLOW) as (worker, client),
+            Store.open(settings) as store,
+        ):
+            for trace in traces:
+                client.submit(trace)
+            wait_until(lambda: len(worker.events("trace_decided")) > 20)
+            hand_over(address, first, second)
+            assert store.ledger.counts().decided < 300, "too late to tell anything"
+            wait_until(lambda: store.ledger.counts() == (300, 0, 300, 0))
+            # Now the worker is idle.
+            wait_until(lambda: len(worker.events("trace_decided")) >= 300)
+            hand_over(address, second, first)
+            client.wait(client.submit(last), timeout_s=30)
+        assert worker.process.returncode == 0
+        assert {decision["trace_id"] for decision in published(settings)} == {trace["id"] for trace in [*traces, last]}
 
 
 PASSWORD: Final = "of-the-sentinel"

@@ -56,6 +56,7 @@ class RedisServer:
             "auto-aof-rewrite-percentage 0",
             *more,
         ]
+        self._directory.mkdir(exist_ok=True)
         with (self._directory / "redis.log").open("ab") as log:
             self._process = subprocess.Popen([self._executable, "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
         assert self._process.stdin
