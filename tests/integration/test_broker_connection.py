@@ -11,7 +11,6 @@ import redis
 from celery import Celery
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
-from kp_scorer.errors import SettingsError
 from kp_scorer.process.consumer import server_of
 from kp_scorer.settings import Settings, load_settings
 
@@ -82,12 +81,6 @@ def test_a_setting_has_celery_obey_on_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Pat
         client.wait(client.submit(fresh_samples(1)[0]), timeout_s=30)
         asked(settings, "shutdown", timeout_s=1.0)
         assert worker.process.wait(30) == 0
-
-
-@pytest.mark.parametrize("url", ["", "redis://127.0.0.1/0"])
-def test_remote_control_is_refused_where_redis_is_the_broker(url: str) -> None:
-    with pytest.raises(SettingsError, match=r"worker\.remote_control needs RabbitMQ"):
-        load_settings({"broker.url": url, "worker.remote_control": True})
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,8 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.in_hand", "de
         ({"serve.host": "0.0.0.0", "serve.tokens": "file"}, "^serve: host: beyond this machine"),
         ({"serve.host": "server.example", "serve.behind_proxy": True}, "^serve: tokens: expected a file"),
         ({"serve.certificate": "file"}, "^serve: certificate, key: expected both"),
+        ({"worker.remote_control": True}, "^worker.remote_control needs RabbitMQ"),
+        ({"broker.url": "redis://127.0.0.1/0", "worker.remote_control": True}, "^worker.remote_control needs RabbitMQ"),
         ({"novelty.max_elments": "5"}, "^novelty"),
         ({"noveltea.max_elements": "5"}, "^noveltea"),
         ({"novelty.max_elements.x": "5"}, "^novelty"),
