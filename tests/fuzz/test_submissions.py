@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import traceback
 from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -68,10 +69,11 @@ def _submit(chance: random.Random, base: str) -> str:
     except InvalidTrace as error:
         message = str(error)
         assert message
-        for text in (message, *(f"{problem.field}: {problem.expected}" for problem in error.problems)):
+        texts = [message, *(f"{problem.field}: {problem.expected}" for problem in error.problems)]
+        assert max(map(len, texts)) < 1_000
+        for text in (*texts, repr(error), *traceback.format_exception(error, limit=0)):
             assert TEXT_MARK not in text
             assert NUMBER_MARK not in text
-            assert len(text) < 1_000
         return message
     _check_that_it_can_be_scored(trace, novelty)
     return "scored"

@@ -4,12 +4,9 @@ import json
 import math
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kp_scorer.decoding import Limits, decode_for_sending, decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
@@ -41,6 +38,7 @@ REQUIRED: Final = [
     *("task.objective", "steps.1.step_id", "steps.1.type", "steps.0.tool.name", "outcome.result_summary", "outcome.confidence"),
     *("knowledge_graph_delta.entities.0.name", "knowledge_graph_delta.relationships.0.valid_from"),
 ]
+MARKER: Final = "QZXJ0123456789"
 
 
 def refusal(decode: Callable[[], ReasoningTrace]) -> InvalidTrace:
@@ -58,10 +56,6 @@ def nested(levels: int, *innermost: object) -> list[Any]:
     for _ in range(levels - 1):
         value = [value]
     return value
-
-
-def with_object_at(path: str, text: str) -> Payload:
-    return changed(maximal_payload(), path, {text: text})
 
 
 def test_maximal_trace_keeps_every_field() -> None:
@@ -202,37 +196,12 @@ def test_bytes_that_are_no_json_object_are_refused_with_the_place(raw: bytes, ex
     assert expected in problem.expected
 
 
-INVALID_AROUND: Final[dict[str, Callable[[str], Payload]]] = {
-    **{f"literal {path}": partial(changed, maximal_payload(), path) for path in LITERALS},
-    **{f"text at {path}": partial(changed, maximal_payload(), path) for path in (*NUMBERS, *OBJECTS, *LISTS)},
-    **{f"object at {path}": partial(with_object_at, path) for path in (*STRINGS, *NUMBERS)},
-    "id": lambda text: minimal_payload(trace_id=text),
-    "id with spaces": lambda text: minimal_payload(trace_id=f"kp:trace: {text}"),
-    "date": lambda text: changed(maximal_payload(), "metadata.created_at", text),
-    "too long": lambda text: minimal_payload(objective=text * 10_000),
-    "lone surrogate": lambda text: minimal_payload(objective=f"{text}\ud800"),
-    "lone surrogate within": lambda text: minimal_payload(steps=[step("thought", input={text: f"{text}\ud800"})]),
-    "NaN under a key": lambda text: minimal_payload(steps=[step("thought", input={text: math.nan})]),
-    "too deep under a key": lambda text: minimal_payload(steps=[step("thought", input={text: nested(40, text)})]),
-    "too deep to count": lambda text: minimal_payload() | {text: nested(5_000)},
-    "other object": lambda text: {text: text},
-}
-MARKERS: Final = st.text("QZXJ0123456789", min_size=12, max_size=20)
-
-
-@pytest.mark.parametrize("case", INVALID_AROUND)
-@settings(max_examples=20)
-@given(text=MARKERS)
-def test_refusal_never_repeats_content(case: str, text: str) -> None:
-    error = refusal(lambda: decode_trace(INVALID_AROUND[case](text), LIMITS))
-    texts = [str(error), repr(error), repr(error.problems), *traceback.format_exception(error)]
-    assert not any(text in part for part in texts)
-
-
-@given(MARKERS, st.sampled_from(["{}", '"{}', '{{"{}"', '{{"{}": {}}}', "[1, {}", '{{"a": "{}\\q"}}', "{}\udcff"]))
-def test_refusal_of_bytes_never_repeats_them(text: str, around: str) -> None:
-    error = refusal(lambda: decode_json(around.replace("{}", text).encode("utf-8", "surrogateescape"), LIMITS))
-    assert text not in "".join([str(error), *traceback.format_exception(error)])
+@pytest.mark.parametrize(
+    "value", [MARKER * 20_000, f"{MARKER}\ud800", nested(5_000, MARKER)], ids=["too long", "lone surrogate", "too deep"]
+)
+def test_refusal_never_repeats_content(value: object) -> None:
+    error = refusal(lambda: decode_trace(minimal_payload(steps=[step("thought", input={MARKER: value})]), LIMITS))
+    assert MARKER not in "".join([repr(error), *traceback.format_exception(error)])
 
 
 @pytest.mark.parametrize("unknown", [1.5, "größer", {"a": [None, True]}, "\ud800 is half of a character, ü is one"])
