@@ -17,7 +17,6 @@ from tests.support.builders import decision
 from tests.support.commands import jsonl_file
 from tests.support.traces import rows_in
 
-GATE: Final = 0.75
 RUNS: Final = 400
 
 
