@@ -119,20 +119,6 @@ def test_the_probe_is_longer_than_a_model_reads() -> None:
     assert len(embedder.last.split()) > 512
 
 
-def cgroup(directory: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        file = directory / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, "ascii")
-    return directory
-
-
-@pytest.fixture
-def sixty_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-
-
-@pytest.mark.usefixtures("sixty_four")
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
@@ -147,8 +133,14 @@ def sixty_four(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
     ],
 )
-def test_a_containers_share_of_processor_time_counts(files: dict[str, str], cores: int, tmp_path: Path) -> None:
-    assert usable_cores(cgroup(tmp_path, files)) == cores
+def test_a_containers_share_of_processor_time_counts(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, "ascii")
+    assert usable_cores(tmp_path) == cores
 
 
 def test_cores_that_the_process_may_not_run_on_do_not_count(tmp_path: Path) -> None:
