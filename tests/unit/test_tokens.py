@@ -82,12 +82,19 @@ def ours(tokenizer_file: Path) -> Tokens:
 
 
 @pytest.mark.parametrize("chars", [1, 7, 100])
-@given(texts=st.lists(TEXTS, max_size=4))
-@example(texts=[" " * 5_000 + "word", "", "x" * 5_000, "中" * 1_500])
-def test_pieces_give_the_ids_of_the_whole_text(ours: Tokens, reference: Tokenizer, chars: int, texts: list[str]) -> None:
+@given(texts=st.lists(TEXTS, max_size=4), most=st.sampled_from([8, 20, 96]))
+@example(texts=[" " * 5_000 + "word", "", "x" * 5_000, "中" * 1_500, "tree " * 18, "tree " * 19], most=20)
+@example(texts=["tree " * words for words in range(509, 513)], most=20)
+def test_pieces_give_the_ids_of_the_whole_text_or_of_both_its_ends(
+    ours: Tokens, reference: Tokenizer, chars: int, texts: list[str], most: int
+) -> None:
     with in_pieces(chars):
-        rows = ids_of(ours, texts)
-    assert rows == [reference.encode(text).ids[:MAX_TOKENS] for text in texts]
+        beginnings, both_ends = ids_of(ours, texts), ids_of(ours, texts, most, keep_end=True)
+    for text, beginning, ids in zip(texts, beginnings, both_ends, strict=True):
+        complete = reference.encode(text).ids
+        assert beginning == complete[:MAX_TOKENS]
+        half = most // 2
+        assert ids == (complete if len(complete) <= most else complete[:half] + complete[-half:])
 
 
 @settings(max_examples=40)
@@ -152,13 +159,6 @@ def test_characters_that_a_process_meets_first_cost_no_more_than_others(tokenize
     text = "".join(map(chr, (*range(0xA0, 0xD800), *range(0xF900, 0x30000))))
     first, again = (calls_during(lambda: ids_of(tokens, [text], 256, keep_end=True)) for _ in range(2))
     assert first == again
-
-
-@pytest.mark.parametrize("words", [509, 510, 511, 512])
-def test_a_text_that_is_too_long_loses_its_closing_token(ours: Tokens, reference: Tokenizer, words: int) -> None:
-    (ids,) = ids_of(ours, ["tree " * words])
-    assert len(ids) == min(words + 2, MAX_TOKENS)
-    assert (ids[-1] == reference.token_to_id("[SEP]")) == (words <= 510)
 
 
 @pytest.mark.parametrize("keeps_closing", [False, True])
@@ -230,20 +230,6 @@ def test_another_tokenizer_is_given_a_bounded_part_of_any_text(another: Path, te
     tokens = Tokens(another)
     for most, keep_end in ((MAX_TOKENS, False), (256, True), (96, True)):
         assert chars_tokenised(tokens, text, most, keep_end) <= 16 * most + 1
-
-
-@pytest.mark.parametrize("chars", [1, 7, 100])
-@given(texts=st.lists(TEXTS, max_size=4), most=st.sampled_from([8, 20, 96]))
-@example(texts=[" " * 5_000 + "word", "", "x" * 5_000, "中" * 1_500, "tree " * 18, "tree " * 19], most=20)
-def test_both_ends_are_those_of_the_whole_text(
-    ours: Tokens, reference: Tokenizer, chars: int, texts: list[str], most: int
-) -> None:
-    with in_pieces(chars):
-        rows = ids_of(ours, texts, most, keep_end=True)
-    for text, ids in zip(texts, rows, strict=True):
-        opening, *inner, closing = reference.encode(text).ids
-        half = (most - 2) // 2
-        assert ids == [opening, *(inner if len(inner) <= 2 * half else inner[:half] + inner[-half:]), closing]
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
