@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import example, given, settings
@@ -166,7 +166,7 @@ def test_characters_that_a_process_meets_first_cost_no_more_than_others(tokenize
 def test_a_row_says_whether_it_is_all_of_the_text(
     tokenizer_file: Path, tmp_path: Path, is_bert: bool, keeps_closing: bool
 ) -> None:
-    file = tokenizer_file if is_bert else changed_file(tokenizer_file, tmp_path, without_bert_normalizer)
+    file = tokenizer_file if is_bert else changed_file(tokenizer_file, tmp_path, ALTERATIONS["no BERT normalizer"])
     tokens = Tokens(file, 96, keeps_closing=keeps_closing)
     for words, keep_end in product((0, 93, 94, 95, 96, 5_000), (False, True)):
         ids, is_whole = tokens.row("tree " * words, keep_end=keep_end)
@@ -183,35 +183,25 @@ def test_text_behind_the_last_token_that_counts_or_between_both_ends_is_not_toke
         ids_of(ours, ["tree \ud800"])
 
 
-def without_bert_normalizer(description: Description) -> None:
-    description["normalizer"] = {"type": "Lowercase"}
+ALTERATIONS: Final[dict[str, Callable[[Description], object]]] = {
+    "no BERT normalizer": lambda altered: altered.update(normalizer={"type": "Lowercase"}),
+    "no word pieces": lambda altered: altered.update(
+        model={"type": "WordLevel", "vocab": altered["model"]["vocab"], "unk_token": "[UNK]"}
+    ),
+    "an added space": lambda altered: altered["added_tokens"].append(
+        altered["added_tokens"][0] | {"id": 7592, "content": "hello world"}
+    ),
+    "ideographs within words": lambda altered: altered["normalizer"].update(handle_chinese_chars=False),
+    "a letter that continues no word": lambda altered: altered["model"]["vocab"].update(
+        {"\u2603": len(altered["model"]["vocab"])}
+    ),
+}
 
 
-def without_word_pieces(description: Description) -> None:
-    description["model"] = {"type": "WordLevel", "vocab": description["model"]["vocab"], "unk_token": "[UNK]"}
-
-
-def with_added_space(description: Description) -> None:
-    description["added_tokens"].append(description["added_tokens"][0] | {"id": 7592, "content": "hello world"})
-
-
-def without_ideographs_apart(description: Description) -> None:
-    description["normalizer"]["handle_chinese_chars"] = False
-
-
-def with_letter_that_continues_no_word(description: Description) -> None:
-    description["model"]["vocab"]["\u2603"] = len(description["model"]["vocab"])
-
-
-@pytest.fixture(
-    params=[
-        *(without_bert_normalizer, without_word_pieces, with_added_space),
-        *(without_ideographs_apart, with_letter_that_continues_no_word),
-    ]
-)
+@pytest.fixture(params=ALTERATIONS)
 def another(request: pytest.FixtureRequest, tokenizer_file: Path, tmp_path: Path) -> Path:
     """The file of a tokenizer that is not quite BERT's."""
-    return changed_file(tokenizer_file, tmp_path, request.param)
+    return changed_file(tokenizer_file, tmp_path, ALTERATIONS[request.param])
 
 
 def test_another_tokenizer_is_given_the_whole_of_usual_texts(another: Path) -> None:
