@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 import redis
+from celery import Celery
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
@@ -28,17 +29,7 @@ COUNT: Final = 1_400
 
 Envelope = dict[str, Any]
 
-_HEADERS: Final[Envelope] = {
-    **dict.fromkeys(("shadow", "eta", "expires", "group", "parent_id")),
-    "lang": "py",
-    "task": TASK_NAME,
-    "retries": 0,
-    "timelimit": [None, None],
-    "argsrepr": "(trace,)",
-    "kwargsrepr": "{}",
-    "origin": "gen1@somewhere",
-    "ignore_result": True,
-}
+_PRODUCER: Final = Celery("producer", set_as_current=False)
 _PROPERTIES: Final[Envelope] = {
     "delivery_info": {"exchange": "", "routing_key": "traces"},
     "delivery_mode": 2,
@@ -55,13 +46,14 @@ class Raw(NamedTuple):
 
 
 def message(trace: Any, token: str) -> Envelope:
-    """What a Celery 5 app sends, in everything that matters."""
+    """What a Celery 5 app sends, as the Redis transport carries it."""
+    sent = _PRODUCER.amqp.as_task_v2(token, TASK_NAME, [trace], argsrepr="(trace,)", origin="gen1@host", ignore_result=True)
     return {
-        "body": encoded([[trace], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]),
+        "body": encoded(sent.body),
         "content-encoding": "utf-8",
         "content-type": "application/json",
-        "headers": _HEADERS | {"id": token, "root_id": token},
-        "properties": _PROPERTIES | {"correlation_id": token, "delivery_tag": token},
+        "headers": sent.headers,
+        "properties": _PROPERTIES | sent.properties | {"delivery_tag": token},
     }
 
 
