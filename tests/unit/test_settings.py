@@ -247,6 +247,8 @@ def test_settings_that_fit_together_are_accepted(flags: dict[str, str]) -> None:
         ("KP_NOVELTY_MAX_ELMENTS", r"^novelty\.max_elments: "),
         ("KP_NOVELTEA_MAX_ELEMENTS", "^KP_NOVELTEA_MAX_ELEMENTS: no setting"),
         ("KP_NOVELTY", "^KP_NOVELTY: no setting"),
+        ("KP_BROKER_TIMEOUT_S_FILE", r"^broker\.timeout_s_file: no setting"),
+        ("KP_BROKER_URLS_FILE", r"^broker\.urls_file: no setting"),
         ("KP_", "^KP_: no setting"),
     ],
 )

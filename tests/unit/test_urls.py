@@ -210,12 +210,6 @@ def test_a_file_without_a_secret_is_refused_by_its_variable(
     assert error_text() == f"KP_BROKER_URL_FILE: the file that it names {reason}"
 
 
-@pytest.mark.parametrize("name", ["KP_BROKER_URLS_FILE", "KP_BROKER_FILE", "KP_BROKER_TIMEOUT_S_FILE", "KP_BROKER_URL_FILES"])
-def test_a_variable_for_no_secret_is_refused(name: str, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, str(secret))
-    assert error_text().startswith(f"{name.removeprefix('KP_').lower().replace('_', '.', 1)}: no setting has this name")
-
-
 def test_up_refuses_a_secret(secret: Path) -> None:
     result = CliRunner().invoke(commands, ["up"], env={"KP_BROKER_URL_FILE": str(secret)})
     assert isinstance(result.exception, SettingsError)
