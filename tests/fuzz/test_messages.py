@@ -8,9 +8,9 @@ import pickle
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pytest
 import redis
@@ -38,13 +38,6 @@ _PROPERTIES: Final[Envelope] = {
 }
 
 
-class Raw(NamedTuple):
-    """An item of the list, and the trace id that a decision on it would have."""
-
-    item: bytes
-    trace_id: str
-
-
 def message(trace: Any, token: str) -> Envelope:
     """What a Celery 5 app sends, as the Redis transport carries it."""
     sent = _PRODUCER.amqp.as_task_v2(token, TASK_NAME, [trace], argsrepr="(trace,)", origin="gen1@host", ignore_result=True)
@@ -62,8 +55,11 @@ def encoded(body: Any) -> str:
     return base64.b64encode(json.dumps(body).encode()).decode()
 
 
-def items(count: int, seed: int) -> Iterator[Raw]:
-    """Good messages, odd ones, broken ones, and items that are no messages at all, in turns."""
+def items(count: int, seed: int) -> Iterator[tuple[bytes, str]]:
+    """Good messages, odd ones, broken ones, and items that are no messages at all, in turns.
+
+    Each is an item of the list, with the trace id that a decision on it would have.
+    """
     makers: tuple[Callable[[random.Random, Any, str], Any], ...] = (
         lambda chance, trace, token: message(trace, token),
         lambda chance, trace, token: message(mutated_payload(chance, json.dumps(trace)), token),
@@ -81,7 +77,7 @@ def items(count: int, seed: int) -> Iterator[Raw]:
         token = f"fuzz-{seed}-{number:06}"
         trace = json.loads(chance.choice(bases)) | {"id": f"kp:trace:{token}"}
         made = makers[number % len(makers)](chance, trace, token)
-        yield Raw(made if isinstance(made, bytes) else json.dumps(made).encode("utf-8", "surrogatepass"), trace["id"])
+        yield made if isinstance(made, bytes) else json.dumps(made).encode("utf-8", "surrogatepass"), trace["id"]
 
 
 def _odd_body(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
@@ -167,7 +163,7 @@ def deep_recursion() -> Iterator[None]:
 def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
     settings: Settings, store: Store, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    trace_ids = {raw.item: raw.trace_id for raw in items(COUNT, SEED)}
+    trace_ids = dict(items(COUNT, SEED))
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker, Client(settings) as client:
         for item in trace_ids:
             redis_client.lpush(settings.queues.traces, item)
@@ -178,8 +174,7 @@ def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
         statuses = client.look_up(list(trace_ids.values()))
     decided = {status.trace_id for status in statuses if status and status.state == "decided"}
     assert len(decided) > COUNT / 10
-    index = DeadLetterIndex(payloads)
-    ids_by_item = {item: index.ids_of(item) for item in trace_ids}
+    ids_by_item = dead_letters_by_item(trace_ids, payloads)
     claims = Counter(dead_id for dead_ids in ids_by_item.values() for dead_id in dead_ids)
     # Items that differ in nothing but their envelopes are one dead letter.
     own = {item: [dead_id for dead_id in dead_ids if claims[dead_id] == 1] for item, dead_ids in ids_by_item.items()}
@@ -194,18 +189,13 @@ def _has_ended(worker: Worker) -> bool:
     return worker.process.poll() is not None or len(worker.events("message_requeued")) > 10
 
 
-class DeadLetterIndex:
-    """An index of dead letters by the bytes of the items that they store."""
-
-    def __init__(self, payloads: Mapping[str, bytes]) -> None:
-        self._ids: defaultdict[bytes, set[str]] = defaultdict(set)
-        for dead_id, payload in payloads.items():
-            for form in {payload, _meaning(payload)}:
-                self._ids[form].add(dead_id)
-
-    def ids_of(self, item: bytes) -> set[str]:
-        """Ids of the dead letters that keep all that an item carried: the item itself, its body, or the trace in it."""
-        return {dead_id for form in _forms(item) for dead_id in self._ids.get(form, ())}
+def dead_letters_by_item(sent: Iterable[bytes], payloads: Mapping[str, bytes]) -> dict[bytes, set[str]]:
+    """Ids of the dead letters that keep all that an item carried: the item itself, its body, or the trace in it."""
+    ids: defaultdict[bytes, set[str]] = defaultdict(set)
+    for dead_id, payload in payloads.items():
+        for form in {payload, _meaning(payload)}:
+            ids[form].add(dead_id)
+    return {item: {dead_id for form in _forms(item) for dead_id in ids.get(form, ())} for item in sent}
 
 
 def _forms(item: bytes) -> Iterator[bytes]:
