@@ -40,12 +40,10 @@ def fired(trace: ReasoningTrace, novelty: float = 0.5) -> list[tuple[str, float]
     ("types", "expected"),
     [
         (["thought"], 0.125 + 0.01),
-        (["thought", "thought"], 0.125 + 0.02),
         (["thought", "observation"], 0.25 + 0.02),
         (["error_recovery"], 0.125 + 0.3 + 0.01),
         (["error_recovery", "error_recovery"], 0.125 + 0.3 + 0.02),
         (ALL_TYPES, 0.5 + 0.3 + 0.04),
-        (["thought", "tool_call", "observation"], 0.375 + 0.03),
         (["thought"] * 20, 0.125 + 0.2),
         (["thought"] * 40, 0.125 + 0.4),
         ([*ALL_TYPES, *["thought"] * 16], 1.0),
