@@ -9,6 +9,7 @@ quotes what it must not.
 import codecs
 import json
 import math
+import os
 import random
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 from tests.support.builders import maximal_payload
 from tests.support.traces import sample_traces
 
+SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
 TEXT_MARK: Final = "Xylophonia"
 NUMBER_MARK: Final = "86753090"
 

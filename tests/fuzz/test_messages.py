@@ -3,7 +3,6 @@
 import base64
 import binascii
 import json
-import os
 import pickle
 import random
 import sys
@@ -20,11 +19,10 @@ from kp_scorer.client import Client
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
-from tests.fuzz.mutations import base_texts, damaged, mutated_payload, odd_value
+from tests.fuzz.mutations import SEED, base_texts, damaged, mutated_payload, odd_value
 from tests.support.arena import is_drained
 from tests.support.processes import FAST_WORKER, Worker, start_worker, wait_until
 
-SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
 COUNT: Final = 1_400
 
 Envelope = dict[str, Any]

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import traceback
 from collections import Counter
@@ -11,16 +10,14 @@ from decimal import Decimal
 from typing import Final
 
 import pytest
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.scoring import Policy, score
 from kp_scorer.trace import ReasoningTrace
 
-from tests.fuzz.mutations import NUMBER_MARK, TEXT_MARK, base_texts, damaged, mutated_payload
-from tests.support.builders import decode_json, maximal_payload
+from tests.fuzz.mutations import NUMBER_MARK, SEED, TEXT_MARK, base_texts, damaged, mutated_payload
+from tests.support.builders import LIMITS, decode_json, maximal_payload
 
-SEED: Final = int(os.environ.get("FUZZ_SEED", "20261121"))
-LIMITS: Final = Limits()
 POLICY: Final = Policy()
 
 
