@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -152,6 +152,15 @@ def embed_seconds(embedder: Embedder, texts: Sequence[str]) -> float:
     return seconds_of(lambda: [embedder.embed(batch) for batch in batches(texts, BATCH)])
 
 
+def seconds_in_turns(ways: Mapping[str, Callable[[Sequence[Item]], float]], items: Sequence[Item]) -> dict[str, float]:
+    """Do something with all items in several ways, which take turns batch by batch and say what each took; the sums."""
+    seconds = dict.fromkeys(ways, 0.0)
+    for batch in batches(items, BATCH):
+        for name, way in ways.items():
+            seconds[name] += way(batch)
+    return seconds
+
+
 def cpu_seconds(process: psutil.Process | None = None) -> float:
     """Seconds of the processor that a process has had, or this one."""
     times: Any = (process or psutil.Process()).cpu_times()
@@ -168,19 +177,18 @@ def emit(row: Row) -> None:
     sys.stdout.flush()
 
 
-def report(benchmark: str, rows: Iterable[Row], columns: Collection[str] = ()) -> list[Row]:
-    """Write each row for programs to stdout as it comes, and all of them as a table for people to stderr; return them."""
+def report(benchmark: str, rows: Iterable[Row]) -> None:
+    """Write each row for programs to stdout as it comes, and all of them as a table for people to stderr."""
     written = []
     for row in rows:
         emit({"benchmark": benchmark, **row})
         written.append(row)
-    show_table(written, columns)
-    return written
+    show_table(written)
 
 
-def show_table(rows: Sequence[Row], columns: Collection[str] = ()) -> None:
-    """Write a table for people to stderr, with these columns of the rows or with all."""
-    names = list(columns) or list({name: None for row in rows for name in row})
+def show_table(rows: Sequence[Row]) -> None:
+    """Write a table for people to stderr."""
+    names = list({name: None for row in rows for name in row})
     lines = [names, *([_cell_text(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(names))]
     say("")

@@ -14,7 +14,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from tests.benchmarks.common import BATCH, Row, arguments, batches, embed_seconds, lengths_of, real_embedder, report, typical
+from tests.benchmarks.common import Row, arguments, embed_seconds, lengths_of, real_embedder, report, seconds_in_turns, typical
 from tests.benchmarks.reference_engine import reference_engine
 
 _REFERENCE: Final = "reference f32"
@@ -54,17 +54,9 @@ def rows_of(count: int, repeats: int) -> Iterator[Row]:
         if reference:
             engines[_REFERENCE] = lambda texts: reference.embed(texts).seconds
         for texts in texts_of_every_length(count):
-            run(texts, engines)
-            passes = [run(texts, engines) for _ in range(repeats)]
+            seconds_in_turns(engines, texts.texts)
+            passes = [seconds_in_turns(engines, texts.texts) for _ in range(repeats)]
             yield from (_summary(texts, engine, torch.engine, passes) for engine in engines)
-
-
-def run(texts: Texts, engines: Mapping[str, Embed]) -> dict[str, float]:
-    seconds = dict.fromkeys(engines, 0.0)
-    for batch in batches(texts.texts, BATCH):
-        for engine, embed in engines.items():
-            seconds[engine] += embed(batch)
-    return seconds
 
 
 def _summary(texts: Texts, engine: str, torch_engine: str, passes: Sequence[Mapping[str, float]]) -> Row:

@@ -33,6 +33,7 @@ for the score: the ``position`` in the order, where earlier is more; the ``lengt
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from statistics import median
 from typing import Final
@@ -53,6 +54,7 @@ from tests.benchmarks.common import (
     real_embedder,
     report,
     say,
+    seconds_in_turns,
     tasks_of,
 )
 from tests.benchmarks.gate import Floats, Gate, Places, Rank, area, is_repeat
@@ -76,7 +78,8 @@ def main() -> None:
 def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: dict[str, dict[str, Rank]], repeats: int) -> Iterator[Row]:
     """How each recipe tells tasks apart; adds to ``ranks`` how the gate ranks by it."""
     embedders = {name: real_embedder(changed) for name, changed in RECIPES.items()}
-    passes = [_seconds_of(embedders, traces) for _ in range(repeats)]
+    ways = {name: partial(_embed_seconds, embedder) for name, embedder in embedders.items()}
+    passes = [seconds_in_turns(ways, traces) for _ in range(repeats)]
     for name, embedder in embedders.items():
         say(name)
         vectors = _vectors(embedder, traces)
@@ -95,13 +98,8 @@ def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], orders: Sequen
             yield {"by": by, "against": against, **gate.row(rank, orders)}
 
 
-def _seconds_of(embedders: Mapping[str, Embedder], traces: Sequence[ReasoningTrace]) -> dict[str, float]:
-    """Embed all traces by each embedder, in turns; the seconds of each."""
-    seconds = dict.fromkeys(embedders, 0.0)
-    for batch in batches(traces, BATCH):
-        for name, embedder in embedders.items():
-            seconds[name] += embed_seconds(embedder, list(map(embedder.recipe.text, batch)))
-    return seconds
+def _embed_seconds(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> float:
+    return embed_seconds(embedder, list(map(embedder.recipe.text, traces)))
 
 
 def _of_tasks(traces: Sequence[ReasoningTrace], vectors: Vectors) -> Row:

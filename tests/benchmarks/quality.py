@@ -11,7 +11,6 @@ in some cases, how many traces are good.
 """
 
 import math
-from collections.abc import Iterator
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -45,11 +44,7 @@ class Case(NamedTuple):
 
 def main() -> None:
     options = arguments(__doc__, runs=2_000).parse_args()
-    report("quality", (row_of(case, options.runs) for case in cases()))
-
-
-def cases() -> Iterator[Case]:
-    yield from (Case(*each) for each in product(LABELS, GOOD, SHARES))
+    report("quality", (row_of(Case(*each), options.runs) for each in product(LABELS, GOOD, SHARES)))
 
 
 def row_of(case: Case, runs: int) -> Row:
