@@ -39,11 +39,6 @@ def of_worker(settings: Settings) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def bounded(of_worker: redis.Redis, keys: Keys, metrics: Metrics) -> DeadLetters:
-    return DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=MOST, max_dead_letter_bytes=2 * MB), metrics)
-
-
-@pytest.fixture
 def small(tmp_path: Path, shipped_redis: Shipped, metrics: Metrics) -> Iterator[tuple[Store, Any]]:
     """A Redis of its own, so small that junk could fill it, and its administrator's connection."""
     server = Shipped(tmp_path, str(shipped_redis.process.args[0]))  # type: ignore[index]
@@ -68,8 +63,9 @@ def flood(letters: DeadLetters, count: int, size_bytes: int, reason: Reason, nam
 @pytest.mark.parametrize("reason", ["malformed", "invalid"])
 @pytest.mark.parametrize(("count", "size_bytes"), [(17, MB // 8), (2 * MOST, 10)])
 def test_junk_pushes_out_junk(
-    bounded: DeadLetters, store: Store, metrics: Metrics, reason: Reason, name: str, count: int, size_bytes: int
+    of_worker: redis.Redis, keys: Keys, store: Store, metrics: Metrics, reason: Reason, name: str, count: int, size_bytes: int
 ) -> None:
+    bounded = DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=MOST, max_dead_letter_bytes=2 * MB), metrics)
     honest = keep_honest(bounded)
     flood(bounded, count, size_bytes, reason, name)
     stored = list(bounded.read())

@@ -97,9 +97,9 @@ class Attack(NamedTuple):
 
 def attacks() -> Iterator[Attack]:
     """All of them, that both brokers can carry."""
-    traces = iter(short_traces(5_000, seed=11))
+    traces = marked(5_000, seed=11)
     for make in (_odd_headers, _odd_embeds, _odd_fields_of_old, _odd_contents, _packed, _calls, bare):
-        yield from make(_with_marker(trace) for trace in traces)
+        yield from make(traces)
 
 
 def plain() -> Iterator[Attack]:
@@ -269,16 +269,14 @@ def broker_attacks(arena: Arena, harmless: Iterator[Attack]) -> Iterator[Attack]
 def _item(attack: Attack) -> bytes | str:
     if "no envelope" in attack.properties:
         return attack.body
-    properties = {"body_encoding": "base64", "delivery_tag": "1", **attack.properties}
-    return json.dumps(
-        {
-            "body": base64.b64encode(attack.body).decode(),
-            "content-type": attack.content_type,
-            "content-encoding": attack.content_encoding,
-            "headers": attack.headers,
-            "properties": properties,
-        }
-    )
+    envelope = {
+        "body": base64.b64encode(attack.body).decode(),
+        "content-type": attack.content_type,
+        "content-encoding": attack.content_encoding,
+        "headers": attack.headers,
+        "properties": {"body_encoding": "base64", "delivery_tag": "1", **attack.properties},
+    }
+    return json.dumps(envelope)
 
 
 class _Raw(amqp.Message):  # type: ignore[misc]  # amqp ships no types

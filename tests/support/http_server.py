@@ -4,7 +4,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
@@ -49,13 +49,10 @@ class HttpServer:
     def ask(self, method: str, path: str, body: object = b"", **headers: str) -> Answer:
         """Send a request and return its answer; headers by their names with underscores, a body as JSON unless it is bytes."""
         named = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=90)
-        try:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=90)) as connection:
             connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body).encode(), named)
             response = connection.getresponse()
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
-        finally:
-            connection.close()
 
     def export(self, *spans: Mapping[str, Any], **resource: object) -> Answer:
         """Send spans in OTLP's JSON."""
