@@ -24,10 +24,10 @@ from kp_scorer.ledger.connection import connect
 from kp_scorer.local import embedded_redis
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import RedisSettings, WorkerSettings
-from kp_scorer.trace import TRACE_ID_PREFIX, ReasoningTrace
+from kp_scorer.trace import ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES
-from tests.support.traces import sample_traces
+from tests.support.traces import new_id, sample_traces
 
 Item = TypeVar("Item")
 Cell = str | int | float | bool
@@ -87,15 +87,9 @@ def asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
 
 
 def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:
-    return [
-        trace.model_copy(
-            update={
-                "id": f"{TRACE_ID_PREFIX}{uuid.uuid4()}",
-                "metadata": trace.metadata.model_copy(update={"agent_id": uuid.uuid4().hex}),
-            }
-        )
-        for trace in traces
-    ]
+    """The same traces with ids and contents of their own."""
+    metadata = [trace.metadata.model_copy(update={"agent_id": uuid.uuid4().hex}) for trace in traces]
+    return [trace.model_copy(update={"id": new_id(), "metadata": each}) for trace, each in zip(traces, metadata, strict=True)]
 
 
 def batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

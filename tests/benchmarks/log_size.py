@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import psutil
@@ -77,7 +77,7 @@ def _prefill(redis_client: redis.Redis, size: int) -> None:
 
 
 def _is_writing(redis_client: redis.Redis) -> bool:
-    state: Any = redis_client.info("persistence")
+    state = redis_client.info("persistence")
     return bool(state["aof_pending_bio_fsync"] or state["aof_buffer_length"] or state["aof_rewrite_in_progress"])
 
 

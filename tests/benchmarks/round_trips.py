@@ -97,7 +97,7 @@ def _count(url: str, case: str, size: int, count: int) -> Row:
 
 def _traffic(redis_client: redis.Redis) -> tuple[int, int]:
     """Bytes that Redis has received and sent; asking for them adds some, which hardly count."""
-    stats: Any = redis_client.info("stats")
+    stats = redis_client.info("stats")
     return stats["total_net_input_bytes"], stats["total_net_output_bytes"]
 
 

@@ -85,7 +85,7 @@ def _waiting_measured(count: int) -> Row:
     traces = [trace.model_dump_json(exclude_none=True).encode() for trace in samples()]
     with own_redis() as url, redis_of(url) as client, Store.open(load_settings({"redis.url": url})) as store:
         client.config_set("appendonly", "no")
-        size_bytes, before_bytes, started = 0, _used_bytes(client), time.perf_counter()
+        size_bytes, before_bytes, started = 0, client.info("memory")["used_memory"], time.perf_counter()
         for start in range(0, count, _AT_ONCE):
             noted = [
                 Submission(_trace_id(number), number.to_bytes(16, "big"), traces[number % len(traces)])
@@ -95,14 +95,9 @@ def _waiting_measured(count: int) -> Row:
             store.ledger.submit(noted)
             if not start % 100_000:
                 say(f"noting: {start:,} of {count:,} traces")
-        seconds, used_bytes = time.perf_counter() - started, _used_bytes(client) - before_bytes
+        seconds, used_bytes = time.perf_counter() - started, client.info("memory")["used_memory"] - before_bytes
     row: Row = {"command": "waiting", "records": count, "seconds": seconds}
     return row | {"redis_mb": used_bytes / 1e6, "trace_bytes": size_bytes / count}
-
-
-def _used_bytes(client: redis.Redis) -> int:
-    info: Any = client.info("memory")
-    return int(info["used_memory"])
 
 
 def _start_measured(directory: Path) -> Iterator[Row]:

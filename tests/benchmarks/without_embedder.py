@@ -68,7 +68,8 @@ def main() -> None:
         empty = stack.enter_context(_empty_worker())
         core = max(os.sched_getaffinity(0))
         for process in (*chain.from_iterable(bench.processes for bench in benches.values()), empty.process):
-            _pin(process, core)
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, {core})
         for portion in batches(traces(options.traces), options.portion):
             for name, bench in benches.items():
                 speeds[name].append(bench.decide(portion))
@@ -111,11 +112,6 @@ def _empty_worker() -> Iterator[EmptyTask]:
                 yield empty
             finally:
                 worker.send_signal(signal.SIGTERM)
-
-
-def _pin(process: psutil.Process, core: int) -> None:
-    for thread in process.threads():
-        os.sched_setaffinity(thread.id, {core})
 
 
 if __name__ == "__main__":
