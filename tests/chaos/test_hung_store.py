@@ -71,7 +71,10 @@ def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliver
         assert fleet.ends == []
         assert fleet.logged("connection_lost") == 0
         assert arena.broker == "redis" or fleet.logged("message_sent_again") >= 2 * (2 * FEW + 1)
-    assert letters_in(arena) == sorted(("malformed", 1, body) for body in bodies)
+    with Store.open(arena.settings()) as store:
+        letters = list(store.dead_letters.read())
+        stored = sorted((each.reason, each.deliveries, store.dead_letters.payload(each.letter_id)) for each in letters)
+    assert stored == sorted(("malformed", 1, body) for body in bodies)
 
 
 @pytest.mark.slow
@@ -110,13 +113,6 @@ def test_a_resent_message_keeps_its_body_and_the_headers_that_count(arena: Arena
         assert message.decode() == body
         assert {name: message.headers[name] for name in headers} == headers
         assert "CC" not in message.headers
-
-
-def letters_in(arena: Arena) -> list[tuple[str, int, bytes]]:
-    """The reason, the deliveries and the bytes of all dead letters."""
-    with Store.open(arena.settings()) as store:
-        letters = list(store.dead_letters.read())
-        return sorted((each.reason, each.deliveries, store.dead_letters.payload(each.letter_id)) for each in letters)
 
 
 def send_good_and_malformed(arena: Arena, **changed: object) -> tuple[list[bytes], list[str]]:
