@@ -1,6 +1,6 @@
 """What may happen next, how often it should, and when it can at all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Final, NamedTuple
 
@@ -117,12 +117,3 @@ class Chance:
                 name, random.randint(0, self._longest_move), random.randrange(8) if random.random() < self._stalls else 0
             )
         return Step(name, random.randint(0, LARGEST_NUMBER), random.randint(0, LARGEST_NUMBER))
-
-
-def describe(steps: Sequence[Step], notes: Sequence[str]) -> str:
-    """A run, a line for each step."""
-    width = len(str(len(steps)))
-    return "\n".join(
-        f"{number:{width}} {step.name}({step.first}, {step.second})  {note}"
-        for number, (step, note) in enumerate(zip(steps, notes, strict=True), 1)
-    )

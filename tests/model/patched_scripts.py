@@ -19,10 +19,12 @@ MOST_CLASSES: Final = 3
 LETTER_BYTES: Final = 1
 """What a dead letter takes beside its payload, so little that there may be too many of them before they are too large."""
 
-_OWN: Final = {"MOST_CLASSES": MOST_CLASSES, "LETTER_BYTES": LETTER_BYTES}
+_OWN: Final = {"MOST_NAMES": MOST_NAMES, "MOST_CLASSES": MOST_CLASSES, "LETTER_BYTES": LETTER_BYTES}
+_COUNTS: Final = {"commit": 1, "ledger": 2}
+"""How many of these bounds each script has."""
+
 _CLOCK: Final = re.compile(r"local function now_ms\(\)\n.*?\nend\n", re.DOTALL)
-_BOUNDS: Final = re.compile(r"local (MOST_CLASSES|LETTER_BYTES) = \d+")
-_MOST_NAMES: Final = re.compile(r"local MOST_NAMES = \d+")
+_BOUND: Final = re.compile(r"local (MOST_NAMES|MOST_CLASSES|LETTER_BYTES) = \d+")
 
 # Redis' own clock must not matter: what a script gives a life is noted, and the test ends it when its time has come.
 _PRELUDE: Final = f"""
@@ -67,12 +69,9 @@ def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
         if name == "common":
             text, count = _CLOCK.subn(lambda _: _PRELUDE, text)
             assert count == 1, "common.lua defines its clock otherwise"
-        if name == "commit":
-            text, count = _MOST_NAMES.subn(f"local MOST_NAMES = {MOST_NAMES}", text)
-            assert count == 1, "commit.lua has another bound"
-        if name == "ledger":
-            text, count = _BOUNDS.subn(lambda bound: f"local {bound[1]} = {_OWN[bound[1]]}", text)
-            assert count == 2, "ledger.lua has other bounds"
+        if name in _COUNTS:
+            text, count = _BOUND.subn(lambda bound: f"local {bound[1]} = {_OWN[bound[1]]}", text)
+            assert count == _COUNTS[name], f"{name}.lua has other bounds"
         return text
 
     setattr(scripts, "_text", patched)  # noqa: B010  # what mypy is told about it stays true

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from tests.model.actions import Chance, Step, describe, perform
+from tests.model.actions import Chance, Step, perform
 from tests.model.baton import Violation
 from tests.model.operators import patched_broker
 from tests.model.patched_scripts import Mutant, patched_scripts
@@ -25,7 +25,11 @@ class Failure(NamedTuple):
     violation: str
 
     def __str__(self) -> str:
-        return f"seed {self.seed}\n{describe(self.steps, self.notes)}\n{self.violation}"
+        """The run, a line for each step."""
+        width = len(str(len(self.steps)))
+        steps = enumerate(zip(self.steps, self.notes, strict=True), 1)
+        lines = [f"{number:{width}} {step.name}({step.first}, {step.second})  {note}" for number, (step, note) in steps]
+        return "\n".join([f"seed {self.seed}", *lines, self.violation])
 
 
 def run(server: Server, seed: int, length: int, executed: Counter[str]) -> Failure | None:
