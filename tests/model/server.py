@@ -23,7 +23,7 @@ return found
 """
 
 
-Image = dict[bytes, bytes]
+Image = dict[bytes, Any]
 """All keys as they were."""
 
 Dump = dict[str, Any]
@@ -74,20 +74,13 @@ class Server:
 
     def image(self) -> Image:
         keys: Any = self.client.keys("m*")
-        pipeline = self.client.pipeline()
-        for key in keys:
-            pipeline.dump(key)
-        image = dict(zip(keys, pipeline.execute(), strict=True))
-        image.pop(NOW_KEY.encode(), None)
-        return image
+        return {key: self.client.dump(key) for key in keys if key != NOW_KEY.encode()}
 
     def put_back(self, image: Image, now: int) -> None:
         """Come back with all keys as they were in the image; only time has gone on."""
         self.clear(now)
-        pipeline = self.client.pipeline()
         for key, value in image.items():
-            pipeline.restore(key, 0, value)
-        pipeline.execute()
+            self.client.restore(key, 0, value)
 
 
 @contextmanager
