@@ -15,7 +15,6 @@ Then come the texts that are the most costly to make tokens of, by any recipe; t
 import gc
 import resource
 import time
-import tracemalloc
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import MB, Row, arguments, default_tokens, emit, real, report, seconds_of, show_table
+from tests.support.calls import traced_memory
 from tests.support.costly import COSTLY_TEXTS, costly_submissions, oversized_bodies
 
 _IN_FLIGHT: Final = 96
@@ -76,10 +76,9 @@ def costs_of_text(tokens: Tokens, name: str, text: str) -> Row:
     for part in (part for recipe in RECIPES.values() for part in recipe.parts):
         tokenize = partial(tokens.row, text, part.max_tokens, keep_end=part.keeps_end)
         seconds = [seconds_of(tokenize, time.thread_time) for _ in range(4)]
-        tracemalloc.start()
-        tokenize()
-        costs.append((seconds[0], min(seconds[1:]), tracemalloc.get_traced_memory()[1]))
-        tracemalloc.stop()
+        with traced_memory() as memory:
+            tokenize()
+        costs.append((seconds[0], min(seconds[1:]), memory.peak_bytes))
     grown_bytes = 1_024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - grown_before)
     first_s, least_s, peak_bytes = map(max, zip(*costs, strict=True))
     return {
@@ -98,16 +97,14 @@ def message(body: bytes, headers: dict[str, str] | None = None) -> Message:
 
 def measured(name: str, sent: Message, limits: Limits) -> Row:
     """Decode a submission as a worker does, three times for its time and once for its memory."""
-    tracemalloc.start()
-    decoded = decode(sent, limits)
-    kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory() as memory:
+        decoded = decode(sent, limits)
     return {
         "name": name,
         "kb": round(len(sent.body) / 1_000),
         "ms": round(min(seconds_of(partial(decode, sent, limits), time.thread_time) for _ in range(3)) * 1_000, 1),
-        "peak_mb": round(peak_bytes / MB, 1),
-        "kept_mb": round((len(sent.body) + kept_bytes) / MB, 1) if isinstance(decoded, tuple) else 0.0,
+        "peak_mb": round(memory.peak_bytes / MB, 1),
+        "kept_mb": round((len(sent.body) + memory.held_bytes) / MB, 1) if isinstance(decoded, tuple) else 0.0,
         "ends": "trace" if isinstance(decoded, tuple) else decoded,
     }
 
