@@ -51,11 +51,9 @@ def replaying(books: Books, chosen: Callable[[int], int], send: Send) -> Operato
         for letter, serial in candidates:
             # What is refused stays.
             with suppress(InvalidTrace, TraceConflict):
-                stop_before("read the payload")
                 payload = letters.payload(letter.letter_id)
                 parse_json(payload, LIMITS)
                 _submit(WatchedLedger(books), by_bytes(payload), send)
-                stop_before("drop")
                 letters.drop(letter, serial)
 
     return Operator("replay", replay)
@@ -65,7 +63,6 @@ def dropping(books: Books, chosen: Callable[[int], int]) -> Operator:
     def drop() -> None:
         letters, candidates = _choose(books, chosen)
         for letter, serial in candidates:
-            stop_before("drop")
             letters.drop(letter, serial)
 
     return Operator("drop", drop)
@@ -75,12 +72,9 @@ def forgetting(books: Books, trace_id: str) -> Operator:
     def forget() -> None:
         WatchedLog(books).erase(trace_id)
         letters = WatchedLetters(books)
-        stop_before("read the letters")
         for letter, serial in letters.read():
             if letter.trace_id == trace_id:
-                stop_before("drop")
                 letters.drop(letter, serial)
-        stop_before("erase_records")
         WatchedLedger(books).erase(trace_id)
 
     return Operator(f"forget {trace_id}", forget)
@@ -112,7 +106,6 @@ def patched_broker() -> Iterator[None]:
 
 def _choose(books: Books, chosen: Callable[[int], int]) -> tuple[WatchedLetters, list[tuple[DeadLetter, int]]]:
     letters = WatchedLetters(books)
-    stop_before("read the letters")
     stored = letters.read()
     return letters, [stored[chosen(len(stored))]] if stored else []
 
@@ -120,7 +113,6 @@ def _choose(books: Books, chosen: Callable[[int], int]) -> tuple[WatchedLetters,
 def _submit(ledger: WatchedLedger, payload: Payload, send: Send) -> None:
     if payload.trace is None:
         raise InvalidTrace(())
-    stop_before("submit")
     state = ledger.submit(Submission(payload.header_id, payload.digest, payload.raw))
     if isinstance(state, TraceConflict):
         raise state

@@ -43,7 +43,9 @@ def expect(event: str, reply: object, expected: object) -> None:
         raise Violation(f"{event}: Redis says {reply!r}, the specification {expected!r}")
 
 
-def _call(function: Callable[[], T]) -> T:
+def _call(name: str, function: Callable[[], T]) -> T:
+    """Stop before a call of the store, and then make it."""
+    stop_before(name)
     # Redis answers here, so this is an error in a script.
     try:
         return function()
@@ -62,31 +64,29 @@ class WatchedLedger:
         self.worker = self.real.worker
 
     def submit(self, submission: Submission) -> TraceState | TraceConflict:
-        (state,) = _call(lambda: self.real.submit([submission]))
+        (state,) = _call("submit", lambda: self.real.submit([submission]))
         expected = self._books.model.submit(*submission)
         expect(f"submit {submission.trace_id}", "conflict" if isinstance(state, TraceConflict) else state, expected)
         return state
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
-        stop_before("acquire")
-        reply = _call(lambda: self.real.acquire(identities, alone=alone))
-        expect(f"acquire {_ids(identities)}", reply, self._books.model.acquire(self.worker, identities, alone=alone))
+        reply = _call("acquire", lambda: self.real.acquire(identities, alone=alone))
+        expected = self._books.model.acquire(self.worker, identities, alone=alone)
+        expect(f"acquire {[each.trace_id for each in identities]}", reply, expected)
         return reply
 
     def release(self, trace_ids: Sequence[str]) -> None:
-        stop_before("release")
-        _call(lambda: self.real.release(trace_ids))
+        _call("release", lambda: self.real.release(trace_ids))
         self._books.model.release(self.worker, trace_ids)
 
     def renew(self) -> None:
         deciding = tuple(self.real._deciding)
         report = f"of {self.worker}"
-        _call(lambda: self.real.renew(report))
+        _call("renew", lambda: self.real.renew(report))
         self._books.model.renew(self.worker, report, deciding)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
-        stop_before("commit")
-        reply = _call(lambda: self.real.commit(verdicts))
+        reply = _call("commit", lambda: self.real.commit(verdicts))
         for verdict, committed in zip(verdicts, reply, strict=True):
             reply_or_error = str(committed) if isinstance(committed, ScorerError) else committed
             expect(f"commit {verdict.trace_id}", reply_or_error, self._books.model.commit(verdict))
@@ -97,26 +97,23 @@ class WatchedLedger:
         return reply
 
     def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
-        stop_before("claim_lost")
-        reply = _call(lambda: self.real.claim_lost(resend_after_ms, queue_is_empty=queue_is_empty))
+        reply = _call("claim_lost", lambda: self.real.claim_lost(resend_after_ms, queue_is_empty=queue_is_empty))
         claimed = self._books.model.claim_lost(queue_is_empty=queue_is_empty)
         expect("claim_lost", [(claim.trace_id, claim.payload, claim.resends) for claim in reply], claimed)
         return reply
 
     def look_up(self, trace_ids: Sequence[str]) -> list[Record | None]:
-        stop_before("look_up")
-        reply = _call(lambda: self.real.look_up(trace_ids))
+        reply = _call("look_up", lambda: self.real.look_up(trace_ids))
         states = [self._books.model.record(trace_id).state for trace_id in trace_ids]
         expect(f"look_up {trace_ids}", [record.state if record else "" for record in reply], states)
         return reply
 
     def count_resend(self, trace_id: str) -> None:
-        stop_before("count_resend")
-        _call(lambda: self.real.count_resend(trace_id))
+        _call("count_resend", lambda: self.real.count_resend(trace_id))
         self._books.model.count_resend(trace_id)
 
     def erase(self, trace_id: str) -> int:
-        (reply,) = _call(lambda: self.real.erase(trace_id))
+        (reply,) = _call("erase_records", lambda: self.real.erase(trace_id))
         expect(f"erase_records {trace_id}", reply, self._books.model.erase_record(trace_id))
         return reply
 
@@ -146,11 +143,10 @@ class WatchedLetters:
         self._check: Callable[[Any], None]
 
     def dead_letter(self, payload: bytes, why: DeadLettering) -> Decision | None:
-        stop_before("dead_letter")
-        model = self._books.model
         reason, detail, trace_id, digest, deliveries = why
 
         def check(reply: Any) -> None:
+            model = self._books.model
             # Whoever dead-letters names what was decoded: all that can be, unless the limits of a worker forbid it.
             decoded = digest if reason == "invalid" else by_bytes(payload).digest
             expected = model.dead_letter(payload, reason, detail, trace_id, decoded, deliveries)
@@ -159,7 +155,7 @@ class WatchedLetters:
                 raise Violation(f"dead_letter {trace_id}: its bytes are not kept")
 
         self._check = check
-        return _call(lambda: self.real.dead_letter(payload, why))
+        return _call("dead_letter", lambda: self.real.dead_letter(payload, why))
 
     def _dead_letter(self, run: Callable[[], Any], _: Sequence[Any]) -> Any:
         reply = run()
@@ -174,16 +170,16 @@ class WatchedLetters:
 
     def read(self) -> list[tuple[DeadLetter, int]]:
         """All letters, and the burial that each was read at."""
-        reply = list(_call(lambda: list(self.real.read())))
+        reply = _call("read the letters", lambda: list(self.real.read()))
         letters = self._books.model.letters
         expect("letters", sorted(letter.letter_id for letter in reply), sorted(letters))
         return [(letter, letters[letter.letter_id].serial) for letter in reply]
 
     def payload(self, letter_id: str) -> bytes:
-        return _call(lambda: self.real.payload(letter_id))
+        return _call("read the payload", lambda: self.real.payload(letter_id))
 
     def drop(self, letter: DeadLetter, serial: int) -> bool:
-        reply = _call(lambda: self.real.drop(letter))
+        reply = _call("drop", lambda: self.real.drop(letter))
         expect(f"drop {letter.letter_id} of {letter.trace_id}", reply, self._books.model.drop(letter.letter_id, serial))
         return reply
 
@@ -203,9 +199,8 @@ class WatchedLog:
         """What the log gives, as of the last reading, for the places of the batch that is being decided."""
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
-        stop_before("append")
+        places, tail = _call("append", lambda: self.real.append(candidates, cursor))
         model = self._books.model
-        places, tail = _call(lambda: self.real.append(candidates, cursor))
         replied = [str(place) if place else "" for place in places]
         expected = model.log.append(model, tail.epoch, candidates, replied)
         expect(f"admit {[candidate.trace_id for candidate in candidates]}", replied, expected)
@@ -234,8 +229,7 @@ class WatchedLog:
         return erased
 
     def _erase_entries(self, run: Callable[[], Any], arguments: Sequence[Any]) -> Any:
-        stop_before("erase_entries")
-        erased = _call(run)
+        erased = _call("erase_entries", run)
         trace_id = arguments[-1]
         expected = [trace_id.encode()] * self._books.model.erase_entries(trace_id)
         expect(f"erase_entries {trace_id}", erased, [b"", expected])
@@ -250,7 +244,3 @@ class WatchedLog:
         similarity = nearest.similarity if nearest else None
         if similarity != pytest.approx(expected, abs=TOLERANCE):
             raise Violation(f"novelty of {decision.trace_id} at {place}: similarity {similarity}, the log gives {expected}")
-
-
-def _ids(identities: Sequence[Identity]) -> list[str]:
-    return [identity.trace_id for identity in identities]
