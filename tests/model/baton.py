@@ -32,9 +32,7 @@ class Stretch:
         self.violation: Violation | None = None
         self._function = function
         self._thrown: BaseException | None = None
-        self._go, self._back = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._back.acquire()
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self._wait()

@@ -1,7 +1,7 @@
 """Hold what lies in Redis against the model, field by field."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from tests.model.baton import Violation
 from tests.model.contents import vector_of
@@ -10,8 +10,6 @@ from tests.model.records import KEYS, Letter, TraceRecord, class_key
 from tests.model.reference import Reference
 from tests.model.reference_log import DIRECTORY, ERASED, HEAD, LOG, WINDOW, LogModel
 from tests.model.server import Dump
-
-_NUMBERS: Final = ("since_ms", "resends", "attempts", "lease_ms")
 
 
 def check_same(dump: Dump, model: Reference) -> None:
@@ -39,7 +37,7 @@ def _expected(model: Reference) -> dict[str, object]:
         KEYS.pending: model.pending,
         KEYS.workers: model.workers,
         KEYS.dead_letters: model.letter_index,
-        KEYS.dead_letter_sizes: {letter_id: f"{size} {of_class}" for letter_id, (size, of_class) in model.letter_sizes.items()},
+        KEYS.dead_letter_sizes: _fields({each: f"{size} {of_class}" for each, (size, of_class) in model.letter_sizes.items()}),
         KEYS.dead_letter_classes: model.classes,
         KEYS.dropped: model.dropped,
         KEYS.counts: _counts({"submitted": model.submitted, "decided": model.decided, "dead": model.dead}),
@@ -51,15 +49,19 @@ def _expected(model: Reference) -> dict[str, object]:
     return expected | {key: content for key, content in of_all.items() if content}
 
 
-def _record(record: TraceRecord) -> dict[str, object]:
-    fields: dict[str, object] = {name: value for name, value in vars(record).items() if value}
+def _record(record: TraceRecord) -> dict[str, bytes]:
     # A dead record says why even if there is nothing to say.
-    return fields | ({"detail": record.detail} if record.state == "dead" else {})
+    is_dead = record.state == "dead"
+    return _fields({name: value for name, value in vars(record).items() if value or (is_dead and name == "detail")})
 
 
 def _letter(letter: Letter) -> dict[str, bytes]:
-    fields = {name: value for name, value in vars(letter).items() if name != "serial"}
-    return {name: value if isinstance(value, bytes) else str(value).encode() for name, value in fields.items()}
+    return _fields({name: value for name, value in vars(letter).items() if name != "serial"})
+
+
+def _fields(values: Mapping[str, object]) -> dict[str, bytes]:
+    """A hash as Redis has it."""
+    return {name: value if isinstance(value, bytes) else str(value).encode() for name, value in values.items()}
 
 
 def _counts(counted: Mapping[str, int | bytes]) -> dict[str, int]:
@@ -68,18 +70,13 @@ def _counts(counted: Mapping[str, int | bytes]) -> dict[str, int]:
 
 
 def _log(log: LogModel) -> dict[str, object]:
-    head = (
-        {"epoch": log.epoch, "time_ms": str(log.time_ms), "place": str(log.number), "window": str(WINDOW)}
-        if log.epoch
-        else None
-    )
+    head = {"epoch": log.epoch, "time_ms": log.time_ms, "place": log.number, "window": WINDOW} if log.epoch else {}
     entries = [
         (entry.place, entry.trace_id, entry.digest, vector_of(entry.digest).tobytes(), [] if entry.counts else [b"c", b"0"])
         for entry in log.present()
     ]
-    directory = {LOG: b"1"} if log.is_listed else None
-    head_fields: object = head and {name: text.encode() for name, text in head.items()}
-    return {LOG: entries, ERASED: log.erasures, HEAD: head_fields, DIRECTORY: directory}
+    directory = {LOG: b"1"} if log.is_listed else {}
+    return {LOG: entries, ERASED: log.erasures, HEAD: _fields(head), DIRECTORY: directory}
 
 
 def _readable(key: str, content: Any) -> object:
@@ -89,24 +86,12 @@ def _readable(key: str, content: Any) -> object:
         return [fields[1].decode() for _, fields in content]
     if key == KEYS.drained:
         return int(content)
-    if key.startswith(KEYS.worker("")):
-        return content
-    if key == KEYS.dead_letter_sizes:
-        return {name: value.decode() for name, value in content.items()}
     if key in (KEYS.counts, KEYS.tallies, KEYS.dropped):
         return _counts(content)
-    return _read_record(content) if key.startswith(KEYS.record("")) else content
-
-
-def _read_record(fields: dict[str, bytes]) -> dict[str, object]:
-    read: dict[str, object] = {}
-    for name, value in fields.items():
-        if name in _NUMBERS:
-            read[name] = int(value)
-        else:
-            read[name] = value if name in ("digest", "decision", "submission", "as_letter") else value.decode()
-    # Neither has been tried nor sent again, whether that is written down or not.
-    return {name: value for name, value in read.items() if value != 0}
+    if key.startswith(KEYS.record("")):
+        # Neither has been tried nor sent again, whether that is written down or not.
+        return {name: value for name, value in content.items() if value != b"0"}
+    return content
 
 
 def _differing(own: object, counterpart: object) -> str:

@@ -78,19 +78,11 @@ def by_bytes(raw: bytes) -> Payload:
 
 
 @cache
-def text_of(digest: bytes) -> str:
-    """What is embedded of the content with this digest."""
-    return next(
-        payload.trace.embedding_text
-        for trace_id in IDS
-        for kind in KINDS
-        if (payload := payload_of(trace_id, kind)).trace and payload.digest == digest
-    )
-
-
-@cache
 def vector_of(digest: bytes) -> Vector:
-    vector: Vector = WordEmbedder().embed([text_of(digest)])[0]
+    """The vector of the content with this digest."""
+    traces = (payload_of(trace_id, kind).trace for trace_id in IDS for kind in KINDS)
+    trace = next(trace for trace in traces if trace and trace.digest() == digest)
+    vector: Vector = WordEmbedder().embed([trace.embedding_text])[0]
     return vector
 
 

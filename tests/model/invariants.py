@@ -26,12 +26,6 @@ class Invariants:
         self._attempts: dict[str, tuple[int, str]] = {}
         self._workers: dict[str, int] = {}
 
-    def came_back(self) -> None:
-        """Redis is back from an older state: what was decided since may be decided otherwise now."""
-        self._decisions.clear()
-        self._attempts.clear()
-        self._workers.clear()
-
     def check(self, dump: Dump, now: int, has_message: HasMessage) -> None:
         broken = list(self._broken(_Books(dump), now, has_message))
         if broken:

@@ -27,12 +27,6 @@ def class_key(of_class: str) -> str:
     return f"{KEYS.dead_letters}_of:{of_class}"
 
 
-def class_of(key: str) -> str:
-    """The class of dead letters whose key it is; empty if it is none's."""
-    start = class_key("")
-    return key.removeprefix(start) if key.startswith(start) else ""
-
-
 @dataclass
 class TraceRecord:
     """A trace's record; state is empty where only its place is known."""

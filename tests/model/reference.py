@@ -3,7 +3,6 @@
 A record here has the fields that lie in Redis, so that the two can be compared.
 """
 
-import copy
 from collections import Counter
 from collections.abc import Sequence
 
@@ -25,7 +24,6 @@ from tests.model.records import (
     Letter,
     TraceRecord,
     class_key,
-    class_of,
 )
 from tests.model.reference_log import LogModel
 
@@ -53,20 +51,14 @@ class Reference:
         self.deadlines: dict[str, int] = {}
         self.serials = 0
 
-    def snapshot(self) -> "Reference":
-        return copy.deepcopy(self)
-
     # Lives. What may expire does so at its deadline, and not before.
 
     def expires_in(self, key: str, ttl_ms: int) -> None:
         self.deadlines[key] = self.now + ttl_ms
 
     def due(self) -> list[str]:
-        """Forget, and name, every key whose time has come."""
-        names = sorted(key for key, deadline in self.deadlines.items() if deadline <= self.now)
-        for name in names:
-            self.lose(name)
-        return names
+        """Every key whose time has come."""
+        return sorted(key for key, deadline in self.deadlines.items() if deadline <= self.now)
 
     def lose(self, key: str) -> None:
         self.deadlines.pop(key, None)
@@ -74,14 +66,14 @@ class Reference:
             del self.records[trace_id]
         for letter_id in [letter_id for letter_id in self.letters if KEYS.dead_letter(letter_id) == key]:
             del self.letters[letter_id]
+        for of_class in [of_class for of_class in self.class_index if class_key(of_class) == key]:
+            del self.class_index[of_class]
         if key == KEYS.dead_letters:
             self.letter_index.clear()
         elif key == KEYS.dead_letter_sizes:
             self.letter_sizes.clear()
         elif key == KEYS.dead_letter_classes:
             self.classes.clear()
-        elif of_class := class_of(key):
-            self.class_index.pop(of_class, None)
         elif key == KEYS.workers:
             self.workers.clear()
         elif key in self.reports:
@@ -116,7 +108,7 @@ class Reference:
             self._to_pending(trace_id, record, digest)
         if record.state == "pending" and record.digest == digest:
             if record.owner not in ("", worker):
-                if self.is_alive(record.owner):
+                if self.workers.get(record.owner, 0) > self.now:
                     is_held = record.lease_ms > self.now
                 else:
                     record.attempts += 1
@@ -150,9 +142,6 @@ class Reference:
     def _is_heard(self, worker: str) -> None:
         self.workers[worker] = self.now + WORKER_LEASE_MS
         self.expires_in(KEYS.workers, WORKERS_REMEMBERED_MS)
-
-    def is_alive(self, worker: str) -> bool:
-        return self.workers.get(worker, 0) > self.now
 
     def commit(self, verdict: Verdict) -> Decision | str | None:
         """What becomes of a verdict; where it is an error, what that says."""
@@ -258,12 +247,8 @@ class Reference:
         if not self.classes:
             self.lose(KEYS.dead_letter_classes)
 
-    def is_over(self) -> bool:
-        """Whether there are letters whose time is over, or too many, or too large ones."""
-        return self._next_to_go() is not None
-
-    def _next_to_go(self) -> tuple[str, str] | None:
-        """Which letter goes next, and of which reason, empty if its time is over."""
+    def next_to_go(self) -> tuple[str, str] | None:
+        """Which letter goes next, and of which reason, empty if its time is over; None if all is within bounds."""
         if not self.letter_index:
             return None
         oldest, newest = (least_or_most(self.letter_index, key=self._age) for least_or_most in (min, max))
@@ -293,7 +278,7 @@ class Reference:
     def make_room(self) -> list[str]:
         """Remove letters until all is within bounds; give the reasons of those that went before their time."""
         reasons = []
-        while following := self._next_to_go():
+        while following := self.next_to_go():
             letter_id, reason = following
             self._remove_letter(letter_id)
             if reason:
@@ -352,7 +337,7 @@ class Reference:
     def erase_entries(self, trace_id: str) -> int:
         record, places = self.records.get(trace_id), [each.place for each in self.log.present() if each.trace_id == trace_id]
         if record and places:
-            record.epoch = record.entry = ""
+            record.forget_place()
         return self.log.erase(places, self)
 
     def erase_record(self, trace_id: str) -> int:
@@ -365,11 +350,6 @@ class Reference:
 
     def record(self, trace_id: str) -> TraceRecord:
         return self.records.get(trace_id, TraceRecord())
-
-    def keep_place(self, trace_id: str, record: TraceRecord) -> None:
-        self.records[trace_id] = record
-        if not record.state:
-            self.expires_in(KEYS.record(trace_id), RECORD_TTL_MS)
 
     # Steps that several events have in common.
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kp_scorer.ledger.keys import Keys
 from kp_scorer.novelty import Candidate, Window
 
 from tests.model.contents import vector_of
+from tests.model.records import KEYS, RECORD_TTL_MS
 from tests.support.word_embedder import WordEmbedder
 
 if TYPE_CHECKING:
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 WINDOW: Final = Window(max_elements=6, ttl_ms=3_600_000, slack_elements=5, slack_ms=900_000, succeeded_confidence=0.5)
 LARGEST_BATCH: Final = 3
-_KEYS: Final = Keys("m")
-LOG: Final = _KEYS.of_log(WordEmbedder.space).log
-HEAD: Final = _KEYS.of_log(WordEmbedder.space).head
-ERASED: Final = _KEYS.of_log(WordEmbedder.space).erasures
-DIRECTORY: Final = _KEYS.directory
+LOG: Final = KEYS.of_log(WordEmbedder.space).log
+HEAD: Final = KEYS.of_log(WordEmbedder.space).head
+ERASED: Final = KEYS.of_log(WordEmbedder.space).erasures
+DIRECTORY: Final = KEYS.directory
 _LIFE_MS: Final = WINDOW.ttl_ms + WINDOW.slack_ms
 
 
@@ -80,7 +79,9 @@ class LogModel:
             # What has ended keeps the place that its end rests on; this one is only its worker's, for the window it compares.
             return place
         record.digest, record.epoch, record.entry = digest, epoch, place
-        books.keep_place(trace_id, record)
+        books.records[trace_id] = record
+        if not record.state:
+            books.expires_in(KEYS.record(trace_id), RECORD_TTL_MS)
         return place
 
     def _keeps(self, place: str, replied: str, now: int) -> bool:

@@ -150,7 +150,7 @@ class WatchedLetters:
             # Whoever dead-letters names what was decoded: all that can be, unless the limits of a worker forbid it.
             decoded = digest if reason == "invalid" else by_bytes(payload).digest
             expected = model.dead_letter(payload, reason, detail, trace_id, decoded, deliveries)
-            expect(f"dead_letter {trace_id} as {reason}", reply, [expected, int(not expected and model.is_over())])
+            expect(f"dead_letter {trace_id} as {reason}", reply, [expected, int(not expected and bool(model.next_to_go()))])
             if not expected and self.real.payload(letter_id_of(payload)) != payload:
                 raise Violation(f"dead_letter {trace_id}: its bytes are not kept")
 

@@ -1,6 +1,7 @@
 """Workers, producers and operators around one queue, and everything that may happen to them, one script at a time."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Final, NamedTuple, TypeVar
 
 from kp_scorer.novelty.audit import audit
@@ -209,7 +210,7 @@ class World:
         """Redis saves its data. With a Redis as the broker, that includes what has not been acknowledged."""
         unacknowledged = [message for worker in self.workers for message in worker.in_flight]
         messages = [Message(message.payload, message.deliveries) for message in (*self.queue, *unacknowledged)]
-        self.snapshot = Snapshot(self._server.image(), self.model.snapshot(), messages)
+        self.snapshot = Snapshot(self._server.image(), deepcopy(self.model), messages)
         return ""
 
     def come_back(self, _: int, __: int) -> str:
@@ -220,12 +221,13 @@ class World:
         """
         assert self.snapshot
         now, serials = self.model.now + 1_000, self.model.serials
-        self.books.model = self.snapshot.model.snapshot()
+        self.books.model = deepcopy(self.snapshot.model)
         self.model.now, self.model.serials = now, serials
         self._server.put_back(self.snapshot.image, now)
         self._lose(self.model.due())
         self.queue = [Message(message.payload, message.deliveries) for message in self.snapshot.messages]
-        self._invariants.came_back()
+        # What was decided since may be decided otherwise now.
+        self._invariants = Invariants()
         for place, expected in (each for worker in self.workers for each in worker.log.expected.items()):
             if self.model.log.at(place) is None or self.model.log.similarity(place) != expected:
                 self._tainted.add(place)
