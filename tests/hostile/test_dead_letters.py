@@ -1,7 +1,6 @@
 """Whoever floods the dead letters pushes out his own: those of other reasons and namespaces stay, and Redis takes traces."""
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -81,15 +80,6 @@ def test_junk_pushes_out_junk(
     assert metrics.registry.get_sample_value(name_of_sample, {"reason": reason}) == dropped
 
 
-def test_many_small_letters_push_out_no_large_ones(of_worker: redis.Redis, keys: Keys) -> None:
-    letters = DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=10))
-    honest = keep_honest(letters)
-    flood(letters, 40, 10, "invalid", "kp:trace:evil:{}")
-    stored = [letter.trace_id for letter in letters.read()]
-    assert len(stored) == 10
-    assert honest < set(stored)
-
-
 def test_letters_that_no_class_has_go_first_and_room_is_made_whatever_is_damaged(
     of_worker: redis.Redis, redis_client: redis.Redis, keys: Keys
 ) -> None:
@@ -103,25 +93,6 @@ def test_letters_that_no_class_has_go_first_and_room_is_made_whatever_is_damaged
         flood(letters, 3, 10, "poison", "kp:trace:acme:new{}")
         assert len(list(letters.read())) == 6
     assert old.isdisjoint(letter.trace_id for letter in letters.read())
-
-
-def test_a_letter_that_dies_of_another_reason_or_by_another_name_counts_there(bounded: DeadLetters, store: Store) -> None:
-    payload = os.urandom(MB)
-    for reason, trace_id in (("invalid", ""), ("invalid", "kp:trace:acme:1"), ("poison", "kp:trace:acme:1")):
-        bounded.dead_letter(payload, DeadLettering(reason, "$", trace_id, DIGEST))  # type: ignore[arg-type]
-    flood(bounded, 20, MB // 8, "invalid")
-    stored = Counter(letter.reason for letter in bounded.read())
-    # There is room for a megabyte of each, less what a letter takes itself.
-    assert stored == {"poison": 1, "invalid": 8}
-
-
-def test_the_newest_letter_stays_and_pushes_out_no_others(bounded: DeadLetters) -> None:
-    honest = keep_honest(bounded)
-    for number in range(3):
-        bounded.dead_letter(b"x" * (4 * MB + number), DeadLettering("malformed", "$"))
-        stored = [letter.size_bytes for letter in bounded.read() if letter.trace_id not in honest]
-        assert stored == [4 * MB + number]
-    assert {letter.trace_id for letter in bounded.read()} > honest
 
 
 def test_the_bound_follows_maxmemory(small: tuple[Store, Any]) -> None:
