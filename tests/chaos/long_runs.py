@@ -18,7 +18,7 @@ from tests.support.arena import Arena
 from tests.support.commands import run
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.rabbitmq import RABBITMQ_URL, own_queues, own_virtual_host
-from tests.support.traces import new_id, sample_traces
+from tests.support.traces import new_id, rows_in, sample_traces
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -54,7 +54,7 @@ def run_command(*words: str, settings: Settings, stdin: str = "") -> None:
 def traces(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
     """The reference's traces where they are at hand, else the samples; from the second time on with their words shuffled."""
     path = REFERENCE_TRACES / "traces.jsonl"
-    templates = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else sample_traces()
+    templates = rows_in(path.read_text("utf-8")) if path.exists() else sample_traces()
     for place, trace in enumerate(itertools.islice(itertools.cycle(templates), count)):
         words = trace["task"]["objective"].split()
         objective = " ".join(chance.sample(words, len(words))) if place >= len(templates) else trace["task"]["objective"]

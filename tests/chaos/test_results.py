@@ -5,23 +5,12 @@ from typing import Any
 import pytest
 from kombu import Connection
 from kp_scorer.client import Client
-from kp_scorer.settings import Settings
 
 from tests.support.arena import TRACES, Arena, decided_of, submit, supervised, traces, wait_until_ended
 from tests.support.outcomes import published
 from tests.support.processes import wait_until
 
 HALF = TRACES // 2
-
-
-def read_all(settings: Settings, decisions: list[dict[str, Any]]) -> None:
-    """Read on until there are decisions on all traces."""
-
-    def are_all_read() -> bool:
-        decisions.extend(published(settings))
-        return len({decision["trace_id"] for decision in decisions}) == TRACES
-
-    wait_until(are_all_read)
 
 
 @pytest.mark.slow
@@ -38,6 +27,10 @@ def test_unread_results_of_one_outcome_stop_workers_and_lose_nothing(arena: Aren
             full = [{line["queue"] for line in worker.events("results_full")} for worker in fleet]
             return all(settings.queues.rejected in queues for queues in full)
 
+        def are_all_read() -> bool:
+            read_decisions.extend(published(settings))
+            return len({decision["trace_id"] for decision in read_decisions}) == TRACES
+
         wait_until(is_stalled)
         fleet.kill(0)
         fleet.wait_until_ready()
@@ -45,7 +38,7 @@ def test_unread_results_of_one_outcome_stop_workers_and_lose_nothing(arena: Aren
         assert {decision["outcome"] for decision in read_decisions} == {"accepted"}
         assert len(decided_of(client, submitted)) < TRACES
 
-        read_all(settings, read_decisions)
+        wait_until(are_all_read)
         arena.finish(fleet, submitted, consumed=read_decisions)
         assert fleet.ends == [-9]
 

@@ -18,7 +18,7 @@ from kp_scorer.decision import Novelty
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Verdict
+from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts
 from kp_scorer.novelty import Candidate, Window
 from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.novelty.log import Entry, Place
@@ -27,7 +27,7 @@ from kp_scorer.process.reconciler import reconcile
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
 
-from tests.support.builders import decision, decision_on
+from tests.support.builders import decision, decision_on, store_decisions
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until
 from tests.support.traces import short_traces
 
@@ -61,9 +61,7 @@ def damage(redis_client: redis.Redis, record: str, fields: dict[Any, Any]) -> No
 
 
 def decide(store: Store, *trace_ids: str) -> None:
-    store.ledger.acquire([Identity(trace_id, DIGEST) for trace_id in trace_ids])
-    verdicts = [Verdict(trace_id, DIGEST, decision_on(trace_id), "", "code", is_known=True) for trace_id in trace_ids]
-    store.ledger.commit(verdicts)
+    store_decisions(store, {trace_id: decision_on(trace_id) for trace_id in trace_ids}, DIGEST)
 
 
 def test_a_worker_decides_what_comes_with_damaged_records(

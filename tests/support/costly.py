@@ -95,7 +95,8 @@ def costly_submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:
     for place in PLACES:
         for name, item in ITEMS.items():
             by_bytes = (limits.message_bytes - 2_000) // (len(item.encode()) + 1)
-            by_values = (limits.values - 100) // (1 + sum(map(_bare(item).count, ",[{")))
+            inner_values = 0 if item.startswith('"') else sum(map(item.count, ",[{"))
+            by_values = (limits.values - 100) // (1 + inner_values)
             by_steps = limits.steps if place == "steps" else by_bytes
             for count in sorted({min(by_bytes, by_values, by_steps), by_bytes}):
                 yield f"{place}: {count:,} {name}", filled(place, item, count)
@@ -109,10 +110,6 @@ def oversized_bodies(limits: Limits) -> Iterator[tuple[str, bytes]]:
         yield f"body of {name}", f'[["\U0001f600{text}"],{{}},null]'.encode()
     text = '[["' + "\U0001f600" + "x" * limits.message_bytes + '"'
     yield "body padded with white space", (text + " " * (largest_bytes - len(text.encode())) + "],{},null]").encode()
-
-
-def _bare(item: str) -> str:
-    return "" if item.startswith('"') else item
 
 
 def filled(place: str, item: str, count: int) -> bytes:

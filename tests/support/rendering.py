@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from shutil import copy
 from typing import Any, Final
 
 import pytest
@@ -31,7 +30,7 @@ def compose(**variables: str) -> dict[str, Any]:
 def compose_secrets(folder: Path) -> Path:
     """The folder of secrets that the script makes in ``folder``, from the users of Redis beside it."""
     for name in ("secrets.sh", "users.acl"):
-        copy(DEPLOY / name, folder)
+        shutil.copy(DEPLOY / name, folder)
     # The second time it keeps the files there are.
     for _ in range(2):
         subprocess.run(["sh", folder / "secrets.sh"], check=True)
