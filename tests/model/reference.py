@@ -335,10 +335,10 @@ class Reference:
             self.records[trace_id].resends += 1
 
     def erase_entries(self, trace_id: str) -> int:
-        record, places = self.records.get(trace_id), [each.place for each in self.log.present() if each.trace_id == trace_id]
-        if record and places:
+        record, entries = self.records.get(trace_id), [each for each in self.log.present() if each.trace_id == trace_id]
+        if record and entries:
             record.forget_place()
-        return self.log.erase(places, self)
+        return self.log.erase(entries, self)
 
     def erase_record(self, trace_id: str) -> int:
         if trace_id in self.pending:

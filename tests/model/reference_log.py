@@ -111,17 +111,14 @@ class LogModel:
     def present(self) -> list[LogEntry]:
         return [entry for entry in self.entries if not (entry.is_erased or entry.is_trimmed)]
 
-    def erase(self, places: Sequence[str], books: "Reference") -> int:
-        """Erase what is there of these places."""
-        erased = 0
-        for entry in self.entries:
-            if entry.place in places and not (entry.is_erased or entry.is_trimmed):
-                entry.is_erased = True
-                self.erasures.append(entry.place)
-                books.expires_in(ERASED, _LIFE_MS)
-                erased += 1
+    def erase(self, entries: Sequence[LogEntry], books: "Reference") -> int:
+        """Erase these entries, which are all there."""
+        for entry in entries:
+            entry.is_erased = True
+            self.erasures.append(entry.place)
+            books.expires_in(ERASED, _LIFE_MS)
         del self.erasures[: -WINDOW.kept_elements]
-        return erased
+        return len(entries)
 
     def at(self, place: str) -> LogEntry | None:
         return next((entry for entry in self.entries if entry.place == place), None)
