@@ -100,6 +100,33 @@ def test_of_two_identical_traces_at_the_same_moment_exactly_one_is_new(client: C
     assert len(read_until(small, decisions)) == 400
 
 
+def test_no_worker_compares_with_an_erased_trace_after_a_second(
+    client: Client, small: Settings, store: Store, kept: redis.Redis
+) -> None:
+    (trace,) = short_traces(1, seed=9)
+    decide_all(client, [trace, *short_traces(30, seed=10)])
+    assert only_log(store).erase(str(trace["id"])).total() == 1
+    kept.delete(f"kp:trace:{trace['id']}")
+    copies = [trace | {"id": new_id(), "source_skill": str(index)} for index in range(40)]
+    decisions = list(decide_all(client, copies).values())
+    assert all(each.novelty.nearest and each.novelty.nearest.trace_id != trace["id"] for each in decisions)
+    first = min(decisions, key=place_in_log)
+    assert first.dimensions.novelty > 0.01, "the erased trace was the only one like it"
+    assert audited(small, store).differences == []
+
+
+def test_workers_survive_an_emptied_store_and_compare_with_no_erased_trace(
+    client: Client, small: Settings, store: Store, kept: redis.Redis
+) -> None:
+    decide_all(client, short_traces(60, seed=11))
+    kept.flushdb()
+    decisions = decide_all(client, short_traces(60, seed=12))
+    report = audited(small, store)
+    nearest = {decision.novelty.nearest.trace_id for decision in decisions.values() if decision.novelty.nearest}
+    assert nearest <= decisions.keys()
+    assert (report.agreeing, report.differences) == (60, [])
+
+
 @pytest.mark.usefixtures("fleet")
 def test_idle_workers_read_the_log_on(kept: redis.Redis) -> None:
     reads: Any = kept.info("commandstats")

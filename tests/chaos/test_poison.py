@@ -28,6 +28,8 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
     load += panicking
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
+        # On RabbitMQ they make the queue: what came before would be lost.
+        fleet.wait_until_ready()
         put(settings, UNREADABLE["not JSON"])
         submitted = submit(client, load)
         put(settings, *UNREADABLE.values())

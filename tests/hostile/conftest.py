@@ -34,6 +34,7 @@ class ShippedRedis(RedisServer):
 
     def start(self, *more: str) -> None:
         """It has started."""
+        assert not more, "it has the configuration that is shipped"
 
     def kill(self) -> None:
         self.shipped.stop()

@@ -102,6 +102,16 @@ def test_only_what_does_not_count_has_a_mark_in_the_log(redis_client: redis.Redi
     assert [entry.counts for entry in log.entries()] == [True, False]
 
 
+def test_the_log_keeps_no_more_than_window_and_slack(redis_client: redis.Redis) -> None:
+    window = Window(max_elements=100, ttl_ms=10 * MINUTE_MS, slack_elements=50, slack_ms=MINUTE_MS)
+    cache = cache_of(log_in(redis_client, window), window)
+    for start in range(0, 1_000, 50):
+        cache.place([candidate(f"t{index}", index) for index in range(start, start + 50)])
+    # Redis trims whole nodes of the stream, of at most 100 entries.
+    assert window.kept_elements <= redis_client.xlen(KEYS.of_log("space").log) <= window.kept_elements + 100
+    assert all(redis_client.pttl(key) > 0 for key in redis_client.scan_iter())
+
+
 def test_erasing_the_newest_entry_does_not_make_mirrors_start_over(redis_client: redis.Redis) -> None:
     log = log_in(redis_client)
     _, tail = log.append([candidate("a", 1), candidate("newest", 2)], None)

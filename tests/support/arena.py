@@ -136,8 +136,8 @@ def put(settings: Settings, *bodies: bytes) -> None:
         return
     with confirming(settings.broker.url) as connection:
         for body in bodies:
-            message = amqp.Message(body, content_type="application/json")
-            connection.default_channel.basic_publish(message, routing_key=queue)
+            message = amqp.Message(body, content_type="application/json", content_encoding="utf-8", delivery_mode=2)
+            connection.default_channel.basic_publish(message, exchange=queue, routing_key=queue, mandatory=True)
 
 
 def is_drained(client: redis.Redis, queue: str) -> bool:

@@ -249,6 +249,8 @@ def test_settings_that_fit_together_are_accepted(flags: dict[str, str]) -> None:
         ("KP_NOVELTY", "^KP_NOVELTY: no setting"),
         ("KP_BROKER_TIMEOUT_S_FILE", r"^broker\.timeout_s_file: no setting"),
         ("KP_BROKER_URLS_FILE", r"^broker\.urls_file: no setting"),
+        ("KP_BROKER_URL_FILES", r"^broker\.url_files: no setting"),
+        ("KP_BROKER_FILE", r"^broker\.file: no setting"),
         ("KP_", "^KP_: no setting"),
     ],
 )

@@ -269,10 +269,11 @@ class Decider:
             match committed:
                 case "stored":
                     case.resolved = own
-                case "again":
-                    case.resolved = None
-                case _:
+                case Decision() | TraceConflict() | TraceDead():
                     case.resolved = committed
+                case _:
+                    # Decided again.
+                    case.resolved = None
 
     def _judge(self, case: Case, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
         trace = case.trace

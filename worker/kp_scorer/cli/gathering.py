@@ -40,7 +40,7 @@ Result = Decision | InvalidTrace | TraceConflict  # Of a line: the decision on i
 
 
 class GatheredTrace(NamedTuple):
-    """A decision, and whether its trace is good."""
+    """A decision, how its trace is labelled, and the trace itself if traces were read: whoever keeps many leaves it out."""
 
     decision: Decision
     label: bool | None = None  # As the ledger holds it, or as `status` printed it; None if it has none.

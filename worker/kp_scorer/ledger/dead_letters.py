@@ -38,7 +38,7 @@ class DeadLettering(NamedTuple):
     detail: str  # Field paths and figures, never content.
     trace_id: str = ""  # The id that the submission, or its message's header, names; empty if none.
     digest: bytes = b""  # That of its trace; empty if it is none, or was not decoded.
-    deliveries: int = 1
+    deliveries: int = 1  # How often it was delivered; 0 if it was lost before.
 
 
 class DeadLetter(NamedTuple):
