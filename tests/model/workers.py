@@ -76,7 +76,7 @@ class Worker:
         self.in_flight.append(message)
         payload, tried = message.payload, message.deliveries - 1
         if tried >= DELIVERY_LIMIT:
-            detail = f"delivered {tried} times, and no worker came to an end with it"
+            detail = f"delivered {tried} times, and no worker finished with it"
             # What has no name of its own goes by that of its message.
             trace_id = payload.trace.id if payload.trace else payload.header_id
             self.ended.append(Ended(message, DeadLettering("poison", detail, trace_id, payload.digest)))

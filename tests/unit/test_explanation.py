@@ -137,8 +137,7 @@ def test_dead_trace_is_shown_with_its_newest_dead_letter_and_a_remedy() -> None:
     dead_letters = [DeadLetter(letter_id * 32, "lost", "sent 3 times", "kp:trace:1", 0, 0, 0, 1, 10) for letter_id in "ab"]
     assert list(dead_words("kp:trace:1", "lost", "sent 3 times", dead_letters)) == [
         "kp:trace:1: dead, lost: sent 3 times",
-        "No worker ever received it, however often it was sent. Once the queue works,",
-        "replay it.",
+        "It was sent again and again, and never decided. Once the queue works, replay it.",
         "Its submission is a dead letter, last dead-lettered at 1970-01-01 00:00:00 UTC:",
         f"  kp-scorer dead-letter show {'b' * 32}",
         f"  kp-scorer dead-letter replay {'b' * 32}",

@@ -13,6 +13,8 @@ from tests.support.paths import REPOSITORY
 
 PACKAGE: Final = REPOSITORY / "worker" / "kp_scorer"
 
+SHIPPED: Final = (".conf", ".service", ".target", ".toml", ".yaml", ".yml")
+
 PLACEHOLDERS: Final = frozenset(
     "begun found given held kept known one other placed rest said seen shown stuff taken tell thing things told what".split()  # noqa: SIM905
 ) | {"whole"}
@@ -60,9 +62,10 @@ def test_names_say_what_they_name(folder: str) -> None:
 @pytest.mark.parametrize("idiom", IDIOMS)
 def test_package_and_pages_use_the_words_of_the_field(idiom: str) -> None:
     pages = (REPOSITORY / document for document in DOCUMENTS)
+    shipped = (path for folder in ("config", "deploy") for path in (REPOSITORY / folder).rglob("*") if path.suffix in SHIPPED)
     places = [
         f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()[:100]}"
-        for path in chain(PACKAGE.rglob("*.py"), PACKAGE.rglob("*.lua"), PACKAGE.rglob("*.toml"), pages)
+        for path in chain(PACKAGE.rglob("*.py"), PACKAGE.rglob("*.lua"), shipped, pages)
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
         if re.search(idiom, line)
     ]

@@ -134,7 +134,7 @@ class Decider:
     ledger: Ledger
     policy: Policy
     novelty: NoveltyMeter | None  # Without it every trace's novelty is unknown.
-    max_attempts: int  # A trace that so many workers began and did not live to end is dead: it must be what ended them.
+    max_attempts: int  # A trace is dead once so many workers have died or stalled while they decided it.
     _: KW_ONLY
     names_nearest: bool = True
     checks: Checks | None = None
@@ -230,7 +230,7 @@ class Decider:
         if record.is_held:
             return TraceHeld(identity.trace_id)
         if record.attempts >= self.max_attempts:
-            return TraceDead(identity.trace_id, "poison", f"{record.attempts} attempts to decide it came to no end")
+            return TraceDead(identity.trace_id, "poison", f"{record.attempts} workers died or stalled while they decided it")
         return None
 
     def _place_and_commit(self, claimed: Sequence[Case]) -> None:

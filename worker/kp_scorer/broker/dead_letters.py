@@ -30,7 +30,7 @@ from kp_scorer.spans.context import context_in
 
 def poison(message: Any, deliveries: int) -> DeadLettering:
     """Why a kombu message that was delivered so often without a result is dead-lettered."""
-    detail = f"delivered {deliveries} times, and no worker came to an end with it"
+    detail = f"delivered {deliveries} times, and no worker finished with it"
     return DeadLettering("poison", detail, checked_id(message.headers.get("id")), deliveries=deliveries)
 
 

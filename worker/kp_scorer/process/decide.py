@@ -23,7 +23,7 @@ from kp_scorer.process.watchdog import StallTimer, VitalThread
 Sink = Callable[[Sequence[Delivery]], None]  # Where deliveries go next; it does not raise.
 
 _GROUP: Final = 16
-"""While so many texts wait, so many vectors go on together: each alone costs the later stages 2 ms of a core."""
+"""With so many texts waiting, vectors go on in groups of so many: each alone costs the later stages 2 ms of a core."""
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ Each queue has, beside its list:
                                  of Redis' maxmemory, unless a single one is larger; the oldest go first
 
 A message is known by its digest, the SHA-1 of its bytes, which never change when it is requeued. Two messages of the very same
-bytes are therefore one while both are in flight, which is what they are worth.
+bytes count as one while both are in flight; nothing is lost, as they are the same submission.
 """
 
 from collections.abc import Sequence

@@ -32,13 +32,12 @@ _SAMPLE: Final = 20_000  # So many decisions take 100 MB.
 _FEW: Final = 5  # So many decisions of a file are explained without --id.
 _FILES: Final = (".json", ".jsonl", ".ndjson", ".gz")
 _REMEDIES: Final[dict[str, str]] = {
-    "malformed": "Sent again as it is it would die again: have its producer send a trace.",
-    "invalid": "Sent again as it is it would die again, unless the limits have changed: correct it and submit it; it may keep "
-    "its id.",
+    "malformed": "Sent again unchanged, it fails again: have its producer send a trace.",
+    "invalid": "Sent again unchanged, it fails again, unless limits have changed: correct and submit it; it may keep its id.",
     "conflict": "The earlier submission with this id stands: submit this one with another id.",
     "scoring_failed": "It could not be scored. Once the cause is gone, replay it.",
     "poison": "Workers died while it was in flight. Once the cause is gone, replay it.",
-    "lost": "No worker ever received it, however often it was sent. Once the queue works, replay it.",
+    "lost": "It was sent again and again, and never decided. Once the queue works, replay it.",
     "damaged": "Somebody changed its record in Redis: replay it. Or a later version decided it: look with that one.",
 }
 

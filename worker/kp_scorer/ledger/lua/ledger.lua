@@ -82,8 +82,8 @@ local function remove_dead_letter(dead_letter, dead_letter_id, record)
     return redis.call('DEL', dead_letter)
 end
 
--- The dead letter that is to go next, whether before its time, and of which class. Of too many it is the oldest of the largest class of
--- the reason that has most; of too large ones, of the one that takes most. Junk also goes while submissions are refused for want of
+-- The dead letter that is to go next, whether before its time, and of which class. Over the limit on
+-- their number, it is the oldest of the largest class of the reason that has most; over the limit on bytes, the same by bytes. Junk also goes while submissions are refused for want of
 -- memory. The newest stays, and its size is in nobody's way, as its message is about to be acknowledged. The id is empty if a
 -- class has none: an index that somebody has damaged leads nobody round in a circle.
 local function next_to_go(now)
