@@ -188,6 +188,22 @@ def test_a_record_without_its_state_comes_to_an_end(
     assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
 
 
+def test_a_pending_record_without_its_digest_comes_to_an_end(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis
+) -> None:
+    queues, lost = submission_queues(settings), "kp:trace:lost"
+    store.ledger.submit([Submission(lost, DIGEST, b"{}")])
+    redis_client.hdel(keys.record(lost), "digest")
+    with make_celery(settings) as app:
+        declare_queues(app, queues.in_order)
+        for _ in range(2):
+            redis_client.zadd(keys.pending, {lost: 1}, xx=True)
+            reconcile(app, queues, store, LedgerSettings(resend_after_s=0.001, max_resends=0), Metrics(()))
+    (letter,) = store.dead_letters.read()
+    assert (letter.reason, letter.trace_id, letter.occurrences) == ("lost", lost, 1)
+    assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
+
+
 def test_what_has_lost_its_state_is_counted_once(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
     submission = Submission("kp:trace:stateless", DIGEST, b"{}")
     store.ledger.submit([submission])

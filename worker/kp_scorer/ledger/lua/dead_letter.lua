@@ -30,6 +30,8 @@ if is_damaged then
     redis.call('DEL', record)
     state, known_digest, decision, as_letter = redis.call('ZSCORE', pending, trace_id) and 'pending', nil, nil, nil
 end
+-- What is pending has a digest. If somebody has removed it, the one that was noted with the submission stands for it.
+if state == 'pending' and as_letter then known_digest = known_digest or string.sub(as_letter, 1, -1 - #dead_letter_id) end
 -- What could not be decoded is the same if its bytes are, also where the limits of one worker alone keep it from that.
 local is_same = is_damaged or (digest ~= '' and known_digest == digest) or as_letter == (known_digest or '') .. dead_letter_id
 if state == 'decided' and is_same and (decision or '') ~= unreadable then return {decision, 0} end
