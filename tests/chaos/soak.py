@@ -4,7 +4,7 @@ Every ten seconds, or as ``--every`` says, a worker is killed or asked to stop, 
 closed, or Redis is killed and started again. The first worker lives through it all, and its resident memory is read: a line
 through the readings after the warm-up gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided
 once and published, every audit on the way agreed, and the interval reaches down to less than 1 MB an hour. A worker grows first
-in any case: its copy of the log fills up to 11,000 entries, and it keeps the memory of the largest burst after a disaster.
+in any case: its copy of the log fills up to 11,000 entries.
 """
 
 import argparse
@@ -38,7 +38,9 @@ def main() -> int:
     """Load, break, audit and check; progress goes to stderr, a summary as JSON to stdout."""
     parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--warm-up", type=float, metavar="MINUTES", help="memory counts from here; default: half of the run")
+    parser.add_argument(
+        "--warm-up", type=float, metavar="MINUTES", help="memory counts from here; default: a quarter of the run"
+    )
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between two disasters")
     parser.add_argument("--rate", type=float, default=20.0, metavar="TRACES_PER_S")
     parser.add_argument("--embedder", choices=["words", "default"], default="words")
@@ -74,7 +76,7 @@ class _Soak:
                 traceback.print_exc()
                 violation = repr(error)
             codes = Counter(fleet.ends)
-        warm_up = self._chosen.minutes / 2 if self._chosen.warm_up is None else self._chosen.warm_up
+        warm_up = self._chosen.minutes / 4 if self._chosen.warm_up is None else self._chosen.warm_up
         slope, margin = _growth([reading for reading in self._memory if reading[0] >= 60 * warm_up])
         if violation is None and slope - margin > _FLAT_MB_PER_HOUR:
             violation = f"memory grows by {slope:.2f} MB an hour, give or take {margin:.2f}"

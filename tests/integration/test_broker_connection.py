@@ -40,14 +40,14 @@ def test_a_lost_connection_is_logged_with_its_reason_and_its_server_and_leaves_n
                 proxy.cut()
                 wait_until(lambda before=before: len(worker.events("connection_lost")) > before)  # type: ignore[misc]
                 client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
-            counted = len(worker.events("transports"))
-            # Those of this connection, of the pool, and of the last ones, which wait for their timers.
-            wait_until(lambda: any(counts["count"] < 6 for counts in worker.events("transports")[counted:]), timeout_s=15)
+            counted_before = len(worker.events("transports"))
+            counts = wait_until(lambda: worker.events("transports")[counted_before:], timeout_s=15)
     server = urlsplit(proxy.url)
     assert lost["server"] == unreached["server"] == f"127.0.0.1:{server.port}"
     assert "Error" in lost["detail"]
     assert "is it running where broker.url says?" in unreached["detail"]
     assert f"{server.password}@" not in worker.text()
+    assert counts[-1]["count"] < 6, "those of this connection, of the pool, and of the last ones, which wait for their timers"
     # Neither that Celery stops, nor what it warns of whenever it has lost a connection.
     assert worker.process.returncode == 0
     events = [json.loads(line) for line in worker.text().splitlines()]

@@ -137,7 +137,8 @@ class Runtime:
         every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
         tasks.start("reconcile", partial(reconcile, app, queues, self.store, settings.ledger, self.metrics), every_s)
         tasks.start("drop_dead_letters", self.store.dead_letters.make_room, every_s)
-        # What a lost connection leaves refers to itself: uncollected for long, some 5 kB of each stay in the process for good.
+        # What a lost connection leaves refers to itself, and full collections are rare with most objects frozen: the heap would
+        # grow by what waits for one.
         tasks.start("collect_garbage", gc.collect, _COLLECT_EVERY_S)
         sides = {"drain_dead_queue": (queues.dead, _DRAIN_EVERY_S), "move_intake": (queues.intake, _MOVE_EVERY_S)}
         for name, (queue, every_s) in sides.items():

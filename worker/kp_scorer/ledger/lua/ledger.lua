@@ -82,10 +82,10 @@ local function remove_dead_letter(dead_letter, dead_letter_id, record)
     return redis.call('DEL', dead_letter)
 end
 
--- The dead letter that is to go next, whether before its time, and of which class. Over the limit on
--- their number, it is the oldest of the largest class of the reason that has most; over the limit on bytes, the same by bytes. Junk also goes while submissions are refused for want of
--- memory. The newest stays, and its size is in nobody's way, as its message is about to be acknowledged. The id is empty if a
--- class has none: an index that somebody has damaged leads nobody round in a circle.
+-- The dead letter that is to go next, whether before its time, and of which class. Over the limit on their number, it is the oldest of
+-- the largest class of the reason that has most; over the limit on bytes, the same by bytes. Junk also goes while submissions are
+-- refused for want of memory. The newest stays, and its size is in nobody's way, as its message is about to be acknowledged. The id
+-- is empty if a class has none: an index that somebody has damaged leads nobody round in a circle.
 local function next_to_go(now)
     local oldest, last_ms = unpack(redis.call('ZRANGE', dead_letters, 0, 0, 'WITHSCORES'))
     if not oldest then return nil end
