@@ -1,6 +1,7 @@
 """The embedder without a model, in workers and commands: a log of its own, warmed, audited and forgotten like others."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from tests.support.processes import KP_SCORER_WORKER, at_work
 from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
 SPACE: Final = "words-1.asked_and_did.1"
+_HEAP_BYTES: Final = 64 * 1024 * 1024
 MODELS: Final = ("openvino", "sentence_transformers", "tokenizers", "torch")
 
 
@@ -37,6 +39,19 @@ def base_install(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path)}
 
 
+def arenas_of(pid: int) -> int:
+    """How many arenas glibc's malloc has beside the main one; each begins with 64 MiB of addresses, of which a part is used."""
+    regions = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        addresses, access = line.split()[:2]
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        regions.append((start, end, access))
+    return sum(
+        (start % _HEAP_BYTES, end - start, used, unused) == (0, _HEAP_BYTES, "rw-p", "---p")
+        for (start, _, used), (_, end, unused) in pairwise(regions)
+    )
+
+
 def test_a_worker_decides_as_score_does_and_its_log_is_audited(
     settings: Settings, store: Store, base_install: dict[str, str], tmp_path: Path
 ) -> None:
@@ -48,6 +63,7 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
             client.submit(trace)
         decisions = [client.wait(trace["id"], timeout_s=60) for trace in traces]
         assert psutil.Process(worker.process.pid).memory_info().rss < 150e6
+        assert arenas_of(worker.process.pid) == 1, "shared by all threads but the main one"
         (loaded,) = worker.events("embedder_loaded")
     assert (loaded["embedder"], loaded["space"]) == ("words", SPACE)
     assert loaded["duration_ms"] < 1_000

@@ -30,7 +30,7 @@ from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Acknowledger, Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.process.startup import LoadEmbedder, Patience, open_novelty, wait_for_services
+from kp_scorer.process.startup import LoadEmbedder, Patience, limit_malloc_arenas, open_novelty, wait_for_services
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
@@ -103,6 +103,7 @@ class Runtime:
 
     def _open_all(self, opened: ExitStack) -> None:
         settings, app = self._settings, self._app
+        limit_malloc_arenas()
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
         metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
         # First of all: a worker that loads its model is alive.
