@@ -1,8 +1,10 @@
 """Every message that the pipeline receives is released in the end: acknowledged once it is completed, or requeued."""
 
+import gc
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -132,6 +134,20 @@ def raising(error: BaseException) -> Callable[[], Decision | None]:
         raise error
 
     return fail
+
+
+def test_what_failed_and_was_completed_later_is_kept_by_nothing(scene: Scene) -> None:
+    scene.is_away.set()
+    failed = weakref.ref(scene.receive())
+    wait_until(lambda: scene.tries)
+    scene.is_away.clear()
+    wait_until(lambda: scene.acknowledger.acknowledged)
+    scene.acknowledger.acknowledged.clear()
+    # Until something else comes, each stage may keep what it did last.
+    scene.receive()
+    wait_until(lambda: scene.acknowledger.acknowledged)
+    gc.collect()
+    wait_until(lambda: failed() is None, PATIENCE_S)
 
 
 def test_messages_that_waited_together_are_acknowledged_together(scene: Scene) -> None:

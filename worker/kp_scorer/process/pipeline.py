@@ -144,14 +144,19 @@ class Pipeline:
 
     def _publish_all(self, stall: StallTimer) -> None:
         while not self._stopped:
-            incoming = self._next()
-            stall.start()
-            due = [delivery for delivery, resolved in incoming if self._route(delivery, resolved)]
-            errors = self._publish_stage.complete(due)
-            for delivery, error in errors.items():
-                self._retry_later(delivery, error)
-            self._acknowledge([delivery for delivery in due if delivery not in errors])
-            stall.stop()
+            self._advance(self._next(), stall)
+
+    def _advance(self, incoming: Sequence[_Incoming], stall: StallTimer) -> None:
+        """Bring deliveries one step on."""
+        # Not in the loop: its variables would keep the last error, and by its traceback all deliveries that it met, until the
+        # next one.
+        stall.start()
+        due = [delivery for delivery, resolved in incoming if self._route(delivery, resolved)]
+        errors = self._publish_stage.complete(due)
+        for delivery, error in errors.items():
+            self._retry_later(delivery, error)
+        self._acknowledge([delivery for delivery in due if delivery not in errors])
+        stall.stop()
 
     def _next(self) -> Sequence[_Incoming]:
         """Wait for deliveries, or until those that wait are due for a retry; those that are due come along with either."""
