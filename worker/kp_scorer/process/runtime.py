@@ -26,11 +26,12 @@ from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.logs import configure_logs, raised_at
 from kp_scorer.process.http import http_server
+from kp_scorer.process.memory import collect_garbage, limit_malloc_arenas
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Acknowledger, Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.process.startup import LoadEmbedder, Patience, limit_malloc_arenas, open_novelty, wait_for_services
+from kp_scorer.process.startup import LoadEmbedder, Patience, open_novelty, wait_for_services
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
@@ -138,9 +139,7 @@ class Runtime:
         every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
         tasks.start("reconcile", partial(reconcile, app, queues, self.store, settings.ledger, self.metrics), every_s)
         tasks.start("drop_dead_letters", self.store.dead_letters.make_room, every_s)
-        # What a lost connection leaves refers to itself, and full collections are rare with most objects frozen: the heap would
-        # grow by what waits for one.
-        tasks.start("collect_garbage", gc.collect, _COLLECT_EVERY_S)
+        tasks.start("collect_garbage", collect_garbage, _COLLECT_EVERY_S)
         sides = {"drain_dead_queue": (queues.dead, _DRAIN_EVERY_S), "move_intake": (queues.intake, _MOVE_EVERY_S)}
         for name, (queue, every_s) in sides.items():
             if queue is not None:

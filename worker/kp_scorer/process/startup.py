@@ -1,11 +1,9 @@
 """What a worker waits for, loads and checks before it consumes."""
 
-import ctypes
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import structlog
 from celery import Celery
@@ -20,9 +18,6 @@ from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
-
-_M_ARENA_MAX: Final = -8  # As in malloc.h of glibc.
-_ARENAS: Final = 2
 
 log = structlog.get_logger("kp_scorer.process.startup")
 
@@ -62,18 +57,6 @@ class Patience:
 def _is_loading(error: BaseException | None) -> bool:
     """Whether an error came about as Redis, which has restarted, still reads its file."""
     return error is not None and (isinstance(error, BusyLoadingError) or _is_loading(error.__context__))
-
-
-def limit_malloc_arenas() -> None:
-    """Have all threads of this process share two arenas of glibc's malloc, as ``MALLOC_ARENA_MAX=2`` does.
-
-    By default nearly every thread has an arena of its own, and each arena keeps the pages of its largest burst.
-    """
-    if sys.platform == "linux":
-        # Other C libraries have no arenas, nor this function.
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues, patience: Patience) -> None:

@@ -1,0 +1,37 @@
+"""What a worker does to keep its resident memory flat."""
+
+import gc
+import weakref
+
+import psutil
+from kp_scorer.process.memory import collect_garbage
+
+_PIECES = 50_000
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_refers_to_itself_is_freed() -> None:
+    gc.disable()
+    try:
+        garbage = weakref.ref(_Cycle())
+        assert garbage() is not None
+        collect_garbage()
+        assert garbage() is None
+    finally:
+        gc.enable()
+
+
+def test_pages_of_a_burst_are_returned_to_the_system() -> None:
+    process = psutil.Process()
+    pieces = [bytes(1_000) for _ in range(_PIECES)]
+    # The last one keeps malloc from returning what is in front of it by itself.
+    last = pieces.pop()
+    burst = process.memory_info().rss
+    pieces.clear()
+    collect_garbage()
+    assert burst - process.memory_info().rss > 0.8 * 1_000 * _PIECES
+    assert len(last) == 1_000
