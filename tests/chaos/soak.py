@@ -4,8 +4,7 @@ Every ten seconds, or as ``--every`` says, a worker is killed or asked to stop, 
 closed, or Redis is killed and started again. The first worker lives through it all, and its resident memory is read: a line
 through the readings after the warm-up gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided
 once and published, every audit on the way agreed, and the interval reaches down to less than 1 MB an hour. A worker grows first
-in any case: its copy of the log fills up to 11,000 entries, and it takes what it needs with as much in flight as it can have,
-for which the traces of each minute of the warm-up come at once.
+in any case: its copy of the log fills up to 11,000 entries.
 """
 
 import argparse
@@ -59,7 +58,6 @@ class _Soak:
         self._submitted: list[str] = []
         self._broken = Counter[str]()
         self._audits = 0
-        self._warm_up_s = 60 * (chosen.minutes / 4 if chosen.warm_up is None else chosen.warm_up)
         self._memory: list[tuple[float, float]] = []
         """Seconds since the start, and MB."""
 
@@ -78,7 +76,8 @@ class _Soak:
                 traceback.print_exc()
                 violation = repr(error)
             codes = Counter(fleet.ends)
-        slope, margin = _growth([reading for reading in self._memory if reading[0] >= self._warm_up_s])
+        warm_up = self._chosen.minutes / 4 if self._chosen.warm_up is None else self._chosen.warm_up
+        slope, margin = _growth([reading for reading in self._memory if reading[0] >= 60 * warm_up])
         if violation is None and slope - margin > _FLAT_MB_PER_HOUR:
             violation = f"memory grows by {slope:.2f} MB an hour, give or take {margin:.2f}"
         return {
@@ -100,16 +99,14 @@ class _Soak:
         with Client(self._settings) as client:
             while (now := time.monotonic()) < end:
                 # A producer that was held up catches up, as agents would that all tried again.
-                elapsed_s = now - started
-                load_s = elapsed_s if elapsed_s > self._warm_up_s else elapsed_s - elapsed_s % 60
-                missing = int(load_s * self._chosen.rate) - len(self._submitted)
+                missing = int((now - started) * self._chosen.rate) - len(self._submitted)
                 self._submitted += submit(client, list(itertools.islice(self._load, min(missing, 100))), patience_s=120)
                 time.sleep(0.2)
                 assert survivor.is_running(), "the worker that nobody killed has ended"
                 for action, at in due.items():
                     if now >= at:
                         due[action] = now + every[action]
-                        action(fleet, survivor, elapsed_s)
+                        action(fleet, survivor, now - started)
 
     def _break(self, fleet: Fleet, _survivor: psutil.Process, _elapsed_s: float) -> None:
         kind = self._chance.choice(["kill", "terminate", "cut store", "cut broker", "restart Redis"])

@@ -168,13 +168,15 @@ def test_vectors_go_on_in_groups_only_while_a_backlog_waits() -> None:
         stages.wait_for_texts(25)
         ends = stages.wait_for_ends(16)
         assert {end.timings.batch_size for end in ends.values() if isinstance(end, Decision)} == {16}
+        stages.ends.clear()
         embedder.gate.release(8)
-        stages.wait_for_texts(17)
-        assert len(stages.ends) == 16, "one is in a pass, and the backlog is 16 texts"
+        wait_until(lambda: len(embedder.passes) == 26, PATIENCE_S)
         embedder.gate.release()
-        stages.wait_for_ends(25)
+        ends = stages.wait_for_ends(9)
+        batches = {end.timings.batch_size for end in ends.values() if isinstance(end, Decision)}
+        assert batches == {9}, "eight were held back until no more than 15 waited"
         embedder.gate.release()
-        stages.wait_for_ends(26)
+        stages.wait_for_ends(10)
 
 
 def test_a_decision_says_how_much_of_its_text_was_embedded() -> None:

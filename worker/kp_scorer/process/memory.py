@@ -2,13 +2,12 @@
 
 import ctypes
 import gc
-import sys
-from typing import Any, Final
+from typing import Final
 
 _M_ARENA_MAX: Final = -8  # As in malloc.h of glibc; other C libraries have no arenas, and neither function.
 _ARENAS: Final = 2
 
-_libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+_libc = ctypes.CDLL(None)
 
 
 def limit_malloc_arenas() -> None:
