@@ -103,6 +103,19 @@ def test_a_worker_started_on_a_full_redis_empties_it(server: RedisServer, endpoi
     assert {decision["trace_id"] for decision in published(endpoints)} == set(submitted)
 
 
+def test_what_redis_does_not_count_against_its_limit_refuses_no_submission(
+    server: RedisServer, endpoints: Settings, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path / "replica") as replica:
+        replica.follow(server)
+        # What a replica has not received takes memory beyond maxmemory, as does what a slow disk has not written yet.
+        replica.pause()
+        fill_by_client(endpoints, large_traces(seed=1))
+        assert 0.85 < server.used_bytes() / LIMIT_BYTES < 0.95
+        with Store.open(endpoints) as store:
+            assert 0.85 < (store.memory_used() or 0.0) < 0.95
+
+
 def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
     (decision,) = score_traces(short_traces(1, seed=5), load_settings({"embedding.embedder": "none"}))
     with Store.open(endpoints) as store, make_celery(endpoints) as app, server.connect() as client:

@@ -69,6 +69,11 @@ class RedisServer:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def pause(self) -> None:
+        """Stop it where it is, so that it receives nothing. It can still be killed."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
     def file_bytes(self) -> int:
         return self._file.stat().st_size
 
@@ -110,9 +115,10 @@ class RedisServer:
             return False
 
     def used_bytes(self) -> int:
-        """Memory that counts against the limit, about."""
+        """Memory that counts against the limit."""
         with self.connect() as client:
-            return int(client.info("memory")["used_memory"])
+            memory = client.info("memory")
+            return int(memory["used_memory"]) - int(memory["mem_not_counted_for_evict"])
 
     def connect(self) -> redis.Redis:
         return redis.Redis.from_url(self.url, socket_timeout=5, socket_connect_timeout=5)

@@ -200,9 +200,12 @@ _NEARLY_FULL: Final = 0.8  # A tenth more, and no submission is accepted.
 
 
 def memory_used(info: Mapping[str, Any]) -> float:
-    """Of the memory that Redis may take, the share that is taken, by the reply to ``INFO``; 0 where it may take all."""
+    """Of the memory that Redis may take, the share that is taken, by the reply to ``INFO``; 0 where it may take all.
+
+    What waits for a slow disk or a replica does not count, as it does not when Redis itself refuses.
+    """
     limit = info.get("maxmemory", 0)
-    return float(info["used_memory"] / limit) if limit else 0.0
+    return float((info["used_memory"] - info.get("mem_not_counted_for_evict", 0)) / limit) if limit else 0.0
 
 
 def shortcomings_of(client: redis.Redis) -> list[str]:

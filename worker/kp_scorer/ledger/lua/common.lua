@@ -40,10 +40,12 @@ local function expect(kind, key)
     if type(reply) == 'table' and reply.err then error('WRONGTYPE ' .. key .. ': expected a ' .. kind .. ', or nothing') end
 end
 
--- How many bytes Redis uses, and how many it may; 0 if it may use all.
+-- How many bytes Redis uses of those it may, and how many that are; 0 if it may use all. What waits for a slow disk or a replica
+-- does not count, as it does not when Redis itself refuses.
 local function memory()
     local info = redis.call('INFO', 'memory')
-    return tonumber(string.match(info, '\nused_memory:(%d+)')), tonumber(string.match(info, '\nmaxmemory:(%d+)'))
+    local function bytes(field) return tonumber(string.match(info, '\n' .. field .. ':(%d+)')) end
+    return bytes('used_memory') - (bytes('mem_not_counted_for_evict') or 0), bytes('maxmemory')
 end
 
 -- Whether what is left is for what workers do, as it is they who free memory.
