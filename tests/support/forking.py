@@ -32,7 +32,10 @@ _IMPORTED: Final = (
     "celery.concurrency.thread",
     "kp_scorer.app",
     "kp_scorer.cli.main",
-    *(f"kp_scorer.cli.commands.{name}" for name in ("dead_letter", "fleet", "novelty", "report", "submit", "up", "worker")),
+    *(
+        f"kp_scorer.cli.commands.{name}"
+        for name in ("dead_letter", "doctor", "fleet", "novelty", "report", "submit", "up", "worker")
+    ),
 )
 _MOST: Final = 1 << 20
 

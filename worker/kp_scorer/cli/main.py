@@ -45,7 +45,7 @@ _COMMANDS: Final = {
         "down": ("up", "Stop what `up` runs, and remove what it keeps."),
         "worker": ("worker", "Run one worker in the foreground."),
         "serve": ("worker", "Take traces and OpenTelemetry spans over HTTP."),
-        "doctor": ("fleet", "Check that everything is set up as it should be."),
+        "doctor": ("doctor", "Check that everything is set up as it should be."),
         "health": ("health", "Report whether the workers here are live or ready."),
         "cache": ("novelty", "Show, warm or empty the shared novelty cache."),
         "forget": ("submit", "Erase what is kept of a trace."),
