@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import click
 from celery import Celery
@@ -28,20 +28,8 @@ _NEARLY_FULL: Final = 0.8
 _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
 
-State = Literal["ok", "advice", "wrong"]
-"""``wrong`` should be corrected; ``advice`` may be intended."""
-
-
-class Deployment(NamedTuple):
-    """What is checked."""
-
-    settings: Settings
-    store: Store
-    app: Celery
-
-
-Details = Iterator[tuple[State, str]]
-"""What a check finds and, after a colon, what to do about it; nothing if all is in order."""
+Findings = Iterator[tuple[Literal["ok", "advice", "wrong"], str]]
+"""What a check finds and, after a colon, what to do about it: ``wrong`` should be corrected, ``advice`` may be intended."""
 
 
 @click.command(epilog="Example: kp-scorer doctor")
@@ -54,13 +42,24 @@ def doctor(settings: Settings) -> None:
     """
     is_wrong = False
     with Store.open(settings) as store, make_celery(settings) as app:
-        for check in _CHECKS:
-            name, details = check.__name__.removeprefix("_"), list[tuple[State, str]]()
+        checks: dict[str, Findings] = {
+            "settings": _settings(settings),
+            "variables": _variables(),
+            "redis": _redis(settings, store),
+            "clocks": _clocks(store),
+            "broker": _broker(settings, app),
+            "queues": _queues(settings, store, app),
+            "workers": _workers(store),
+            "embedder": _embedder(settings, store),
+            "window": _window(store),
+        }
+        for name, findings in checks.items():
+            found: list[tuple[str, str]] = []
             try:
-                details.extend(check(Deployment(settings, store, app)))
+                found.extend(findings)
             except ScorerError as error:
-                details.append(("wrong", str(error)))
-            for state, detail in details or [("ok", "in order")]:
+                found.append(("wrong", str(error)))
+            for state, detail in found or [("ok", "in order")]:
                 text = f"{name}: {'' if state == 'ok' else state + ': '}{detail}"
                 print_row({"check": name, "state": state, "detail": detail}, text)
                 is_wrong = is_wrong or state == "wrong"
@@ -68,8 +67,7 @@ def doctor(settings: Settings) -> None:
         sys.exit(1)
 
 
-def _settings(deployment: Deployment) -> Details:
-    settings = deployment.settings
+def _settings(settings: Settings) -> Findings:
     if settings.broker.is_redis and settings.ledger.resend_after_s <= settings.broker.visibility_timeout_s:
         remedy = "set ledger.resend_after_s above broker.visibility_timeout_s"
         yield "wrong", f"traces are re-sent that a dead worker still holds: {remedy}"
@@ -78,33 +76,33 @@ def _settings(deployment: Deployment) -> Details:
         yield "advice", f"too few messages are in flight, so the engine waits: {remedy}"
 
 
-def _variables(_: Deployment) -> Details:
+def _variables() -> Findings:
     if names := celery_variables():
         yield "advice", f"{', '.join(names)} are set and do not count here: use KP_BROKER_URL and KP_REDIS_URL"
 
 
-def _redis(deployment: Deployment) -> Details:
-    yield from _exposure(deployment.settings.redis.server())
-    for shortcoming in deployment.store.shortcomings():
+def _redis(settings: Settings, store: Store) -> Findings:
+    yield from _exposure(settings.redis.server())
+    for shortcoming in store.shortcomings():
         yield "wrong", shortcoming
 
 
-def _clocks(deployment: Deployment) -> Details:
-    ahead_s = deployment.store.clock_ahead_s()
+def _clocks(store: Store) -> Findings:
+    ahead_s = store.clock_ahead_s()
     if abs(ahead_s) > _CLOCKS_MAY_DIFFER_S:
         difference = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
         yield "wrong", f"Redis' clock is {difference} this machine's: have both set by NTP, or decided_at is off"
 
 
-def _broker(deployment: Deployment) -> Details:
-    broker = deployment.settings.broker
-    if broker.url != deployment.settings.redis.url:
+def _broker(settings: Settings, app: Celery) -> Findings:
+    broker = settings.broker
+    if broker.url != settings.redis.url:
         yield from _exposure(broker.server())
-        for shortcoming in broker_shortcomings(deployment.app) if broker.is_redis else ():
+        for shortcoming in broker_shortcomings(app) if broker.is_redis else ():
             yield "wrong", shortcoming
 
 
-def _exposure(server: ServerUrl) -> Details:
+def _exposure(server: ServerUrl) -> Findings:
     if is_loopback(server.host.strip("[]")):
         return
     if not server.password:
@@ -113,16 +111,16 @@ def _exposure(server: ServerUrl) -> Details:
         yield "advice", f"what goes to {server.host} can be read on its way: use TLS where the network is not yours alone"
 
 
-def _queues(deployment: Deployment) -> Details:
-    queues = submission_queues(deployment.settings)
-    results = results_queues(deployment.settings, deployment.settings.outcomes).values()
+def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
+    queues = submission_queues(settings)
+    results = results_queues(settings, settings.outcomes).values()
     all_exist = True
     for queue in {queue.name: queue for queue in (*queues.in_order, queues.intake, *results) if queue}.values():
         try:
-            if not deployment.settings.broker.is_redis:
+            if not settings.broker.is_redis:
                 # First whether it exists: asking for its arguments would declare it.
-                waiting(deployment.app, Queue(queue.name, exchange=Exchange(""), no_declare=True))
-            waiting(deployment.app, queue)
+                waiting(app, Queue(queue.name, exchange=Exchange(""), no_declare=True))
+            waiting(app, queue)
         except NoQueue:
             all_exist = False
             yield "advice", f"there is no queue {queue.name} yet: start a worker, which makes it"
@@ -131,12 +129,11 @@ def _queues(deployment: Deployment) -> Details:
             yield "wrong", str(error)
     if all_exist:
         # Counting what waits declares the queues that are missing.
-        yield from _backlog(deployment)
+        yield from _backlog(settings, store, app)
 
 
-def _backlog(deployment: Deployment) -> Details:
-    settings = deployment.settings
-    backlog = look_at_backlog(deployment.app, settings, deployment.store)
+def _backlog(settings: Settings, store: Store, app: Celery) -> Findings:
+    backlog = look_at_backlog(app, settings, store)
     for name, unread in backlog.decisions.items():
         count = f"{name} has {unread} unread decisions of {backlog.limit}"
         if backlog.used(name) >= _NEARLY_FULL and name in backlog.waited_for:
@@ -148,8 +145,8 @@ def _backlog(deployment: Deployment) -> Details:
         yield "advice", f"the oldest pending submission waits for {waits_s:.0f} s: start more workers, or see what they log"
 
 
-def _workers(deployment: Deployment) -> Details:
-    reports = deployment.store.worker_reports()
+def _workers(store: Store) -> Findings:
+    reports = store.worker_reports()
     if not reports:
         yield "advice", "no worker has reported for 5 s: start one with kp-scorer worker"
     for report in reports:
@@ -160,8 +157,7 @@ def _workers(deployment: Deployment) -> Details:
         yield "wrong", f"{', '.join(without)} have no embedder, among others that have: install kp-scorer[embedding] there"
 
 
-def _embedder(deployment: Deployment) -> Details:
-    settings = deployment.settings
+def _embedder(settings: Settings, store: Store) -> Findings:
     try:
         embedder = select_embedder(settings.embedding, settings.novelty.recipe, converts=False)
     except ModelUnconverted:
@@ -174,20 +170,16 @@ def _embedder(deployment: Deployment) -> Details:
         yield "advice", "there is none, as embedding.embedder says, so every novelty is 0.5: set it to auto if unintended"
     else:
         # This machine may not need one.
-        have_none = any(not report.embedder for report in deployment.store.worker_reports())
+        have_none = any(not report.embedder for report in store.worker_reports())
         remedy = "install kp-scorer[embedding] where workers run"
         yield "wrong" if have_none else "advice", f"none can be loaded here, so every novelty is 0.5: {remedy}"
 
 
-def _window(deployment: Deployment) -> Details:
-    for log in deployment.store.novelty_logs():
+def _window(store: Store) -> Findings:
+    for log in store.novelty_logs():
         namespaces = Counter(map(namespace_of, log.newest(_ENTRIES_LOOKED_AT)))
         for name, count in namespaces.most_common(1):
             if len(namespaces) > 1 and namespaces.total() >= _FEWEST_ENTRIES and count > namespaces.total() / 2:
                 whose = f"the namespace {name}" if name else "traces without a namespace"
                 share = f"{count / namespaces.total():.0%} of the newest entries of the log {log.space}"
                 yield "advice", f"{whose}: {share}, which all others are compared with: give it a fleet of its own"
-
-
-_CHECKS: Final = (_settings, _variables, _redis, _clocks, _broker, _queues, _workers, _embedder, _window)
-"""Each finding has the name of its function."""
