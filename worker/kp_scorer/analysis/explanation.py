@@ -1,13 +1,13 @@
 """Why a decision came out as it did: its arithmetic, and what it would have taken to pass."""
 
+from bisect import bisect_left
 from typing import Final, NamedTuple
 
 from kp_scorer.decision import Decision, GuardName
 from kp_scorer.scoring import DEFAULT_PROFILE, Policy, decide_again, dimensions
 from kp_scorer.trace import ReasoningTrace
 
-_HALVINGS: Final = 50
-"""Of the search for the lowest value that passes: enough for the last bits of a number in 0..1."""
+_STEPS: Final = 2**50  # Among so many values in 0..1 the lowest that passes is looked for: enough for the last bits.
 
 
 class Term(NamedTuple):
@@ -57,16 +57,9 @@ def bound_of(decision: Decision, name: GuardName, default: float = 1.0) -> float
 
 
 def _least(decision: Decision, dimension: str) -> float | None:
-    def passes(value: float) -> bool:
-        return with_dimension(decision, dimension, value).outcome == "accepted"
+    def passes(step: int) -> bool:
+        return with_dimension(decision, dimension, step / _STEPS).outcome == "accepted"
 
-    if passes(0.0):
-        return 0.0
-    if not passes(1.0):
-        return None
     # The score never falls as a dimension rises, whatever the overrides. A formula could give a value some bits too low.
-    short, enough = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (short + enough) / 2
-        short, enough = (short, middle) if passes(middle) else (middle, enough)
-    return enough
+    step = bisect_left(range(_STEPS + 1), True, key=passes)
+    return step / _STEPS if step <= _STEPS else None
