@@ -17,16 +17,15 @@ UNKNOWN_NOVELTY: Final = 0.5  # Novelty when there is nothing to compare with: a
 DEFAULT_THRESHOLD: Final = 0.75  # The reference SDK's threshold.
 DEFAULT_PROFILE: Final = "default"
 _STEPS_FOR_FULL_TERM: Final = 20
-_WEIGHTS: Final = {  # Complexity, novelty, tool diversity, outcome confidence.
-    DEFAULT_PROFILE: (0.25, 0.35, 0.15, 0.25),
-    "finance": (0.20, 0.25, 0.10, 0.45),
-    "code": (0.20, 0.30, 0.30, 0.20),
-    "medical": (0.15, 0.20, 0.10, 0.55),
-    "customer_service": (0.20, 0.30, 0.20, 0.30),
-}
 
 PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
-    {name: Dimensions(**dict(zip(Dimensions.model_fields, row, strict=True))) for name, row in _WEIGHTS.items()}
+    {
+        DEFAULT_PROFILE: Dimensions(complexity=0.25, novelty=0.35, tool_diversity=0.15, outcome_confidence=0.25),
+        "finance": Dimensions(complexity=0.20, novelty=0.25, tool_diversity=0.10, outcome_confidence=0.45),
+        "code": Dimensions(complexity=0.20, novelty=0.30, tool_diversity=0.30, outcome_confidence=0.20),
+        "medical": Dimensions(complexity=0.15, novelty=0.20, tool_diversity=0.10, outcome_confidence=0.55),
+        "customer_service": Dimensions(complexity=0.20, novelty=0.30, tool_diversity=0.20, outcome_confidence=0.30),
+    }
 )
 """The reference SDK's; domains that are not among them get the default."""
 
