@@ -63,10 +63,6 @@ def running() -> Running | None:
     """
     try:
         path = _note()
-    except RuntimeError:
-        # There is no home.
-        return None
-    try:
         with open_regular(path, follow=False) as note:
             noted = Running(**json.loads(note.read(_MOST_BYTES)))
             try:
@@ -76,7 +72,8 @@ def running() -> Running | None:
                 if is_only_ours(os.fstat(note.fileno())) and is_only_ours(path.parent.stat()):
                     return noted
                 raise SettingsError(f"{path}: others can write to it: remove it, and protect its folder") from None
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
+    except (FileNotFoundError, LookupError, RuntimeError, TypeError, ValueError):
+        # RuntimeError where there is no home.
         pass
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
