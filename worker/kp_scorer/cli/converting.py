@@ -121,7 +121,7 @@ def converting_options(command: Command) -> Command:
     """Add the options for what others recorded to a command, and pass it the ``conversion``, whose summary is printed last."""
 
     @wraps(command)
-    def with_conversion(*args: Any, settings: Settings, format_name: str | None, **kwargs: Any) -> None:
+    def with_conversion(settings: Settings, format_name: str | None, **kwargs: Any) -> None:
         paths = {field: path for name, field in _FIELDS.items() if (path := kwargs.pop(f"{name}_field"))}
         fields = {key: kwargs.pop(key) for key in SuppliedFields._fields if key in kwargs}
         try:
@@ -132,7 +132,7 @@ def converting_options(command: Command) -> Command:
             raise click.BadParameter(problem["msg"], param=own) from None
         conversion = Conversion(supplied, settings.limits, format_name or "")
         try:
-            command(*args, settings=settings, conversion=conversion, **kwargs)
+            command(settings=settings, conversion=conversion, **kwargs)
         finally:
             conversion.print_summary()
 

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -39,16 +39,15 @@ def cell(text: str) -> str:
 def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show progress on stderr, as a bar or lines; yield a function of how many are done, and of how many there are in all."""
     out = console()
-    is_terminal = out.is_terminal
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     # Rich would print above the bar also what goes elsewhere than to a terminal.
-    bar = Progress(*columns, console=out, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not is_terminal)
+    bar = Progress(*columns, console=out, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not out.is_terminal)
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
 
     def advance(done: int, total: int | None) -> None:
         nonlocal noted_s
-        if is_terminal:
+        if out.is_terminal:
             bar.update(task, completed=done, total=total)
         elif time.monotonic() - noted_s >= _NOTE_EVERY_S:
             noted_s = time.monotonic()
@@ -110,8 +109,7 @@ class DecisionTable:
     def _print(self, *cells: str) -> None:
         table = Table(box=SIMPLE_HEAD, show_header=not self._is_begun, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for heading, width in (("trace", 8), ("domain", _LONGEST_BUILT_IN), ("score", 5), ("needs", 5), ("decision", 8)):
-            justify: Literal["left", "right"] = "right" if width == 5 else "left"
-            table.add_column(heading, justify=justify, no_wrap=True, width=width)
+            table.add_column(heading, justify="right" if width == 5 else "left", no_wrap=True, width=width)
         table.add_column("why", min_width=_LEAST_WHY)
         table.add_row(*cells)
         self._is_begun = True

@@ -86,7 +86,6 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
     @ledger_options
     @wraps(command)
     def with_decisions(
-        *args: Any,
         file: str | None,
         stored: bool,
         sample: int | None,
@@ -104,7 +103,7 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
             gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id))
         if agent:
             gathered.only("--agent", agent, lambda decision: decision.agent_id or "")
-        command(*args, gathered=gathered, settings=settings, **kwargs)
+        command(gathered=gathered, settings=settings, **kwargs)
         if gathered.refused:
             sys.exit(1)
 

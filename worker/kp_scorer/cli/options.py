@@ -26,12 +26,12 @@ def settings_options(command: Command) -> Command:
     @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
     @click.option("--set", "assignments", multiple=True, metavar="SECTION.NAME=VALUE", help="Any other setting; repeatable.")
     @wraps(command)
-    def with_settings(*args: Any, config: Path | None, assignments: tuple[str, ...], **kwargs: Any) -> None:
+    def with_settings(config: Path | None, assignments: tuple[str, ...], **kwargs: Any) -> None:
         urls = {"broker.url": kwargs.pop("broker_url", None), "redis.url": kwargs.pop("redis_url", None)}
         flags = dict(map(_parsed, assignments)) | {name: url for name, url in urls.items() if url}
         settings = load_settings(flags, config)
         configure_logs(settings.log)
-        command(*args, settings=settings, **kwargs)
+        command(settings=settings, **kwargs)
 
     return with_settings
 
@@ -40,8 +40,8 @@ def service_options(command: Command) -> Command:
     """Like ``ledger_options``, for a command that always uses the broker or Redis: with both URLs filled in."""
 
     @wraps(command)
-    def with_services(*args: Any, settings: Settings, **kwargs: Any) -> None:
-        command(*args, settings=with_endpoints(settings), **kwargs)
+    def with_services(settings: Settings, **kwargs: Any) -> None:
+        command(settings=with_endpoints(settings), **kwargs)
 
     return ledger_options(with_services)
 

@@ -96,14 +96,13 @@ def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]
 
 def refusal(line_number: int, error: InvalidTrace | TraceConflict, file: str = "") -> dict[str, Any]:
     """Print to stderr what is wrong with a line of the input, for lines of no format once a file; return it for programs."""
-    place: dict[str, Any] = {"file": file} if file else {}
-    place |= {"line": line_number} if line_number else {}
+    place = {name: value for name, value in (("file", file), ("line", line_number)) if value}
     reason = str(error)
     if isinstance(error, UnknownFormat):
         is_new, is_new_file = not _was_noted(reason), not _was_noted(f"{UnknownFormat.__name__} {file}")
         reason = reason if is_new else "in no format that is read here" if is_new_file else ""
     if reason:
-        print_note(": ".join([*([file] if file else []), *([f"line {line_number}"] if line_number else []), reason]))
+        print_note(": ".join(filter(None, (file, f"line {line_number}" if line_number else "", reason))))
     if isinstance(error, TraceConflict):
         return {"trace_id": error.trace_id, "state": "conflict", **place}
     return {**place, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}

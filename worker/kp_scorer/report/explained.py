@@ -25,8 +25,6 @@ _THRESHOLDS: Final[dict[ThresholdSource, str]] = {
     "submission": "the threshold that its submission asked for",
 }
 
-Traces = Mapping[str, ReasoningTrace]
-
 
 def explain(
     decision: Decision,
@@ -46,7 +44,7 @@ def explain(
     return "\n".join(decided_words(decision, traces, (settings or load_settings()).scoring))
 
 
-def decided_words(decision: Decision, traces: Traces, policy: Policy | None = None) -> Iterator[str]:
+def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], policy: Policy | None = None) -> Iterator[str]:
     """Why a decision came out as it did, with what its trace and the nearest one say; with a policy also by each profile."""
     trace, nearest = traces.get(decision.trace_id), decision.novelty.nearest
     terms, margin = terms_of(decision), decision.score - decision.threshold

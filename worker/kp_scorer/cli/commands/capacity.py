@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import click
 
@@ -14,8 +14,6 @@ _PLANNED: Final = 0.7  # The share of its throughput to plan a fleet for: beyond
 _COLUMNS: Final = ("workers", "traces_per_s", "bottleneck", "p50_ms", "p95_ms", "redis_core", "redis_out_mbit", "redis_gb")
 _HEADINGS: Final = ("workers", "traces/s", "bottleneck", "p50 ms", "p95 ms", "core", "Mbit/s", "GB")
 _FULL_REDIS: Final = 0.7  # Plan with no more of Redis' one core: it also writes its file, and a slow command delays all others.
-
-Resource = Literal["workers' cores", "Redis' core", "Redis' network"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Fleet:
     network_bytes_a_s: float = 125_000_000.0  # What Redis' network carries in each direction: by default a gigabit.
     costs: Costs = field(default_factory=Costs)
 
-    def limits(self) -> dict[Resource, float]:
+    def limits(self) -> dict[str, float]:
         """Traces a second that each resource sustains."""
         costs = self.costs
         # The client stores the trace in the ledger, whichever broker carries it.
@@ -73,7 +71,7 @@ class Fleet:
         return min(self.limits().values())
 
     @property
-    def bottleneck(self) -> Resource:
+    def bottleneck(self) -> str:
         """The resource that limits the throughput."""
         limits = self.limits()
         return min(limits, key=limits.__getitem__)

@@ -1,7 +1,7 @@
 """``kp-scorer dead-letter``: look at what could not be decided, and replay or drop it."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, cast
@@ -10,7 +10,7 @@ import click
 
 from kp_scorer.broker.wire import parse_submission
 from kp_scorer.cli.ids import exact_trace_id, resolve_among
-from kp_scorer.cli.options import service_options
+from kp_scorer.cli.options import Command, service_options
 from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import parse_strict_json
@@ -30,7 +30,7 @@ def dead_letter() -> None:
     """
 
 
-def _selection(command: Callable[..., None]) -> Callable[..., None]:
+def _selection(command: Command) -> Command:
     """Add the options that select dead letters, and pass the command the ``store`` and the selected ``dead_letters``.
 
     Exits 1 if there is no dead letter for an id.

@@ -43,7 +43,7 @@ def stats(settings: Settings) -> None:
     default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
     under an empty name. Guards counts the decisions in which a guard of the section scoring fired.
     """
-    policy = settings.scoring
+    known = settings.scoring.domains
     with Store.open(settings) as store, make_celery(settings) as app:
         row: dict[str, Any] = store.ledger.counts()._asdict()
         row["dropped"] = store.dead_letters.dropped()
@@ -52,8 +52,8 @@ def stats(settings: Settings) -> None:
         row["waiting"] = {**backlog.submissions, **backlog.decisions}
         if settings.broker.is_redis:
             row["oversized"] = count_oversized(app, submission_queues(settings).traces)
-    row["domains"] = {domain: count for domain, count in domains.items() if domain in policy.domains}
-    row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in policy.domains}
+    row["domains"] = {domain: count for domain, count in domains.items() if domain in known}
+    row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in known}
     row["full"] = list(backlog.full)
     print_row(row, "\n".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in row.items()))
 

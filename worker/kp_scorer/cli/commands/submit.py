@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from threading import Event
-from typing import Final, cast, get_args
+from typing import Final, get_args
 
 import click
 
@@ -149,7 +149,7 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
 @click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C, also through outages.")
 @click.option("--group", default="", help="Also read streams, as this consumer group; it is made if it is missing.")
 @service_options
-def decisions(outcome: str | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
+def decisions(outcome: Outcome | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
     """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.
 
     A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are
@@ -161,11 +161,10 @@ def decisions(outcome: str | None, limit: int | None, follow: bool, group: str, 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     consumed = 0
-    only = cast("Outcome | None", outcome)
     table = DecisionTable()
-    for note in read_elsewhere(settings, only, group):
+    for note in read_elsewhere(settings, outcome, group):
         print_note(note)
-    for decision in read_decisions(only, group=group, follow=follow, stopping=stopping, settings=settings):
+    for decision in read_decisions(outcome, group=group, follow=follow, stopping=stopping, settings=settings):
         table.print_row(decision.model_dump(mode="json"))
         consumed += 1
         if consumed == limit:
