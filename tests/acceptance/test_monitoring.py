@@ -7,9 +7,10 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -159,6 +160,36 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
     assert worker.process.returncode == 0
     # One that has ended is not shown for longer than its lease.
     wait_until(lambda: not reports(settings), timeout_s=10)
+
+
+@contextmanager
+def filling(client: redis.Redis, queue: str) -> Iterator[None]:
+    """Put a hundred messages a second on a queue."""
+    stopping = threading.Event()
+
+    def fill() -> None:
+        while not stopping.wait(0.01):
+            client.lpush(queue, "{}")
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def test_top_and_doctor_show_when_a_queue_of_decisions_will_be_full(settings: Settings, redis_client: redis.Redis) -> None:
+    limited = with_changed(settings, queues__results_limit=5_000)
+    with filling(redis_client, "decisions.accepted"):
+        shown = command(limited, "top", "--once").stderr
+        assert re.search(r"decisions\.accepted \d+ of 5,000 \(full in \d+ (s|min)\)", shown)
+        _, findings = diagnosed(limited)
+    (advice,) = [row["detail"] for row in findings["queues"] if row["detail"].startswith("decisions.accepted")]
+    assert re.search(r"unread decisions of 5000, full in \d+ (s|min): read them", advice)
+    # What does not grow is never full.
+    assert "full in" not in command(limited, "top", "--once").stderr
 
 
 def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:

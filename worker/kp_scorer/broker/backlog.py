@@ -3,6 +3,8 @@
 What looks at it raises the errors of :mod:`~kp_scorer.broker.publishing`, and ServiceUnavailable if Redis cannot be reached.
 """
 
+import math
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -29,10 +31,18 @@ class Backlog(NamedTuple):
     redis_used: float | None  # The used share of the memory that Redis may use; 0 without a limit, None if it reports none.
     limit: int = 0  # Unread decisions that each queue or stream takes; 0 is no limit.
     waited_for: tuple[str, ...] = ()  # Those for which workers wait where they are full.
+    at_s: float = 0.0  # When, by the monotonic clock.
 
     def used(self, name: str) -> float:
         """How full a queue or stream of decisions is, by their number: a share; 0 without a limit."""
         return self.decisions[name] / self.limit if self.limit else 0.0
+
+    def full_in_s(self, name: str, earlier: "Backlog") -> float:
+        """How long until a queue or stream of decisions is full if it goes on as since ``earlier``; infinite if never."""
+        added = self.decisions[name] - earlier.decisions.get(name, 0)
+        if not self.limit or added <= 0:
+            return math.inf
+        return max(0, self.limit - self.decisions[name]) * (self.at_s - earlier.at_s) / added
 
 
 def waiting(app: Celery, queue: Queue) -> int:
@@ -73,4 +83,5 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
         redis_used=store.memory_used(),
         limit=limit,
         waited_for=waited_for,
+        at_s=time.monotonic(),
     )

@@ -61,6 +61,14 @@ def in_words(value: Any) -> str:
     return str("unknown" if value is None else value)
 
 
+def duration(seconds: float) -> str:
+    """How long something takes, to two digits or so: in seconds, minutes, hours or days."""
+    for unit, length_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def print_text(text: str) -> None:
     """Print a text as it is; otherwise as :func:`print_json`."""
     sys.stdout.write(text)

@@ -1,6 +1,8 @@
 """``kp-scorer doctor``: what is wrong with a deployment, and what to do about it."""
 
+import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -14,7 +16,7 @@ from kp_scorer.broker.celery_app import celery_variables, make_celery
 from kp_scorer.broker.publishing import broker_shortcomings
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_row
+from kp_scorer.cli.output import duration, print_row
 from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
@@ -25,6 +27,8 @@ from kp_scorer.trace import namespace_of
 
 _CLOCKS_MAY_DIFFER_S: Final = 2.0
 _NEARLY_FULL: Final = 0.8
+_SOON_S: Final = 3_600.0
+_LOOKS_APART_S: Final = 2.0  # At two moments it is seen how fast unread decisions become more.
 _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
 
@@ -54,12 +58,12 @@ def doctor(settings: Settings) -> None:
             "window": _window(store),
         }
         for name, findings in checks.items():
-            found: list[tuple[str, str]] = []
+            rows: list[tuple[str, str]] = []
             try:
-                found.extend(findings)
+                rows.extend(findings)
             except ScorerError as error:
-                found.append(("wrong", str(error)))
-            for state, detail in found or [("ok", "in order")]:
+                rows.append(("wrong", str(error)))
+            for state, detail in rows or [("ok", "in order")]:
                 text = f"{name}: {'' if state == 'ok' else state + ': '}{detail}"
                 print_row({"check": name, "state": state, "detail": detail}, text)
                 is_wrong = is_wrong or state == "wrong"
@@ -133,12 +137,20 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
 
 
 def _backlog(settings: Settings, store: Store, app: Celery) -> Findings:
+    before = look_at_backlog(app, settings, store)
+    if before.limit and any(before.decisions.values()):
+        time.sleep(_LOOKS_APART_S)
     backlog = look_at_backlog(app, settings, store)
     for name, unread in backlog.decisions.items():
-        count = f"{name} has {unread} unread decisions of {backlog.limit}"
-        if backlog.used(name) >= _NEARLY_FULL and name in backlog.waited_for:
-            yield "wrong", f"{count}: read them, as workers wait when it is full"
-        elif backlog.used(name) >= _NEARLY_FULL:
+        left_s = backlog.full_in_s(name, before)
+        time_left = f", full in {duration(left_s)}" if math.isfinite(left_s) else ""
+        count = f"{name} has {unread} unread decisions of {backlog.limit}{time_left}"
+        is_nearly_full = backlog.used(name) >= _NEARLY_FULL
+        if not is_nearly_full and left_s > _SOON_S:
+            continue
+        if name in backlog.waited_for:
+            yield "wrong" if is_nearly_full else "advice", f"{count}: read them, as workers wait when it is full"
+        else:
             yield "advice", f"{count}, and when full takes no more: read them, or set results.rejected_via to none"
     if backlog.oldest_pending_s > settings.ledger.resend_after_s:
         waits_s = backlog.oldest_pending_s

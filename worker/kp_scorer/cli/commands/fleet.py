@@ -1,5 +1,6 @@
 """``kp-scorer stats`` and ``top``: what a fleet has done, does and has before it."""
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from kp_scorer.broker.queues import submission_queues
 from kp_scorer.characters import escaped
 from kp_scorer.cli.display import cell, console
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import in_words, print_row
+from kp_scorer.cli.output import duration, in_words, print_row
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.records import SubmissionCounts
@@ -43,7 +44,7 @@ def stats(settings: Settings) -> None:
     default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
     under an empty name. Guards counts the decisions in which a guard of the section scoring fired.
     """
-    known = settings.scoring.domains
+    named = settings.scoring.domains
     with Store.open(settings) as store, make_celery(settings) as app:
         row: dict[str, Any] = store.ledger.counts()._asdict()
         row["dropped"] = store.dead_letters.dropped()
@@ -52,16 +53,15 @@ def stats(settings: Settings) -> None:
         row["waiting"] = {**backlog.submissions, **backlog.decisions}
         if settings.broker.is_redis:
             row["oversized"] = count_oversized(app, submission_queues(settings).traces)
-    row["domains"] = {domain: count for domain, count in domains.items() if domain in known}
-    row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in known}
+    row["domains"] = {domain: count for domain, count in domains.items() if domain in named}
+    row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in named}
     row["full"] = list(backlog.full)
     print_row(row, "\n".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in row.items()))
 
 
 class Snapshot(NamedTuple):
-    """The fleet at one moment, by the monotonic clock."""
+    """The fleet at one moment, that of its backlog."""
 
-    at_s: float
     counts: SubmissionCounts
     backlog: Backlog
     dropped: int
@@ -69,18 +69,20 @@ class Snapshot(NamedTuple):
 
 
 @click.command(epilog="Example: kp-scorer top --once")
-@click.option("--once", is_flag=True, help="Show it once; so it is where stderr is no terminal, too.")
+@click.option("--once", is_flag=True, help="Show it once, after two seconds; so it is where stderr is no terminal, too.")
 @service_options
 def top(once: bool, settings: Settings) -> None:
     """Watch all workers and queues on stderr until Ctrl-C: what waits, how fast it is decided, who decides it.
 
-    Rates and times are of the last seconds; what each worker has decided, since it started. `doctor` says what is wrong.
+    Rates and times are of the last seconds, and so is when a queue of decisions will be full; what each worker has decided,
+    since it started. `doctor` says what is wrong.
     """
     out = console()
     with Store.open(settings) as store, make_celery(settings) as app:
         now = before = _snapshot(app, settings, store)
         if once or not out.is_terminal:
-            out.print(_view(now, before))
+            time.sleep(_EVERY_S)
+            out.print(_view(_snapshot(app, settings, store), before))
             return
         with suppress(KeyboardInterrupt), Live(_view(now, before), console=out, auto_refresh=False, screen=True) as live:
             while True:
@@ -97,7 +99,7 @@ def top(once: bool, settings: Settings) -> None:
 def _snapshot(app: Celery, settings: Settings, store: Store) -> Snapshot:
     backlog = look_at_backlog(app, settings, store)
     dropped = sum(store.dead_letters.dropped().values())
-    return Snapshot(time.monotonic(), store.ledger.counts(), backlog, dropped, store.worker_reports())
+    return Snapshot(store.ledger.counts(), backlog, dropped, store.worker_reports())
 
 
 def _view(now: Snapshot, before: Snapshot, problem: str = "") -> RenderableType:
@@ -108,16 +110,22 @@ def _view(now: Snapshot, before: Snapshot, problem: str = "") -> RenderableType:
 
 def _table_of_totals(now: Snapshot, before: Snapshot) -> Table:
     table = Table.grid(padding=(0, 3))
-    counts, elapsed_s = now.counts, now.at_s - before.at_s
+    counts, elapsed_s = now.counts, now.backlog.at_s - before.backlog.at_s
     submitted = f"submitted {counts.submitted:,}{_rate(counts.submitted, before.counts.submitted, elapsed_s)}"
     decided = f"decided {counts.decided:,}{_rate(counts.decided, before.counts.decided, elapsed_s)}"
     pending = f"pending {counts.pending:,}, the oldest for {_seconds(now.backlog.oldest_pending_s)}"
     table.add_row(submitted, decided, pending, f"dead {counts.dead:,}", f"dropped {now.dropped:,}")
-    limit = f" of {now.backlog.limit:,}" if now.backlog.limit else ""
     submissions = (f"{escape(name)} {count:,}" for name, count in now.backlog.submissions.items())
-    decisions = (f"{escape(name)} {count:,}{limit}" for name, count in now.backlog.decisions.items())
-    table.add_row(*submissions, *decisions)
+    table.add_row(*submissions, *(_unread(name, now.backlog, before.backlog) for name in now.backlog.decisions))
     return table
+
+
+def _unread(name: str, now: Backlog, before: Backlog) -> str:
+    """How many decisions are unread, of how many, and how long until the queue is full."""
+    limit = f" of {now.limit:,}" if now.limit else ""
+    left_s = now.full_in_s(name, before)
+    time_left = f" (full in {duration(left_s)})" if math.isfinite(left_s) else ""
+    return f"{escape(name)} {now.decisions[name]:,}{limit}{time_left}"
 
 
 def _table_of_workers(now: Snapshot, before: Snapshot) -> Table:
@@ -128,7 +136,7 @@ def _table_of_workers(now: Snapshot, before: Snapshot) -> Table:
     for report in now.workers:
         # A new worker is compared with itself: its means are those since it started, and its rate is unknown.
         then = earlier.get(report.node, report)
-        elapsed_s = now.at_s - before.at_s if report.node in earlier else 0.0
+        elapsed_s = now.backlog.at_s - before.backlog.at_s if report.node in earlier else 0.0
         decided = f"{_decided(report):,}{_rate(_decided(report), _decided(then), elapsed_s)}"
         means = (_mean(getattr(report, name), getattr(then, name)) for name in ("queued", "held", "embedded"))
         counts = map("{:,}".format, (report.window_entries, report.redeliveries, report.dead_letters))
