@@ -109,3 +109,23 @@ def test_an_agent_chooses_among_decisions(tmp_path: Path) -> None:
     for agent, chosen in (("agent 1", ["kp:trace:1", "kp:trace:3"]), ("", ["kp:trace:nobody"])):
         result, gathered = gather(file, "--agent", agent)
         assert (result.exit_code, [decision.trace_id for decision in decisions_in(gathered)]) == (0, chosen)
+
+
+def test_a_domain_and_a_time_choose_among_decisions(tmp_path: Path) -> None:
+    rows = [row | {"decided_at": f"2026-11-{day}T12:00:00.000+00:00"} for day, row in enumerate(decided(), 10)]
+    rows[0]["domain"] = rows[3]["domain"] = "law"
+    file = jsonl_file(tmp_path / "rows.jsonl", *rows)
+    law = ["--domain", "law"]
+    for options, chosen in (
+        (law, [0, 3]),
+        ([*law, "--domain", rows[1]["domain"]], [0, 1, 2, 3, 4]),
+        (["--since", "2026-11-13"], [3, 4]),
+        (["--since", "2026-11-10T12:00:00", *law], [0, 3]),
+        (["--since", "2026-11-10T12:00:01", *law], [3]),
+    ):
+        result, gathered = gather(file, *options)
+        ids = [rows[number]["trace_id"] for number in chosen]
+        assert (result.exit_code, [decision.trace_id for decision in decisions_in(gathered)]) == (0, ids)
+    result, _ = gather(file, "--since", "2026-11-14T12:00:01")
+    assert (result.exit_code, "with --since '2026-11-14 12:00:01'" in str(result.exception)) == (1, True)
+    assert gather(file, "--since", "yesterday")[0].exit_code == 2

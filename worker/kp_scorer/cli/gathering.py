@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import wraps
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -36,6 +36,8 @@ from kp_scorer.trace import ReasoningTrace, namespace_of
 _MOST_BYTES: Final = 2**20  # Of a line with a decision, which takes some two kilobytes, or with a label.
 _MOST_LABELS_BYTES: Final = 2**26  # Of a file with labels, which are all held.
 
+_TIME: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"])
+
 Result = Decision | InvalidTrace | TraceConflict  # Of a line: the decision on its trace, or why there is none.
 
 
@@ -58,10 +60,10 @@ class Gathered:
     """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged; once all are read."""
     dead_letters: int = 0  # How many there are, of all producers; 0 unless the ledger was read.
 
-    def only(self, option: str, names: Collection[str], name_of: Callable[[Decision], str]) -> None:
-        """Leave out what an option that chooses names does not name."""
-        chosen = (each for each in self.traces if name_of(each.decision) in names)
-        problem = f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, names))}"
+    def only(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
+        """Leave out what an option with these values does not choose."""
+        chosen = (each for each in self.traces if is_chosen(each.decision))
+        problem = f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, values))}"
         self.traces, self.dead_letters = _some(chosen, escaped(problem)), 0
 
 
@@ -81,6 +83,10 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
         show_default=True,
         help="With --stored, read so many records, chosen at random.",
     )
+    @click.option(
+        "--since", metavar="TIME", type=_TIME, help="Only what was decided since: 2026-11-30, or with T12:00:00; UTC."
+    )
+    @click.option("--domain", metavar="NAME", multiple=True, help="Only traces that were submitted with this domain.")
     @click.option("--namespace", metavar="NAME", multiple=True, help="Only traces with this namespace in their id; none: ''.")
     @click.option("--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; none: ''.")
     @ledger_options
@@ -89,6 +95,8 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
         file: str | None,
         stored: bool,
         sample: int | None,
+        since: datetime | None,
+        domain: tuple[str, ...],
         namespace: tuple[str, ...],
         agent: tuple[str, ...],
         settings: Settings,
@@ -99,10 +107,15 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
         settings = with_endpoints(settings) if file is None else settings
         gathered = _gather_stored(settings, sample) if file is None else gather_file(file, settings)
         gathered.traces = _some(gathered.traces, f"there are no decisions in {gathered.source}")
+        if since:
+            first_s = since.replace(tzinfo=UTC).timestamp()
+            gathered.only("--since", [str(since)], lambda decision: _decided_s(decision) >= first_s)
+        if domain:
+            gathered.only("--domain", domain, lambda decision: decision.domain in domain)
         if namespace:
-            gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id))
+            gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id) in namespace)
         if agent:
-            gathered.only("--agent", agent, lambda decision: decision.agent_id or "")
+            gathered.only("--agent", agent, lambda decision: (decision.agent_id or "") in agent)
         command(gathered=gathered, settings=settings, **kwargs)
         if gathered.refused:
             sys.exit(1)
@@ -208,7 +221,11 @@ def _stored(settings: Settings, sample: Sequence[str] | None, gathered: Gathered
 def _place(decision: Decision) -> tuple[float, int]:
     """Orders decisions as their traces came: the place in the log, or the time of a decision without one; in ms."""
     time_ms, _, number = (decision.novelty.entry or "").partition("-")
-    return (int(time_ms), int(number)) if number else (datetime.fromisoformat(decision.decided_at).timestamp() * 1_000, 0)
+    return (int(time_ms), int(number)) if number else (_decided_s(decision) * 1_000, 0)
+
+
+def _decided_s(decision: Decision) -> float:
+    return datetime.fromisoformat(decision.decided_at).timestamp()
 
 
 def _read_decisions(stream: io.BufferedReader, gathered: Gathered) -> Iterator[GatheredTrace]:
