@@ -216,10 +216,10 @@ def test_the_backlog_is_shown_as_it_was_last_read() -> None:
     assert samples['kp_scorer_queue_messages{kind="decisions",queue="decisions.rejected"}'] == 5
     full = {name: samples[f'kp_scorer_results_full{{queue="{name}"}}'] for name in BACKLOG.decisions}
     assert full == {"decisions.accepted": 0, "decisions.rejected": 1}
-    metrics.set_backlog(BACKLOG._replace(limit=10, waited_for=("decisions.accepted",)))
+    metrics.set_backlog(BACKLOG._replace(limit=10, used_bytes={"decisions.accepted": 0.9, "decisions.rejected": 0.4}))
     samples = samples_from(metrics)
     used = {name: samples[f'kp_scorer_results_used_ratio{{queue="{name}"}}'] for name in BACKLOG.decisions}
-    assert used == {"decisions.accepted": 0.3, "decisions.rejected": 0}, "nobody waits for what is rejected"
+    assert used == {"decisions.accepted": 0.9, "decisions.rejected": 0.5}
     (info,) = (name for name in samples if name.startswith("kp_scorer_info{"))
     assert 'engine="python"' in info
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import NamedTuple
 
 from celery import Celery
@@ -17,6 +18,7 @@ from kp_scorer.broker.queues import results_queues, results_streams, submission_
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import NoQueue
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.decision_stream import bytes_in
 from kp_scorer.settings import Settings
 
 
@@ -30,19 +32,19 @@ class Backlog(NamedTuple):
     oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
     redis_used: float | None  # The used share of the memory that Redis may use; 0 without a limit, None if it reports none.
     limit: int = 0  # Unread decisions that each queue or stream takes; 0 is no limit.
+    used_bytes: Mapping[str, float] = MappingProxyType({})  # Of the bytes that each takes in Redis, the used share; if limited.
     waited_for: tuple[str, ...] = ()  # Those for which workers wait where they are full.
     at_s: float = 0.0  # When, by the monotonic clock.
 
     def used(self, name: str) -> float:
-        """How full a queue or stream of decisions is, by their number: a share; 0 without a limit."""
-        return self.decisions[name] / self.limit if self.limit else 0.0
+        """How full a queue or stream of decisions is, by their number or, in Redis, their bytes: a share; 0 without a limit."""
+        return max(self.decisions[name] / self.limit if self.limit else 0.0, self.used_bytes.get(name, 0.0))
 
     def full_in_s(self, name: str, earlier: "Backlog") -> float:
         """How long until a queue or stream of decisions is full if it goes on as since ``earlier``; infinite if never."""
-        added = self.decisions[name] - earlier.decisions.get(name, 0)
-        if not self.limit or added <= 0:
-            return math.inf
-        return max(0, self.limit - self.decisions[name]) * (self.at_s - earlier.at_s) / added
+        used = self.used(name)
+        added = used - (earlier.used(name) if name in earlier.decisions else 0.0)
+        return max(0.0, 1 - used) * (self.at_s - earlier.at_s) / added if added > 0 else math.inf
 
 
 def waiting(app: Celery, queue: Queue) -> int:
@@ -69,19 +71,36 @@ def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
     return counts | {name: store.decision_stream(name).count_unread() for name in streams}
 
 
+def _used_bytes(app: Celery, settings: Settings, store: Store) -> dict[str, float]:
+    """The used shares of ``queues.results_bytes``; none without that limit, and of queues on RabbitMQ, which does not tell."""
+    if not (most := settings.results_bytes):
+        return {}
+    used = {name: store.decision_stream(name).used_bytes() for name in results_streams(settings, settings.outcomes)}
+    if settings.broker.is_redis:
+        used |= {queue.name: _bytes_on(app, queue) for queue in results_queues(settings, settings.outcomes).values()}
+    return {name: size_bytes / most for name, size_bytes in used.items()}
+
+
+def _bytes_on(app: Celery, queue: Queue) -> int:
+    return with_producer(app, queue.name, lambda producer: bytes_in(producer.channel.client, queue.name))
+
+
 def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
-    """Measure the backlog, in a round trip for each queue."""
+    """Measure the backlog, in a round trip or two for each queue."""
     traces, _, intake = submission_queues(settings)
     decisions = unread(app, settings, store)
     limit, waited_for = settings.queues.results_limit, tuple(filter(settings.waits_for_room, decisions))
+    # Which are full by their bytes, on RabbitMQ only whoever publishes to them notices.
+    refusing = {name for report in store.worker_reports() for name in report.full}
     return Backlog(
         submissions={queue.name: waiting(app, queue) for queue in filter(None, [traces, intake])},
         decisions=decisions,
-        full=tuple(name for name in waited_for if 0 < limit <= decisions[name]),
+        full=tuple(name for name in waited_for if 0 < limit <= decisions[name] or name in refusing),
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
         redis_used=store.memory_used(),
         limit=limit,
+        used_bytes=_used_bytes(app, settings, store),
         waited_for=waited_for,
         at_s=time.monotonic(),
     )

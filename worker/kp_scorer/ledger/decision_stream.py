@@ -49,6 +49,12 @@ class _Entry(NamedTuple):
     tracestate: str = ""
 
 
+def bytes_in(client: redis.Redis, key: str) -> int:
+    """How many bytes of Redis' memory a list or stream takes, measured as scripts do it that keep to a limit of bytes."""
+    size_bytes: Any = client.memory_usage(key, samples=2_000)
+    return int(size_bytes or 0)
+
+
 @script(row(Published))
 def _publish_decisions(*, stream: str, most: int, most_bytes: int, decisions: Sequence[_Entry]) -> None: ...
 
@@ -73,6 +79,10 @@ class DecisionStream:
     def count_unread(self) -> int:
         """Count the unread decisions."""
         return self.publish((), 0).unread
+
+    def used_bytes(self) -> int:
+        """How many bytes of memory it takes, about."""
+        return bytes_in(self._client, self.name)
 
     def reader(self, group: str, idle_ms: int) -> "StreamReader":
         """A consumer of a group, which also receives what another has not acknowledged for ``idle_ms``."""

@@ -33,6 +33,7 @@ class WorkerReport(BaseModel, frozen=True, extra="ignore"):
 
     node: str  # What monitors know it by.
     not_ready: tuple[str, ...] = ()  # Why it takes no work; empty if it does.
+    full: tuple[str, ...] = ()  # The queues and streams that it waits for, as they have no room for its decisions.
     embedder: str = ""  # Name and engine; empty without one, when every novelty is 0.5.
     in_flight: int = 0
     window_entries: int = 0  # Entries of the novelty log in its mirror.

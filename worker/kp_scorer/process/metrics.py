@@ -98,7 +98,7 @@ class Metrics:
         self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
         self._full = gauge("results_full", "1 if workers wait for a queue of decisions that takes no more", ("queue",))
-        about = "Unread decisions as a part of queues.results_limit; 0 without a limit, and where no worker waits for room"
+        about = "Unread decisions as a part of queues.results_limit, or in Redis of queues.results_bytes; 0 without a limit"
         self._results_used = gauge("results_used_ratio", about, ("queue",))
         self._pending = gauge("pending", "Submissions in the ledger that have not ended")
         self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again")
@@ -123,7 +123,7 @@ class Metrics:
         for name, count in backlog.decisions.items():
             self._waiting.labels(name, "decisions").set(count)
             self._full.labels(name).set(name in backlog.full)
-            self._results_used.labels(name).set(backlog.used(name) if name in backlog.waited_for else 0)
+            self._results_used.labels(name).set(backlog.used(name))
         self._pending.set(backlog.pending)
         self._oldest_pending_s.set(backlog.oldest_pending_s)
         self._redis_used.set(math.nan if backlog.redis_used is None else backlog.redis_used)
@@ -168,8 +168,8 @@ class Metrics:
         if queued_s is not None:
             self._queue_wait_s.observe(queued_s)
 
-    def report(self, node: str, embedder: str, not_ready: Sequence[str]) -> WorkerReport:
-        """The report of the worker ``node``, which it stores in Redis for ``kp-scorer top``."""
+    def report(self, node: str, embedder: str, not_ready: Sequence[str], full: Collection[str] = ()) -> WorkerReport:
+        """The report of the worker ``node``, which it stores in Redis for ``kp-scorer top``; its queues that are ``full``."""
         decisions: dict[Outcome, dict[str, int]] = {}
         for outcome, domain in self._outcomes:
             if count := _sum(self._decisions.labels(outcome, domain), "_total"):
@@ -177,6 +177,7 @@ class Metrics:
         return WorkerReport(
             node=node,
             not_ready=tuple(not_ready),
+            full=tuple(full),
             embedder=embedder,
             in_flight=int(_sum(self.in_flight)),
             window_entries=int(_sum(self.window_entries)),

@@ -198,13 +198,12 @@ class Runtime:
     def _renew(self) -> None:
         embedder = self._novelty.embedder if self._novelty else None
         description = f"{embedder.name} {embedder.engine}".strip() if embedder else ""
-        self.store.ledger.renew(self.metrics.report(self.node, description, self._not_ready()).model_dump_json())
+        report = self.metrics.report(self.node, description, self._not_ready(), self._publisher.full())
+        self.store.ledger.renew(report.model_dump_json())
         self.store.ledger.load_scripts()
 
     def _look_at_backlog(self) -> None:
-        backlog = look_at_backlog(self._app, self._settings, self.store)
-        # Which are full by bytes, counts do not show.
-        self.metrics.set_backlog(backlog._replace(full=(*backlog.full, *self._publisher.full())))
+        self.metrics.set_backlog(look_at_backlog(self._app, self._settings, self.store))
 
     def _not_ready(self) -> Sequence[str]:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""

@@ -138,16 +138,17 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
 
 def _backlog(settings: Settings, store: Store, app: Celery) -> Findings:
     before = look_at_backlog(app, settings, store)
-    if before.limit and any(before.decisions.values()):
+    if any(map(before.used, before.decisions)):
         time.sleep(_LOOKS_APART_S)
     backlog = look_at_backlog(app, settings, store)
     for name, unread in backlog.decisions.items():
+        is_nearly_full = name in backlog.full or backlog.used(name) >= _NEARLY_FULL
         left_s = backlog.full_in_s(name, before)
-        time_left = f", full in {duration(left_s)}" if math.isfinite(left_s) else ""
-        count = f"{name} has {unread} unread decisions of {backlog.limit}{time_left}"
-        is_nearly_full = backlog.used(name) >= _NEARLY_FULL
         if not is_nearly_full and left_s > _SOON_S:
             continue
+        size = f", {backlog.used_bytes[name]:.0%} of queues.results_bytes" if name in backlog.used_bytes else ""
+        time_left = f", full in {duration(left_s)}" if math.isfinite(left_s) else ""
+        count = f"{name} has {unread} unread decisions of {backlog.limit}{size}{time_left}"
         if name in backlog.waited_for:
             yield "wrong" if is_nearly_full else "advice", f"{count}: read them, as workers wait when it is full"
         else:

@@ -36,7 +36,7 @@ def stats(settings: Settings) -> None:
     """Print how many submissions there were and what became of them, and what the queues hold: one JSON line, or text.
 
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
-    Full are results queues and streams with queues.results_limit unread decisions, for which workers wait; on a stream is
+    Full are results queues and streams that take no more unread decisions, so that workers wait; on a stream is
     unread what some consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With
     Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
 
@@ -121,11 +121,12 @@ def _table_of_totals(now: Snapshot, before: Snapshot) -> Table:
 
 
 def _unread(name: str, now: Backlog, before: Backlog) -> str:
-    """How many decisions are unread, of how many, and how long until the queue is full."""
+    """How many decisions are unread, of how many and of how many bytes, and how long until the queue is full."""
     limit = f" of {now.limit:,}" if now.limit else ""
+    size = f", {now.used_bytes[name]:.0%} of the bytes" if name in now.used_bytes else ""
     left_s = now.full_in_s(name, before)
-    time_left = f" (full in {duration(left_s)})" if math.isfinite(left_s) else ""
-    return f"{escape(name)} {now.decisions[name]:,}{limit}{time_left}"
+    time_left = " (full)" if name in now.full else f" (full in {duration(left_s)})" if math.isfinite(left_s) else ""
+    return f"{escape(name)} {now.decisions[name]:,}{limit}{size}{time_left}"
 
 
 def _table_of_workers(now: Snapshot, before: Snapshot) -> Table:
