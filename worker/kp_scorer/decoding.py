@@ -209,7 +209,9 @@ def _expected_within(value: object, depth: int, limits: Limits) -> str | None:
             if isinstance(item, str):
                 if len(item) > limits.field_chars:
                     return f"expected at most {limits.field_chars} characters, got {len(item)}"
-                if not (item.isascii() or _is_unicode(item)):
+                try:
+                    item.encode()
+                except UnicodeEncodeError:
                     return "expected Unicode text, got a lone surrogate"
             elif isinstance(item, float):
                 if not math.isfinite(item):
@@ -222,11 +224,3 @@ def _expected_within(value: object, depth: int, limits: Limits) -> str | None:
                     deeper.extend(item.values())
         level, depth = deeper, depth + 1
     return None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
