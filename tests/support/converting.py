@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kp_scorer.adapters import SuppliedFields, convert
+from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.cli.converting import Conversion, Line
 from kp_scorer.cli.input import read_traces
 from kp_scorer.decoding import decode_trace
@@ -28,8 +28,10 @@ def converted_and_refused(
     name: str, sources: list[object], supplied: SuppliedFields = SUPPLIED
 ) -> tuple[list[Trace], list[NotConverted]]:
     """The traces that sources make, each on a line of its own, all checked; and why the others make none."""
+    converter = Converter(supplied, LIMITS, name)
+    results = [result for line, each in enumerate(sources, start=1) for result in converter.feed(line, each)]
     traces, refused = [], []
-    for result in convert(name, enumerate(sources, start=1), supplied, LIMITS):
+    for result in [*results, *converter.end()]:
         if isinstance(result, NotConverted):
             refused.append(result)
         else:

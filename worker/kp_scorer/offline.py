@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from kp_scorer import adapters
-from kp_scorer.adapters import SuppliedFields
+from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_pins
 from kp_scorer.decision import Decision
@@ -42,7 +41,10 @@ def convert(
     ``success``, ``confidence``, ``task_domain`` or ``created_at``; the arguments are for runs whose source does not say it.
     """
     supplied = SuppliedFields(confidence, domain, visibility, privacy_level, success, created_at, paths)
-    yield from adapters.convert(format_name, enumerate(documents, 1), supplied, (settings or load_settings()).limits)
+    converter = Converter(supplied, (settings or load_settings()).limits, format_name)
+    for number, document in enumerate(documents, 1):
+        yield from converter.feed(number, document)
+    yield from converter.end()
 
 
 class Scorer:

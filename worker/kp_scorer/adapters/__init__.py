@@ -15,7 +15,7 @@ from kp_scorer.adapters.node import MOST_DEPTH, Node, objects_in, source, unread
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import NotConverted
 
-__all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "convert", "format_of"]
+__all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "format_of"]
 
 Converted = dict[str, Any] | NotConverted  # A trace that may be submitted, or the reason why there is none.
 
@@ -149,10 +149,9 @@ class Converter:
             yield from self._convert(*key, records)
 
     def _convert(self, name: str, own: str, records: Sequence[Node]) -> Iterator[Converted]:
-        if len(records) > _MOST_RECORDS:
-            yield records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
-            return
         try:
+            if len(records) > _MOST_RECORDS:
+                raise records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
             reads: dict[str, Any] = {}
             run = FORMATS[name].run(own, [record._replace(reads=reads) for record in records])
         except NotConverted as error:
@@ -184,15 +183,3 @@ class Converter:
         self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
         self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
         return trace
-
-
-def convert(name: str, sources: Iterable[tuple[int, object]], supplied: SuppliedFields, limits: Limits) -> Iterator[Converted]:
-    """Convert sources of a format, or of any if its name is empty, to traces that may be submitted, or to why one cannot be.
-
-    Each source comes with the line on which it begins, counted from 1. It may hold several traces, and a trace several sources;
-    each comes when it is complete, a chat when no later one is likely to go on with it.
-    """
-    converter = Converter(supplied, limits, name)
-    for line, value in sources:
-        yield from converter.feed(line, value)
-    yield from converter.end()

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from pydantic import TypeAdapter, ValidationError
 
-from kp_scorer.adapters import SuppliedFields, convert
+from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.adapters.node import source
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, check_values, decode_for_sending, parse_json
@@ -122,8 +122,9 @@ class Submitter:
         export = json.loads(raw)
         attributes = _attributes(export["resourceSpans"][0]["scopeSpans"][0]["spans"])
         supplied = _supplied({name: attributes.get(f"kp.{name}", getattr(most, name)) for name in SUPPLIED})
+        converter = Converter(supplied, self._settings.limits, "otel")
         try:
-            (trace,) = convert("otel", [(1, export)], supplied, self._settings.limits)
+            (trace,) = [*converter.feed(1, export), *converter.end()]
         except Exception as error:
             # An error of ours, which the run would cause each time again.
             log.error("run_not_converted", otel_trace_id=run.run_id, error=type(error).__name__, where=raised_at(error))
