@@ -53,11 +53,9 @@ def id_of_codex(line: Node) -> str:
 
 def run_of_claude(own: str, lines: Sequence[Node]) -> Run:
     """The run that a session, or a subagent's part of one, is."""
-    pieces: list[Piece] = []
-    for line in lines:
-        # Remarks of the program itself are marked, as those about commands are.
-        if line.at("type").value in ("user", "assistant") and line.at("isMeta").value is not True:
-            pieces += pieces_of_message(line.at("message"))
+    # Remarks of the program itself are marked, as those about commands are.
+    spoken = [line for line in lines if line.at("type").value in ("user", "assistant") and line.at("isMeta").value is not True]
+    pieces = [piece for line in spoken for piece in pieces_of_message(line.at("message"))]
     return _run(own, lines, pieces, "claude-code")
 
 

@@ -75,7 +75,7 @@ def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
     for piece in pieces:
         content = as_json([piece.kind, piece.text.strip(), piece.name, parsed(piece.arguments)])
         digest.update(content.encode("utf-8", "surrogatepass"))
-        yield digest.copy().digest()
+        yield digest.digest()
 
 
 def moment(node: Node, microseconds: float) -> str:

@@ -66,7 +66,7 @@ def run(own: str, items: Sequence[Node]) -> Run:
     if ids and not observations:
         raise ids[0].refusal("expected the observation, which no record holds")
     transcript = Transcript()
-    spans = [_span(node, _kind(node), transcript) for node in observations]
+    spans = [_span(node, transcript) for node in observations]
     # A span with the name of a tool that a model called is that tool.
     tools = {piece.name for span in spans if span.kind == "model" for piece in span.outputs if piece.kind == "call"}
     spans = [_tool_of(span, tools) for span in spans]
@@ -90,11 +90,6 @@ def _trace(record: Node) -> Node:
     return record if record.at("trace").value is None else record.at("trace")
 
 
-def _kind(node: Node) -> SpanKind:
-    kind = KINDS.get(node.at("type").required_text().upper(), "other")
-    return "tool" if kind == "other" and _tool_name(node) else kind
-
-
 def _tool_name(node: Node) -> str:
     """The name of a tool by the attributes of its span; those of an agent may name the tool that it chose."""
     is_tool = "TOOL" in (node.at("type").text().upper(), _attribute(node, "openinference.span.kind"))
@@ -104,7 +99,7 @@ def _tool_name(node: Node) -> str:
 def _tool_of(span: Span, tools: set[str]) -> Span:
     """The span; as that of a tool, if a model called one of its name, or as that of none, if it says nothing."""
     if span.kind == "other" and span.node.at("name").text() in tools:
-        return _span(span.node, "tool", Transcript())
+        return _span(span.node, Transcript(), "tool")
     contents = (span.node.at(key).parsed().value for key in ("input", "output"))
     if span.kind == "tool" and tools and span.name not in tools and all(each in (None, "", {}, []) for each in contents):
         # Around the calls of a turn, or a handoff, which the model calls by another name.
@@ -112,7 +107,10 @@ def _tool_of(span: Span, tools: set[str]) -> Span:
     return span
 
 
-def _span(node: Node, kind: SpanKind, transcript: Transcript) -> Span:
+def _span(node: Node, transcript: Transcript, kind: SpanKind | None = None) -> Span:
+    kind = kind or KINDS.get(node.at("type").required_text().upper(), "other")
+    if kind == "other" and _tool_name(node):
+        kind = "tool"
     end, name = node.first("endTime", "end_time"), ""
     if kind in ("model", "other"):
         inputs, outputs = _both(node, transcript, is_model=kind == "model")

@@ -20,8 +20,6 @@ _NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", "traceId", "kind", "role"})
 """Fields that say what an object is; to most readers its other fields say the same."""
 
-Reads = dict[str, tuple[dict[str, Any], set[str]]]  # The objects of a run by their paths, each with the keys that were read.
-
 
 class Node(NamedTuple):
     """A value of a source, and its place; a missing value is None, as null is."""
@@ -29,7 +27,8 @@ class Node(NamedTuple):
     line: int  # The line on which the source begins, counted from 1.
     path: str  # Dotted, list positions counted from 0, as in :class:`~kp_scorer.errors.Problem`; empty for the source itself.
     value: Any
-    reads: Reads | None = None  # Where it is noted what is read, here and below; None if nobody asks.
+    reads: dict[str, tuple[dict[str, Any], set[str]]] | None = None
+    """The objects of a run by their paths, each with the keys that were read of it; None if nobody asks."""
 
     def at(self, *keys: str) -> "Node":
         """The value under a key of this object, of the object there, and so on; missing if one of those there is."""
