@@ -13,11 +13,8 @@ from kp_scorer.settings.sections import RecipeName
 from kp_scorer.trace import ReasoningTrace
 
 Vector = NDArray[np.float32]  # One vector, of shape (dimensions,).
-
 Vectors = NDArray[np.float32]  # Several vectors, of shape (texts, dimensions).
-
 Int64s = NDArray[np.int64]
-
 Ids = list[int]  # Token ids of one text, special tokens included.
 
 MAX_TOKENS: Final = 512  # Of the default model's texts only so many leading tokens count, special tokens included.

@@ -51,8 +51,6 @@ _FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
 _LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
 
-Fields = dict[str, Any]  # A span in OTLP's JSON.
-
 log = structlog.get_logger("kp_scorer.serve.submitter")
 
 
@@ -146,7 +144,7 @@ class Submitter:
         self._thread.join(self._settings.worker.grace_s)
 
 
-def _attributes(spans: Sequence[Fields]) -> dict[str, Any]:
+def _attributes(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The attributes that describe a run: the root's win over others', and a span's over its resource's."""
     root_last = sorted(spans, key=lambda span: not span.get("parentSpanId"))
     pairs = (pair for span in root_last for pair in span["attributes"] if isinstance(pair, dict))
@@ -181,7 +179,7 @@ def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, li
     return by_run, rejected
 
 
-def _from_json(body: bytes, limits: Limits) -> Iterator[Fields]:
+def _from_json(body: bytes, limits: Limits) -> Iterator[dict[str, Any]]:
     for resource in source(1, parse_json(body, limits)).at("resourceSpans").items():
         of_resource = resource.at("resource", "attributes").items()
         lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
@@ -190,7 +188,7 @@ def _from_json(body: bytes, limits: Limits) -> Iterator[Fields]:
                 yield span.object() | {"attributes": [*lasting, *(pair.value for pair in span.at("attributes").items())]}
 
 
-def _from_protobuf(body: bytes) -> Iterator[Fields]:
+def _from_protobuf(body: bytes) -> Iterator[dict[str, Any]]:
     try:
         export = messages.ExportTraceServiceRequest.FromString(body)
     except DecodeError:
@@ -220,7 +218,9 @@ def _as_bytes(value: object) -> bytes:
 def success(media_type: str, rejected: int, message: str) -> bytes:
     """The answer to an export of which all but ``rejected`` spans are stored, because of ``message``."""
     partly = messages.ExportTracePartialSuccess(rejected_spans=rejected, error_message=message) if rejected else None
-    return _encoded(messages.ExportTraceServiceResponse(partial_success=partly), media_type)
+    answer = messages.ExportTraceServiceResponse(partial_success=partly)
+    encoded: bytes = MessageToJson(answer, indent=None).encode() if media_type == JSON else answer.SerializeToString()
+    return encoded
 
 
 def failure(media_type: str, message: str) -> bytes:
@@ -228,9 +228,5 @@ def failure(media_type: str, message: str) -> bytes:
     if media_type == JSON:
         return json.dumps({"message": message}).encode()
     # Its message has the same field number in both.
-    return _encoded(messages.ExportTracePartialSuccess(error_message=message), PROTOBUF)
-
-
-def _encoded(message: Any, media_type: str) -> bytes:
-    encoded: bytes = MessageToJson(message, indent=None).encode() if media_type == JSON else message.SerializeToString()
+    encoded: bytes = messages.ExportTracePartialSuccess(error_message=message).SerializeToString()
     return encoded
