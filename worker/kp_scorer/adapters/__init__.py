@@ -21,8 +21,7 @@ Converted = dict[str, Any] | NotConverted  # A trace that may be submitted, or t
 
 _MOST_CHATS: Final = 1_000  # How many chats wait for one that goes on with them, until the first of them is converted.
 _MOST_RECORDS: Final = 50_000  # In a run. What has more makes no trace within the limits, and would fill the memory.
-_MOST_OPEN: Final = 100_000
-"""Records of open runs. Over it the run that has had none for the longest time is converted as it is."""
+_MOST_OPEN: Final = 100_000  # Records of open runs. Over it the run that had none for longest is converted as it is.
 _MOST_ENDED: Final = 100_000  # Converted runs of which the ids are held, so that a record that comes too late is refused.
 _MOST_NAMES: Final = 10_000  # Of fields that were not read: keys may be anything.
 
@@ -71,8 +70,7 @@ class Converter:
         """How many ``traces`` they are, how many of these are ``toolless``, and how many ``steps``, ``calls`` of tools,
         ``errors`` and ``recoveries`` they have; how many chats are ``continued`` in another, and so no runs."""
         self._supplied, self._limits, self._name = supplied, limits, name
-        self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()
-        """By format and id; which had a record last is last."""
+        self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()  # By format and id; the last had a record last.
         self._records = 0  # How many records these are.
         self._ends: list[tuple[int, tuple[str, str]]] = []  # A heap.
         self._latest: dict[str, str] = {}  # For each format the id of the run that had a record last.

@@ -18,8 +18,7 @@ from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of,
 from kp_scorer.adapters.node import Node
 
 _COMMAND: Final = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)
-_ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}
-"""By who speaks in a step of ATIF, a message otherwise."""
+_ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}  # Of messages, by who speaks in a step of ATIF.
 _OF_CODEX: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
 

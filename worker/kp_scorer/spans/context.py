@@ -10,9 +10,7 @@ Context = Mapping[str, str]  # The headers ``traceparent`` and perhaps ``tracest
 NO_CONTEXT: Final[Context] = MappingProxyType({})
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
-TRACE_ID: Final = "kp_scorer.trace.id"
-"""The attribute of a span with the id of its ReasoningTrace, not of its OpenTelemetry trace."""
-
+TRACE_ID: Final = "kp_scorer.trace.id"  # The attribute of a span with the id of its ReasoningTrace, not its OpenTelemetry id.
 _PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
 _VALUE: Final = r"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
