@@ -82,14 +82,13 @@ def _dead_letter(
     queued_ms: str,
     payload: bytes,
     unreadable: bytes,
-    record_prefix: str,
     record_ttl_ms: int,
     bounds: _Bounds,
 ) -> None: ...
 
 
 @script(tuple[list[bytes], int])
-def _make_room(*, keys: Keys, dead_letter_prefix: str, record_prefix: str, at_once: int, bounds: _Bounds) -> None: ...
+def _make_room(*, keys: Keys, at_once: int, bounds: _Bounds) -> None: ...
 
 
 @script(bool)
@@ -100,16 +99,7 @@ def _drop(
 
 @script(tuple[int, bytes, list[list[Any]]])
 def _read_dead_letters(
-    *,
-    keys: Keys,
-    dead_letter_prefix: str,
-    last_ms: int,
-    last_id: str,
-    most: int,
-    beginning: str,
-    reason: str,
-    part: str,
-    trace_ids: Sequence[str],
+    *, keys: Keys, last_ms: int, last_id: str, most: int, beginning: str, reason: str, part: str, trace_ids: Sequence[str]
 ) -> None: ...
 
 
@@ -160,7 +150,6 @@ class DeadLetters:
                 queued_ms=queued_ms,
                 payload=payload,
                 unreadable=stored,
-                record_prefix=keys.record(""),
                 record_ttl_ms=self._record_ttl_ms,
                 bounds=self._bounds,
             )
@@ -189,14 +178,7 @@ class DeadLetters:
         dropped = Counter[bytes]()
         has_too_many = 1
         while has_too_many:
-            reasons, has_too_many = _make_room(
-                self._client,
-                keys=self._keys,
-                dead_letter_prefix=self._keys.dead_letter(""),
-                record_prefix=self._keys.record(""),
-                at_once=_DROPPED_AT_ONCE,
-                bounds=self._bounds,
-            )
+            reasons, has_too_many = _make_room(self._client, keys=self._keys, at_once=_DROPPED_AT_ONCE, bounds=self._bounds)
             dropped.update(reasons)
         for reason, count in dropped.items():
             log.warning("dead_letters_dropped", reason=reason.decode(), count=count)
@@ -224,7 +206,6 @@ class DeadLetters:
             last_ms, last, page = _read_dead_letters(
                 self._client,
                 keys=self._keys,
-                dead_letter_prefix=self._keys.dead_letter(""),
                 last_ms=last_ms,
                 last_id=last_id,
                 most=_READ_AT_ONCE,

@@ -97,6 +97,9 @@ class Keys(Prefixed):
     dead_letter_classes = Key(":dead_classes", "zset")
     runs = Key(":runs", "zset")
     runs_bytes = Key(":runs_bytes")
+    record_prefix = Key(":trace:")  # Of keys that scripts make themselves; so are the next two.
+    dead_letter_prefix = Key(":dead:")
+    run_prefix = Key(":run:")
     any_log = Key(":log:*")  # A pattern for the logs of all spaces; what belongs to them matches it too.
     any_pinned_set = Key(":pin:*")  # A pattern for the pinned sets of all spaces.
 

@@ -121,9 +121,7 @@ def _commit(*, keys: Keys, records: Sequence[str], record_ttl_ms: int, verdicts:
 
 
 @script(rows(lambda trace_id, *fields: LostSubmission(text_in(trace_id), *fields)))
-def _claim_lost(
-    *, keys: Keys, record_prefix: str, resend_after_ms: int, queue_is_empty: bool, most: int, forget_after_ms: int
-) -> None: ...
+def _claim_lost(*, keys: Keys, resend_after_ms: int, queue_is_empty: bool, most: int, forget_after_ms: int) -> None: ...
 
 
 @script(nothing)
@@ -272,7 +270,6 @@ class RedisLedger:
         return _claim_lost(
             self._client,
             keys=self._keys,
-            record_prefix=self._keys.record(""),
             resend_after_ms=resend_after_ms,
             queue_is_empty=queue_is_empty,
             most=_CLAIMED_AT_ONCE,

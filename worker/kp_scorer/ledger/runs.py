@@ -60,7 +60,7 @@ def _store_spans(*, keys: Keys, run: str, run_id: str, bounds: _Bounds, spans: S
 
 
 @script(row(_closed))
-def _claim_run(*, keys: Keys, run_prefix: str, lease_ms: int) -> None: ...
+def _claim_run(*, keys: Keys, lease_ms: int) -> None: ...
 
 
 @script(nothing)
@@ -86,7 +86,7 @@ class Runs:
 
     def claim(self) -> ClosedRun | None:
         """Close a run that is complete, and claim it; None if none is. The claim ends after some seconds."""
-        return _claim_run(self._client, keys=self._keys, run_prefix=self._keys.run(""), lease_ms=_LEASE_MS)
+        return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS)
 
     def finish(self, run_id: str) -> None:
         """Remove the spans of a run that is submitted or dead."""

@@ -7,8 +7,6 @@
 --
 -- A worker counts as alive for worker_lease_ms and is forgotten after remembered_ms, each without another report.
 
-local now = now_ms()
-
 use_reserve('zset', pending)
 redis.call('ZADD', workers, now + worker_lease_ms, worker)
 redis.call('PEXPIRE', workers, remembered_ms)
@@ -19,7 +17,7 @@ for i, record in ipairs(records) do
     local state, known_digest, decision, reason, detail, attempts, owner, held_until_ms =
         read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'attempts', 'owner', 'lease_ms')
     if not state or (state == 'dead' and known_digest ~= digest) then
-        to_pending(record, trace_id, digest, now)
+        to_pending(record, trace_id, digest)
         state, known_digest, decision, reason, detail, attempts, owner = 'pending', digest, false, false, false, 0, false
     end
     attempts = number(attempts)

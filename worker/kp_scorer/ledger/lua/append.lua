@@ -21,7 +21,7 @@ local epoch, head_time, head_place, head_window = read(head, 'epoch', 'time_ms',
 if head_window and head_window ~= window and redis.call('XLEN', log) > 0 then return {head_window, {}, '', '', 0, {}, {}} end
 
 -- The log's time never goes back, even if the server's clock does, so that entry ids keep growing.
-local time, place = math.max(now_ms(), number(head_time)), number(head_place)
+local time, place = math.max(now, number(head_time)), number(head_place)
 
 -- A trace keeps its place only while everything its window needs is sure to be in the log and in every mirror, also when all
 -- the candidates that come with it have been appended.

@@ -1,13 +1,11 @@
 -- Claim pending traces whose messages must be lost: last sent, and last held by a worker, long ago, and the queue was empty since.
 --
--- KEYS   pending, counts, drained
--- ARGV   record_prefix, resend_after_ms, queue_is_empty, most, forget_after_ms
+-- KEYS   pending, counts, drained, record_prefix
+-- ARGV   resend_after_ms, queue_is_empty, most, forget_after_ms
 -- Reply  (trace_id, payload, resends, digest) for each trace claimed; an empty payload for one that is claimed no more, as its
 --        record, or the index, is damaged
 --
 -- A trace that there is nothing of to send is forgotten after forget_after_ms.
-
-local now = now_ms()
 
 use_reserve('zset', pending)
 if queue_is_empty then redis.call('SET', drained, now, 'PX', forget_after_ms) end

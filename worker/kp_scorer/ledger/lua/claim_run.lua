@@ -1,11 +1,9 @@
 -- Claim a run that is due, by a lease. From now on it takes no more spans, so that who claims it when the lease has ended submits
 -- the same.
 --
--- KEYS   runs
--- ARGV   run_prefix, lease_ms
+-- KEYS   runs, run_prefix
+-- ARGV   lease_ms
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
-
-local now = now_ms()
 
 use_reserve('zset', runs)
 

@@ -15,7 +15,6 @@
 -- What comes after MOST_NAMES of those has a field with no domain in it. `guard NAME`: decisions for which this guard fired.
 
 local MOST_NAMES = 1000
-local now = now_ms()
 local names = number(read(tallies, 'names'))
 
 use_reserve('zset', pending)
@@ -49,7 +48,7 @@ for i, record in ipairs(records) do
         reply[i] = {'again'}
     else
         -- Its record was forgotten, or Redis came back without it, so this submission has not been counted.
-        if state ~= 'pending' then to_pending(record, trace_id, digest, now) end
+        if state ~= 'pending' then to_pending(record, trace_id, digest) end
         to_end(record, trace_id, record_ttl_ms, 'decided', 'decision', verdict.decision)
         add(counts, 'decided', 1)
         tally(verdict)

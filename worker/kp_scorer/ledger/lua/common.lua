@@ -6,6 +6,7 @@ local function now_ms()
     local seconds, microseconds = unpack(redis.call('TIME'))
     return seconds * 1000 + math.floor(microseconds / 1000)
 end
+local now = now_ms()
 
 -- The fields of a hash; FOREIGN for the first of them if it is no hash.
 local FOREIGN = 'foreign'
@@ -62,9 +63,12 @@ local function use_reserve(kind, key)
     redis.call(unpack({command, key, first, last}))
 end
 
--- How many of the first `count` values fit, by the size of each, until `most_bytes` are in a key; at an empty one the first does.
--- Of a list or stream of more than 2,000 nodes, which to measure would take Redis more than a millisecond, it is an estimate.
-local function room_within(most_bytes, key, count, size_of)
+-- How many of the first `count` values a key with `unread` ones has room for: until it has `most` of them, or `most_bytes`, by the
+-- size of each; 0 is no limit. An empty key has room for the first, however large. Of a list or stream of more than 2,000 nodes,
+-- which to measure would take Redis more than a millisecond, the bytes are an estimate.
+local function room_for(count, size_of, key, unread, most, most_bytes)
+    if most > 0 then count = math.max(0, math.min(count, most - unread)) end
+    if most_bytes == 0 then return count end
     local used = redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 2000) or 0
     for i = 1, count do
         if used >= most_bytes then return i - 1 end

@@ -1,8 +1,8 @@
 -- Dead-letter a submission, and end its trace's record if that is a record of this very submission.
 --
 -- Uses   ledger
--- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, pending, counts, dead_letter, records...
--- ARGV   dead_letter_id, reason, detail, trace_id, digest, deliveries, worker, queued_ms, payload, unreadable, record_prefix,
+-- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, pending, counts, record_prefix, dead_letter, records...
+-- ARGV   dead_letter_id, reason, detail, trace_id, digest, deliveries, worker, queued_ms, payload, unreadable,
 --        record_ttl_ms, ttl_ms, most, most_bytes
 -- Reply  (decision, has_too_many): the decision on this very submission, and then no dead letter, or an empty string; 1 if others
 --        are to make room
@@ -11,7 +11,6 @@
 -- is the decision on it that the caller cannot read, or empty; so are worker and queued_ms where nobody says.
 
 local record = records[1]
-local now = now_ms()
 expect('hash', dead_letter)
 
 use_reserve('zset', pending)
@@ -54,7 +53,7 @@ end
 add(dead_letter, 'burials', 1)
 redis.call('PEXPIRE', dead_letter, ttl_ms)
 redis.call('ZADD', dead_letters, now, dead_letter_id)
-join_class(dead_letter_id, reason, redis.call('HGET', dead_letter, 'trace_id'), #payload, now)
+join_class(dead_letter_id, reason, redis.call('HGET', dead_letter, 'trace_id'), #payload)
 
 local ends_pending = state == 'pending' and is_same
 -- What is dead-lettered again was counted when it was new; a pending submission was counted when it became so.
@@ -69,4 +68,4 @@ if record and (not state or state == 'dead' or ends_pending) then
     end
     to_end(record, trace_id, record_ttl_ms, 'dead', 'reason', reason, 'detail', detail, 'letter', dead_letter_id)
 end
-return {'', next_to_go(now) and 1 or 0}
+return {'', next_to_go() and 1 or 0}

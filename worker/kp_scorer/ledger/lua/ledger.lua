@@ -12,7 +12,7 @@ local function forget_place(record)
 end
 
 -- A submission is new. Until it has ended, its record does not expire.
-local function to_pending(record, trace_id, digest, now)
+local function to_pending(record, trace_id, digest)
     local known_digest = redis.call('HGET', record, 'digest')
     if known_digest and known_digest ~= digest then forget_place(record) end
     redis.call('HDEL', record, 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends', 'owner', 'lease_ms',
@@ -56,7 +56,7 @@ local function leave_class(dead_letter_id)
     if left > 0 then redis.call('ZADD', dead_letter_classes, left, class) else redis.call('ZREM', dead_letter_classes, class) end
 end
 
-local function join_class(dead_letter_id, reason, trace_id, payload_bytes, now)
+local function join_class(dead_letter_id, reason, trace_id, payload_bytes)
     leave_class(dead_letter_id)
     local namespace = trace_id == '' and ':none' or string.match(trace_id, '^kp:trace:([^:]+):') or ''
     local class, bytes = reason .. ' ' .. namespace, payload_bytes + LETTER_BYTES
@@ -86,7 +86,7 @@ end
 -- the largest class of the reason that has most; over the limit on bytes, the same by bytes. Junk also goes while submissions are
 -- refused for want of memory. The newest stays, and its size is in nobody's way, as its message is about to be acknowledged. The id
 -- is empty if a class has none: an index that somebody has damaged leads nobody round in a circle.
-local function next_to_go(now)
+local function next_to_go()
     local oldest, last_ms = unpack(redis.call('ZRANGE', dead_letters, 0, 0, 'WITHSCORES'))
     if not oldest then return nil end
     if tonumber(last_ms) <= now - ttl_ms then return oldest, false end

@@ -2,14 +2,14 @@
 -- by it. Not all at once: a large one takes the place of many small ones, and Redis has others to serve.
 --
 -- Uses   ledger
--- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, dropped
--- ARGV   dead_letter_prefix, record_prefix, at_once, ttl_ms, most, most_bytes
+-- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, dropped, dead_letter_prefix, record_prefix
+-- ARGV   at_once, ttl_ms, most, most_bytes
 -- Reply  (reasons, has_too_many): the reason of each that went before its time, and 1 if more are to go
 
-local reasons, now = {}, now_ms()
+local reasons = {}
 
 use_reserve('zset', dead_letters)
-local dead_letter_id, is_early, class = next_to_go(now)
+local dead_letter_id, is_early, class = next_to_go()
 for _ = 1, at_once do
     if not dead_letter_id then break end
     if dead_letter_id == '' then
@@ -26,6 +26,6 @@ for _ = 1, at_once do
         -- Its own class may be another one, or none, if somebody has damaged an index.
         if class then redis.call('ZREM', dead_letters .. '_of:' .. class, dead_letter_id) end
     end
-    dead_letter_id, is_early, class = next_to_go(now)
+    dead_letter_id, is_early, class = next_to_go()
 end
 return {reasons, dead_letter_id and 1 or 0}

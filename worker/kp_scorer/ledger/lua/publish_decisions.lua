@@ -43,9 +43,8 @@ expect('stream', stream)
 
 use_reserve('stream', stream)
 remove_acknowledged()
-local room = #decisions
-if most > 0 then room = math.max(0, math.min(room, most - redis.call('XLEN', stream))) end
-if most_bytes > 0 then room = room_within(most_bytes, stream, room, function(i) return #decisions[i].decision end) end
+local function size_of(i) return #decisions[i].decision end
+local room = room_for(#decisions, size_of, stream, redis.call('XLEN', stream), most, most_bytes)
 for i = 1, room do
     local entry = decisions[i]
     local fields = {'trace_id', entry.trace_id, 'decided_at', entry.decided_at, 'decision', entry.decision}

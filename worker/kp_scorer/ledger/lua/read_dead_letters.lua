@@ -1,8 +1,8 @@
 -- Read some dead letters without their payloads, oldest first: those whose id begins so, of this reason, with this part in their
 -- trace's id, and of these traces, where any are named.
 --
--- KEYS   dead_letters
--- ARGV   dead_letter_prefix, last_ms, last_id, most, beginning, reason, part, trace_ids...
+-- KEYS   dead_letters, dead_letter_prefix
+-- ARGV   last_ms, last_id, most, beginning, reason, part, trace_ids...
 -- Reply  (last_ms, last_id, rows): the last that was looked at, empty at the end; (id, reason, detail, trace_id, worker, deliveries,
 --        first_ms, last_ms, burials, queued_ms, size_bytes) for each
 --

@@ -4,8 +4,6 @@
 -- KEYS   records...
 -- ARGV   worker
 
-local now = now_ms()
-
 for _, record in ipairs(records) do
     if read(record, 'owner') == worker then
         redis.call('HDEL', record, 'owner')

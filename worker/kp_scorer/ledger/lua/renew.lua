@@ -4,8 +4,6 @@
 -- ARGV   text, worker, worker_lease_ms, remembered_ms, lease_ms
 -- Reply  for each trace 1 if the worker holds it, else 0
 
-local now = now_ms()
-
 -- Removing comes first, as Redis when full lets a script add only then.
 redis.call('ZREMRANGEBYSCORE', workers, '-inf', now - remembered_ms)
 redis.call('ZADD', workers, now + worker_lease_ms, worker)

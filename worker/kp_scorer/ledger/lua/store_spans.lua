@@ -10,8 +10,6 @@
 -- size; :closed once it changes no more.
 
 expect('hash', run)
-local now = now_ms()
-
 local closed, has_root, too_large, first_ms, bytes, count = read(run, ':closed', ':has_root', ':too_large', ':first_ms', ':bytes', ':spans')
 local fresh, fresh_bytes, listed = {}, 0, {}
 for _, span in ipairs(spans) do

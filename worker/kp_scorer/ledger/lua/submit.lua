@@ -5,8 +5,6 @@
 -- ARGV   submissions... (trace_id, digest, payload, dead_letter_id)
 -- Reply  (has_room, states): a state for each trace, empty if its id belongs to another digest; 0 and none if Redis is nearly full
 
-local now = now_ms()
-
 -- Backpressure.
 if is_nearly_full(memory()) then return {0, {}} end
 
@@ -21,7 +19,7 @@ for i, record in ipairs(records) do
         states[i] = 'decided'
     else
         -- A dead trace submitted again is a new submission, with whatever it holds now.
-        if state ~= 'pending' then to_pending(record, trace_id, digest, now) end
+        if state ~= 'pending' then to_pending(record, trace_id, digest) end
         redis.call('HSET', record, 'submission', submission.payload, 'as_letter', digest .. submission.dead_letter_id)
         redis.call('ZADD', pending, now, trace_id)
         states[i] = 'pending'

@@ -1,6 +1,6 @@
 -- Receive messages from a queue: note them as unacknowledged in the step that takes them off it.
 --
--- Uses   digest, oversized
+-- Uses   messages
 -- KEYS   queue, moving, unacknowledged, renewed, deliveries, oversized
 -- ARGV   moved, most, most_bytes, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s
 -- Reply  (message, digest, deliveries) for each, in order; copies that are unacknowledged at once are one delivery
@@ -11,14 +11,12 @@
 local DELIVERIES_TTL_S = 86400
 
 use_reserve('hash', unacknowledged)
-local now, reply, bytes = now_ms(), {}, 0
+local reply, bytes = {}, 0
 
-local function note(message)
+local function deliver(message)
     message = cut(message)
-    local digest = digest_of(message)
+    local digest, is_copy = note(message)
     -- A copy of what is unacknowledged is no sign that a delivery failed.
-    local is_copy = redis.call('HSET', unacknowledged, digest, message) == 0
-    redis.call('ZADD', renewed, now, digest)
     local count = is_copy and redis.call('HGET', deliveries, digest) or redis.call('HINCRBY', deliveries, digest, 1)
     reply[#reply + 1] = {message, digest, tonumber(count)}
     bytes = bytes + #message
@@ -26,12 +24,12 @@ end
 
 if moved ~= '' then
     redis.call('LREM', moving, 1, moved)
-    note(moved)
+    deliver(moved)
 end
 while #reply < most and bytes < most_bytes do
     local message = redis.call('RPOP', queue)
     if not message then break end
-    note(message)
+    deliver(message)
 end
 if #reply > 0 then redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S) end
 return reply

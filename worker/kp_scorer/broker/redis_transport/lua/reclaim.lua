@@ -1,12 +1,11 @@
 -- Renew what the caller has in flight, reclaim what dead consumers had, and let messages of other priorities join the queue.
 --
--- Uses   digest, oversized
+-- Uses   messages
 -- KEYS   queue, moving, unacknowledged, renewed, oversized, priorities...
 -- ARGV   visibility_timeout_ms, most, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s, in_flight...
 --
 -- No more than `most` messages of each kind are moved. in_flight holds digests.
 
-local now = now_ms()
 for _, priority in ipairs(priorities) do expect('list', priority) end
 
 use_reserve('hash', unacknowledged)
@@ -24,9 +23,7 @@ for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
         -- As when it is received; only then its consumer may have died of reading it.
         redis.call('RPUSH', queue, beginning)
     else
-        local digest = digest_of(message)
-        redis.call('HSET', unacknowledged, digest, message)
-        redis.call('ZADD', renewed, now, digest)
+        note(message)
     end
 end
 
