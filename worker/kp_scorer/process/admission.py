@@ -30,7 +30,7 @@ class Delivery:
         self.connection = connection
         self.received: Received | None = None  # As decisions and dead letters name it; None until the message is read.
         self.trace: ReasoningTrace | None = None
-        self.case: Case | None = None  # How far deciding the trace has come, since it was last looked up.
+        self.case: Case  # How far deciding the trace has come; there is none before it is looked up.
         self.is_alone = False  # Whether it is decided with nothing else in flight, as it failed, or its worker died, before.
         self.dead_lettering: DeadLettering | None = None
         self.decision: Decision | None = None

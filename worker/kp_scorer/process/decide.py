@@ -13,7 +13,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from kp_scorer.decider import Case, Decider, NoveltyMeter, ms_since
+from kp_scorer.decider import Decider, NoveltyMeter, ms_since
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TokenizedText, Vector, rounded_up
 from kp_scorer.process.admission import Admission, Delivery
@@ -153,7 +153,7 @@ class EmbedStage:
                 del self._by_text[text.key]
             for text, (vector, asked) in zip(texts, vectors, strict=False):
                 wait_ms = round((started - text.put_at) * 1_000, 3)
-                for case in [delivery.case for delivery in text.deliveries if delivery.case]:
+                for case in [delivery.case for delivery in text.deliveries]:
                     case.vector, case.asked, case.tokens = vector, asked, text.tokenized.counts
                     case.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
                 self._embedded += text.deliveries
@@ -182,7 +182,7 @@ class EmbedStage:
         return [(vector, next(of_objectives) if text.asked else None) for text, vector in zip(texts, vectors, strict=True)]
 
     def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
-        self._decider.release([delivery.case for delivery in deliveries if delivery.case])
+        self._decider.release([delivery.case for delivery in deliveries])
         self._admission.fail(deliveries, error)
 
 
@@ -221,25 +221,24 @@ class LookUpStage:
             case.times_ms["held_ms"] = round(delivery.in_flight_s() * 1_000 - case.times_ms["look_up_ms"], 3)
 
     def _dispatch(self, group: Sequence[Delivery]) -> None:
-        cases = [(delivery, delivery.case) for delivery in group if delivery.case]
-        self._admission.resolve([(delivery, case.resolved) for delivery, case in cases if case.resolved])
-        self._admission.decide_alone([delivery for delivery, case in cases if not (case.resolved or case.is_claimed)])
-        leased = [(delivery, case) for delivery, case in cases if case.is_claimed]
+        self._admission.resolve([(each, each.case.resolved) for each in group if each.case.resolved])
+        self._admission.decide_alone([each for each in group if not (each.case.resolved or each.case.is_claimed)])
+        leased = [each for each in group if each.case.is_claimed]
         if self._decider.checks:
-            for delivery, case in leased:
-                self._check(delivery, case)
+            for delivery in leased:
+                self._check(delivery)
         elif leased:
-            self._pass_on([delivery for delivery, _ in leased])
+            self._pass_on(leased)
 
-    def _check(self, delivery: Delivery, case: Case) -> None:
+    def _check(self, delivery: Delivery) -> None:
         """Check a trace and pass it on at once: the engine waits for none that comes after it."""
         self.thread.stall.start()
         started = time.monotonic()
         try:
             self._admission.raise_if_aborted()
-            self._decider.check(case)
+            self._decider.check(delivery.case)
         except Exception as error:
-            self._decider.release([case])
+            self._decider.release([delivery.case])
             self._admission.fail([delivery], error)
         else:
             self._metrics.checks_s.observe(time.monotonic() - started)
@@ -292,16 +291,15 @@ class DecideStage:
 
     def _decide(self, group: Sequence[Delivery]) -> None:
         started = time.monotonic()
-        cases = [delivery.case for delivery in group if delivery.case]
         try:
-            self._decider.finish(cases)
+            self._decider.finish([delivery.case for delivery in group])
         except Exception as error:
             self._admission.fail(group, error)
         else:
             self.behind.start()
             self._metrics.finish_s.observe(time.monotonic() - started)
             self._metrics.batch_traces.observe(len(group))
-            ends = [(delivery, case.resolved) for delivery, case in zip(group, cases, strict=True)]
+            ends = [(delivery, delivery.case.resolved) for delivery in group]
             self._admission.resolve([(delivery, end) for delivery, end in ends if end])
             self._admission.decide_alone([delivery for delivery, end in ends if not end])
             for _, end in ends:

@@ -59,7 +59,6 @@ class _Server(ThreadingTCPServer):
         super().__init__((settings.host, settings.port), _Handler)
 
     def answer(self, request: bytes) -> bytes:
-        """The whole answer to a request."""
         method, _, path = request.partition(b"\n")[0].partition(b" ")
         page = self._pages.get(path.partition(b" ")[0].partition(b"?")[0].strip())
         if method != b"GET":

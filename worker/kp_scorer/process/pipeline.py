@@ -81,12 +81,9 @@ class Pipeline:
         self._stopped = False
         self._admission = Admission(group_size, self._incoming.put)
         self.decide_stage = DecideStage(self._admission, decider, metrics)
-        leased = ready = self.decide_stage.put
-        self._embed_stage: EmbedStage | None = None
-        if decider.novelty:
-            self._embed_stage = EmbedStage(self._admission, decider, decider.novelty, metrics, ready)
-            leased = self._embed_stage.put
-        look_up_stage = LookUpStage(self._admission, decider, metrics, leased)
+        novelty, ready = decider.novelty, self.decide_stage.put
+        self._embed_stage = EmbedStage(self._admission, decider, novelty, metrics, ready) if novelty else None
+        look_up_stage = LookUpStage(self._admission, decider, metrics, (self._embed_stage or self.decide_stage).put)
         streams = self._embed_stage.threads if self._embed_stage else []
         self._deciding = [look_up_stage.thread, *streams, self.decide_stage.thread]
         self._publisher = VitalThread(self._publish_all, "publisher")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -25,29 +26,28 @@ Answer = TypeVar("Answer")
 LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
 
 
+@dataclass
 class Patience:
     """Waits for services that start together with the worker, for a time, and for as long as Redis reads its file."""
 
-    def __init__(self, patience_s: float, on_wait: Callable[[], None]) -> None:
-        """Call ``on_wait`` at every second of waiting."""
-        self._patience_s = patience_s
-        self._on_wait = on_wait
-        self.waits_for = ""  # The service that it waits for, and why; empty if for none. Any thread may read it.
+    patience_s: float
+    on_wait: Callable[[], None]  # Called at every second of waiting.
+    waits_for: str = ""  # The service that it waits for, and why; empty if for none. Any thread may read it.
 
     def wait_for(self, service: str, reach: Callable[[], Answer], is_endless: Callable[[], bool] = lambda: False) -> Answer:
         """Retry until a service answers; raise the last ServiceUnavailable once patience ends, while it is not endless."""
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self.patience_s
         while True:
             try:
                 answer = reach()
             except ServiceUnavailable as error:
                 if _is_loading(error):
-                    deadline = time.monotonic() + self._patience_s
+                    deadline = time.monotonic() + self.patience_s
                 elif time.monotonic() > deadline and not is_endless():
                     raise
                 self.waits_for = f"{service}: {error}"
                 log.warning("service_unavailable", service=service, detail=str(error))
-                self._on_wait()
+                self.on_wait()
                 time.sleep(1.0)
             else:
                 self.waits_for = ""
