@@ -266,14 +266,10 @@ class Decider:
             for case, decision in judged
         ]
         for (case, own), committed in zip(judged, self.ledger.commit(verdicts), strict=True):
-            match committed:
-                case "stored":
-                    case.resolved = own
-                case Decision() | TraceConflict() | TraceDead():
-                    case.resolved = committed
-                case _:
-                    # Decided again.
-                    case.resolved = None
+            if committed == "stored":
+                case.resolved = own
+            elif committed != "again":
+                case.resolved = committed
 
     def _judge(self, case: Case, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
         trace = case.trace

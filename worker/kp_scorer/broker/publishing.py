@@ -58,7 +58,8 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
     is raised. ``use`` has to be safe to repeat.
     """
     declared: Sequence[Queue] = ()
-    for pause_s in (*_RETRY_PAUSES_S, None):
+    pauses = iter(_RETRY_PAUSES_S)
+    while True:
         try:
             lent = app.producer_pool.acquire(block=True, timeout=app.conf.broker_pool_acquire_timeout)
         except LimitExceeded:
@@ -82,10 +83,9 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
                     if if_missing and if_missing[-1].no_declare:
                         raise NoQueue(f"{purpose}: {_NOT_OURS.format(if_missing[-1].name)}") from error
                     declared = if_missing
-                if pause_s is None:
+                if (pause_s := next(pauses, None)) is None:
                     raise ServiceUnavailable(f"{purpose}: {described(error)}") from error
         time.sleep(pause_s)
-    raise AssertionError("the last attempt returns or raises")
 
 
 @contextmanager

@@ -44,7 +44,6 @@ class ConfirmingChannel:
     """A channel on which nothing else publishes, so that the number of a confirm identifies its message."""
 
     def __init__(self, connection: Any) -> None:
-        """Open a channel of a py-amqp connection."""
         channel = connection.channel()
         channel.confirm_select()
         channel.events["basic_ack"].add(self._on_ack)

@@ -102,7 +102,6 @@ class _Deadline:
         self.error = ServiceUnavailable(too_late.format(self._limit_s))
 
     def left_s(self) -> float:
-        """How long to wait for the next answer."""
         return self._limit_s if self._ends_at is None else max(self._ends_at - time.monotonic(), 0.0)
 
 
@@ -152,7 +151,6 @@ class _Client:
         return Submission(checked.id, checked.digest(), raw)
 
     def _checked_each(self, traces: Iterable[Trace]) -> list[Submission | InvalidTrace]:
-        """Check traces; return each as it is recorded and sent, or what is wrong with it."""
         checked: list[Submission | InvalidTrace] = []
         for trace in traces:
             try:
@@ -371,7 +369,6 @@ def _wait_for(future: "Future[Result]", deadline: _Deadline) -> Result:
 
 
 async def _await(future: "Future[Result]", deadline: _Deadline) -> Result:
-    """Return what a call returns, or raise what it raises, or ServiceUnavailable if it does not end in time."""
     try:
         async with asyncio.timeout(deadline.left_s()):
             # Cancelled with what waits for it, a call that has not started never does.
@@ -383,12 +380,10 @@ async def _await(future: "Future[Result]", deadline: _Deadline) -> Result:
 def _batched(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
     """Batches of as many traces as go to the servers in one round trip; iterates no further than the batch."""
     iterator = iter(traces)
-    while batch := list(islice(iterator, _BATCH_SIZE)):
-        yield batch
+    return iter(lambda: list(islice(iterator, _BATCH_SIZE)), [])
 
 
 def _id_or_raise(answers: Sequence[Submitted]) -> str:
-    """The id of the only trace that was submitted; raises the error if it was not."""
     (answer,) = answers
     if isinstance(answer, str):
         return answer

@@ -211,8 +211,7 @@ def memory_used(info: Mapping[str, Any]) -> float:
 def shortcomings_of(client: redis.Redis) -> list[str]:
     """What may lose queues, decisions or the log, each with its remedy."""
     info: Any = client.info()
-    all_of_them = list(shortcomings(info))
-    return list(shortcomings(info, is_managed=True)) if all_of_them and _is_managed(client) else all_of_them
+    return list(shortcomings(info, is_managed=_is_managed(client)))
 
 
 def _is_managed(client: redis.Redis) -> bool:

@@ -135,7 +135,6 @@ class DeadLetters:
         It returns the decision on this very submission, if there is one: then it is not dead-lettered.
         """
         dead_letter_id, keys = dead_letter_id_of(payload), self._keys
-        worker = received.worker if received else ""
         queued_ms = "" if received is None or received.queued_ms is None else str(received.queued_ms)
         stored = b""
         while True:
@@ -146,7 +145,7 @@ class DeadLetters:
                 records=[keys.record(why.trace_id)] if why.trace_id else [],
                 dead_letter_id=dead_letter_id,
                 why=why,
-                worker=worker,
+                worker=received.worker if received else "",
                 queued_ms=queued_ms,
                 payload=payload,
                 unreadable=stored,

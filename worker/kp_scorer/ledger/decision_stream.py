@@ -117,16 +117,14 @@ class StreamReader:
         self._client.xack(self.name, self._group, entry)
 
     def _next(self) -> _Entries:
+        entries = self._read()
         if self._after != ">":
-            if entries := self._read():
-                self._after = entries[-1][0]
-                return entries
-            self._after = ">"
-        if entries := self._read():
-            return entries
-        reply: Any = self._client.xautoclaim(self.name, self._group, self._consumer, self._idle_ms, count=_READ_AT_ONCE)
-        claimed: _Entries = reply[1]
-        return claimed
+            self._after = entries[-1][0] if entries else ">"
+            entries = entries or self._read()
+        if not entries:
+            reply: Any = self._client.xautoclaim(self.name, self._group, self._consumer, self._idle_ms, count=_READ_AT_ONCE)
+            entries = reply[1]
+        return entries
 
     def _read(self) -> _Entries:
         try:

@@ -173,30 +173,26 @@ class RedisLog:
 def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
     """An entry; without trace and vector if it is damaged, as one that was erased: its place is another's for nobody."""
     place = _place_in(entry_id)
-    try:
+    # It may have other fields, or ones that hold no text or no vector.
+    with suppress(ValueError):
         _, trace_id, _, digest, _, raw, *mark = fields
         vector = np.frombuffer(raw, VECTOR).astype(np.float32)
         if np.isfinite(vector).all() and mark in ([], _DOES_NOT_COUNT):
             return Entry(place, trace_id.decode(), digest, vector, counts=not mark)
-    except ValueError:
-        # It has other fields, or they hold no text or no vector.
-        pass
     return Entry(place, "", b"", np.empty(0, np.float32))
 
 
 def _place_in(field: bytes) -> Place:
     """The place in a field; where nothing is, if it is none."""
-    try:
+    with suppress(ValueError):
         return Place.parse(field.decode())
-    except ValueError:
-        return Place(0, 0)
+    return Place(0, 0)
 
 
 def _window_in(field: bytes | None) -> Window | None:
-    try:
+    with suppress(ValueError, TypeError):
         return Window.parse(text_in(field))
-    except (ValueError, TypeError):
-        return None
+    return None
 
 
 def _disagreement(space: str, noted: Window | None, own: Window) -> str:
@@ -273,13 +269,12 @@ class RedisPinnedSets:
         if self.versions([name]) != [version or None]:
             # It was replaced meanwhile.
             return self.read(name)
-        try:
+        with suppress(ValueError, TypeError):
             ids = [entry for names, _ in chunks for entry in json.loads(names)]
             rows = np.frombuffer(b"".join(vectors for _, vectors in chunks), VECTOR).reshape(len(ids), -1)
             pinned = PinnedSet(kind, ids, rows.astype(np.float32, copy=False))  # type: ignore[arg-type]  # by its version
             return pinned if pinned.version == version and np.isfinite(rows).all() else None
-        except (ValueError, TypeError):
-            return None
+        return None
 
     def remove(self, name: str) -> None:
         """Remove a set; workers whose settings name it decide nothing until it is there again."""

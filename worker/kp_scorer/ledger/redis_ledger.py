@@ -46,8 +46,6 @@ _LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempt
 
 
 class _Lease(NamedTuple):
-    """How a worker holds traces."""
-
     worker: str
     worker_lease_ms: int
     remembered_ms: int

@@ -45,17 +45,13 @@ class _Bounds(NamedTuple):
     kept_ms: int
 
 
-def _stored(outcome: bytes, rejected: int) -> tuple[Outcome, int]:
-    return outcome.decode(), rejected  # type: ignore[return-value]  # by store_spans.lua
-
-
 def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClosedRun | None:
     by_id = sorted(zip(fields[::2], fields[1::2], strict=True))
     spans = [content for span_id, content in by_id if not span_id.startswith(b":")]
     return ClosedRun(text_in(run_id), b":too_large" in fields[::2], spans) if run_id else None
 
 
-@script(row(_stored))
+@script(tuple[bytes, int])
 def _store_spans(*, keys: Keys, run: str, run_id: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]) -> None: ...
 
 
@@ -72,7 +68,6 @@ class Runs:
     """The runs under one prefix, by the ids of OpenTelemetry's traces; ServiceUnavailable if Redis cannot be reached."""
 
     def __init__(self, client: redis.Redis, keys: Keys, settings: ServeSettings) -> None:
-        """Collect runs within the bounds of ``settings``."""
         self._client = client
         self._keys = keys
         sizes = settings.runs, settings.total_bytes, settings.run_spans, settings.run_bytes
@@ -82,7 +77,10 @@ class Runs:
     def store(self, run_id: str, spans: Sequence[ReceivedSpan]) -> tuple[Outcome, int]:
         """Store spans of a run, each id once, all or none; and count those that are not stored, now or before."""
         run = self._keys.run(run_id)
-        return _store_spans(self._client, keys=self._keys, run=run, run_id=run_id, bounds=self._bounds, spans=spans)
+        outcome, rejected = _store_spans(
+            self._client, keys=self._keys, run=run, run_id=run_id, bounds=self._bounds, spans=spans
+        )
+        return outcome.decode(), rejected  # type: ignore[return-value]  # by store_spans.lua
 
     def claim(self) -> ClosedRun | None:
         """Close a run that is complete, and claim it; None if none is. The claim ends after some seconds."""

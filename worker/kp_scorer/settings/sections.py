@@ -102,8 +102,7 @@ class QueueSettings(Section):
     def name(self, outcome: Outcome, visibility: Visibility | None = None) -> str:
         """The name of the queue, or the stream, of decisions with this outcome on traces of this visibility."""
         is_apart = outcome == "accepted" and visibility == "private" and self.accepted_private
-        name: str = self.accepted_private if is_apart else getattr(self, outcome)
-        return name
+        return str(self.accepted_private if is_apart else getattr(self, outcome))
 
     def names(self, outcome: Outcome) -> tuple[str, ...]:
         """The names of all queues, or streams, of decisions with this outcome, the usual one first."""
