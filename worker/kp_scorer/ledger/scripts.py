@@ -84,9 +84,8 @@ class Script(Generic[P, R]):
     def command(self, *_: P.args, **values: P.kwargs) -> tuple[Any, ...]:
         """The command that calls it; for a connection whose replies are read elsewhere, which :attr:`parse` converts."""
         keys = [getattr(values["keys"], name) for name in self._own]
-        keys += [part for each in self._keys for part in each.pack(values[each.name])]
-        arguments = [part for each in self._arguments for part in each.pack(values[each.name])]
-        return "EVALSHA", self.sha, len(keys), *keys, *arguments
+        keys += _flat(values[each.name] for each in self._keys)
+        return "EVALSHA", self.sha, len(keys), *keys, *_flat(values[each.name] for each in self._arguments)
 
     def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it."""
@@ -120,9 +119,6 @@ class _Parameter(NamedTuple):
         names = ", ".join(self.fields)
         return names if not self.is_list else f"{self.name}..." if names == self.name else f"{self.name}... ({names})"
 
-    def pack(self, value: Any) -> Iterator[Any]:
-        return _flat(value if self.is_list else [value])
-
 
 def _parameter(name: str, hint: Any) -> _Parameter:
     is_list = get_origin(hint) is Sequence
@@ -137,7 +133,7 @@ def _fields(name: str, kind: Any) -> dict[str, Any]:
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
-        if isinstance(value, tuple):
+        if isinstance(value, list | tuple):
             yield from _flat(value)
         elif isinstance(value, np.ndarray):
             yield value.astype(VECTOR).tobytes()
