@@ -131,8 +131,7 @@ class ResultsSettings(Section):
 
     def via(self, outcome: Outcome) -> Via:
         """How decisions of this outcome are published, if they are."""
-        via: Via = getattr(self, f"{outcome}_via")
-        return via
+        return {"accepted": self.accepted_via, "review": self.review_via, "rejected": self.rejected_via}[outcome]
 
 
 class ReviewSettings(Section):
