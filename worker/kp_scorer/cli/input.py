@@ -11,7 +11,6 @@ import re
 import sys
 import threading
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -283,8 +282,7 @@ class ReadAhead:
         """Begin to read files, folders, or standard input for ``-``; a batch has ``most`` lines at most."""
         self._most = most
         self._changed = threading.Condition()
-        self._lines: deque[Line] = deque()
-        self._size_bytes = 0
+        self._lines: list[Line] = []
         self._wanted = 1  # How many lines to wait for; 0 once there are no more.
         self._error: BaseException | None = None
         # A daemon: nothing interrupts a thread that waits for input.
@@ -299,8 +297,7 @@ class ReadAhead:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_full() or len(self._lines) >= self._wanted)
-                batch = [self._lines.popleft() for _ in range(min(self._most, len(self._lines)))]
-                self._size_bytes -= sum(line.size_bytes for line in batch)
+                batch, self._lines = self._lines, []
                 self._changed.notify_all()
             if not batch:
                 break
@@ -309,7 +306,7 @@ class ReadAhead:
             raise self._error
 
     def _is_full(self) -> bool:
-        return len(self._lines) >= self._most or self._size_bytes >= _AHEAD_BYTES
+        return len(self._lines) >= self._most or sum(line.size_bytes for line in self._lines) >= _AHEAD_BYTES
 
     def _run(self, names: Sequence[str], limits: Limits, conversion: Conversion | None) -> None:
         try:
@@ -320,7 +317,6 @@ class ReadAhead:
                 with self._changed:
                     self._changed.wait_for(lambda: not self._is_full())
                     self._lines.append(line)
-                    self._size_bytes += line.size_bytes
                     self._changed.notify_all()
         except BaseException as error:
             self._error = error
