@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
 from typing import Final
 
 import click
@@ -91,19 +90,15 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
     """
     # Not by Path, which raises OSError where no file can have such a name. A pipe that a shell has put in its place is one.
     if subject == "-" or (os.path.exists(subject) and not os.path.isdir(subject)):  # noqa: PTH110, PTH112
-        lines, is_decided = _of_file(subject, chosen, traces, settings), True
+        lines = _of_file(subject, chosen, traces, settings)
     elif chosen is not None:
         raise click.UsageError(f"--id chooses from a file, and there is no file {subject}")
     elif subject.endswith(_FILES):
         raise click.BadParameter(f"there is no file {subject}", param_hint="FILE")
     else:
-        settings = with_endpoints(settings)
-        with Store.open(settings) as store:
-            lines, is_decided = _of_ledger(store, subject, traces, settings)
+        lines = _of_ledger(subject, traces, with_endpoints(settings))
     for line in lines:
         print_text(escaped_lines(line) + "\n")
-    if not is_decided:
-        sys.exit(1)
 
 
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
@@ -125,26 +120,30 @@ def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settin
         yield from decided_words(decision, available, settings.scoring)
 
 
-def _of_ledger(store: Store, id_or_beginning: str, traces: str | None, settings: Settings) -> tuple[Iterator[str], bool]:
-    """The explanation, and whether there is a decision."""
-    trace_id = resolve_trace_id(
-        id_or_beginning, store.ledger, lambda: (each.trace_id for each in store.dead_letters.read(part=id_or_beginning))
-    )
-    (record,) = store.ledger.look_up([trace_id])
-    if record and record.decision:
-        decision = _with_nearest(record.decision, store)
-        available = traces_named(traces, [decision], settings.limits)
-        label = [] if record.good is None else ["", f"It is labelled {'good' if record.good else 'bad'}."]
-        return chain(decided_words(decision, available, settings.scoring), label), True
-    if record and record.state == "pending":
-        return pending_words(trace_id, record), False
-    dead_letters = list(store.dead_letters.read(trace_ids=[trace_id]))
+def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> Iterator[str]:
+    """Explain a decision; without one say what became of the trace, and exit 1."""
+    with Store.open(settings) as store:
+        trace_id = resolve_trace_id(
+            id_or_beginning, store.ledger, lambda: (each.trace_id for each in store.dead_letters.read(part=id_or_beginning))
+        )
+        (record,) = store.ledger.look_up([trace_id])
+        if record and record.decision:
+            decision = _with_nearest(record.decision, store)
+            yield from decided_words(decision, traces_named(traces, [decision], settings.limits), settings.scoring)
+            if record.good is not None:
+                yield from ("", f"It is labelled {'good' if record.good else 'bad'}.")
+            return
+        if record and record.state == "pending":
+            yield from pending_words(trace_id, record)
+            sys.exit(1)
+        dead_letters = list(store.dead_letters.read(trace_ids=[trace_id]))
     # Dead letters are kept for longer than records.
     death = record or (dead_letters[-1] if dead_letters else None)
     if death and death.reason:
-        return dead_words(trace_id, death.reason, death.detail, dead_letters), False
-    unknown = f"{trace_id}: unknown: never submitted, forgotten, expired, or not received by a worker yet; and no file"
-    return iter([unknown]), False
+        yield from dead_words(trace_id, death.reason, death.detail, dead_letters)
+    else:
+        yield f"{trace_id}: unknown: never submitted, forgotten, expired, or not received by a worker yet; and no file"
+    sys.exit(1)
 
 
 def _with_nearest(decision: Decision, store: Store) -> Decision:
