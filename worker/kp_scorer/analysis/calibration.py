@@ -235,8 +235,8 @@ def _resampled(traces: Integers, accepted: Integers, target: Target) -> tuple[In
         drawn[filled] = rng.multinomial(total, flat[filled] / total)
         resampled = _above(drawn.reshape(traces.shape))
         index, _ = _choose(resampled, target)
-        more = (share[index] - _accepted_share(resampled)[index], precision[index] - _precision(resampled)[index])
-        rounds.append((index, *more))
+        more_share = share[index] - _accepted_share(resampled)[index]
+        rounds.append((index, more_share, precision[index] - _precision(resampled)[index]))
     chosen, shares, precisions = map(np.array, zip(*rounds, strict=True))
     return chosen, shares, precisions
 

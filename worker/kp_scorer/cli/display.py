@@ -89,13 +89,12 @@ class DecisionTable:
     def __init__(self) -> None:
         self._is_begun = False
 
-    def print_row(self, row: dict[str, Any]) -> None:
+    def print_row(self, row: dict[str, Any], decision: Decision | None) -> None:
         """Print a decision, or what `status` prints, as JSON to a pipe, and to a terminal as a row of the table instead."""
-        decision = row if "outcome" in row else row.get("decision")
         if not sys.stdout.isatty():
             print_json(row)
         elif decision:
-            self.print_decision(Decision.model_validate(decision))
+            self.print_decision(decision)
         else:
             detail = ": ".join(row[name] for name in ("reason", "detail") if name in row)
             self._print(escape(short_id(row["trace_id"])), "", "", "", cell(row["state"]), cell(detail))

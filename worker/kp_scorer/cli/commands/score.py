@@ -37,7 +37,7 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
         done += 1
         scored += isinstance(result, Decision)
         if isinstance(result, Decision):
-            table.print_row(result.model_dump(mode="json"))
+            table.print_row(result.model_dump(mode="json"), result)
         else:
             print_row(refusal(line.number, result, line.file), "")
     print_note(f"scored {scored} of {done}" if done else f"no traces in {', '.join(files)}")

@@ -19,10 +19,10 @@ from kp_scorer.cli.input import ReadAhead, lines_in, open_input
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
-from kp_scorer.client.clients import status_of
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.records import Record
 from kp_scorer.settings import Settings
 from kp_scorer.trace import namespaced
 
@@ -114,15 +114,15 @@ def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
     return len(trace_ids) - states["decided"]
 
 
-def _print_status(table: DecisionTable, trace_id: str, status: Status | None, good: bool | None = None) -> None:
+def _print_status(table: DecisionTable, trace_id: str, status: Status | Record | None) -> None:
     row: dict[str, object] = {"trace_id": trace_id, "state": status.state if status else "unknown"}
     if status and status.decision:
         row["decision"] = status.decision.model_dump(mode="json")
     if status and status.reason:
         row |= {"reason": status.reason, "detail": status.detail}
-    if good is not None:
-        row["good"] = good
-    table.print_row(row)
+    if isinstance(status, Record) and status.good is not None:
+        row["good"] = status.good
+    table.print_row(row, status.decision if status else None)
 
 
 @click.command(epilog="Example: kp-scorer status 4f1c20a9")
@@ -138,7 +138,7 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
         records = store.ledger.look_up(resolved_ids)
     table = DecisionTable()
     for trace_id, record in zip(resolved_ids, records, strict=True):
-        _print_status(table, trace_id, status_of(trace_id, record) if record else None, record.good if record else None)
+        _print_status(table, trace_id, record)
     if not all(record and record.state == "decided" for record in records):
         sys.exit(1)
 
@@ -165,7 +165,7 @@ def decisions(outcome: Outcome | None, limit: int | None, follow: bool, group: s
     for note in read_elsewhere(settings, outcome, group):
         print_note(note)
     for decision in read_decisions(outcome, group=group, follow=follow, stopping=stopping, settings=settings):
-        table.print_row(decision.model_dump(mode="json"))
+        table.print_row(decision.model_dump(mode="json"), decision)
         consumed += 1
         if consumed == limit:
             stopping.set()
@@ -225,10 +225,11 @@ def forget(trace_id: str, settings: Settings) -> None:
             for each, records in zip(trace_ids, store.ledger.erase(*trace_ids), strict=True):
                 kept = {"vectors": vectors[each], "records": records, "dead_letters": dropped[each]}
                 print_row({"trace_id": each, **kept})
-                erased += any(kept.values())
-                unknown += not any(kept.values())
+                is_known = any(kept.values())
+                erased += is_known
+                unknown += not is_known
                 nothing = f"{each}: nothing is kept of this trace: it is unknown, or what was kept has expired"
-                print_note(f"erased {each}" if any(kept.values()) else nothing)
+                print_note(f"erased {each}" if is_known else nothing)
     if erased and settings.results.with_trace:
         print_note("what was published carries the trace: have its readers erase it")
     if unknown:
