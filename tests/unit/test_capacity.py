@@ -1,5 +1,6 @@
 """What a fleet sustains adds up, and its latencies are those of a queue with several servers."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -66,3 +67,16 @@ def test_the_command_names_the_bottleneck() -> None:
     assert result.exit_code == 0
     assert [line.count('"bottleneck":"workers\' cores"') for line in result.stdout.splitlines()] == [1, 0]
     assert result.stderr == "at 20 traces a second\n"
+
+
+def test_the_command_counts_the_window_the_records_and_the_traces_of_the_settings() -> None:
+    def redis_gb(*options: str) -> float:
+        result = CliRunner().invoke(capacity, ["--workers", "1", "--rate", "10", *options])
+        assert result.exit_code == 0, result.output
+        return float(json.loads(result.stdout)["redis_gb"])
+
+    costs = Costs()
+    assert redis_gb("--set", "novelty.max_elements=1001000") - redis_gb() == pytest.approx(costs.vector_bytes / 1e3, abs=0.01)
+    assert redis_gb("--set", "ledger.ttl_s=172800") - redis_gb() == pytest.approx(costs.record_bytes * 864e3 / 1e9, abs=0.01)
+    waiting = ("--waiting", "1000000", "--broker", "rabbitmq")
+    assert redis_gb(*waiting, "--trace-bytes", "2200") - redis_gb() == pytest.approx(2.2, abs=0.01)

@@ -7,7 +7,10 @@ from typing import Any, Final
 import click
 
 from kp_scorer.cli.display import print_table
+from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import print_note
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import SLACK_ELEMENTS
 
 _FLEETS: Final = (1, 10, 100, 1_000)
 _PLANNED: Final = 0.7  # The share of its throughput to plan a fleet for: beyond it, random arrivals wait for long.
@@ -47,7 +50,7 @@ class Fleet:
     cores: float  # Of all machines that workers run on, together.
     threads: int = 2  # Cores that one worker embeds with (``embedding.threads``).
     tokens: float = 400.0  # Of a trace's text, on average; at most 512 count.
-    log_entries: int = 11_000  # Of the novelty log: ``novelty.max_elements`` and the slack.
+    log_entries: int = 1_000 + SLACK_ELEMENTS  # Of the novelty log: ``novelty.max_elements`` and the slack.
     kept_s: float = 86_400.0  # How long records are kept (``ledger.ttl_s``).
     queues_in_redis: bool = True
     network_bytes_a_s: float = 125_000_000.0  # What Redis' network carries in each direction: by default a gigabit.
@@ -125,6 +128,8 @@ def erlang_c(servers: int, load: float) -> float:
 @click.option("--gbit", type=click.FloatRange(min=0.001), default=1.0, show_default=True, help="Of Redis' network.")
 @click.option("--rate", type=click.FloatRange(min=0.001), help="Traces a second. [default: 70% of the throughput]")
 @click.option("--waiting", type=click.IntRange(0), default=0, help="Traces that wait in an outage, for Redis' memory.")
+@click.option("--trace-bytes", type=click.IntRange(1), default=9_000, show_default=True, help="Of a trace, on average.")
+@settings_options
 def capacity(
     workers: tuple[int, ...],
     cores: float,
@@ -134,18 +139,23 @@ def capacity(
     gbit: float,
     rate: float | None,
     waiting: int,
+    trace_bytes: int,
+    settings: Settings,
 ) -> None:
     """Print what fleets sustain: a JSON line each, or to a terminal a table.
 
+    Redis' memory is that of the records kept for ledger.ttl_s, of the log by novelty.max_elements, and of what waits.
     The model adds up what the benchmarks measured on one machine; --core-ms makes it yours: 1,000 times a busy worker's cores,
     divided by its traces a second in `kp-scorer top`. Latencies are those of random arrivals; they are null where the rate is
     above the throughput.
     """
     threads, in_redis, network = max(1, round(cores)), broker == "redis", gbit * 1e9 / 8
-    costs = Costs() if core_ms is None else replace(Costs(), embed_ms=0.0, embed_ms_a_token=core_ms / tokens)
+    costs = Costs(message_bytes=trace_bytes)
+    if core_ms is not None:
+        costs = replace(costs, embed_ms=0.0, embed_ms_a_token=core_ms / tokens)
+    entries, kept_s = settings.novelty.max_elements + SLACK_ELEMENTS, settings.ledger.ttl_s
     fleets = (
-        Fleet(count, cores * count, threads, tokens, queues_in_redis=in_redis, network_bytes_a_s=network, costs=costs)
-        for count in workers or _FLEETS
+        Fleet(count, cores * count, threads, tokens, entries, kept_s, in_redis, network, costs) for count in workers or _FLEETS
     )
     rows = (_row(fleet, rate or _PLANNED * fleet.throughput, waiting) for fleet in fleets)
     print_table(_HEADINGS, ((row, [_cell(row[name]) for name in _COLUMNS]) for row in rows))
