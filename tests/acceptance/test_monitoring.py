@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import redis
 import yaml
-from kp_scorer.analysis.drift import drift, time_of
+from kp_scorer.analysis.drift import Drift, drift, time_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import declare_queues
@@ -325,6 +325,8 @@ INCIDENTS: Final = "deploy/INCIDENTS.md"
 LAST: Final = datetime(2026, 6, 30, tzinfo=UTC)
 WEEK: Final = timedelta(days=7)
 METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
+SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
+"""What the dashboard selects of every metric: the fleets that its variables name."""
 
 
 @pytest.fixture(scope="module")
@@ -352,9 +354,15 @@ def promtool(*arguments: str) -> str:
     return done.stdout
 
 
-def queries() -> list[str]:
+def queries(*titles: str) -> list[str]:
+    """What the panels with these titles ask for; without any, all of them."""
     panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
+    return [target["expr"] for panel in panels if not titles or panel["title"] in titles for target in panel["targets"]]
+
+
+def asked_of_all_fleets(query: str) -> str:
+    """A query of the dashboard as Grafana sends it where all fleets are chosen."""
+    return query.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$namespace", ".*")
 
 
 def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> None:
@@ -362,16 +370,54 @@ def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> No
     named = set(METRIC.findall(" ".join(asked)))
     assert named - metric_names == set()
     recorded = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
-    assert {name for name in recorded if ":drift:" in name} <= set(asked)
+    assert {name for name in recorded if ":drift:" in name} <= {query.partition("{")[0] for query in asked}
     named |= set(METRIC.findall(" ".join(recorded.values())))
     # What nobody looks at need not be shown.
     assert {name for name in metric_names if name.startswith("kp_scorer_") and _is_unseen(name, named)} == set()
 
 
 def test_the_dashboard_asks_for_buckets_that_exist(exposed: Samples) -> None:
-    text = DASHBOARD.read_text("utf-8").replace('\\"', '"').replace('job=~"$job",', "")
-    buckets = re.findall(r"kp_scorer_\w+_bucket\{le=[^}]+\}", text)
+    buckets = re.findall(r"kp_scorer_\w+_bucket\{le=[^}]+\}", " ".join(queries()).replace(f"{SELECTED},", ""))
     assert set(buckets) == {'kp_scorer_processing_seconds_bucket{le="0.1"}'} & exposed.keys()
+
+
+def test_the_dashboard_selects_fleets_by_job_and_namespace_wherever_it_names_a_metric() -> None:
+    behind = [query[named.end() :] for query in queries() for named in re.finditer(r"\b(?:kp_scorer|process)[_:][\w:]+", query)]
+    assert behind
+    assert [each for each in behind if not each.startswith(f"{{{SELECTED}")] == []
+    variables = json.loads(DASHBOARD.read_text("utf-8"))["templating"]["list"]
+    # Also of series without a namespace, as Compose's are.
+    assert [each["name"] for each in variables if each.get("allValue") == ".*"] == ["namespace", "job"]
+
+
+def test_no_panel_of_what_workers_share_hides_one_fleet_behind_another(tmp_path: Path) -> None:
+    """Two fleets with queues of one name, the first seen by two workers."""
+    fleets = {'job="a",namespace="x"': (3, 2), 'job="a",namespace="y"': (70,)}
+    named = {f"kp_scorer_{name}": "" for name in ("pending", "redis_memory_used_ratio")}
+    named |= {f"kp_scorer_{name}": 'queue="one"' for name in ("queue_messages", "results_used_ratio")}
+    series = [
+        {"series": f'{name}{{{fleet},instance="{number}",{labels}}}', "values": f"{value}"}
+        for name, labels in named.items()
+        for fleet, values in fleets.items()
+        for number, value in enumerate(values)
+    ]
+    expected = [
+        {
+            "expr": asked_of_all_fleets(query),
+            "eval_time": "0m",
+            "exp_samples": [
+                {"labels": f"{{{fleet},{labels}}}", "value": max(values)}
+                for name, labels in named.items()
+                if name in query
+                for fleet, values in fleets.items()
+            ],
+        }
+        for query in queries("Pending", "What waits", "How full")
+    ]
+    (tmp_path / "fleets.yml").write_text(
+        json.dumps({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": expected}]}), "utf-8"
+    )
+    promtool("test", "rules", str(tmp_path / "fleets.yml"))
 
 
 def _is_unseen(name: str, named: set[str]) -> bool:
@@ -400,8 +446,7 @@ def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
 def test_promtool_accepts_configuration_rules_and_queries_and_alerts_are_as_their_tests_say(tmp_path: Path) -> None:
     assert "1 rule files found" in promtool("check", "config", "prometheus.yml")
     promtool("test", "rules", "alerts_test.yml", "drift_test.yml")
-    asked = (query.replace("$__rate_interval", "5m") for query in queries())
-    rules = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(asked)]
+    rules = [{"record": f"query:{number}", "expr": asked_of_all_fleets(query)} for number, query in enumerate(queries())]
     # Prometheus' files are YAML, of which JSON is a part.
     file = tmp_path / "queries.yml"
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}), "utf-8")
@@ -414,6 +459,8 @@ def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decision
     # Two weeks by the half hour. In each the counters grow for 64 hours, by a part of which floats are exact, not at its ends.
     weeks = [exposed_by([each for each in decided if (time_of(each) > LAST - WEEK) == is_last]) for is_last in (False, True)]
     grown = {name: [samples[name] for samples in weeks] for name in weeks[0] if 'domain="code"' in name and "bin=" in name}
+    # Another fleet has the weeks the other way round: its index is the same, and that of both together would be 0.
+    fleets = {'job="kp-scorer",namespace="one"': 1, 'job="kp-scorer",namespace="other"': -1}
     file = {
         "rule_files": [str(RULES / "alerts.yml")],
         "evaluation_interval": "1h",
@@ -421,19 +468,12 @@ def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decision
             {
                 "interval": "30m",
                 "input_series": [
-                    {"series": name, "values": f"0x2 {a / 128}+{a / 128}x127 {a}x207 {a + b / 128}+{b / 128}x127 {a + b}x207"}
-                    for name, (a, b) in grown.items()
+                    _counter(name.replace("{", f"{{{fleet},"), *values[::order])
+                    for fleet, order in fleets.items()
+                    for name, values in grown.items()
                 ],
                 "promql_expr_test": [
-                    _is_near("index", {"domain": "code", "dimension": name}, index) for name, index in expected.indices.items()
-                ]
-                + [
-                    _is_near(name, {"domain": "code", "week": week}, value)
-                    for number, week in enumerate(("before", "this"))
-                    for name, value in {
-                        "traces": expected.traces[number],
-                        "accepted": expected.accepted[number] / expected.traces[number],
-                    }.items()
+                    each for fleet, order in fleets.items() for each in _tests_of(expected, fleet, ("before", "this")[::order])
                 ],
             }
         ],
@@ -441,6 +481,23 @@ def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decision
     (tmp_path / "drift.yml").write_text(json.dumps(file), "utf-8")
     assert len(expected.indices) == 6
     promtool("test", "rules", str(tmp_path / "drift.yml"))
+
+
+def _counter(name: str, first: float, second: float) -> dict[str, str]:
+    """A series that grows by so much in each of two weeks."""
+    both = first + second
+    growth = f"0x2 {first / 128}+{first / 128}x127 {first}x207 {first + second / 128}+{second / 128}x127 {both}x207"
+    return {"series": name, "values": growth}
+
+
+def _tests_of(expected: Drift, fleet: str, weeks: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Of a fleet whose decisions of the report's two weeks were made in these."""
+    for name, index in expected.indices.items():
+        yield _is_near("index", f'{fleet},domain="code",dimension="{name}"', index)
+    for number, week in enumerate(weeks):
+        labels = f'{fleet},domain="code",week="{week}"'
+        yield _is_near("traces", labels, expected.traces[number])
+        yield _is_near("accepted", labels, expected.accepted[number] / expected.traces[number])
 
 
 def decisions_of_two_weeks() -> list[Decision]:
@@ -467,8 +524,7 @@ def exposed_by(decided: Sequence[Decision]) -> Samples:
     return samples_of(generate_latest(metrics.registry).decode())
 
 
-def _is_near(name: str, labels: dict[str, str], value: float) -> dict[str, Any]:
-    selector = ",".join(f'{label}="{text}"' for label, text in labels.items())
+def _is_near(name: str, selector: str, value: float) -> dict[str, Any]:
     expr = f"abs(kp_scorer:drift:{name}{{{selector}}} - {value}) < bool 1e-6"
     return {"expr": expr, "eval_time": "14d", "exp_samples": [{"labels": f"{{{selector}}}", "value": 1}]}
 
