@@ -7,6 +7,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -76,6 +77,7 @@ def modules_in(root: Path) -> dict[str, Path]:
     return modules
 
 
+@cache
 def imports_in(root: Path) -> list[Import]:
     """Every import within the package in the folder ``root``.
 
@@ -85,22 +87,19 @@ def imports_in(root: Path) -> list[Import]:
     modules = modules_in(root)
     imports = []
     for importer, path in modules.items():
-        package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             place = f"{path.relative_to(root.parent)}:{getattr(node, 'lineno', 0)}"
-            own = (name for name in _imported(node, package, modules) if name.partition(".")[0] == root.name)
+            own = (name for name in _imported(node, modules) if name.partition(".")[0] == root.name)
             imports += [Import(importer, imported, place) for imported in own]
     return imports
 
 
-def _imported(node: ast.AST, package: str, modules: Mapping[str, Path]) -> Iterator[str]:
+def _imported(node: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
+        assert not node.level, "imports are absolute"
         base = node.module or ""
-        if node.level:
-            above = package.split(".")[: len(package.split(".")) - node.level + 1]
-            base = ".".join([*above, base] if base else above)
         for alias in node.names:
             submodule = f"{base}.{alias.name}"
             yield submodule if submodule in modules else base
