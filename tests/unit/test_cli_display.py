@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from typing import Any, Final
 
 import click
@@ -147,6 +148,13 @@ except ValueError:
 """
 
 
+@cache
+def logged(log_format: str, **variables: str) -> str:
+    """What that program writes on stderr."""
+    program = [sys.executable, "-c", LOGGING, log_format]
+    return subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True).stderr
+
+
 @given(st.text(st.characters()))
 @example(HOSTILE)
 def test_escaped_json_is_equal_and_safe(text: str) -> None:
@@ -163,13 +171,8 @@ def test_escaping_keeps_only_line_breaks(text: str) -> None:
 
 
 def test_no_color_turns_colours_off(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    program = [sys.executable, "-c", LOGGING, "console"]
-    coloured, plain = (
-        subprocess.run(program, env=os.environ | wanted, capture_output=True, text=True, timeout=60, check=True).stderr
-        for wanted in ({}, {"NO_COLOR": "1"})
-    )
-    assert "\x1b" in coloured
-    assert "\x1b" not in plain
+    assert "\x1b" in logged("console")
+    assert "\x1b" not in logged("console", NO_COLOR="1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
     for wanted in ("", "1"):
@@ -181,8 +184,7 @@ def test_no_color_turns_colours_off(monkeypatch: pytest.MonkeyPatch, capfd: pyte
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_log_lines_are_safe_and_show_no_local_variables(log_format: str) -> None:
-    done = subprocess.run([sys.executable, "-c", LOGGING, log_format], capture_output=True, text=True, timeout=60, check=True)
-    uncoloured = OUR_COLOURS.sub("", done.stderr)
+    uncoloured = OUR_COLOURS.sub("", logged(log_format))
     assert uncoloured.count("gnp.exe") >= 5
     assert "ValueError: two" in uncoloured
     assert MARK not in uncoloured
