@@ -75,14 +75,6 @@ def test_exactly_one_source_is_required(arguments: list[str]) -> None:
     assert "either FILE" in result.stderr
 
 
-def test_truncated_gzip_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "cut.jsonl.gz"
-    file.write_bytes(gzip.compress(json_lines(*decided()))[:200])
-    result, _ = gather(file)
-    assert result.exit_code == 2
-    assert "it cannot be read" in result.stderr
-
-
 def test_later_decision_on_a_trace_counts(tmp_path: Path) -> None:
     first = decided()[0]
     again = first | {"decided_at": "2999-01-01T00:00:00.000+00:00", "outcome": "review"}
