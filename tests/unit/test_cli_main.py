@@ -52,19 +52,14 @@ def test_every_command_has_its_own_name_and_shows_an_example() -> None:
         )
 
 
-def test_help_has_a_line_for_each_command_that_is_not_cut_off() -> None:
-    for arguments in (["--help"], ["cache", "--help"], ["dead-letter", "--help"]):
+def test_help_lists_each_command_once_on_a_line_that_is_not_cut_off() -> None:
+    for arguments in (["cache", "--help"], ["dead-letter", "--help"], ["--help"]):
         help_text = CliRunner().invoke(commands, arguments, terminal_width=80).stdout
-        assert "..." not in help_text.partition("Commands:" if len(arguments) > 1 else "Try:")[2]
+        listed = help_text.partition("Commands:" if len(arguments) > 1 else "Try:")[2]
+        assert "..." not in listed
         assert max(map(len, help_text.splitlines())) <= 80
-
-
-def test_help_names_each_command_in_one_group() -> None:
-    help_text = CliRunner().invoke(commands, ["--help"], terminal_width=80).stdout
-    titles = [line for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == ["Options:", "Try:", "Submit and read:", "Thresholds:", "Look:", "Operate:"]
-    listed = [line.split()[0] for line in help_text.partition("Try:")[2].splitlines() if line.startswith("  ")]
-    assert [name for name in listed if name in commands.commands] == list(commands.commands)
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith("  ")]
+    assert [name for name in names if name in commands.commands] == list(commands.commands)
 
 
 @pytest.mark.parametrize("command", [["demo"], ["up"], ["score", "-"]])
