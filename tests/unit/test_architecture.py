@@ -88,21 +88,21 @@ def imports_in(root: Path) -> list[Import]:
     imports = []
     for importer, path in modules.items():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            place = f"{path.relative_to(root.parent)}:{getattr(node, 'lineno', 0)}"
-            own = (name for name in _imported(node, modules) if name.partition(".")[0] == root.name)
-            imports += [Import(importer, imported, place) for imported in own]
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                place = f"{path.relative_to(root.parent)}:{node.lineno}"
+                own = (name for name in _imported(node, modules) if name.partition(".")[0] == root.name)
+                imports += [Import(importer, imported, place) for imported in own]
     return imports
 
 
-def _imported(node: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
+def _imported(node: ast.Import | ast.ImportFrom, modules: Mapping[str, Path]) -> Iterator[str]:
+    names = [alias.name for alias in node.names]
     if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
+        yield from names
+    else:
         assert not node.level, "imports are absolute"
         base = node.module or ""
-        for alias in node.names:
-            submodule = f"{base}.{alias.name}"
-            yield submodule if submodule in modules else base
+        yield from (submodule if (submodule := f"{base}.{name}") in modules else base for name in names)
 
 
 def room_of(module: str) -> str:
