@@ -98,15 +98,11 @@ def test_to_be_converted_are_lines_and_documents_of_any_json(raw: bytes, values:
     assert [(number, INVALID if isinstance(value, InvalidTrace) else value) for number, value in read] == values
 
 
+@pytest.mark.parametrize("first", [b"{", b'{"note": "\xc3\xa9\xe6\x97\xa5",\n'], ids=["a brace", "any script"])
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\n\n \n"])
-def test_pretty_printed_trace_is_one_document(ending: bytes) -> None:
-    assert read(pretty(maximal_payload()) + ending) == [(1, "kp:trace:maximal")]
-
-
-def test_pretty_printed_trace_may_contain_any_script() -> None:
-    payload = {"note": "é日本\U0001f600", **minimal_payload(trace_id="kp:trace:1", objective="größer")}
-    raw = b'{"note": "\xc3\xa9\xe6\x97\xa5",\n' + pretty(payload)[1:]
-    assert read(raw) == [(1, "kp:trace:1")]
+def test_pretty_printed_trace_of_any_script_is_one_document(first: bytes, ending: bytes) -> None:
+    payload = maximal_payload() | {"other": "größer é日本\U0001f600"}
+    assert read(first + pretty(payload)[1:] + ending) == [(1, "kp:trace:maximal")]
 
 
 @pytest.mark.parametrize("indent", [None, 0, 2])
