@@ -87,7 +87,6 @@ def test_a_check_sees_the_trace_and_its_findings_come_back_with_its_version(stri
     [
         ("note", "be kind", None, None),
         ("review", "be kind", "review", None),
-        ("reject", "be kind", "rejected", None),
         ("note", "raise this", None, "error"),
     ],
 )
