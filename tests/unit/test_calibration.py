@@ -18,6 +18,7 @@ from kp_scorer.analysis.calibration import (
     Floats,
     Integers,
     Sample,
+    Suggestion,
     Target,
     Z,
     calibrate,
@@ -62,11 +63,15 @@ def labelled(scores: Floats, labels: Integers) -> Sample:
     return Sample(scores, labels, np.ones_like(labels))
 
 
-def threshold_for(sample: Sample, target: Target) -> float | None:
-    """The threshold that is suggested, without the many resamples that its intervals take."""
+def suggest_at_once(sample: Sample, target: Target) -> Suggestion | None:
+    """What is suggested, without the many resamples that its intervals take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration_module, "_RESAMPLES", 1)
-        suggestion = suggest(sample, target)
+        return suggest(sample, target)
+
+
+def threshold_for(sample: Sample, target: Target) -> float | None:
+    suggestion = suggest_at_once(sample, target)
     return suggestion.threshold if suggestion else None
 
 
@@ -233,9 +238,7 @@ def test_labels_count_of_sampled_traces_alone_if_one_of_these_has_any() -> None:
 def test_counted_scores_lead_to_the_same_suggestion_as_each_by_itself(scores: list[float]) -> None:
     decisions = [decision(score=score) for score in scores]
     counted = samples_of(((each, None) for each in decisions), {})["code"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration_module, "_RESAMPLES", 1)
-        assert suggest(counted, A_FIFTH) == suggest(unlabelled(scores), A_FIFTH)
+    assert suggest_at_once(counted, A_FIFTH) == suggest_at_once(unlabelled(scores), A_FIFTH)
 
 
 def test_samples_resolve_aliases_of_now_before_those_of_the_decision() -> None:
