@@ -3,7 +3,6 @@
 from typing import Any, Final
 
 import pytest
-from kp_scorer.adapters import SuppliedFields
 
 from tests.support.converting import SUPPLIED, converted, refused_fields, steps_in, steps_of
 
@@ -154,20 +153,6 @@ def test_chats_that_only_begin_alike_stay_several() -> None:
     assert len(traces) == 3
 
 
-def test_screenshots_are_left_out() -> None:
-    shot = {"type": "computer_screenshot", "image_url": "data:image/png;base64,iVBORw0KGgo="}
-    assert steps(
-        user("Open the chart."),
-        item("computer_call", id="cc_1", call_id="c", action={"type": "screenshot"}),
-        item("computer_call_output", call_id="c", output=shot),
-        assistant("It is open."),
-    ) == [
-        ("tool_call", "computer", 'computer({"action": {"type": "screenshot"}})'),
-        ("observation", ""),
-        ("thought", "It is open."),
-    ]
-
-
 def test_images_that_built_in_tools_make_are_left_out() -> None:
     image = "iVBORw0KGgo="
     plot = {"type": "image", "url": f"data:image/png;base64,{image}"}
@@ -177,9 +162,13 @@ def test_images_that_built_in_tools_make_are_left_out() -> None:
         item("code_interpreter_call", id="ci_1", code="plot()", outputs=[plot, logs]),
         item("code_interpreter_call", id="ci_2", code="pass", outputs=None),
         item("local_shell_call", id="ls_1", action={"type": "exec"}, result="kept"),
+        item("computer_call", id="cc_1", call_id="c", action={"type": "screenshot"}),
+        item("computer_call_output", call_id="c", output={"type": "computer_screenshot", "image_url": plot["url"]}),
     ]
     (trace,) = converted("openai", [user("Draw the lock."), *items, assistant("It is drawn.")])
-    assert [step["input"] for step in trace["steps"][:-1]] == [
+    screenshot = ("tool_call", "computer", 'computer({"action": {"type": "screenshot"}})')
+    assert steps_in(trace)[-3:] == [screenshot, ("observation", ""), ("thought", "It is drawn.")]
+    assert [step["input"] for step in trace["steps"][:-3]] == [
         {"size": "1024x1024"},
         {"code": "plot()", "outputs": [logs]},
         {"code": "pass", "outputs": None},
@@ -238,8 +227,3 @@ def test_failed_mcp_call_is_an_error() -> None:
 )
 def test_errors_name_the_place(source: object, field: str) -> None:
     assert refused_fields("openai", {"messages": TIDES}, source) == [(2, field)]
-
-
-def test_fields_that_no_chat_has_must_be_supplied() -> None:
-    unsaid = SuppliedFields(0.5, "code", "private", "private")
-    assert refused_fields("openai", TIDES, supplied=unsaid) == [(1, "metadata.created_at"), (1, "metadata.success")]
