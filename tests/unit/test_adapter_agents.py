@@ -128,14 +128,13 @@ SWE_HISTORY: Final = [
 TRAJECTORY: Final = [
     of_swe("First I look around.", "ls -F\n", "money.py  tests/", execution_time=0.25),
     of_swe("I run the tests.", "python -m pytest -q\n", "Traceback (most recent call last):\nModuleNotFoundError: pytest"),
-    of_swe("It has to be installed.", "pip install pytest\n", "installed"),
     of_swe("Done.", "submit\n", "diff --git a/money.py b/money.py"),
 ]
 RUN: Final = {
     "environment": "main",
     "trajectory": TRAJECTORY,
     "history": SWE_HISTORY,
-    "info": {"exit_status": "submitted", "submission": "diff --git a/money.py b/money.py", "model_stats": {"api_calls": 4}},
+    "info": {"exit_status": "submitted", "submission": "diff --git a/money.py b/money.py", "model_stats": {"api_calls": 3}},
 }
 
 
@@ -149,10 +148,7 @@ def test_trajectory_is_a_trace() -> None:
         ("thought", "I run the tests."),
         ("tool_call", "python", "python -m pytest -q\n"),
         ("observation", "Traceback (most recent call last):\nModuleNotFoundError: pytest"),
-        ("error_recovery", "It has to be installed."),
-        ("tool_call", "pip", "pip install pytest\n"),
-        ("observation", "installed"),
-        ("thought", "Done."),
+        ("error_recovery", "Done."),
         ("tool_call", "submit", "submit\n"),
         ("observation", "diff --git a/money.py b/money.py"),
     ]
@@ -192,7 +188,7 @@ def test_step_without_a_command_is_a_thought() -> None:
         ({"trajectory": None}, "trajectory"),
         ({"trajectory": {}}, "trajectory"),
         ({"trajectory": []}, "$"),
-        ({"trajectory": [*TRAJECTORY, 5]}, "trajectory.4"),
+        ({"trajectory": [*TRAJECTORY, 5]}, "trajectory.3"),
         ({"trajectory": [TRAJECTORY[0] | {"action": ["ls"]}]}, "trajectory.0.action"),
         ({"trajectory": [TRAJECTORY[0] | {"execution_time": -1}]}, "trajectory.0.execution_time"),
         ({"history": [{"role": "system", "content": "x"}]}, "$"),
