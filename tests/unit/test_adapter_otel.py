@@ -1,7 +1,7 @@
 """OpenTelemetry spans as traces: of the GenAI conventions and of OpenInference, in the protocol's JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -118,22 +118,18 @@ TRIED_AGAIN: Final = [
 UNDATED: Final = SUPPLIED._replace(created_at=None)
 
 
-def test_calls_of_a_model_are_a_trace() -> None:
-    (trace,) = converted("otel", export(*WINDY), supplied=UNDATED)
-    assert trace["id"] == f"kp:trace:otel:{TRACE.lower()}"
-    assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
-    assert trace["task"] == {"objective": "How windy is it in Bergen?"}
-    assert steps_in(trace) == STEPS
-    assert trace["steps"][0]["input"] == {"town": "Bergen"}
-    assert trace["outcome"]["result_summary"] == "It blows with 14 m/s."
-
-
-def test_span_of_a_tool_adds_its_latency_and_no_step() -> None:
+def test_calls_of_a_model_are_a_trace_to_which_the_span_of_a_tool_adds_its_latency_and_no_step() -> None:
     recorded = {"gen_ai.tool.call.arguments": {"town": "Bergen"}, "gen_ai.tool.call.result": "14 m/s"}
-    for fields in ({"call_id": "call_1"}, {"call_id": "call_1", "attributes": recorded}, {"attributes": recorded}):
-        (trace,) = converted("otel", export(WINDY[0], tool("get_wind", 11, 19, **fields), WINDY[1]))
+    for fields in (None, {"call_id": "call_1"}, {"call_id": "call_1", "attributes": recorded}, {"attributes": recorded}):
+        between = [tool("get_wind", 11, 19, **fields)] if fields else []
+        (trace,) = converted("otel", export(WINDY[0], *between, WINDY[1]), supplied=UNDATED)
+        assert trace["id"] == f"kp:trace:otel:{TRACE.lower()}"
+        assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
+        assert trace["task"] == {"objective": "How windy is it in Bergen?"}
         assert steps_in(trace) == STEPS
-        assert trace["steps"][0]["latency_ms"] == 8
+        assert trace["steps"][0]["input"] == {"town": "Bergen"}
+        assert trace["steps"][0].get("latency_ms") == (8 if fields else None)
+        assert trace["outcome"]["result_summary"] == "It blows with 14 m/s."
 
 
 def test_messages_may_be_structured() -> None:
@@ -223,13 +219,6 @@ def test_call_that_two_instrumentations_record_is_one() -> None:
     assert steps(*outer, *inner) == STEPS
 
 
-def test_conversation_before_the_run_is_part_of_it() -> None:
-    earlier = [message("user", text("Good day.")), message("assistant", text("Good day."))]
-    (trace,) = converted("otel", export(chat(0, 1, [*earlier, ASKED], [ANSWERED])))
-    assert trace["task"]["objective"] == "Good day."
-    assert steps_in(trace) == [("thought", "Good day."), ("observation", "How windy is it in Bergen?"), STEPS[2]]
-
-
 @pytest.mark.parametrize(("status", "success"), [({}, True), ({"code": 1}, True), (FAILED, False), (None, True)])
 def test_run_whose_root_failed_did_not_succeed(status: Json | None, success: bool) -> None:
     root = span("invoke_agent", 0, 40, {"gen_ai.operation.name": "invoke_agent"}, status=status)
@@ -276,18 +265,14 @@ def without_ids(attributes: Json) -> Json:
     return {key: value for key, value in attributes.items() if not key.endswith(("tool_call.id", "tool_call_id"))}
 
 
-def test_openinference_spans_are_a_trace() -> None:
+@pytest.mark.parametrize("of_call", [dict, without_ids], ids=["with ids of calls", "without"])
+def test_openinference_spans_are_a_trace(of_call: Callable[[Json], Json]) -> None:
     root = span("agent", 0, 60, {"openinference.span.kind": "AGENT", "input.value": "{...}", "output.value": "It is 527."})
-    calls = [llm(5, 10, [SUM], [MULTIPLY]), multiply(11, 15), llm(20, 30, [SUM, MULTIPLY, MULTIPLIED], [PRODUCT])]
-    (trace,) = converted("otel", export(root, *calls))
-    assert trace["task"]["objective"] == "What is 17 times 31?"
-    assert steps_in(trace) == ARITHMETIC
-
-
-def test_openinference_without_ids_of_calls_and_without_spans_of_tools() -> None:
-    call, returned = without_ids(MULTIPLY), without_ids(MULTIPLIED)
+    call, returned = of_call(MULTIPLY), of_call(MULTIPLIED)
     first, last = llm(5, 10, [SUM], [call]), llm(20, 30, [SUM, call, returned], [PRODUCT])
-    assert steps(first, last) == steps(first, multiply(11, 15), last) == ARITHMETIC
+    for spans in ([first, last], [first, multiply(11, 15), last], [root, first, multiply(11, 15), last]):
+        (trace,) = converted("otel", export(*spans))
+        assert (trace["task"]["objective"], steps_in(trace)) == ("What is 17 times 31?", ARITHMETIC)
 
 
 def test_the_same_call_twice_stays_two() -> None:
@@ -314,10 +299,11 @@ def test_contents_in_parts_and_a_deprecated_function_call() -> None:
     assert steps(llm(0, 1, [SUM], [legacy]), llm(2, 3, [SUM, legacy, returned], [PRODUCT])) == ARITHMETIC
 
 
-def test_more_than_ten_messages_stay_in_their_order() -> None:
+def test_conversation_before_the_run_is_part_of_it_and_more_than_ten_messages_stay_in_their_order() -> None:
     inputs = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(13)]
     (trace,) = converted("otel", export(llm(0, 1, inputs, [PRODUCT])))
-    assert [content for _, content in steps_in(trace)] == [f"{n}." for n in range(1, 13)] + ["It is 527."]
+    assert trace["task"]["objective"] == "0."
+    assert steps_in(trace) == [(("observation", "thought")[n % 2], f"{n}.") for n in range(1, 13)] + [("thought", "It is 527.")]
 
 
 def test_spans_without_messages_supply_question_and_answer() -> None:
