@@ -166,7 +166,7 @@ def test_intervals_hold_for_unseen_traces(name: str) -> None:
     draw, rng = DRAWS[name], np.random.default_rng(3)
     unseen = draw(rng, 100_000)
     is_within = []
-    for _ in range(40):
+    for _ in range(20):
         suggestion = suggest(unlabelled(draw(rng, 200)), A_FIFTH)
         assert suggestion
         is_within.append(suggestion.accepted.low <= accepted(unseen, suggestion.threshold) <= suggestion.accepted.high)
@@ -183,7 +183,7 @@ def test_a_precision_and_its_interval_hold_on_unseen_traces() -> None:
         return labelled(scores, (rng.random(count) < 1 / (1 + np.exp(-20 * (scores - 0.45)))).astype(np.int64))
 
     unseen, is_within, precisions = draw(100_000), [], []
-    for _ in range(25):
+    for _ in range(15):
         suggestion = suggest(draw(400), NINE_OF_TEN)
         assert suggestion
         assert suggestion.precision
