@@ -8,7 +8,6 @@ from typing import Any, Final
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kombu.message import Message
 from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
 from kp_scorer.decoding import Limits, check_values, decode_trace, is_surely_within, least_bytes
 from kp_scorer.errors import InvalidTrace
@@ -17,9 +16,11 @@ from tests.support.builders import LIMITS, decode_json, maximal_payload, minimal
 from tests.support.calls import traced_memory
 from tests.support.costly import FILLERS, PLACES, filled, oversized_bodies
 from tests.support.traces import sample_traces
+from tests.unit.test_plain_messages import message
 
 MOST_BYTES: Final = 50_000_000
 MEGABYTE: Final = 1_000_000
+CALLING: Final = {"task": TASK_NAME}
 TEXTS: Final = st.text(st.characters(), max_size=8) | st.sampled_from([",", "[{", '"', "\\", '\\"', '\\\\"', '",', "9" * 1_001])
 VALUES: Final = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
@@ -119,19 +120,19 @@ def test_steps_beyond_the_limit_are_not_checked() -> None:
 def test_body_of_a_message_is_bounded_as_its_trace_is() -> None:
     callbacks = '{"callbacks": null, "errbacks": null, "chain": null, "chord": null}'
     for trace in sample_traces():
-        arguments_in(message(f"[[{json.dumps(trace)}],{{}},{callbacks}]".encode()), LIMITS)
+        arguments_in(message(f"[[{json.dumps(trace)}],{{}},{callbacks}]".encode(), CALLING), LIMITS)
     largest = filled("steps.0.input", "0", LIMITS.values - 60)
     decode_json(largest, LIMITS)
-    arguments_in(message(b"[[%s],{},%s]" % (largest, callbacks.encode())), LIMITS)
+    arguments_in(message(b"[[%s],{},%s]" % (largest, callbacks.encode()), CALLING), LIMITS)
     with pytest.raises(InvalidTrace, match="expected at most 20100 values"):
-        arguments_in(message(b"[[%s],{},null]" % filled("steps.0.input", "0", LIMITS.values + 100)), LIMITS)
+        arguments_in(message(b"[[%s],{},null]" % filled("steps.0.input", "0", LIMITS.values + 100), CALLING), LIMITS)
 
 
 def test_a_trace_may_be_written_with_every_escape_and_much_white_space() -> None:
     payload = maximal_payload() | {"unknown": ["\u00e9" * 90_000] * 5}
     raw = json.dumps([[payload], {}, None], indent=8).encode() + b" " * MEGABYTE
     assert len(raw) > 3 * LIMITS.message_bytes
-    arguments_in(message(raw), LIMITS)
+    arguments_in(message(raw, CALLING), LIMITS)
 
 
 @pytest.mark.parametrize("name", FILLERS)
@@ -139,9 +140,5 @@ def test_a_packed_body_that_unpacks_beyond_the_limit_is_not_parsed(name: str) ->
     packed = zlib.compress(dict(oversized_bodies(LIMITS))[f"body of {name}"])
     assert len(packed) < 20_000
     with traced_memory() as memory, pytest.raises(InvalidTrace, match="expected at most"):
-        arguments_in(message(packed, {PACKED_BY: "gzip"}), LIMITS)
+        arguments_in(message(packed, CALLING | {PACKED_BY: "gzip"}), LIMITS)
     assert memory.peak_bytes < 3 * 4 * MEGABYTE
-
-
-def message(body: bytes, headers: dict[str, str] | None = None) -> Message:
-    return Message(body=body, content_type="application/json", headers={"task": TASK_NAME, **(headers or {})}, delivery_info={})
