@@ -44,13 +44,9 @@ def pretty(payload: object) -> bytes:
     return json.dumps(payload, indent=2, ensure_ascii=False).encode()
 
 
-def test_blank_lines_are_skipped_and_counted() -> None:
+def test_blank_lines_are_skipped_and_counted_and_without_others_there_are_no_traces() -> None:
     assert read(b"\n \t\n" + FIRST + b"\n\n\r\n" + SECOND + b"\n\n") == [(3, "kp:trace:1"), (6, "kp:trace:2")]
-
-
-@pytest.mark.parametrize("raw", [b"", b"\n", b" \n\r\n\t", b"[]\n"])
-def test_input_without_anything_has_no_traces(raw: bytes) -> None:
-    assert read(raw) == []
+    assert [read(raw) for raw in (b"", b"\n", b" \n\r\n\t", b"[]\n")] == [[]] * 4
 
 
 @pytest.mark.parametrize(
@@ -286,8 +282,9 @@ def numbers(reading: ReadAhead) -> list[list[int]]:
     return [[each.number for each in batch] for batch in reading.batches()]
 
 
-def test_file_is_read_in_full_batches(tmp_path: Path) -> None:
+def test_file_is_read_in_full_batches_of_which_those_with_large_lines_are_smaller(tmp_path: Path) -> None:
     assert numbers(reading_of(tmp_path, 25)) == [list(range(1, 11)), list(range(11, 21)), list(range(21, 26))]
+    assert numbers(reading_of(tmp_path, 12, "x" * 1_000_000)) == [list(range(1, 6)), list(range(6, 11)), [11, 12]]
 
 
 def test_read_ahead_holds_one_batch_at_most(tmp_path: Path) -> None:
@@ -297,10 +294,6 @@ def test_read_ahead_holds_one_batch_at_most(tmp_path: Path) -> None:
         assert len(next(batches)) == BATCH_SIZE
         wait_until(lambda: len(reading._lines) == BATCH_SIZE)
     assert [len(batch) for batch in batches] == [BATCH_SIZE, 5]
-
-
-def test_read_ahead_holds_few_large_lines(tmp_path: Path) -> None:
-    assert [len(batch) for batch in numbers(reading_of(tmp_path, 12, "x" * 1_000_000))] == [5, 5, 2]
 
 
 def test_input_error_is_raised_after_the_lines_before_it(tmp_path: Path) -> None:
