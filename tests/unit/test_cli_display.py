@@ -166,7 +166,6 @@ def test_escaped_json_is_equal_and_safe(text: str) -> None:
 @given(st.text(st.characters()))
 @example(HOSTILE + "\n")
 def test_escaping_keeps_only_line_breaks(text: str) -> None:
-    assert escaped(escaped(text)) == escaped(text)
     assert escaped_lines(text).split("\n") == [escaped(line) for line in text.split("\n")]
 
 
