@@ -159,19 +159,10 @@ def arena(broker: BrokerName, request: pytest.FixtureRequest, tmp_path: Path) ->
 
 
 @pytest.fixture(scope="session")
-def real_traces() -> list[dict[str, object]]:
-    """The real traces, where they can be read."""
-    return [dict(row) for row in _reference_rows("traces.jsonl")]
-
-
-@pytest.fixture(scope="session")
 def expected_scores() -> dict[str, float]:
-    """The score that each real trace must get when all are scored in order."""
-    return {str(row["id"]): float(row["score"]) for row in _reference_rows("expected.jsonl")}
-
-
-def _reference_rows(name: str) -> "list[dict[str, str]]":
-    path = REFERENCE_TRACES / name
+    """The score that each real trace must get when all are scored in order, where they can be read."""
+    path = REFERENCE_TRACES / "expected.jsonl"
     if not path.is_file():
         pytest.skip(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    rows = map(json.loads, path.read_text("utf-8").splitlines())
+    return {str(row["id"]): float(row["score"]) for row in rows}
