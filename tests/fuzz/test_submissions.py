@@ -19,21 +19,20 @@ from tests.fuzz.mutations import NUMBER_MARK, SEED, TEXT_MARK, base_texts, damag
 from tests.support.builders import LIMITS, decode_json, maximal_payload
 
 POLICY: Final = Policy()
+COUNT: Final = 20_000
 
 
-@pytest.mark.parametrize("numbers", [range(5_000), pytest.param(range(5_000, 60_000), marks=pytest.mark.slow)], ids=str)
-def test_mutated_submissions_are_scored_or_refused_by_the_decode_error(numbers: range) -> None:
+def test_mutated_submissions_are_scored_or_refused_by_the_decode_error() -> None:
     bases = base_texts()
     outcomes: Counter[str] = Counter()
-    for number in numbers:
+    for number in range(COUNT):
         chance = random.Random(f"{SEED}:{number}")
         try:
             outcomes[_submit(chance, chance.choice(bases))] += 1
         except Exception as error:
             raise AssertionError(f"FUZZ_SEED={SEED}, submission {number}: {type(error).__name__}") from error
     # If nothing were valid, or nothing invalid, this would test nothing.
-    assert outcomes["scored"] > len(numbers) / 10
-    assert sum(outcomes.values()) == len(numbers)
+    assert outcomes["scored"] > COUNT / 10
     assert len(outcomes) > 100
 
 
