@@ -18,12 +18,16 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.processes import wait_until
+from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
 
 MB: Final = 2**20
 DIGEST: Final = bytes(16)
 MOST: Final = 120
 """Dead letters, more than there may be classes of them."""
+
+# What our scripts make of bytes and counts does not depend on the server.
+pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 
 @pytest.fixture
