@@ -81,7 +81,6 @@ def _strace() -> None:
     [
         # It converts the model, and starts a worker with it.
         pytest.param("demo FILE", marks=pytest.mark.slow),
-        "score FILE --set embedding.embedder=words",
         "report FILE --output tmp/report.html --set embedding.embedder=words",
     ],
 )

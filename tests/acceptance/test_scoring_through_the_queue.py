@@ -8,13 +8,9 @@ import pytest
 from celery import Celery
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.ledger import Store
-from kp_scorer.offline import offline_decider
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import settings_at
-from tests.support.outcomes import place_in_log
 from tests.support.processes import KP_SCORER_WORKER, Worker, at_work, wait_until
 from tests.support.traces import fresh_samples
 
@@ -58,27 +54,6 @@ def test_a_ready_worker_holds_no_torch_and_little_memory(working: tuple[Worker, 
     assert process.memory_info().rss < (450e6 if "bf16" in loaded["engine"] else 600e6)
     # Without checks it has no process for them.
     assert process.children(recursive=True) == []
-
-
-def test_samples_get_the_scores_that_an_offline_scorer_gives_in_the_logs_order(
-    client: Client, working_settings: Settings
-) -> None:
-    # Whatever other tests had scored before would be compared with.
-    with Store.open(working_settings) as store:
-        for log in store.novelty_logs():
-            log.clear()
-    payloads = {str(trace["id"]): trace for trace in fresh_samples(48)}
-    for payload in payloads.values():
-        client.submit(payload)
-    decisions = [status.decision for status in client.as_completed(payloads, timeout_s=60) if status.decision]
-    assert len(decisions) == 48
-    offline = offline_decider(working_settings)
-    for decision in sorted(decisions, key=place_in_log):
-        (again,) = offline.decide([decode_trace(payloads[decision.trace_id], Limits())])
-        assert isinstance(again, Decision)
-        # In half precision sums depend on what else is in the batch.
-        assert again.score == pytest.approx(decision.score, abs=0.001)
-        assert again.outcome == decision.outcome
 
 
 @pytest.mark.usefixtures("client")

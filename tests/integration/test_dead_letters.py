@@ -193,24 +193,6 @@ def test_a_dead_letter_of_a_call_by_others_has_its_argument(store: Store) -> Non
     assert others < payloads
 
 
-@pytest.mark.parametrize("name", ["", "kp:trace:other"])
-def test_bytes_dead_lettered_under_no_or_another_id_end_their_trace(store: Store, name: str) -> None:
-    payload = submission()
-    store.dead_letters.dead_letter(payload, DeadLettering("invalid", "not parsed", name))
-    store.ledger.submit([Submission(TRACE_ID, digest_of(payload), payload)])
-    assert failed(store, call(payload)) is None
-    (stored,) = store.dead_letters.read()
-    assert (stored.trace_id, stored.reason, stored.occurrences) == (TRACE_ID, "scoring_failed", 2)
-    assert [state_of(store), state_of(store, "kp:trace:other")] == ["dead", ""]
-    assert store.ledger.counts() == SubmissionCounts(submitted=2, pending=0, decided=0, dead=2)
-    # By a name that only its message bore, it is still that trace's.
-    store.dead_letters.dead_letter(payload, DeadLettering("invalid", "not parsed", "kp:trace:third"))
-    assert [state_of(store), state_of(store, "kp:trace:third")] == ["dead", ""]
-    (stored,) = store.dead_letters.read()
-    assert store.dead_letters.drop(stored)
-    assert state_of(store) == ""
-
-
 def test_what_is_not_parsed_ends_no_other_submission(store: Store) -> None:
     (trace,) = fresh_samples(1)
     trace_id, payload = str(trace["id"]), json.dumps(trace, ensure_ascii=False).encode()

@@ -1,7 +1,7 @@
 """What the reconciler does with lost traces beside what ``tests/model`` holds: outages, and others who decide meanwhile."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import redis
@@ -19,11 +19,9 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.builders import decision_on, store_decisions
-from tests.support.processes import wait_until
 
 FIRST, SECOND = "kp:trace:one", "kp:trace:other"
 DIGEST = b"d" * 16
-RESEND_AFTER_MS = 1
 
 
 class Scene(NamedTuple):
@@ -37,16 +35,17 @@ class Scene(NamedTuple):
     monkeypatch: pytest.MonkeyPatch
 
     def reconcile(self, before_sending: Callable[[str], None]) -> None:
-        """Look once, when all that is pending is due."""
+        """Look once, when both are due."""
 
         def watched(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
             for trace_id, _ in traces:
                 before_sending(trace_id)
             send_traces(app, queues, traces)
 
-        self._wait_until_due()
+        # Sent long ago, in this order.
+        self.redis_client.zadd(self.keys.pending, {FIRST: 1, SECOND: 2})
         self.monkeypatch.setattr(reconciler, "send_traces", watched)
-        settings = LedgerSettings(resend_after_s=RESEND_AFTER_MS / 1_000, max_resends=1)
+        settings = LedgerSettings(resend_after_s=0.001, max_resends=1)
         reconciler.reconcile(self.app, self.queues, self.store, settings, Metrics(()))
 
     def states(self) -> list[str]:
@@ -55,16 +54,6 @@ class Scene(NamedTuple):
 
     def on_queue(self) -> int:
         return waiting(self.app, self.queues.traces)
-
-    def _wait_until_due(self) -> None:
-        sent: Any = self.redis_client.zrange(self.keys.pending, 0, -1, withscores=True)
-        last_ms = max(sent_ms for _, sent_ms in sent)
-
-        def are_due() -> bool:
-            seconds, microseconds = self.redis_client.time()
-            return bool(seconds * 1_000 + microseconds // 1_000 > last_ms + RESEND_AFTER_MS)
-
-        wait_until(are_due, 10)
 
 
 @pytest.fixture
@@ -80,7 +69,7 @@ def scene(
 
 
 def test_a_trace_resent_too_often_is_dead_lettered_before_others_are_resent(scene: Scene) -> None:
-    # Claimed in the order of their sending, so that the one to be dead-lettered is the last.
+    # The one to be dead-lettered is the last that is claimed.
     scene.store.ledger.count_resend(SECOND)
     sent: list[tuple[str, list[str]]] = []
     scene.reconcile(lambda trace_id: sent.append((trace_id, scene.states())))
