@@ -39,7 +39,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def _own_model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Where this run's converted models are kept: the model is converted once, whatever this machine has in store."""
     own = tmp_path_factory.getbasetemp()
     # Beside the folders of pytest's processes, where there are several.
@@ -47,7 +47,7 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(directory))
-        yield directory / "kp-scorer"
+        yield
 
 
 @pytest.fixture(scope="session")

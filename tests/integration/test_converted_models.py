@@ -1,16 +1,18 @@
-"""The cache of converted models: made once, whole or not at all, and all that a worker needs of torch."""
+"""Converted models: in a cache, made once, whole or not at all, and all that a worker needs of torch; on streams that agree."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kp_scorer.embedding import openvino_engine
+from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
@@ -22,28 +24,53 @@ ANOTHER_USER = 12_345
 HEAVY = ("torch", "transformers", "sentence_transformers")
 LOAD_AND_TELL = f"""
 import json, sys
+from kp_scorer.embedding import openvino_engine
+from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.settings.sections import EmbeddingSettings
-embedder = select_embedder(EmbeddingSettings())
+
+from tests.support.builders import load_embedder
+embedder = select_embedder(EmbeddingSettings(model=sys.argv[1]))
 vectors = embedder and embedder.embed({TEXTS!r}).tolist()
 print(json.dumps({{"engine": embedder and embedder.engine, "vectors": vectors, "imported": list(sys.modules)}}))
 """
 
 
-def start() -> "subprocess.Popen[str]":
+def start(small: EmbeddingSettings) -> "subprocess.Popen[str]":
     """Load the embedder in a process of its own, which tells what it found."""
-    return subprocess.Popen([sys.executable, "-c", LOAD_AND_TELL], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", LOAD_AND_TELL, small.model], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
-def expected() -> np.ndarray:
-    return load_embedder(embedder="openvino").embed(TEXTS)
+def small(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingSettings:
+    """Settings with a model that is converted in a moment."""
+    # It imports torch, which takes seconds, in every process that collects this file.
+    from tests.support.tiny_models import save_tiny
+
+    directory = tmp_path_factory.mktemp("small")
+    save_tiny("bert", directory)
+    return EmbeddingSettings(embedder="openvino", model=str(directory / "bert"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def expected(small: EmbeddingSettings, cache: Path) -> Vectors:
+    """What that model makes of the texts, once it is converted into the cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        selected = select_embedder(small)
+    assert selected
+    return selected.embed(TEXTS)
 
 
 @pytest.fixture
-def own_cache(expected: np.ndarray, model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the session's cache, to be damaged; the directory of its one model."""
-    shutil.copytree(model_cache, tmp_path / "kp-scorer")
+def own_cache(expected: Vectors, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the cache, to be damaged; the directory of its one model."""
+    shutil.copytree(cache / "kp-scorer", tmp_path / "kp-scorer")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (place,) = models(tmp_path / "kp-scorer")
     return place
@@ -81,7 +108,7 @@ def result_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_workers_that_start_at_a_damaged_model_convert_it_once_and_import_no_torch(
-    own_cache: Path, expected: np.ndarray, open_umask: None
+    small: EmbeddingSettings, own_cache: Path, expected: Vectors, open_umask: None
 ) -> None:
     weights = own_cache / "model.bin"
     content = bytearray(weights.read_bytes())
@@ -89,7 +116,7 @@ def test_workers_that_start_at_a_damaged_model_convert_it_once_and_import_no_tor
     weights.write_bytes(content)
     # Of a conversion that was killed.
     shutil.copytree(own_cache, own_cache.parent / f"new-{own_cache.name}-left" / own_cache.name)
-    at_once = [start(), start()]
+    at_once = [start(small), start(small)]
     for loaded in [result_of(process) for process in at_once]:
         assert loaded["engine"].startswith("openvino")
         assert np.array_equal(np.array(loaded["vectors"], np.float32), expected)
@@ -100,40 +127,39 @@ def test_workers_that_start_at_a_damaged_model_convert_it_once_and_import_no_tor
 
 
 def test_a_model_in_the_cache_needs_no_torch_and_its_folder_is_closed_to_others(
-    own_cache: Path, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: EmbeddingSettings, own_cache: Path, expected: Vectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Others can write to the folder that has it: that is changed at the start.
     own_cache.parent.chmod(0o777)
     blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
     (tmp_path / "sitecustomize.py").write_text(blocked)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    loaded = result_of(start())
+    loaded = result_of(start(small))
     assert loaded["engine"].startswith("openvino")
     assert np.array_equal(np.array(loaded["vectors"], np.float32), expected)
     assert own_cache.parent.stat().st_mode & 0o777 == 0o755
     # Nor does it write another thing, so the cache may be part of a read-only image.
     assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
     shutil.rmtree(own_cache)
-    assert result_of(start())["engine"] is None
+    assert result_of(start(small))["engine"] is None
 
 
 def test_without_conversion_only_an_intact_model_is_loaded_and_nothing_is_written(
-    own_cache: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    small: EmbeddingSettings, own_cache: Path, expected: Vectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = EmbeddingSettings(embedder="openvino")
-    selected = select_embedder(settings, converts=False)
+    selected = select_embedder(small, converts=False)
     assert selected
     assert np.array_equal(selected.embed(TEXTS), expected)
     (own_cache / "model.bin").write_bytes(b"damaged")
     with pytest.raises(ModelUnconverted):
-        select_embedder(settings, converts=False)
+        select_embedder(small, converts=False)
     assert (own_cache / "model.bin").read_bytes() == b"damaged"
     shutil.rmtree(own_cache.parent)
     with pytest.raises(ModelUnconverted):
-        select_embedder(settings, converts=False)
+        select_embedder(small, converts=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(SettingsError, match="needed to convert the model"):
-        select_embedder(settings, converts=False)
+        select_embedder(small, converts=False)
     assert not own_cache.parent.exists()
 
 
@@ -157,10 +183,54 @@ def anothers(path: Path) -> None:
 )
 @pytest.mark.usefixtures("no_converter")
 def test_a_model_that_others_could_write_is_not_used(
-    own_cache: Path, name: str, change: Callable[[Path], None], event: str, caplog: pytest.LogCaptureFixture
+    small: EmbeddingSettings,
+    own_cache: Path,
+    name: str,
+    change: Callable[[Path], None],
+    event: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     change(own_cache / name)
     with pytest.raises(SettingsError, match="needed to convert the model"):
-        load_embedder(embedder="openvino")
+        select_embedder(small)
     assert cache_events(caplog) == [(event, own_cache.parent if name == ".." else own_cache)]
     assert {path.name for path in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+
+
+class WrongSideBySide(openvino_engine._Streams):  # nothing else makes passes side by side wrong
+    """Streams that give another vector for the last of several texts, as they once did for a process's whole life."""
+
+    def run(self, inputs: Sequence[Any]) -> list[Vectors]:
+        selected = super().run(inputs)
+        return [*selected[:-1], selected[-1][:, ::-1]] if len(selected) > 1 else selected
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_streams_that_give_one_text_two_vectors_are_compiled_anew(
+    small: EmbeddingSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = openvino_engine._Streams
+    made: list[int] = []
+
+    def wrong_at_first(core: Any, model: Any, streams: int) -> openvino_engine._Streams:
+        made.append(streams)
+        return (WrongSideBySide if len(made) <= 4 else right)(core, model, streams)
+
+    texts = ["tree " * count for count in (1, 2, 2, 30, 50, 200, 200)]
+    on_one_thread = load_embedder(embedder="openvino", model=small.model, threads=1).embed(texts)
+    monkeypatch.setattr(openvino_engine, "_Streams", wrong_at_first)
+    selected = load_embedder(embedder="openvino", model=small.model, threads=3)
+    assert made == [1, 1, 3, 3] * 2
+    assert [record.msg for record in caplog.records] == ["streams_disagree"]
+    assert np.abs(selected.embed(texts) - on_one_thread).max() < 2e-3
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_an_engine_that_gives_one_text_two_vectors_is_not_used(
+    small: EmbeddingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_engine, "_Streams", WrongSideBySide)
+    monkeypatch.setattr(openvino_engine, "_TRIES", 1)
+    with pytest.raises(SettingsError, match="openvino gives different vectors for one text"):
+        load_embedder(embedder="openvino", model=small.model, threads=2)
+    assert load_embedder(model=small.model, threads=2).engine.startswith("torch")

@@ -1,8 +1,6 @@
 """The real model: promise by promise, for each engine, on texts of every length; README's test scores the real traces."""
 
-from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +8,7 @@ from kp_scorer import score_traces
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding import openvino_engine
-from kp_scorer.embedding.embedder import Embedder, Vectors
-from kp_scorer.errors import SettingsError
+from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
@@ -87,49 +83,6 @@ def test_texts_get_the_same_unit_vectors_together_and_alone(embedder: Embedder) 
     tolerance = 1e-5 if "f32" in embedder.engine else 2e-3
     assert np.abs(together - alone).max() < tolerance
     assert embedder.embed([]).shape == (0, embedder.dimensions)
-
-
-def same_vectors(first: Embedder, second: Embedder) -> bool:
-    """Whether two engines, whatever their threads, give the same vectors for texts of which some are alike."""
-    texts = ["tree " * count for count in (1, 2, 2, 30, 200, 600, 600)]
-    return bool(np.abs(first.embed(texts) - second.embed(texts)).max() < 2e-3)
-
-
-def test_one_thread_gives_the_same_vectors(openvino: Embedder) -> None:
-    assert same_vectors(load_embedder(embedder="openvino", threads=1), openvino)
-
-
-class WrongSideBySide(openvino_engine._Streams):  # nothing else makes passes side by side wrong
-    """Streams that give another vector for the last of several texts, as they once did for a process's whole life."""
-
-    def run(self, inputs: Sequence[Any]) -> list[Vectors]:
-        selected = super().run(inputs)
-        return [*selected[:-1], selected[-1][:, ::-1]] if len(selected) > 1 else selected
-
-
-def test_streams_that_give_one_text_two_vectors_are_compiled_anew(
-    openvino: Embedder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    right = openvino_engine._Streams
-    made: list[int] = []
-
-    def wrong_at_first(core: Any, model: Any, streams: int) -> openvino_engine._Streams:
-        made.append(streams)
-        return (WrongSideBySide if len(made) <= 4 else right)(core, model, streams)
-
-    monkeypatch.setattr(openvino_engine, "_Streams", wrong_at_first)
-    selected = load_embedder(embedder="openvino", threads=3)
-    assert made == [1, 1, 3, 3] * 2
-    assert [record.msg for record in caplog.records] == ["streams_disagree"]
-    assert same_vectors(selected, openvino)
-
-
-def test_an_engine_that_gives_one_text_two_vectors_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_engine, "_Streams", WrongSideBySide)
-    monkeypatch.setattr(openvino_engine, "_TRIES", 1)
-    with pytest.raises(SettingsError, match="openvino gives different vectors for one text"):
-        load_embedder(embedder="openvino", threads=2)
-    assert load_embedder(threads=2).engine.startswith("torch")
 
 
 def test_a_decision_says_how_many_tokens_were_embedded_and_how_many_there_are(openvino: Embedder) -> None:
