@@ -8,7 +8,7 @@ import pkgutil
 import re
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -26,22 +26,17 @@ from kp_scorer.broker.publishing import declare_queues
 from kp_scorer.broker.queues import results_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
-from kp_scorer.decider import NoveltyMeter
-from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Submission
 from kp_scorer.ledger.scripts import Script
 from kp_scorer.local import redis_executable
-from kp_scorer.novelty import Candidate
-from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.builders import decision
+from tests.support.builders import decision, load_embedder
 from tests.support.changed_settings import with_changed
 from tests.support.commands import command
-from tests.support.fast_worker import WordHashEmbedder
 from tests.support.paths import REPOSITORY
 from tests.support.permissions import documented
 from tests.support.processes import at_work, wait_until
@@ -66,17 +61,23 @@ def _emptied(server: Shipped) -> None:
     server.refused()
 
 
+STREAMED: Final = {"results__accepted_via": "stream", "results__with_trace": True}
+
+
 @pytest.mark.slow
 def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: Path) -> None:
-    settings = {user: server.settings(user) for user in ("client", "worker", "operator")}
+    settings = {user: with_changed(server.settings(user), **STREAMED) for user in ("client", "worker", "operator")}
     producer = Celery("producer", broker=server.url("producer"), set_as_current=False)
     asking = Celery("asking", broker=server.url("client"), backend=server.url("client"), set_as_current=False)
-    first, second, third, fourth, fifth = fresh_samples(5)
+    # The fifth sample alone is rejected.
+    first, second, third, last, fourth = fresh_samples(5)
     with Client(settings["client"]) as client:
         # Clients run the scripts that workers load, and load again.
         with pytest.raises(ServiceUnavailable, match="this user may not load them: start a worker of this version"):
             client.submit(first)
         assert server.refused() != []
+        with server.connect("operator") as operator:
+            operator.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
         with at_work(settings["worker"], tmp_path) as (worker, _):
             plain = Queue("traces", no_declare=True)
             producer.send_task("score_trace", args=[first], queue=plain, mandatory=True)
@@ -85,14 +86,15 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
             assert client.wait(client.submit(third), timeout_s=30).trace_id == third["id"]
             producer.send_task("score_trace", args=[{"id": "kp:trace:invalid"}], queue=plain)
             wait_until(lambda: worker.events("trace_dead"), timeout_s=30)
-            _operate(settings["operator"], tmp_path, str(third["id"]), fourth)
+            _operate(settings, tmp_path, str(third["id"]), fourth)
+            _read_all(server, {trace["id"] for trace in (first, second, third, fourth)})
             assert server.refused() == []
             with server.connect("administrator") as admin:
                 admin.script_flush()
 
             def submits_again() -> str:
                 try:
-                    return client.submit(fifth)
+                    return client.submit(last)
                 except ServiceUnavailable:
                     return ""
 
@@ -103,15 +105,45 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
     assert "NOPERM" not in worker.text()
 
 
-def _operate(settings: Settings, directory: Path, decided: str, trace: dict[str, Any]) -> None:
-    """Run those commands for an operator that the operators' pages do not show."""
+def _operate(settings: Mapping[str, Settings], directory: Path, decided: str, trace: dict[str, Any]) -> None:
+    """Run those commands for an operator that the operators' pages do not show, or that load an embedder there."""
     file = directory / "trace.json"
     file.write_text(json.dumps(trace), "utf-8")
     beginning = decided.removeprefix("kp:trace:")[:12]
-    asked = (["submit", str(file), "--wait"], ["top"], ["status", decided], ["explain", beginning], ["label", decided, "good"])
-    for arguments in asked:
-        done = command(settings, *arguments)
+
+    def run(*arguments: str) -> None:
+        done = command(with_changed(settings["operator"], embedding__embedder="words"), *arguments)
         assert done.exit_code == 0, f"{arguments}: {done.output}"
+
+    run("submit", str(file), "--wait")
+    for asked in (["top"], ["stats"], ["status", decided], ["explain", beginning], ["label", decided, "good"]):
+        run(*asked)
+    run("cache", "warm", str(file))
+    run("cache", "pin", "tasks", str(file))
+    with Store.open(settings["worker"]) as store:
+        sets = store.pinned_sets(load_embedder(embedder="words").space)
+        pinned = sets.read("tasks")
+        assert pinned
+        assert sets.versions(["tasks"]) == [pinned.version]
+    run("cache", "unpin", "tasks")
+
+
+def _read_all(server: Shipped, trace_ids: set[str]) -> None:
+    """Read the decisions on these: from the stream in a group, and from the queue."""
+    streamed, queued = set[str](), set[str]()
+    settings = with_changed(server.settings("consumer"), **STREAMED)
+    with server.connect("reader") as reader:
+
+        def are_all_read() -> bool:
+            consumed = read_decisions("accepted", group="readers", follow=False, settings=settings)
+            streamed.update(decision.trace_id for decision in consumed)
+            if (item := reader.brpop(["decisions.rejected"], timeout=0.1)) is not None:
+                queued.add(json.loads(item[1])["properties"]["message_id"])
+            return streamed | queued == trace_ids
+
+        wait_until(are_all_read)
+    assert streamed
+    assert queued
 
 
 def test_clients_look_up_whole_ids_alone(server: Shipped) -> None:
@@ -213,44 +245,6 @@ def _load_scripts(server: Shipped) -> None:
         store.ledger.load_scripts()
 
 
-@pytest.mark.slow
-def test_readers_may_read_queues_and_streams(server: Shipped, tmp_path: Path) -> None:
-    streamed = {
-        "results__accepted_via": "stream",
-        "queues__results_limit": 1,
-        "results__with_trace": True,
-        "queues__rejected_waits": True,
-    }
-    settings = with_changed(server.settings("worker"), **streamed)
-    traces = fresh_samples(8)
-    with (
-        at_work(settings, tmp_path) as (worker, _),
-        Client(server.settings("client")) as client,
-        server.connect("reader") as reader,
-        server.connect("operator") as operator,
-    ):
-        operator.xgroup_create("decisions.accepted", "readers", id="0", mkstream=True)
-        for trace in traces:
-            client.submit(trace)
-        read = set[str]()
-        of_stream: dict[str, Any] = {
-            "group": "readers",
-            "follow": False,
-            "settings": with_changed(server.settings("consumer"), **streamed),
-        }
-
-        def all_read() -> bool:
-            read.update(decision.trace_id for decision in read_decisions("accepted", **of_stream))
-            if (item := reader.brpop(["decisions.rejected"], timeout=0.1)) is not None:
-                read.add(json.loads(item[1])["properties"]["message_id"])
-            return read == {trace["id"] for trace in traces}
-
-        wait_until(all_read)
-        assert command(server.settings("operator"), "stats", "--set", "results.accepted_via=stream").exit_code == 0
-    assert server.refused() == []
-    assert worker.process.returncode == 0
-
-
 def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) -> None:
     called = {"results__accepted_via": "task", "results__rejected_via": "task", "results__task": "shop.decided"}
     settings = with_changed(server.settings("worker"), **called)
@@ -336,32 +330,6 @@ def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "ACL" in done.stdout
-
-
-def test_what_no_command_of_the_documents_does_is_not_refused_either(server: Shipped) -> None:
-    settings = Settings()
-    embedder = WordHashEmbedder(settings.embedding, "trace")
-    trace, warmed = (decode_trace(payload, Limits()) for payload in fresh_samples(2))
-    with server.connect("worker") as worker, server.connect("operator") as operator:
-        store, operators = Store(worker, settings), Store(operator, settings)
-        # When a trace was lost, and when a worker cannot go on with one.
-        assert store.ledger.submit([Submission(trace.id, trace.digest(), b"{}")]) == ["pending"]
-        assert len(store.ledger.claim_lost(0, queue_is_empty=True)) <= 1
-        store.ledger.count_resend(trace.id)
-        store.ledger.renew("{}")
-        store.ledger.release([trace.id])
-        # When a space is warmed, and a set pinned.
-        log = operators.novelty_log(embedder.space)
-        warming = NoveltyMeter(embedder, log, settings.novelty.window())
-        ((_, vector, _),) = warming.embed([warmed])
-        assert warming.place([Candidate(warmed.id, warmed.digest(), vector)]) != [None]
-        pinned = PinnedSet("traces", [warmed.id], vector[None])
-        operators.pinned_sets(log.space).replace("tasks", pinned, check_room=lambda: operators.ledger.submit(()))
-        sets = store.pinned_sets(log.space)
-        assert (sets.versions(["tasks"]), len(sets.read("tasks") or ())) == ([pinned.version], len(pinned))
-        assert [each["name"] for each in operators.all_pinned_sets()] == ["tasks"]
-        operators.pinned_sets(log.space).remove("tasks")
-    assert server.refused() == []
 
 
 def test_every_command_of_a_script_is_a_workers() -> None:
