@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from kp_scorer import rows, stored_decisions
+from kp_scorer import stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store, redis_ledger
@@ -89,27 +89,17 @@ def test_a_user_who_may_not_read_records_is_refused_and_learns_of_no_conflict(
         store.ledger.submit([submission()])
 
 
-def keep(store: Store, count: int) -> set[str]:
-    """Have the ledger keep so many decisions; return the ids of their traces."""
-    decisions = {trace_id: decision_on(trace_id) for trace_id in (f"kp:trace:{number}" for number in range(count))}
-    store_decisions(store, decisions, DIGEST)
-    return set(decisions)
-
-
-def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store: Store) -> None:
-    trace_ids = keep(store, 5)
+def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(settings: Settings, store: Store, tmp_path: Path) -> None:
+    made = {trace_id: decision_on(trace_id) for trace_id in (f"kp:trace:{number}" for number in range(70))}
+    store_decisions(store, made, DIGEST)
     # One that is pending has none.
     store.ledger.acquire([Identity("kp:trace:pending", DIGEST)])
-    decisions = list(stored_decisions(settings))
-    assert {decision.trace_id for decision in decisions} == trace_ids
-    assert {decision.model_dump_json().encode() for decision in decisions} == {decision_on(trace_id) for trace_id in trace_ids}
-    assert {row.trace_id for row in rows(decisions)} == trace_ids
 
+    def stored() -> dict[str, bytes]:
+        return {decision.trace_id: decision.model_dump_json().encode() for decision in stored_decisions(settings)}
 
-def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(settings: Settings, store: Store, tmp_path: Path) -> None:
-    keep(store, 70)
+    assert stored() == made
     file = tmp_path / "thresholds.toml"
-    before = sorted(decision.model_dump_json() for decision in stored_decisions(settings))
     calibrated = command(settings, "calibrate", "--stored", "--accept", "20%", "--output", str(file))
     assert calibrated.exit_code == 0, calibrated.output
     decided_again = command(settings, "re-decide", "--stored", "--thresholds", str(file))
@@ -117,7 +107,7 @@ def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(settings: 
     # All have one score, which is below the threshold that they met.
     assert {row["outcome_after"] for row in map(json.loads, decided_again.stdout.splitlines())} == {"accepted"}
     assert len(decided_again.stdout.splitlines()) == 70
-    assert sorted(decision.model_dump_json() for decision in stored_decisions(settings)) == before
+    assert stored() == made
 
 
 def test_domains_and_guards_are_counted_as_they_are_written(ledger: RedisLedger) -> None:

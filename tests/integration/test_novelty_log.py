@@ -78,19 +78,6 @@ def test_a_redelivery_beyond_the_slack_is_placed_anew_and_still_never_meets_itse
     assert (nearest(after) or ("late",))[0] != "late"
 
 
-def test_what_does_not_count_takes_a_place_and_counts_only_for_its_like(make_log: MakeLog) -> None:
-    cache = cache_of(make_log(WINDOW))
-    failures = [candidate(f"failed {number}", 1)._replace(counts=False) for number in range(9)]
-    placements = cache.place([failures[0], candidate("first", 1), failures[0], failures[1], candidate("repeat", 1)])
-    assert [nearest(each) for each in placements] == [None, None, None, ("failed 0", 1.0), ("first", 1.0)]
-    assert placements[0] == placements[2]
-    # The window has four places, three of which are taken by what does not count.
-    assert [nearest(each) for each in cache.place(failures[2:5])] == [("failed 0", 1.0), ("first", 1.0), ("failed 1", 1.0)]
-    assert nearest(place(cache, "repeat again", 1)) == ("repeat", 1.0)
-    cache.place(failures[5:])
-    assert nearest(place(cache, "beyond", 1)) is None
-
-
 def test_only_what_does_not_count_has_a_mark_in_the_log(redis_client: redis.Redis) -> None:
     log, sent = log_in(redis_client), [candidate("a", 1), candidate("b", 2)._replace(counts=False)]
     log.append(sent, None)

@@ -2,20 +2,17 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import redis
 from kp_scorer.client import Client
 from kp_scorer.decoding import decode_trace
-from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError, TraceConflict
+from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.ledger import Store
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 
 from tests.support.builders import LIMITS, decision_on, minimal_payload, store_decisions
-from tests.support.processes import wait_until
-from tests.support.proxy import Proxy
 from tests.support.traces import fresh_samples, new_id, short_traces
 
 
@@ -166,35 +163,3 @@ def test_an_error_of_the_source_is_raised_and_all_can_be_submitted_again(setting
         with pytest.raises(KeyError, match="the source"):
             client.submit_many(failing())
         assert len(client.submit_many(traces)) == 150
-
-
-@pytest.mark.parametrize(("silent", "timeout_s"), [("redis.url", None), ("broker.url", 0.7)])
-def test_a_server_that_falls_silent_half_way_ends_the_call_and_all_may_be_submitted_again(
-    settings: Settings, store: Store, silent: str, timeout_s: float | None
-) -> None:
-    traces = short_traces(350, seed=7)
-    with ExitStack() as opened:
-        network = opened.enter_context(Proxy(settings.redis.url))
-        opened.callback(network.deliver)
-        urls = {"redis.url": settings.redis.url, "broker.url": settings.broker.url, silent: network.url}
-        client = opened.enter_context(Client(load_settings({**urls, "broker.timeout_s": 1.0})))
-
-        def interrupted() -> Iterator[dict[str, Any]]:
-            yield from traces[:150]
-            network.hold()
-            yield from traces[150:]
-
-        message = f"^submit: no answer within {timeout_s or 1:g} s; submit again, which is always safe$"
-        with pytest.raises(ServiceUnavailable, match=message):
-            client.submit_many(interrupted(), timeout_s)
-        assert store.ledger.counts().pending < 350
-        network.deliver()
-
-        def again() -> bool:
-            try:
-                return client.submit_many(traces) == [trace["id"] for trace in traces]
-            except ServiceUnavailable:
-                return False
-
-        wait_until(again)
-    assert store.ledger.counts().pending == 350
