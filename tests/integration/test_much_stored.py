@@ -19,7 +19,7 @@ from tests.support.commands import command
 from tests.support.traces import rows_in
 
 KEYS: Final = Keys("kp")
-RECORDS: Final = 3_000
+RECORDS: Final = 2_000
 LETTERS: Final = 2_000
 SPACE: Final = "space-1"
 TTL_MS: Final = 600_000
@@ -127,17 +127,17 @@ def test_memory_does_not_grow_with_the_decisions_that_are_stored(filled: Filled,
     with traced_memory() as memory:
         done = filled.run(*asked.split())
     assert done.exit_code == 0, done.output
-    # All of them take 15 MB.
+    # All of them take 10 MB.
     assert memory.peak_bytes < 5_000_000
 
 
 def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:
     report = filled.run("report", "--stored", "--text", "--sample", "100")
     assert "of 100 traces accepted" in report.stdout
-    assert "a sample of 100 of 3,000 records in the ledger" in " ".join(report.stdout.split())
+    assert "a sample of 100 of 2,000 records in the ledger" in " ".join(report.stdout.split())
     assert "a sample of" not in filled.run("report", "--stored", "--text").stdout
     drawn = filled.run("calibrate", "--stored", "--accept", "20%", "--sample", "500")
-    assert "a sample of 500 of 3,000 records in the ledger" in drawn.stderr
+    assert "a sample of 500 of 2,000 records in the ledger" in drawn.stderr
     assert "# All domains together, 500 traces: threshold" in drawn.stdout
 
 

@@ -24,6 +24,7 @@ from kp_scorer.settings import Settings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from tests.support.changed_settings import settings_at, with_changed
+from tests.support.commands import command
 from tests.support.documents import code_with
 from tests.support.http_server import SUPPLIED, HttpServer, chat_span, export_of, new_run, open_server
 from tests.support.processes import at_work, wait_until
@@ -59,9 +60,9 @@ def _in_protobuf(export: dict[str, Any]) -> bytes:
 
 
 def test_the_example_of_the_page_prints_its_decision(server: HttpServer) -> None:
-    command = [sys.executable, "-c", code_with("OTLPSpanExporter(")]
+    program = [sys.executable, "-c", code_with("OTLPSpanExporter(")]
     variables = os.environ | {"KP_SERVER": server.url}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(program, env=variables, capture_output=True, text=True, timeout=60, check=True)
     decision = json.loads(done.stdout)["decision"]
     assert (decision["domain"], decision["agent_id"]) == ("code", "tide-agent")
 
@@ -252,11 +253,13 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         assert collecting.runs.claim() is None
 
 
-def test_what_is_not_installed_is_named(redis_url: str) -> None:
-    without = "import sys; sys.modules['fastapi'] = None; from kp_scorer.cli.main import main; main()"
-    command = [sys.executable, "-c", without, "serve", "--broker-url", redis_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (2, "kp-scorer: serve: there is no fastapi: install kp-scorer[serve]\n")
+def test_what_is_not_installed_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    for name in [name for name in sys.modules if name.startswith("kp_scorer.serve.")]:
+        monkeypatch.delitem(sys.modules, name)
+    error = command(settings, "serve").exception
+    assert isinstance(error, SettingsError)
+    assert str(error) == "serve: there is no fastapi: install kp-scorer[serve]"
 
 
 def test_a_run_whose_process_died_before_it_was_removed_is_submitted_once(settings: Settings, store: Store) -> None:

@@ -17,7 +17,7 @@ from kp_scorer.settings.loading import as_environment
 from tests.support.arena import submit
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import settings_at, with_changed
-from tests.support.commands import run
+from tests.support.commands import command, run
 from tests.support.processes import KP_SCORER_WORKER, at_work
 from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
@@ -75,10 +75,10 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
     assert [decision.score for decision in decisions] == pytest.approx([row["score"] for row in offline], abs=1e-6)
     doctor = run("doctor", **variables)
     assert {"check": "embedder", "state": "ok", "detail": "in order"} in rows_in(doctor.stdout)
-    audited = run("audit", **variables)
-    assert audited.returncode == 0, audited.stderr
+    audited = command(settings, "audit")
+    assert audited.exit_code == 0, audited.stderr
     assert f"{SPACE}: 21 entries, 21 agree, 0 differ" in audited.stderr
-    assert json.loads(run("forget", samples[0]["id"], **variables).stdout)["vectors"] == 1
+    assert json.loads(command(settings, "forget", samples[0]["id"]).stdout)["vectors"] == 1
     assert store.novelty_log(SPACE).info().entries == 20
 
 
@@ -91,7 +91,6 @@ def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_bef
     redis_url: str, settings: Settings, store: Store, tmp_path: Path
 ) -> None:
     *decided, unseen = traces = fresh_samples(5)
-    variables = as_environment(settings)
     with at_work(settings_at(redis_url), tmp_path) as (_, client):
         decide(client, *decided)
     (old_log,) = store.novelty_logs()
@@ -99,15 +98,15 @@ def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_bef
     # One trace too many for the window, and one whose id has another content.
     conflicting = minimal_payload(trace_id=decided[0]["id"])
     small = ("--set", f"novelty.max_elements={len(traces) + 1}")
-    warmed = run("cache", "warm", "-", *small, stdin=jsonl(*fresh_samples(1), conflicting, "none", *traces), **variables)
-    assert warmed.returncode == 1, warmed.stderr
+    warmed = command(settings, "cache", "warm", "-", *small, stdin=jsonl(*fresh_samples(1), conflicting, "none", *traces))
+    assert warmed.exit_code == 1, warmed.stderr
     invalid, conflict, result = rows_in(warmed.stdout)
     assert (invalid["line"], conflict["trace_id"], conflict["state"]) == (3, conflicting["id"], "conflict")
     assert (result["warmed"], result["entries"]) == (5, 5)
     (new_log,) = (log for log in store.novelty_logs() if log.space != old_log.space)
     assert (new_log.space, new_log.info().entries) == (result["space"], 5)
-    again = run("cache", "warm", "-", stdin=jsonl(*traces), **variables)
-    assert (again.returncode, again.stdout) == (2, "")
+    again = command(settings, "cache", "warm", "-", stdin=jsonl(*traces))
+    assert (again.exit_code, again.stdout) == (2, "")
     assert "has 5 entries already" in again.stderr
 
     # In the order of submission: a copy that is decided later would be compared with none that old.
@@ -118,7 +117,7 @@ def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_bef
     report = audit(list(new_log.entries()), store.ledger.decided, few.novelty.window(), lambda done, total: None)
     assert (report.agreeing, report.differences) == (6, [])
     assert store.ledger.counts()[:3] == (10, 0, 10)
-    forgotten = json.loads(run("forget", decided[1]["id"], **variables).stdout)
+    forgotten = json.loads(command(settings, "forget", decided[1]["id"]).stdout)
     assert forgotten["vectors"] == 2
 
 
