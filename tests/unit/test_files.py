@@ -2,10 +2,10 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import pytest
@@ -16,14 +16,19 @@ from tests.support.paths import REPOSITORY
 
 SAMPLES: Final = str(REPOSITORY / "worker" / "kp_scorer" / "samples" / "traces.jsonl")
 OFFLINE: Final = ("--set", "embedding.embedder=none")
-NAMED: Final = {
-    "--config": ["score", SAMPLES, *OFFLINE, "--config"],
-    "health --config": ["health", "--config"],
-    "--labels": ["calibrate", SAMPLES, *OFFLINE, "--precision", "90%", "--labels"],
-    "--thresholds": ["re-decide", SAMPLES, *OFFLINE, "--thresholds"],
-    "FILE": ["score", *OFFLINE],
+SCORE: Final = ("score", SAMPLES, *OFFLINE)
+PLACES: Final = {
+    "--config": (*SCORE, "--config"),
+    "health --config": ("health", "--config"),
+    "--labels": ("calibrate", SAMPLES, *OFFLINE, "--precision", "90%", "--labels"),
+    "--thresholds": ("re-decide", SAMPLES, *OFFLINE, "--thresholds"),
+    "FILE": ("score", *OFFLINE),
+    "KP_CONFIG": SCORE,
+    "KP_BROKER_URL_FILE": SCORE,
 }
-VARIABLES: Final = ("KP_CONFIG", "KP_BROKER_URL_FILE")
+"""Where a file may be named, in a variable or behind the arguments of a command."""
+
+Refusal = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +45,24 @@ def patience() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def last_line(end: tuple[int, str, str]) -> str:
-    """What a command prints as it exits with 2."""
-    code, _, stderr = end
-    assert code == 2
-    return stderr.splitlines()[-1]
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refusal:
+    """Runs a command that is refused, and returns the one line that says why."""
+
+    def run(*arguments: str, **variables: str) -> str:
+        code, _, stderr = ended(capsys, monkeypatch, *arguments, **variables)
+        line = stderr.splitlines()[-1]
+        assert code == 2
+        assert line.startswith("kp-scorer: ")
+        assert len(line) < 500
+        return line
+
+    return run
 
 
-def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str, file: str) -> str:
-    """What is printed where a file is named in this place."""
-    if place in VARIABLES:
-        return last_line(ended(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, **{place: file}))
-    return last_line(ended(capsys, monkeypatch, *NAMED[place], file))
+def refusal_of(file: str, place: str, refusal: Refusal) -> str:
+    """Why a file that is named in this place is refused."""
+    return refusal(*PLACES[place], **{place: file}) if place.startswith("KP_") else refusal(*PLACES[place], file)
 
 
 @pytest.fixture(params=["absent", "directory", "FIFO", "device", "endless", "unreadable"])
@@ -68,14 +79,11 @@ def special(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return {"device": "/dev/zero", "unreadable": "/proc/self/mem"}.get(request.param, str(path))
 
 
-@pytest.mark.parametrize("place", [*NAMED, *VARIABLES])
-def test_special_files_are_refused_in_one_line(
-    place: str, special: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("place", PLACES)
+def test_special_files_are_refused_in_one_line(place: str, special: str, refusal: Refusal) -> None:
     if (place in ("FILE", "--labels") and Path(special).is_fifo()) or (place == "FILE" and Path(special).is_dir()):
         pytest.skip("traces and labels may come through a FIFO, as a shell's <(…) does, and traces from a folder")
-    line = refusal(capsys, monkeypatch, place, special)
-    assert line.startswith("kp-scorer: ")
+    line = refusal_of(special, place, refusal)
     assert any(name in line for name in (special, place, place.removesuffix("_FILE"), "--config"))
 
 
@@ -121,8 +129,6 @@ def test_output_outlives_a_command_that_fails_before_it_writes(tmp_path: Path) -
 
 DEEP: Final = "[" * 100_000
 LONG: Final = "1" * 5_000
-
-
 SETTINGS: Final = (f"x = {DEEP}", f"x = {LONG}", f"novelty.max_elements = {LONG}", "x = '\xff'", "metrics = 3")
 LABELS: Final = (DEEP, '{"trace_id": ' + DEEP, '{"trace_id": ' + LONG + ', "good": true}', "\xff")
 
@@ -133,23 +139,18 @@ LABELS: Final = (DEEP, '{"trace_id": ' + DEEP, '{"trace_id": ' + LONG + ', "good
     ids=lambda part: part[:30],
 )
 def test_files_that_cannot_be_parsed_are_refused_in_one_line(
-    place: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: str, content: str, tmp_path: Path, refusal: Refusal
 ) -> None:
     (file := tmp_path / "named").write_bytes(content.encode("latin-1"))
-    line = refusal(capsys, monkeypatch, place, str(file))
-    assert line.startswith("kp-scorer: ")
+    line = refusal_of(str(file), place, refusal)
     assert place != "--labels" or "--labels" in line
-    assert len(line) < 500
 
 
 @pytest.mark.parametrize("value", ['{"x": ' + DEEP, '{"x": ' + LONG + "}", "[]"])
 @pytest.mark.parametrize("way", ["--set", "variable"])
-def test_tables_that_cannot_be_parsed_are_refused_in_one_line(
-    way: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("--set", f"scoring.thresholds={value}") if way == "--set" else ()
-    variables: dict[str, Any] = {} if flags else {"KP_SCORING_THRESHOLDS": value}
-    line = last_line(ended(capsys, monkeypatch, "score", SAMPLES, *OFFLINE, *flags, **variables))
-    assert line.startswith("kp-scorer: ")
+def test_tables_that_cannot_be_parsed_are_refused_in_one_line(way: str, value: str, refusal: Refusal) -> None:
+    if way == "--set":
+        line = refusal(*SCORE, "--set", f"scoring.thresholds={value}")
+    else:
+        line = refusal(*SCORE, KP_SCORING_THRESHOLDS=value)
     assert "scoring" in line.lower()
-    assert len(line) < 500
