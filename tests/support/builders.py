@@ -23,6 +23,7 @@ from kp_scorer.trace import STEP_TYPES, ReasoningTrace
 LIMITS: Final = Limits()
 BUILT_IN_DOMAINS: Final = ("finance", "code", "medical", "customer_service")
 MIDDLING: Final = Dimensions(complexity=0.6, novelty=0.4, tool_diversity=0.5, outcome_confidence=0.8)
+OWN_WEIGHTS: Final = Dimensions(complexity=0.0, novelty=0.6, tool_diversity=0.3, outcome_confidence=0.1)
 MINUTE_MS: Final = 60_000
 COMPLETE_DECISION: Final = """
 {"schema_version":1,"trace_id":"kp:trace:full","domain":"law","taken_for":"legal","outcome":"review","score":0.61,"threshold":0.72,
@@ -168,6 +169,19 @@ def _holder(payload: Payload, outer: Sequence[Any]) -> Any:
     for key in outer:
         holder = holder[key]
     return holder
+
+
+def policies(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Policy]:
+    """Policies of all kinds of weights and bounds, with more fields where given."""
+    return st.builds(
+        Policy,
+        profiles=st.just(PROFILES) | st.just({**PROFILES, "code": OWN_WEIGHTS}),
+        threshold=st.floats(0, 1) | st.sampled_from([0.0, 0.1, 0.75, 1.0]),
+        thresholds=st.dictionaries(st.sampled_from(["code", "finance"]), st.floats(0, 1)),
+        review=st.none() | st.floats(0, 1),
+        aliases=st.dictionaries(st.sampled_from(["travel", "finance"]), st.sampled_from(["code", "medical"])),
+        **fields,
+    )
 
 
 def traces() -> st.SearchStrategy[ReasoningTrace]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.analysis.explanation import terms_of, was_capped, with_dimension
 from kp_scorer.cli.commands.report import dead_words, pending_words
-from kp_scorer.decision import Decision, Dimensions, Nearest, Novelty
+from kp_scorer.decision import Decision, Nearest, Novelty
 from kp_scorer.errors import REASONS
 from kp_scorer.ledger.dead_letters import DeadLetter
 from kp_scorer.ledger.records import Record
@@ -15,20 +15,13 @@ from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 from rich.cells import cell_len
 
-from tests.support.builders import COMPLETE_DECISION, decided, make_trace, step, steps, traces
+from tests.support.builders import COMPLETE_DECISION, OWN_WEIGHTS, decided, make_trace, policies, step, steps, traces
 
 ALL_TYPES = ("thought", "tool_call", "observation", "error_recovery")
-OWN_WEIGHTS = Dimensions(complexity=0.0, novelty=0.6, tool_diversity=0.3, outcome_confidence=0.1)
-POLICIES = st.builds(
-    Policy,
-    profiles=st.just(PROFILES) | st.just({**PROFILES, "code": OWN_WEIGHTS}),
-    threshold=st.floats(0, 1) | st.sampled_from([0.0, 0.1, 0.75, 1.0]),
-    review=st.none() | st.floats(0, 1),
-    cap_step_term=st.booleans(),
-)
+CAPPED_OR_NOT = policies(cap_step_term=st.booleans())
 
 
-@given(traces(), POLICIES)
+@given(traces(), CAPPED_OR_NOT)
 def test_least_value_is_just_enough_to_pass(trace: ReasoningTrace, policy: Policy) -> None:
     decision = decided(trace, policy)
     for term in terms_of(decision):
@@ -43,7 +36,7 @@ def test_least_value_is_just_enough_to_pass(trace: ReasoningTrace, policy: Polic
             assert short.score < decision.threshold <= enough.score <= decision.threshold + 1e-9
 
 
-@given(traces(), POLICIES)
+@given(traces(), CAPPED_OR_NOT)
 def test_capped_step_term_is_recognised(trace: ReasoningTrace, policy: Policy) -> None:
     decision = decided(trace, policy)
     assert was_capped(trace, decision) == (

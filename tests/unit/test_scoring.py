@@ -9,54 +9,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.decision import Dimensions
 from kp_scorer.decoding import decode_trace
-from kp_scorer.scoring import PROFILES, Policy, check_weights, decide_again, dimensions, novelty_of, score
+from kp_scorer.scoring import Policy, check_weights, decide_again, dimensions, novelty_of, score
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import LIMITS, changed, decided, make_trace, minimal_payload, step, steps, traces
+from tests.support.builders import LIMITS, Payload, changed, decided, make_trace, minimal_payload, policies, step, steps, traces
 from tests.support.paths import REFERENCE_TRACES
 
 POLICY: Final = Policy()
 ALL_TYPES: Final = ("thought", "tool_call", "observation", "error_recovery")
-OWN_WEIGHTS: Final = Dimensions(complexity=0.1, novelty=0.2, tool_diversity=0.3, outcome_confidence=0.4)
 
 
 def near(value: float) -> object:
     return pytest.approx(value, abs=1e-12)
 
 
+def used(*tools: str | None) -> list[Payload]:
+    return [step("tool_call", tool) for tool in tools]
+
+
 def complexity(*types: str, cap_step_term: bool = False) -> float:
     return dimensions(make_trace(steps=steps(*types)), 0.5, cap_step_term=cap_step_term).complexity
 
 
-def diversity(*tools: str | None) -> float:
-    return dimensions(make_trace(steps=[step("tool_call", tool) for tool in tools]), 0.5).tool_diversity
-
-
-def fired(trace: ReasoningTrace, novelty: float = 0.5) -> list[tuple[str, float]]:
-    return [(override.name, override.score) for override in score(trace, novelty, POLICY).overrides]
-
-
 @pytest.mark.parametrize(
-    ("types", "expected"),
+    ("types", "expected", "capped"),
     [
-        (["thought"], 0.125 + 0.01),
-        (["thought", "observation"], 0.25 + 0.02),
-        (["error_recovery"], 0.125 + 0.3 + 0.01),
-        (["error_recovery", "error_recovery"], 0.125 + 0.3 + 0.02),
-        (ALL_TYPES, 0.5 + 0.3 + 0.04),
-        (["thought"] * 20, 0.125 + 0.2),
-        (["thought"] * 40, 0.125 + 0.4),
-        ([*ALL_TYPES, *["thought"] * 16], 1.0),
-        (["thought"] * 100, 1.0),
+        (["thought"], 0.125 + 0.01, None),
+        (["thought", "observation"], 0.25 + 0.02, None),
+        (["error_recovery"], 0.125 + 0.3 + 0.01, None),
+        (["error_recovery", "error_recovery"], 0.125 + 0.3 + 0.02, None),
+        (ALL_TYPES, 0.5 + 0.3 + 0.04, None),
+        (["thought"] * 20, 0.125 + 0.2, None),
+        (["thought"] * 21, 0.125 + 0.21, 0.125 + 0.2),
+        (["thought"] * 40, 0.125 + 0.4, 0.125 + 0.2),
+        ([*ALL_TYPES, *["thought"] * 16], 1.0, None),
+        (["thought"] * 100, 1.0, 0.125 + 0.2),
     ],
 )
-def test_complexity_adds_types_recovery_and_steps_up_to_one(types: list[str], expected: float) -> None:
+def test_complexity_adds_types_recovery_and_steps_up_to_one_or_to_twenty_steps_where_they_are_capped(
+    types: list[str], expected: float, capped: float | None
+) -> None:
     assert complexity(*types) == near(expected)
-
-
-@pytest.mark.parametrize(("count", "expected"), [(19, 0.315), (20, 0.325), (21, 0.325), (100, 0.325)])
-def test_capped_step_term_stops_growing_at_twenty_steps(count: int, expected: float) -> None:
-    assert complexity(*["thought"] * count, cap_step_term=True) == near(expected)
+    assert complexity(*types, cap_step_term=True) == near(expected if capped is None else capped)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +67,12 @@ def test_capped_step_term_stops_growing_at_twenty_steps(count: int, expected: fl
     ],
 )
 def test_tool_diversity_is_three_times_the_share_of_unique_names(tools: list[str | None], expected: float) -> None:
-    assert diversity(*tools) == near(expected)
+    assert dimensions(make_trace(steps=used(*tools)), 0.5).tool_diversity == near(expected)
 
 
 def test_tools_count_by_their_name_whatever_their_server_and_the_type_of_their_step() -> None:
-    used = [step("tool_call") | {"tool": {"name": "sql", "mcp_server": server}} for server in "ab"]
-    assert dimensions(make_trace(steps=[*used, *steps(*["thought"] * 4)]), 0.5).tool_diversity == near(0.5)
+    on_two_servers = [step("tool_call") | {"tool": {"name": "sql", "mcp_server": server}} for server in "ab"]
+    assert dimensions(make_trace(steps=[*on_two_servers, *steps(*["thought"] * 4)]), 0.5).tool_diversity == near(0.5)
     others = [step("observation", "sql"), step("thought", "mail"), *steps(*["thought"] * 10)]
     assert dimensions(make_trace(steps=others), 0.5).tool_diversity == near(0.5)
 
@@ -107,35 +101,34 @@ def test_domain_that_is_no_profile_exactly_gets_the_default(domain: str) -> None
 
 @pytest.mark.parametrize("complexity_weight", [0.0, 0.1 - 1e-6, 0.1 + 1e-6, 1.0])
 def test_weights_that_do_not_sum_to_one_are_refused(complexity_weight: float) -> None:
+    weights = Dimensions(complexity=complexity_weight, novelty=0.2, tool_diversity=0.3, outcome_confidence=0.4)
     with pytest.raises(ValueError, match="weights must sum to 1"):
-        check_weights(OWN_WEIGHTS.model_copy(update={"complexity": complexity_weight}))
-
-
-def test_single_thought_scores_a_tenth_with_any_other_values_before_the_penalty_for_its_tool() -> None:
-    assert fired(make_trace(steps=steps("thought")), novelty=1.0) == [("single_thought", 0.1)]
-    assert fired(make_trace(steps=steps("thought"), confidence=0.0, success=False), 0.0) == [("single_thought", 0.1)]
-    assert fired(make_trace(steps=[step("thought", "sql")])) == [("single_thought", 0.1), ("single_tool", 0.0)]
-
-
-@pytest.mark.parametrize("types", [["observation"], ["tool_call"], ["error_recovery"], ["thought", "thought"]])
-def test_only_one_lone_thought_is_a_single_thought(types: list[str]) -> None:
-    assert fired(make_trace(steps=steps(*types))) == []
-
-
-@pytest.mark.parametrize(("count", "success", "fires"), [(1, True, 0), (2, True, 0), (3, True, 1), (4, True, 1), (5, False, 0)])
-def test_recovery_with_success_is_rewarded_from_the_third_one_on(count: int, success: bool, fires: int) -> None:
-    scored = score(make_trace(steps=steps(*["error_recovery"] * count), success=success), 0.5, POLICY)
-    assert scored.score == near(scored.composite + 0.1 * fires)
-    assert [override.name for override in scored.overrides] == ["recovered_from_errors"] * fires
+        check_weights(weights)
 
 
 @pytest.mark.parametrize(
-    ("tools", "fires"), [([None, None], 0), (["a", None], 1), (["a", "a"], 1), (["a", "b"], 0), (["", None], 1)]
+    ("taken", "succeeded", "failed"),
+    [
+        (steps("thought"), ["single_thought"], ["single_thought"]),
+        ([step("thought", "sql")], ["single_thought", "single_tool"], ["single_thought", "single_tool"]),
+        (steps("observation"), [], []),
+        (steps("tool_call"), [], []),
+        (steps("thought", "thought"), [], []),
+        (steps(*["error_recovery"] * 2), [], []),
+        (steps(*["error_recovery"] * 3), ["recovered_from_errors"], []),
+        ([step("error_recovery", "sql")] * 4, ["recovered_from_errors", "single_tool"], ["single_tool"]),
+        (used("a", None), ["single_tool"], ["single_tool"]),
+        (used("a", "a"), ["single_tool"], ["single_tool"]),
+        (used("a", "b"), [], []),
+        (used("", None), ["single_tool"], ["single_tool"]),
+    ],
 )
-def test_exactly_one_tool_name_costs_a_tenth(tools: list[str | None], fires: int) -> None:
-    scored = score(make_trace(steps=[step("tool_call", tool) for tool in tools]), 0.5, POLICY)
-    assert scored.score == near(scored.composite - 0.1 * fires)
-    assert [override.name for override in scored.overrides] == ["single_tool"] * fires
+def test_a_lone_thought_three_recoveries_with_success_and_exactly_one_tool_override_in_this_order(
+    taken: list[Payload], succeeded: list[str], failed: list[str]
+) -> None:
+    for success, fired in ((True, succeeded), (False, failed)):
+        scored = score(make_trace(steps=taken, success=success), 0.5, POLICY)
+        assert [override.name for override in scored.overrides] == fired
 
 
 def test_penalty_for_a_single_tool_stops_at_zero() -> None:
@@ -146,18 +139,17 @@ def test_penalty_for_a_single_tool_stops_at_zero() -> None:
 
 
 def test_reward_and_penalty_apply_in_turn_so_that_the_cap_counts() -> None:
-    used = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
+    taken = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
     weights = Dimensions(complexity=0.0, novelty=1.0, tool_diversity=0.0, outcome_confidence=0.0)
-    scored = score(make_trace(steps=used), 0.95, Policy(profiles={"default": weights}))
+    scored = score(make_trace(steps=taken), 0.95, Policy(profiles={"default": weights}))
     assert scored.score == near(0.9)
 
 
 def test_perfect_trace_scores_one_even_where_the_weights_round_up() -> None:
     weights = Dimensions(complexity=0.05, novelty=0.55, tool_diversity=0.3, outcome_confidence=0.1)
     assert 0.05 + 0.55 + 0.3 + 0.1 > 1.0
-    used = [step("tool_call", f"tool {number}") for number in range(20)]
-    trace = make_trace(steps=[*used, *steps("thought", "observation", "error_recovery")])
-    scored = score(trace, 1.0, Policy(profiles={"default": check_weights(weights)}))
+    taken = [*used(*map(str, range(20))), *steps("thought", "observation", "error_recovery")]
+    scored = score(make_trace(steps=taken), 1.0, Policy(profiles={"default": check_weights(weights)}))
     assert (scored.composite, scored.score) == (1.0, 1.0)
 
 
@@ -212,18 +204,10 @@ def test_score_is_the_weighted_sum_of_fractions_and_what_each_override_makes_of_
     assert scored.score == value
 
 
-POLICIES: Final = st.builds(
-    Policy,
-    profiles=st.just(PROFILES) | st.just({**PROFILES, "code": OWN_WEIGHTS}),
-    threshold=st.floats(0, 1),
-    thresholds=st.dictionaries(st.sampled_from(["code", "finance"]), st.floats(0, 1)),
-    review=st.none() | st.floats(0, 1),
-    aliases=st.dictionaries(st.sampled_from(["travel", "finance"]), st.sampled_from(["code", "medical"])),
-    submitted_thresholds=st.booleans(),
-)
+OBEYING_OR_NOT: Final = policies(submitted_thresholds=st.booleans())
 
 
-@given(traces(), POLICIES, POLICIES)
+@given(traces(), OBEYING_OR_NOT, OBEYING_OR_NOT)
 def test_deciding_again_is_deciding_by_the_other_policy(trace: ReasoningTrace, before: Policy, after: Policy) -> None:
     first = decided(trace, before)
     again = decided(trace, after)
