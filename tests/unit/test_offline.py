@@ -154,8 +154,8 @@ def test_a_success_is_compared_with_successes_alone_where_that_is_set() -> None:
 
 
 def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kp_scorer.settings.sections.SLACK_ELEMENTS", 100)
-    scorer = Scorer(load_settings({"novelty.max_elements": 50}))
+    monkeypatch.setattr("kp_scorer.settings.sections.SLACK_ELEMENTS", 40)
+    scorer = Scorer(load_settings({"novelty.max_elements": 20}))
 
     def growth_bytes(first: int, end: int) -> int:
         with traced_memory() as memory:
@@ -164,11 +164,11 @@ def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
         return memory.held_bytes
 
     # What was allocated before is not counted, but what replaces it is: as much as the window and its slack take.
-    growth_bytes(0, 2_000)
+    growth_bytes(0, 400)
     # Twice as many traces would otherwise take twice as much; what is allocated by chance is up to a quarter.
-    assert growth_bytes(2_000, 3_000) < 1.5 * growth_bytes(3_000, 3_500)
+    assert growth_bytes(400, 800) < 1.5 * growth_bytes(800, 1_000)
     # Within the window and its slack a trace is recognised.
-    repeated = make_trace(trace_id="kp:trace:3400", objective="task 0")
+    repeated = make_trace(trace_id="kp:trace:960", objective="task 0")
     assert scorer.score(repeated).novelty.entry == scorer.score(repeated).novelty.entry
 
 
