@@ -229,13 +229,6 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokens(broken)
 
 
-def test_a_tokenizer_without_special_tokens_ends_too(tokenizer_file: Path, tmp_path: Path) -> None:
-    plain = changed_file(tokenizer_file, tmp_path, lambda description: description.update(post_processor=None))
-    nothing, all_of_it = ids_of(Tokens(plain), ["", "tree " * 9], 8, keep_end=True)
-    assert nothing == []
-    assert len(all_of_it) == 8
-
-
 @pytest.mark.parametrize("template", [[0, 1, 2], [0, 1], [1, 2], [1]], ids=["both", "opening", "closing", "none"])
 def test_a_text_keeps_its_closing_tokens_and_its_prompt_as_the_tokenizer_truncates(
     tokenizer_file: Path, tmp_path: Path, template: list[int]

@@ -130,11 +130,10 @@ def test_every_word_of_a_long_trace_counts() -> None:
 )
 def test_no_text_of_a_megabyte_costs_much_time_or_memory(text: str) -> None:
     started = time.process_time()
-    assert np.linalg.norm(vector_of(f"\x1e{text}")) == pytest.approx(1)
-    # Ten times what it takes: other tests run beside this one.
-    assert time.process_time() - started < 5
     with traced_memory() as memory:
-        vector_of(f"\x1e{text}")
+        assert np.linalg.norm(vector_of(f"\x1e{text}")) == pytest.approx(1)
+    # Ten times what it takes, memory traced: other tests run beside this one.
+    assert time.process_time() - started < 10
     assert memory.peak_bytes < 64e6
     assert memory.held_bytes < 8e6
 
