@@ -3,7 +3,8 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,9 @@ def compose_secrets(folder: Path) -> Path:
     return folder / "secrets"
 
 
-def kubernetes(overlay: str) -> list[dict[str, Any]]:
+@cache
+def kubernetes(overlay: str) -> Sequence[dict[str, Any]]:
+    """The objects of an overlay, rendered once; nobody may change them."""
     kubectl = required("kubectl", "it takes one with kustomize 5; Debian's is too old")
     done = subprocess.run(
         [kubectl, "kustomize", str(DEPLOY / "kubernetes" / overlay)], capture_output=True, text=True, check=False
