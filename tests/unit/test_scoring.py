@@ -107,7 +107,7 @@ def test_weights_that_do_not_sum_to_one_are_refused(complexity_weight: float) ->
 
 
 @pytest.mark.parametrize(
-    ("taken", "succeeded", "failed"),
+    ("its_steps", "succeeded", "failed"),
     [
         (steps("thought"), ["single_thought"], ["single_thought"]),
         ([step("thought", "sql")], ["single_thought", "single_tool"], ["single_thought", "single_tool"]),
@@ -124,10 +124,10 @@ def test_weights_that_do_not_sum_to_one_are_refused(complexity_weight: float) ->
     ],
 )
 def test_a_lone_thought_three_recoveries_with_success_and_exactly_one_tool_override_in_this_order(
-    taken: list[Payload], succeeded: list[str], failed: list[str]
+    its_steps: list[Payload], succeeded: list[str], failed: list[str]
 ) -> None:
     for success, fired in ((True, succeeded), (False, failed)):
-        scored = score(make_trace(steps=taken, success=success), 0.5, POLICY)
+        scored = score(make_trace(steps=its_steps, success=success), 0.5, POLICY)
         assert [override.name for override in scored.overrides] == fired
 
 
@@ -139,17 +139,17 @@ def test_penalty_for_a_single_tool_stops_at_zero() -> None:
 
 
 def test_reward_and_penalty_apply_in_turn_so_that_the_cap_counts() -> None:
-    taken = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
+    its_steps = [step(kind, "sql") for kind in (*ALL_TYPES, "error_recovery", "error_recovery")]
     weights = Dimensions(complexity=0.0, novelty=1.0, tool_diversity=0.0, outcome_confidence=0.0)
-    scored = score(make_trace(steps=taken), 0.95, Policy(profiles={"default": weights}))
+    scored = score(make_trace(steps=its_steps), 0.95, Policy(profiles={"default": weights}))
     assert scored.score == near(0.9)
 
 
 def test_perfect_trace_scores_one_even_where_the_weights_round_up() -> None:
     weights = Dimensions(complexity=0.05, novelty=0.55, tool_diversity=0.3, outcome_confidence=0.1)
     assert 0.05 + 0.55 + 0.3 + 0.1 > 1.0
-    taken = [*used(*map(str, range(20))), *steps("thought", "observation", "error_recovery")]
-    scored = score(make_trace(steps=taken), 1.0, Policy(profiles={"default": check_weights(weights)}))
+    its_steps = [*used(*map(str, range(20))), *steps("thought", "observation", "error_recovery")]
+    scored = score(make_trace(steps=its_steps), 1.0, Policy(profiles={"default": check_weights(weights)}))
     assert (scored.composite, scored.score) == (1.0, 1.0)
 
 

@@ -81,8 +81,8 @@ def test_digest_treats_a_missing_field_as_null(path: str) -> None:
 
 @pytest.mark.parametrize(("path", "value"), SAYING.items(), ids=SAYING)
 def test_digest_depends_on_every_field_with_content(path: str, value: object) -> None:
-    other = OTHERS.get(path, f"{value}\n" if isinstance(value, str) else "else")
-    assert digest(changed(maximal_payload(), path, other)) != digest(maximal_payload())
+    changed_value = OTHERS.get(path, f"{value}\n" if isinstance(value, str) else "else")
+    assert digest(changed(maximal_payload(), path, changed_value)) != digest(maximal_payload())
 
 
 def test_digest_depends_on_the_order_of_steps() -> None:
