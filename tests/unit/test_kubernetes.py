@@ -184,15 +184,16 @@ def test_labels_of_one_fleet_select_no_pod_of_the_other_and_none_of_the_server()
 
 
 def test_fleets_differ_in_the_settings_that_the_operators_page_names_and_in_no_others() -> None:
-    code, rest = map(overlay_settings, FLEETS)
-    differing = {name for name, value in as_environment(code).items() if value != as_environment(rest)[name]}
+    of_code, of_rest = map(overlay_settings, FLEETS)
+    differing = {name for name, value in as_environment(of_code).items() if value != as_environment(of_rest)[name]}
     page = (REPOSITORY / "deploy" / "OPERATIONS.md").read_text("utf-8")
     (named,) = re.findall(r"Two fleets differ in ([^.]+(?:\.\w[^.]*)+)\.\s", page)
     assert differing | {"KP_QUEUES_INTAKE"} == {
         f"KP_{section}_{name}".upper() for section, name in re.findall(r"`(\w+)\.(\w+)`", named)
     }
     queues = [
-        {each.queues.traces, each.queues.intake_name, each.queues.dead_name, *results_queues(each)} for each in (code, rest)
+        {each.queues.traces, each.queues.intake_name, each.queues.dead_name, *results_queues(each)}
+        for each in (of_code, of_rest)
     ]
     assert not queues[0] & queues[1]
 

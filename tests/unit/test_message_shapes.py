@@ -12,12 +12,12 @@ from tests.unit.test_adapter_langfuse import in_store, observation
 Json = dict[str, Any]
 
 ASKED: Final = "Is the lock open?"
-SAID: Final = "I ask the lock."
+THOUGHT: Final = "I ask the lock."
 ARGUMENTS: Final[Json] = {"lock": 7}
 RETURNED: Final = "open until six"
 ANSWER: Final = "Yes, until six."
 STEPS: Final = [
-    ("thought", SAID),
+    ("thought", THOUGHT),
     ("tool_call", "lock_state", 'lock_state({"lock": 7})'),
     ("observation", RETURNED),
     ("thought", ANSWER),
@@ -56,7 +56,7 @@ def bedrock_result(**fields: object) -> Json:
     return {"toolResult": {"toolUseId": "c", "content": [{"text": RETURNED}], **fields}}
 
 
-CALLED: Final = by("assistant", SAID, tool_calls=[CALL])
+CALLED: Final = by("assistant", THOUGHT, tool_calls=[CALL])
 CHAT: Final = [by("user", ASKED), CALLED, by("tool", RETURNED, tool_call_id="c")]
 SHAPES: Final[dict[str, tuple[object, object]]] = {
     "chat completions": (
@@ -68,7 +68,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
             "instructions": SYSTEM,
             "input": [
                 by("user", [text(ASKED, "input_text")]),
-                by("assistant", [text(SAID, "output_text")], type="message"),
+                by("assistant", [text(THOUGHT, "output_text")], type="message"),
                 {"type": "function_call", "call_id": "c", **FUNCTION},
                 {"type": "function_call_output", "call_id": "c", "output": RETURNED},
             ],
@@ -80,7 +80,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
             "system": SYSTEM,
             "messages": [
                 by("user", [text(ASKED)]),
-                by("assistant", [{"type": "thinking", "thinking": SAID, "signature": "x"}, USE]),
+                by("assistant", [{"type": "thinking", "thinking": THOUGHT, "signature": "x"}, USE]),
                 by("user", [{"type": "tool_result", "tool_use_id": "c", "content": [text(RETURNED)]}]),
             ],
         },
@@ -91,7 +91,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
             "systemInstruction": {"parts": [{"text": SYSTEM}]},
             "contents": [
                 {"role": "user", "parts": [{"text": ASKED}]},
-                {"role": "model", "parts": [{"text": SAID}, {"functionCall": {"name": "lock_state", "args": ARGUMENTS}}]},
+                {"role": "model", "parts": [{"text": THOUGHT}, {"functionCall": {"name": "lock_state", "args": ARGUMENTS}}]},
                 {"role": "user", "parts": [{"function_response": {"name": "lock_state", "response": RETURNED}}]},
             ],
         },
@@ -104,7 +104,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
                 lc("HumanMessage", ASKED),
                 lc(
                     "AIMessageChunk",
-                    SAID,
+                    THOUGHT,
                     additional_kwargs={"tool_calls": [CALL]},
                     tool_calls=[{"id": "c", "type": "tool_call", "name": "lock_state", "args": ARGUMENTS}],
                 ),
@@ -117,7 +117,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
         {
             "messages": [
                 of_type("human", ASKED, additional_kwargs={}),
-                of_type("ai", SAID, additional_kwargs={"tool_calls": [CALL]}),
+                of_type("ai", THOUGHT, additional_kwargs={"tool_calls": [CALL]}),
                 of_type("tool", RETURNED, tool_call_id="c"),
                 by("tool", DEFINITION),
             ]
@@ -127,7 +127,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
     "langchain with anthropic's blocks": (
         [
             {"type": "human", "data": {"content": ASKED}},
-            of_type("ai", [text(SAID), USE], tool_calls=[{"id": "c", "name": "lock_state", "args": ARGUMENTS}]),
+            of_type("ai", [text(THOUGHT), USE], tool_calls=[{"id": "c", "name": "lock_state", "args": ARGUMENTS}]),
             of_type("tool", RETURNED, tool_call_id="c"),
         ],
         of_type("AIMessage", ANSWER),
@@ -139,7 +139,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
                 by(
                     "assistant",
                     [
-                        text(SAID, "reasoning"),
+                        text(THOUGHT, "reasoning"),
                         {"type": "tool-call", "toolCallId": "c", "toolName": "lock_state", "input": ARGUMENTS},
                     ],
                 ),
@@ -151,7 +151,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
     "bedrock": (
         [
             by("user", [{"text": ASKED}]),
-            by("assistant", [{"text": SAID}, BEDROCK_USE]),
+            by("assistant", [{"text": THOUGHT}, BEDROCK_USE]),
             by("user", [bedrock_result(status="success")]),
         ],
         {"output": {"message": by("assistant", [{"text": ANSWER}])}},
@@ -160,7 +160,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
         [
             of_type("SystemMessage", SYSTEM),
             of_type("UserMessage", ASKED, source="user"),
-            of_type("AssistantMessage", SAID, source="keeper"),
+            of_type("AssistantMessage", THOUGHT, source="keeper"),
             of_type("AssistantMessage", [{"id": "c", **FUNCTION}], source="keeper"),
             of_type(
                 "FunctionExecutionResultMessage",
@@ -172,7 +172,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
     "strands": (
         [
             by("user", json.dumps([{"text": ASKED}])),
-            {"message": by("assistant", [{"text": SAID}, BEDROCK_USE]), "finish_reason": "tool_use"},
+            {"message": by("assistant", [{"text": THOUGHT}, BEDROCK_USE]), "finish_reason": "tool_use"},
             by("tool", json.dumps([bedrock_result()])),
         ],
         [{"message": json.dumps([{"text": ANSWER}]), "finish_reason": "end_turn"}],
@@ -183,7 +183,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
                 by("user", [{"text": ASKED}], meta={}, name=None),
                 by(
                     "assistant",
-                    [{"text": SAID}, {"tool_call": {"id": "c", "tool_name": "lock_state", "arguments": ARGUMENTS}}],
+                    [{"text": THOUGHT}, {"tool_call": {"id": "c", "tool_name": "lock_state", "arguments": ARGUMENTS}}],
                 ),
                 by("tool", [{"tool_call_result": {"result": RETURNED, "error": False}}]),
             ]
@@ -196,7 +196,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
                 printed("USER: 'user'", ASKED),
                 printed(
                     "ASSISTANT: 'assistant'",
-                    SAID,
+                    THOUGHT,
                     "additional_kwargs={'tool_calls': [ToolCall(id='c', "
                     f"function=Function(arguments={FUNCTION['arguments']!r}, name='lock_state'))]}}, ",
                 ),
@@ -206,7 +206,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
         {"content": ANSWER},
     ),
     "calls as the json of a content": (
-        [by("user", ASKED), by("assistant", SAID), by("tool", json.dumps([CALL])), by("tool", RETURNED)],
+        [by("user", ASKED), by("assistant", THOUGHT), by("tool", json.dumps([CALL])), by("tool", RETURNED)],
         [by("assistant", ANSWER, finish_reason="stop")],
     ),
     "as pydantic shows them": (
@@ -214,7 +214,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
             "messages": [
                 f"role='system' content={SYSTEM!r} name=None timer=<timer object at 0x7f>",
                 f"role='user' content={ASKED!r} name=None",
-                f"role='assistant' content={SAID!r} tool_calls=[{CALL!r}]",
+                f"role='assistant' content={THOUGHT!r} tool_calls=[{CALL!r}]",
                 f"role=<Role.TOOL: 'tool'> content={RETURNED!r} metrics=Metrics(time=0.5, tokens=3) tool_call_id='c'",
             ]
         },
@@ -396,8 +396,8 @@ ANSWERED_CALLS: Final = [
 @pytest.mark.parametrize(
     ("put", "expected"),
     [
-        ({"text": SAID, "toolCalls": ANSWERED_CALLS}, STEPS[:2]),
-        ({"text": SAID, "toolCalls": json.dumps(ANSWERED_CALLS)}, STEPS[:2]),
+        ({"text": THOUGHT, "toolCalls": ANSWERED_CALLS}, STEPS[:2]),
+        ({"text": THOUGHT, "toolCalls": json.dumps(ANSWERED_CALLS)}, STEPS[:2]),
         (f"assistant: {ANSWER}", STEPS[3:]),
         ({"text": "open", "sure": 0.5}, [("thought", '{"sure": 0.5, "text": "open"}')]),
         ({"content": {"lock": 7}}, [("thought", '{"content": {"lock": 7}}')]),
