@@ -12,6 +12,7 @@ from kp_scorer.broker.results import open_results
 from kp_scorer.client import Client, Status
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLetter
 from kp_scorer.ledger.log import RedisLog
 from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.novelty.audit import Report, audit
@@ -79,71 +80,62 @@ def check(
     settings = with_changed(settings, broker__timeout_s=30.0, redis__timeout_s=10.0)
     with Client(settings) as client, Store.open(settings) as store:
         statuses = dict(zip(submitted, client.look_up(list(submitted)), strict=True))
+        decided = {trace_id: status for trace_id, status in statuses.items() if status and status.state == "decided"}
         dead_letters = list(store.dead_letters.read())
-        reasons = {dead_letter.trace_id: dead_letter.reason for dead_letter in dead_letters}
-        counts_by_trace = Counter(dead_letter.trace_id for dead_letter in dead_letters if dead_letter.reason != "conflict")
-        decided = _ended_once(statuses, counts_by_trace, dead, reasons)
+        _ended_once(statuses, decided, dead, dead_letters)
         _published_as_stored([*consumed, *published(settings)], decided, decided_twice)
         _placed_once(settings, store, decided, complete=not store_lost_writes)
         counts = store.ledger.counts()
         # What could not be read has no trace id, and counts too; so does other content under the id of another trace.
-        others = counts_by_trace[""] + sum(dead_letter.reason == "conflict" for dead_letter in dead_letters)
-        ended = len(dead) + others + replayed
+        ended = len(dead) + replayed + sum(letter.reason == "conflict" or not letter.trace_id for letter in dead_letters)
         ends = SubmissionCounts(len(decided) + ended, 0, len(decided), ended)
         assert counts == ends, f"the counts do not add up: {counts}"
 
 
 def _ended_once(
-    statuses: Mapping[str, Status | None], dead_letters: Counter[str], dead: Collection[str], reasons: Mapping[str, str]
-) -> dict[str, Status]:
+    statuses: Mapping[str, Status | None],
+    decided: Collection[str],
+    dead: Collection[str],
+    dead_letters: Sequence[DeadLetter],
+) -> None:
     states = {trace_id: status.state if status else "unknown" for trace_id, status in statuses.items()}
-    unfinished = {trace_id: state for trace_id, state in states.items() if state not in ("decided", "dead")}
-    assert not unfinished, f"neither decided nor dead: {_some(unfinished.items())}"
-    decided = {trace_id: status for trace_id, status in statuses.items() if status and status.state == "decided"}
-    undecided = statuses.keys() - decided.keys()
-    assert undecided == set(dead), (
-        f"dead against expectation: {_some(f'{each}: {reasons.get(each)}' for each in undecided - set(dead))}; "
-        f"decided against expectation: {_some(decided.keys() & set(dead))}"
-    )
-    both = decided.keys() & dead_letters.keys()
-    assert not both, f"both decided and a dead letter: {_some(both)}"
-    odd = {trace_id: dead_letters[trace_id] for trace_id in dead if dead_letters[trace_id] != 1}
-    assert not odd, f"not exactly one dead letter: {_some(odd.items())}"
-    return decided
+    _none("neither decided nor dead", (item for item in states.items() if item[1] not in ("decided", "dead")))
+    reasons = {letter.trace_id: letter.reason for letter in dead_letters}
+    undecided = statuses.keys() - set(decided)
+    _none("dead against expectation", ((trace_id, reasons.get(trace_id)) for trace_id in undecided - set(dead)))
+    _none("decided against expectation", set(dead) - undecided)
+    letters = Counter(letter.trace_id for letter in dead_letters if letter.reason != "conflict")
+    _none("both decided and a dead letter", set(decided) & letters.keys())
+    _none("not exactly one dead letter", ((trace_id, letters[trace_id]) for trace_id in dead if letters[trace_id] != 1))
 
 
 def _published_as_stored(
-    decisions: Iterable[Mapping[str, Any]],
-    decided: Mapping[str, Status],
-    decided_twice: Collection[str],
+    decisions: Iterable[Mapping[str, Any]], decided: Mapping[str, Status], decided_twice: Collection[str]
 ) -> None:
     versions: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for decision in decisions:
         versions[decision["trace_id"]].append(decision)
-    missing = decided.keys() - versions.keys()
-    assert not missing, f"decided and never published: {_some(missing)}"
-    foreign = versions.keys() - decided.keys()
-    assert not foreign, f"published and not decided: {_some(foreign)}"
+    _none("decided and never published", decided.keys() - versions.keys())
+    _none("published and not decided", versions.keys() - decided.keys())
     for trace_id, copies in versions.items():
         stored = decided[trace_id].decision
         assert stored is not None
         expected = stored.model_dump(mode="json")
-        agreeing = [decision == expected for decision in copies]
-        enough = any(agreeing) if trace_id in decided_twice else all(agreeing)
-        assert enough, f"published otherwise than stored: {trace_id}"
+        enough = any if trace_id in decided_twice else all
+        assert enough(decision == expected for decision in copies), f"published otherwise than stored: {trace_id}"
 
 
 def _placed_once(settings: Settings, store: Store, decided: Mapping[str, Status], *, complete: bool) -> None:
     entries = Counter(entry.trace_id for entry in only_log(store).entries())
-    twice = {trace_id: count for trace_id, count in entries.items() if count != 1}
-    assert not twice, f"more than one entry in the log: {_some(twice.items())}"
+    _none("more than one entry in the log", (item for item in entries.items() if item[1] != 1))
     report = audited(settings, store)
-    assert not report.differences, f"novelty differs from what the log gives: {_some(report.differences)}"
+    _none("novelty differs from what the log gives", report.differences)
     if complete:
-        assert entries.keys() >= decided.keys(), f"decided without a place: {_some(decided.keys() - entries.keys())}"
+        _none("decided without a place", decided.keys() - entries.keys())
         assert (report.agreeing, report.beyond) == (len(decided), 0), f"not all decisions can be audited: {report}"
 
 
-def _some(items: Iterable[Any]) -> str:
+def _none(complaint: str, items: Iterable[Any]) -> None:
+    """Assert that there are none of which one would have to complain."""
     listed = list(items)
-    return f"{len(listed)} ({', '.join(map(str, listed[:5]))}{', …' if len(listed) > 5 else ''})"
+    assert not listed, f"{complaint}: {len(listed)} ({', '.join(map(str, listed[:5]))}{', …' if len(listed) > 5 else ''})"
