@@ -95,76 +95,66 @@ _MOVED, _RECEIVED, _EMBEDDING, _IN_LOG, _COMMITTED, _PUBLISHED, _DEAD = map(
 )
 
 Function = Callable[..., Any]
+_met: set[tuple[Function, str]] = set()
 
 
-def _wrap(owner: Any, name: str, around: Callable[[Function], Function]) -> None:
-    setattr(owner, name, around(getattr(owner, name)))
+def _wrap(owner: Any, name: str, around: Function) -> None:
+    """Have a function called by way of another, which gets it and its arguments."""
+    function = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(function, *args, **kwargs)
+
+    setattr(owner, name, call)
 
 
-def _before(point: CrashPoint) -> Callable[[Function], Function]:
-    def around(function: Function) -> Function:
-        def die_or_call(*args: Any, **kwargs: Any) -> Any:
+def _before(point: CrashPoint) -> Function:
+    def die_or_call(function: Function, *args: Any, **kwargs: Any) -> Any:
+        point.passed()
+        return function(*args, **kwargs)
+
+    return die_or_call
+
+
+def _after(point: CrashPoint, times: Callable[..., int] = lambda result, *args: 1) -> Function:
+    """Pass a point after each call, as often as ``times`` makes of its result and its arguments."""
+
+    def call_or_die(function: Function, *args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        for _ in range(times(result, *args)):
             point.passed()
-            return function(*args, **kwargs)
+        return result
 
-        return die_or_call
-
-    return around
+    return call_or_die
 
 
-def _after(point: CrashPoint, times: Callable[..., int] = lambda result, *args: 1) -> Callable[[Function], Function]:
-    """Have a function pass a point after each call, as often as ``times`` makes of its result and its arguments."""
-
-    def around(function: Function) -> Function:
-        def call_or_die(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            for _ in range(times(result, *args)):
-                point.passed()
-            return result
-
-        return call_or_die
-
-    return around
+def _is_first(function: Function, an_id: str) -> bool:
+    """Whether a function meets an id for the first time."""
+    is_first = (function, an_id) not in _met
+    _met.add((function, an_id))
+    return is_first
 
 
-def _run_out_of_memory(parse: Function) -> Function:
-    ids = set[str]()
-
-    def parse_or_fail(message: Any, *args: Any) -> Any:
-        if PANICS.encode() in raw_body(message) and message.headers["id"] not in ids:
-            ids.add(message.headers["id"])
-            raise MemoryError
-        return parse(message, *args)
-
-    return parse_or_fail
+def _run_out_of_memory(parse: Function, message: Any, *args: Any) -> Any:
+    if PANICS.encode() in raw_body(message) and _is_first(parse, message.headers["id"]):
+        raise MemoryError
+    return parse(message, *args)
 
 
-def _panic(decode: Function) -> Function:
-    ids = set[str]()
-
-    def decode_or_panic(*args: Any) -> Any:
-        trace = decode(*args)
-        if PANICS in trace.task.objective.split() and trace.id not in ids:
-            ids.add(trace.id)
-            raise Panic
-        return trace
-
-    return decode_or_panic
+def _panic(decode: Function, *args: Any) -> Any:
+    trace = decode(*args)
+    if PANICS in trace.task.objective.split() and _is_first(decode, trace.id):
+        raise Panic
+    return trace
 
 
-def _deliver_twice(handle: Function) -> Function:
-    ids = set[str]()
-
-    def copy_and_handle(self: Any, *args: Any) -> Any:
-        message = args[-1]
-        if message.headers["id"] not in ids:
-            ids.add(message.headers["id"])
-            headers, queue = headers_as_sent(message.headers), message.delivery_info["routing_key"]
-            sent = {"content_type": message.content_type, "content_encoding": "utf-8", "headers": headers}
-            with_producer(self.app, "copy", lambda producer: producer.publish(raw_body(message), routing_key=queue, **sent))
-        return handle(self, *args)
-
-    return copy_and_handle
+def _deliver_twice(handle: Function, consumer: Any, *args: Any) -> Any:
+    message = args[-1]
+    if _is_first(handle, message.headers["id"]):
+        headers, queue = headers_as_sent(message.headers), message.delivery_info["routing_key"]
+        sent = {"content_type": message.content_type, "content_encoding": "utf-8", "headers": headers}
+        with_producer(consumer.app, "copy", lambda producer: producer.publish(raw_body(message), routing_key=queue, **sent))
+    return handle(consumer, *args)
 
 
 def main() -> None:
