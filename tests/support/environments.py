@@ -1,9 +1,10 @@
 """Environments of their own, in which the package is installed and not found by way of the checkout."""
 
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+from tests.support.processes import output_of
 
 
 def build_wheel(source: Path, directory: Path) -> Path:
@@ -14,7 +15,7 @@ def build_wheel(source: Path, directory: Path) -> Path:
 
 def install_wheel(wheel: Path, directory: Path) -> Path:
     """Make an environment with a wheel, and with what it depends on from this one; return the folder of its commands."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    output_of(sys.executable, "-m", "venv", "--without-pip", str(directory))
     _pip("--python", str(directory / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel))
     (packages,) = directory.glob("lib/python*/site-packages")
     # Of a folder that a .pth file adds, the .pth files are not read: the checkout stays out, wherever it is installed from.
@@ -23,7 +24,4 @@ def install_wheel(wheel: Path, directory: Path) -> Path:
 
 
 def _pip(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments)

@@ -3,13 +3,13 @@
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from tests.support.paths import REPOSITORY
+from tests.support.processes import output_of
 
 EXAMPLES: Final = REPOSITORY / "tests" / "acceptance" / "node"
 _PACKAGES: Final = ("package.json", "package-lock.json")
@@ -23,15 +23,7 @@ def installed() -> Path:
         making = Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))
         for name in _PACKAGES:
             shutil.copy(EXAMPLES / name, making)
-        done = subprocess.run(
-            ["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"],
-            cwd=making,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stderr
+        output_of("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=making)
         making.rename(folder)
     # Others could have made it.
     assert folder.stat().st_uid == os.getuid()
@@ -45,16 +37,6 @@ def examples() -> list[Path]:
 
 
 def run(folder: Path, example: str, *arguments: str, stdin: str = "", variables: Mapping[str, str] | None = None) -> str:
-    command = [*(["npx", "--no-install", "tsx"] if example.endswith(".mts") else ["node"]), example, *arguments]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | dict(variables or {}),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, f"{example}: {done.stderr}"
-    return done.stdout
+    runner = ["npx", "--no-install", "tsx"] if example.endswith(".mts") else ["node"]
+    environment = os.environ | dict(variables or {})
+    return output_of(*runner, example, *arguments, cwd=folder, env=environment, input=stdin, timeout=60)

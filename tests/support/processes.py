@@ -43,6 +43,13 @@ def wait_until(condition: Callable[[], Value], timeout_s: float = 60.0) -> Value
     return value
 
 
+def output_of(*command: str | Path, **options: Any) -> str:
+    """Run a program, which must succeed; what it writes to stdout."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **{"timeout": 200, **options})
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return str(done.stdout)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
 from tests.support.paths import REPOSITORY
+from tests.support.processes import output_of
 from tests.support.required import required
 
 DEPLOY: Final = REPOSITORY / "deploy"
@@ -34,7 +34,7 @@ def compose_secrets(folder: Path) -> Path:
         shutil.copy(DEPLOY / name, folder)
     # The second time it keeps the files there are.
     for _ in range(2):
-        subprocess.run(["sh", folder / "secrets.sh"], check=True)
+        output_of("sh", folder / "secrets.sh")
     return folder / "secrets"
 
 
@@ -42,11 +42,7 @@ def compose_secrets(folder: Path) -> Path:
 def kubernetes(overlay: str) -> Sequence[dict[str, Any]]:
     """The objects of an overlay, rendered once; nobody may change them."""
     kubectl = required("kubectl", "it takes one with kustomize 5; Debian's is too old")
-    done = subprocess.run(
-        [kubectl, "kustomize", str(DEPLOY / "kubernetes" / overlay)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(output_of(kubectl, "kustomize", DEPLOY / "kubernetes" / overlay)))
 
 
 def container_variables(overlay: str) -> dict[str, str]:

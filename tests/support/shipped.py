@@ -14,7 +14,7 @@ from kp_scorer.settings import Settings, load_settings
 
 from tests.support.commands import run_in_shell
 from tests.support.documents import blocks, code_with
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import free_port, output_of, wait_until
 from tests.support.servers import answers
 from tests.support.tls import Authority
 
@@ -122,7 +122,6 @@ def _files_as_documented() -> tuple[str, str]:
 @cache
 def major_version(executable: str) -> int:
     """The 7 of Redis 7.0.15; Valkey, which begins with Redis 7.2, has greater ones."""
-    text = subprocess.run([executable, "--version"], check=True, capture_output=True, text=True).stdout
-    match = re.search(r"\bv=(\d+)", text)
-    assert match, text
+    match = re.search(r"\bv=(\d+)", output_of(executable, "--version"))
+    assert match
     return int(match[1])

@@ -2,11 +2,11 @@
 
 import socketserver
 import ssl
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.support.processes import output_of
 from tests.support.required import required
 
 _KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
@@ -22,7 +22,7 @@ class Authority:
         self._directory = directory
         self.certificate = directory / "authority.pem"
         self._key = directory / "authority.key"
-        self._openssl("req", "-x509", *_KEY, "-subj", "/CN=authority", "-keyout", self._key, "-out", self.certificate)
+        output_of("openssl", "req", "-x509", *_KEY, "-subj", "/CN=authority", "-keyout", self._key, "-out", self.certificate)
 
     def server(self, *names: str, days: int = 2, asks_clients: bool = False) -> ssl.SSLContext:
         """The context of a server with these names (``DNS:localhost``); with ``days`` below 0, its certificate has expired.
@@ -39,14 +39,10 @@ class Authority:
     def pair(self, owner: str, *names: str, days: int = 2) -> tuple[Path, Path]:
         key, request, certificate = (self._directory / f"{owner}.{suffix}" for suffix in ("key", "csr", "pem"))
         subject = ("-subj", f"/CN={owner}", *(("-addext", f"subjectAltName={','.join(names)}") if names else ()))
-        self._openssl("req", *_KEY, *subject, "-keyout", key, "-out", request)
+        output_of("openssl", "req", *_KEY, *subject, "-keyout", key, "-out", request)
         issuer = ("-CA", self.certificate, "-CAkey", self._key, "-CAcreateserial", "-copy_extensions", "copy")
-        self._openssl("x509", "-req", "-in", request, *issuer, "-days", str(days), "-out", certificate)
+        output_of("openssl", "x509", "-req", "-in", request, *issuer, "-days", str(days), "-out", certificate)
         return certificate, key
-
-    @staticmethod
-    def _openssl(*arguments: str | Path) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
 class Listener(socketserver.TCPServer):
