@@ -20,7 +20,7 @@ from kp_scorer.embedding.select import usable_cores
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import BATCH, Row, arguments, embed_seconds, lengths_of, real_embedder, report, say
-from tests.benchmarks.load import Bench, open_bench, traces
+from tests.benchmarks.load import open_bench, traces
 
 
 def main() -> None:
@@ -39,7 +39,9 @@ def rows_of(options: argparse.Namespace) -> Iterator[Row]:
             rate = bench.decide(items).per_s
             core_ms.append(engine_ms(embedder, items[: 3 * BATCH]))
             fleet = fleet_of(count, mean(core_ms), tokens)
-            p95_ms = at_random(bench, traces(options.traces), options.load * rate)
+            shuffle = random.Random(1)
+            gaps = [shuffle.expovariate(options.load * rate) for _ in range(options.traces)]
+            p95_ms = quantiles(bench.ways_ms(traces(options.traces), gaps), n=20)[-1]
             core_ms.append(engine_ms(embedder, items[: 3 * BATCH]))
         predicted_ms = fleet_of(count, mean(core_ms[1:]), tokens).latency_ms(options.load * rate, 0.95)
         yield {
@@ -65,12 +67,6 @@ def engine_ms(embedder: Embedder, items: Sequence[ReasoningTrace]) -> float:
     """Milliseconds of one core that the bare engine takes for a trace, on all of them."""
     texts = [trace.embedding_text for trace in items]
     return embed_seconds(embedder, texts) * usable_cores() / len(items) * 1_000
-
-
-def at_random(bench: Bench, items: Sequence[ReasoningTrace], rate: float) -> float:
-    """Submit traces at random moments; return the 95th percentile of the milliseconds until each was published."""
-    shuffle = random.Random(1)
-    return quantiles(bench.ways_ms(items, [shuffle.expovariate(rate) for _ in items]), n=20)[-1]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ measured.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean, median
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Final
+
+from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, embed_seconds, lengths_of, real_embedder, report, seconds_in_turns, typical
 from tests.benchmarks.reference_engine import reference_engine
@@ -23,23 +26,14 @@ Embed = Callable[[Sequence[str]], float]
 """Embeds texts; the seconds that it took."""
 
 
-class Texts(NamedTuple):
-    """Texts of about one length, and how many tokens of each the model reads."""
-
-    name: str
-    texts: list[str]
-    lengths: list[int]
-
-
-def texts_of_every_length(limit: int) -> list[Texts]:
-    """Short, medium and long texts, ``limit`` of each: a trace's objective, its first 1,000 characters, and all of it."""
-    traces = typical(limit)
-    cuts = {
-        "short": [trace.task.objective for trace in traces],
-        "medium": [trace.embedding_text[:1_000] for trace in traces],
-        "long": [trace.embedding_text for trace in traces],
+_CUTS: Final[Mapping[str, Callable[[ReasoningTrace], str]]] = MappingProxyType(
+    {
+        "short": lambda trace: trace.task.objective,
+        "medium": lambda trace: trace.embedding_text[:1_000],
+        "long": lambda trace: trace.embedding_text,
     }
-    return [Texts(name, texts, lengths_of(texts)) for name, texts in cuts.items()]
+)
+"""Texts of three lengths: a trace's objective, its first 1,000 characters, and all of it."""
 
 
 def main() -> None:
@@ -53,23 +47,17 @@ def rows_of(count: int, repeats: int) -> Iterator[Row]:
     with reference_engine() as reference:
         if reference:
             engines[_REFERENCE] = lambda texts: reference.embed(texts).seconds
-        for texts in texts_of_every_length(count):
-            seconds_in_turns(engines, texts.texts)
-            passes = [seconds_in_turns(engines, texts.texts) for _ in range(repeats)]
-            yield from (_summary(texts, engine, torch.engine, passes) for engine in engines)
-
-
-def _summary(texts: Texts, engine: str, torch_engine: str, passes: Sequence[Mapping[str, float]]) -> Row:
-    row: Row = {
-        "engine": engine,
-        "texts": texts.name,
-        "tokens": fmean(texts.lengths),
-        "traces_per_s": median(len(texts.texts) / each[engine] for each in passes),
-        "to_torch": median(each[torch_engine] / each[engine] for each in passes),
-    }
-    if _REFERENCE in passes[0]:
-        row["to_reference"] = median(each[_REFERENCE] / each[engine] for each in passes)
-    return row
+        for name, cut in _CUTS.items():
+            texts = [cut(trace) for trace in typical(count)]
+            seconds_in_turns(engines, texts)
+            passes = [seconds_in_turns(engines, texts) for _ in range(repeats)]
+            row: Row = {"texts": name, "tokens": fmean(lengths_of(texts))}
+            for engine in engines:
+                row |= {"engine": engine, "traces_per_s": median(len(texts) / each[engine] for each in passes)}
+                row["to_torch"] = median(each[torch.engine] / each[engine] for each in passes)
+                if reference:
+                    row["to_reference"] = median(each[_REFERENCE] / each[engine] for each in passes)
+                yield {**row}
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ in some cases, how many traces are good.
 - ``precision_below``, ``recall_below``: the same of a lower threshold.
 """
 
-import math
 from itertools import product
-from typing import Final, NamedTuple
+from statistics import NormalDist, fmean
+from typing import Final
 
 import numpy as np
 from kp_scorer.analysis.calibration import Share
@@ -26,55 +26,43 @@ LABELS: Final = (50, 200, 1_000, 5_000)
 GOOD: Final = ((0.2, 0.2), (0.5, 0.5), (0.8, 0.8), (0.4, 0.6), (0.6, 0.8))
 SHARES: Final = (1.0, 2.0, 5.0)
 _BEFORE: Final = 0.01
-_MEANS: Final = {True: 0.6, False: 0.45}
-_SPREAD: Final = 0.12
+_SCORES: Final = {True: NormalDist(0.6, 0.12), False: NormalDist(0.45, 0.12)}
+"""Of good traces and of bad ones."""
 _SEED: Final = 1
-
-
-class Case(NamedTuple):
-    """What is simulated: so many labels, the share of good traces in each half, and how the sampled shares relate."""
-
-    labels: int
-    good: tuple[float, float]
-    shares: float
-
-    def probabilities(self) -> tuple[float, float]:
-        return _BEFORE, _BEFORE * self.shares
 
 
 def main() -> None:
     options = arguments(__doc__, runs=2_000).parse_args()
-    report("quality", (row_of(Case(*each), options.runs) for each in product(LABELS, GOOD, SHARES)))
+    report("quality", (row_of(*case, options.runs) for case in product(LABELS, GOOD, SHARES)))
 
 
-def row_of(case: Case, runs: int) -> Row:
+def row_of(labels: int, good: tuple[float, float], shares: float, runs: int) -> Row:
+    """The figures of a case: so many labels, the share of good traces in each half, and how the sampled shares relate."""
     rng = np.random.default_rng(_SEED)
-    samples = [draw(case, rng) for _ in range(runs)]
-    row: Row = {"labels": case.labels, "shares": case.shares}
-    row["good"] = " to ".join(f"{share:g}" for share in dict.fromkeys(case.good))
+    samples = [draw(labels, good, shares, rng) for _ in range(runs)]
+    row: Row = {"labels": labels, "shares": shares, "good": " to ".join(f"{share:g}" for share in dict.fromkeys(good))}
     for suffix, threshold in (("", GATE), ("_below", BELOW)):
         estimates = [sample.estimate(threshold) for sample in samples]
-        precision, recall = truth(case, threshold)
+        precision, recall = truth(fmean(good), threshold)
         row[f"precision{suffix}"] = held([each.precision for each in estimates], precision)
         row[f"recall{suffix}"] = held([each.recall for each in estimates], recall)
     return row
 
 
-def draw(case: Case, rng: np.random.Generator) -> Judged:
+def draw(labels: int, good: tuple[float, float], shares: float, rng: np.random.Generator) -> Judged:
     """A sample with its labels, from two halves of equally many traces."""
-    halves = []
-    for good_share, probability in zip(case.good, case.probabilities(), strict=True):
-        count = max(1, rng.poisson(case.labels * probability / sum(case.probabilities())))
-        good = rng.random(count) < good_share
-        scores = rng.normal(np.where(good, _MEANS[True], _MEANS[False]), _SPREAD)
-        halves.append((scores, scores >= GATE, good, np.full(count, probability)))
+    probabilities, halves = (_BEFORE, _BEFORE * shares), []
+    for good_share, probability in zip(good, probabilities, strict=True):
+        count = max(1, rng.poisson(labels * probability / sum(probabilities)))
+        is_good = rng.random(count) < good_share
+        scores = rng.normal(np.where(is_good, _SCORES[True].mean, _SCORES[False].mean), _SCORES[True].stdev)
+        halves.append((scores, scores >= GATE, is_good, np.full(count, probability)))
     return Judged(*map(np.concatenate, zip(*halves, strict=True)))
 
 
-def truth(case: Case, threshold: float) -> tuple[float, float]:
+def truth(good: float, threshold: float) -> tuple[float, float]:
     """The precision and the recall of a threshold among all traces."""
-    passing = {label: 0.5 * math.erfc((threshold - mean) / _SPREAD / math.sqrt(2)) for label, mean in _MEANS.items()}
-    good = sum(case.good) / 2
+    passing = {label: 1 - scores.cdf(threshold) for label, scores in _SCORES.items()}
     return good * passing[True] / (good * passing[True] + (1 - good) * passing[False]), passing[True]
 
 
