@@ -21,6 +21,10 @@ from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
 Send = Callable[[Payload], None]
 
 
+Chosen = Callable[[int], int]
+"""Chooses among so many."""
+
+
 class Operator(Stretch):
     """Somebody who is at work, and may be stopped or die between any two steps."""
 
@@ -37,53 +41,41 @@ class Operator(Stretch):
         return note
 
 
-def submitting(books: Books, payload: Payload, send: Send) -> Operator:
-    def submit() -> None:
+def submit(books: Books, payload: Payload, send: Send) -> None:
+    with suppress(InvalidTrace, TraceConflict):
+        _submit(WatchedLedger(books), payload, send)
+
+
+def replay(books: Books, chosen: Chosen, send: Send) -> None:
+    letters = WatchedLetters(books)
+    for letter, serial in _one_of(letters, chosen):
+        # What is refused stays.
         with suppress(InvalidTrace, TraceConflict):
-            _submit(WatchedLedger(books), payload, send)
-
-    return Operator(f"client submits {payload.header_id}", submit)
-
-
-def replaying(books: Books, chosen: Callable[[int], int], send: Send) -> Operator:
-    def replay() -> None:
-        letters, candidates = _choose(books, chosen)
-        for letter, serial in candidates:
-            # What is refused stays.
-            with suppress(InvalidTrace, TraceConflict):
-                payload = letters.payload(letter.letter_id)
-                parse_json(payload, LIMITS)
-                _submit(WatchedLedger(books), by_bytes(payload), send)
-                letters.drop(letter, serial)
-
-    return Operator("replay", replay)
-
-
-def dropping(books: Books, chosen: Callable[[int], int]) -> Operator:
-    def drop() -> None:
-        letters, candidates = _choose(books, chosen)
-        for letter, serial in candidates:
+            payload = letters.payload(letter.letter_id)
+            parse_json(payload, LIMITS)
+            _submit(WatchedLedger(books), by_bytes(payload), send)
             letters.drop(letter, serial)
 
-    return Operator("drop", drop)
+
+def drop(books: Books, chosen: Chosen) -> None:
+    letters = WatchedLetters(books)
+    for letter, serial in _one_of(letters, chosen):
+        letters.drop(letter, serial)
 
 
-def forgetting(books: Books, trace_id: str) -> Operator:
-    def forget() -> None:
-        WatchedLog(books).erase(trace_id)
-        letters = WatchedLetters(books)
-        for letter, serial in letters.read():
-            if letter.trace_id == trace_id:
-                letters.drop(letter, serial)
-        WatchedLedger(books).erase(trace_id)
-
-    return Operator(f"forget {trace_id}", forget)
+def forget(books: Books, trace_id: str) -> None:
+    WatchedLog(books).erase(trace_id)
+    letters = WatchedLetters(books)
+    for letter, serial in letters.read():
+        if letter.trace_id == trace_id:
+            letters.drop(letter, serial)
+    WatchedLedger(books).erase(trace_id)
 
 
-def reconciling(books: Books, is_empty: Callable[[], bool], send: Send) -> Operator:
+def reconcile(books: Books, is_empty: Callable[[], bool], send: Send) -> None:
     store: Any = SimpleNamespace(ledger=WatchedLedger(books), dead_letters=WatchedLetters(books))
     broker: Any = SimpleNamespace(traces=None, is_empty=is_empty, send=send)
-    return Operator("reconciler", lambda: reconciler.reconcile(broker, broker, store, LEDGER, Metrics(())))
+    reconciler.reconcile(broker, broker, store, LEDGER, Metrics(()))
 
 
 @contextmanager
@@ -104,10 +96,9 @@ def patched_broker() -> Iterator[None]:
         yield
 
 
-def _choose(books: Books, chosen: Callable[[int], int]) -> tuple[WatchedLetters, list[tuple[DeadLetter, int]]]:
-    letters = WatchedLetters(books)
+def _one_of(letters: WatchedLetters, chosen: Chosen) -> list[tuple[DeadLetter, int]]:
     stored = letters.read()
-    return letters, [stored[chosen(len(stored))]] if stored else []
+    return [stored[chosen(len(stored))]] if stored else []
 
 
 def _submit(ledger: WatchedLedger, payload: Payload, send: Send) -> None:

@@ -1,7 +1,8 @@
 """Workers, producers and operators around one queue, and everything that may happen to them, one script at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from kp_scorer.novelty.audit import audit
@@ -10,7 +11,7 @@ from tests.model.baton import Violation
 from tests.model.compare import check_same
 from tests.model.contents import IDS, KINDS, Payload, letter_id_of, payload_of
 from tests.model.invariants import Invariants
-from tests.model.operators import Operator, dropping, forgetting, reconciling, replaying, submitting
+from tests.model.operators import Operator, drop, forget, reconcile, replay, submit
 from tests.model.records import KEPT_MS, KEYS, RECORD_TTL_MS, RESEND_AFTER_MS, TRACE_LEASE_MS, WORKER_LEASE_MS
 from tests.model.reference import Reference
 from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW
@@ -82,8 +83,7 @@ class World:
 
     def submit(self, content: int, kind: int) -> str:
         payload = _content(content, kind)
-        self.operators.append(submitting(self.books, payload, self._send))
-        return self.operators[-1].name
+        return self._start(f"client submits {payload.header_id}", submit, payload, self._send)
 
     def send_foreign(self, content: int, kind: int) -> str:
         """Another producer puts a message on the queue."""
@@ -155,20 +155,16 @@ class World:
     # Operators, the reconciler among them.
 
     def reconcile(self, _: int, __: int) -> str:
-        self.operators.append(reconciling(self.books, lambda: not self.queue, self._send))
-        return ""
+        return self._start("reconciler", reconcile, lambda: not self.queue, self._send)
 
     def replay(self, which: int, _: int) -> str:
-        self.operators.append(replaying(self.books, lambda count: which % count, self._send))
-        return ""
+        return self._start("replay", replay, lambda count: which % count, self._send)
 
     def drop(self, which: int, _: int) -> str:
-        self.operators.append(dropping(self.books, lambda count: which % count))
-        return ""
+        return self._start("drop", drop, lambda count: which % count)
 
     def forget(self, which: int, _: int) -> str:
-        self.operators.append(forgetting(self.books, pick(IDS, which)))
-        return pick(IDS, which)
+        return self._start(f"forget {pick(IDS, which)}", forget, pick(IDS, which))
 
     def go_on(self, which: int, _: int) -> str:
         operator = pick(self.operators, which)
@@ -234,6 +230,10 @@ class World:
         return ""
 
     # What the actions have in common.
+
+    def _start(self, name: str, work: Callable[..., None], *arguments: object) -> str:
+        self.operators.append(Operator(name, partial(work, self.books, *arguments)))
+        return name
 
     def _send(self, payload: Payload) -> None:
         self.queue.append(Message(payload))
