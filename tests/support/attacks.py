@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import cycle
+from itertools import cycle, product
 from struct import pack
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -98,7 +98,7 @@ class Attack(NamedTuple):
 def attacks() -> Iterator[Attack]:
     """All of them, that both brokers can carry."""
     traces = marked(5_000, seed=11)
-    for make in (_odd_headers, _odd_embeds, _odd_fields_of_old, _odd_contents, _packed, _calls, bare):
+    for make in (_odd_values, _odd_contents, _packed, _calls, bare):
         yield from make(traces)
 
 
@@ -124,27 +124,16 @@ def _with_marker(trace: dict[str, Any]) -> dict[str, Any]:
 Traces = Iterator[dict[str, Any]]
 
 
-def _odd_headers(traces: Traces) -> Iterator[Attack]:
-    for name in HEADERS:
-        for value in VALUES:
-            yield _attack(next(traces), {name: value})
-
-
-def _odd_embeds(traces: Traces) -> Iterator[Attack]:
-    for name in _EMBED:
-        for value in VALUES:
-            yield _attack(next(traces), {}, embed={name: value})
-    for embed in VALUES:
+def _odd_values(traces: Traces) -> Iterator[Attack]:
+    for name, value in product(HEADERS, VALUES):
+        yield _attack(next(traces), {name: value})
+    for embed in (*({name: value} for name, value in product(_EMBED, VALUES)), *VALUES):
         yield _attack(next(traces), {}, embed=embed)
-
-
-def _odd_fields_of_old(traces: Traces) -> Iterator[Attack]:
-    """What the first version of the protocol has in the body."""
-    for name in _OLD_FIELDS:
-        for value in VALUES:
-            trace = next(traces)
-            fields = {"task": TASK_NAME, "id": str(trace["id"]), "args": [trace], "kwargs": {}, name: value}
-            yield Attack(str(trace["id"]), json.dumps(fields).encode(), {})
+    # What the first version of the protocol has in the body.
+    for name, value in product(_OLD_FIELDS, VALUES):
+        trace = next(traces)
+        fields = {"task": TASK_NAME, "id": str(trace["id"]), "args": [trace], "kwargs": {}, name: value}
+        yield Attack(str(trace["id"]), json.dumps(fields).encode(), {})
 
 
 def _odd_contents(traces: Traces) -> Iterator[Attack]:
@@ -253,15 +242,14 @@ def open_queue(arena: Arena) -> Iterator[Put]:
 def broker_attacks(arena: Arena, harmless: Iterator[Attack]) -> Iterator[Attack]:
     """What only one of the brokers can carry."""
     if arena.broker == "redis":
-        for name in REDIS_PROPERTIES:
-            for value in VALUES:
-                yield next(harmless)._replace(properties={name: value})
+        for name, value in product(REDIS_PROPERTIES, VALUES):
+            yield next(harmless)._replace(properties={name: value})
         for attack in bare(marked(1_000, seed=14)):
             yield attack._replace(headers={}, properties={"no envelope": True})
         return
-    for value in (MARKER, f"{MARKER}\n\x1b[31m", "payments", "celery", ""):
-        for name in ("correlation_id", "reply_to", "message_id", "type", "app_id"):
-            yield next(harmless)._replace(properties={name: value})
+    names = ("correlation_id", "reply_to", "message_id", "type", "app_id")
+    for name, value in product(names, (MARKER, f"{MARKER}\n\x1b[31m", "payments", "celery", "")):
+        yield next(harmless)._replace(properties={name: value})
     yield from (next(harmless)._replace(properties={"priority": priority, "timestamp": 2**63}) for priority in (0, 9, 255))
     yield from (next(harmless)._replace(trace_id="", headers={}, properties={"raw": raw}) for raw in _unreadable_properties())
 
