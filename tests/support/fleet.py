@@ -63,8 +63,7 @@ class Fleet:
         return sum(path.read_text("utf-8").count(f'"event": "{event}"') for path in self._directory.glob("worker-*.log"))
 
     def stop(self) -> list[int]:
-        if self._stopping.is_set():
-            return [worker.process.returncode for worker in self._workers]
+        """Stop all gracefully; their exit codes. Those that have ended already are left alone."""
         self._stopping.set()
         if self._supervisor:
             self._supervisor.join()

@@ -42,8 +42,7 @@ class HttpServer:
 
     def start(self) -> Worker:
         self.process = launch_worker(self._settings, self._log, SERVE)
-        wait_until(lambda: self.process.events("serve_ready") or self.process.process.poll() is not None, timeout_s=30)
-        assert self.process.process.poll() is None, self.process.text()
+        self.process.wait_until_ready("serve_ready")
         return self.process
 
     def ask(self, method: str, path: str, body: object = b"", **headers: str) -> Answer:

@@ -5,6 +5,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
@@ -77,12 +78,8 @@ def exposition(url: str) -> str:
 
 
 def samples_of(text: str) -> Samples:
-    return {
-        sample.name + (f"{{{labels}}}" if (labels := _label_text(sample.labels)) else ""): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def _label_text(labels: dict[str, str]) -> str:
-    return ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
+    samples = {}
+    for sample in chain.from_iterable(family.samples for family in text_string_to_metric_families(text)):
+        labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+        samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return samples
