@@ -16,6 +16,8 @@ from tests.support.processes import wait_until
 from tests.support.rabbitmq import evaluated, rabbitmq_in_use
 from tests.support.traces import short_traces
 
+pytestmark = pytest.mark.slow
+
 FEW: Final = 15
 TIMEOUT_S: Final = 8
 LOOK_EVERY_S: Final = 2
@@ -47,7 +49,6 @@ def impatient_rabbitmq(broker: BrokerName, request: pytest.FixtureRequest) -> It
                 evaluated(f"{{ok, Before}} = {answer}, application:set_env(rabbit, {name}, Before).")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("impatient_rabbitmq")
 def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliveries(arena: Arena) -> None:
     # The broker is reached directly, also where both are one Redis.
@@ -77,7 +78,6 @@ def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliver
     assert stored == sorted(("malformed", 1, body) for body in bodies)
 
 
-@pytest.mark.slow
 def test_sigterm_while_messages_wait_for_the_store(arena: Arena) -> None:
     with supervised(arena.settings(redis__url=arena.store_proxy.url), arena.directory, 1) as fleet:
         fleet.wait_until_ready()
@@ -93,7 +93,6 @@ def test_sigterm_while_messages_wait_for_the_store(arena: Arena) -> None:
         arena.finish(fleet, submitted)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 def test_a_resent_message_keeps_its_body_and_the_headers_that_count(arena: Arena) -> None:
     settings = arena.settings(redis__url=arena.store_proxy.url, broker__hold_s=0.5)

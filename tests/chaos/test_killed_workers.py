@@ -15,10 +15,11 @@ from tests.support.outcomes import only_log
 from tests.support.processes import wait_until
 from tests.support.traces import short_traces
 
+pytestmark = pytest.mark.slow
+
 CHUNK = 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broker", "variables", "changed"),
     [
@@ -52,7 +53,6 @@ def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str], cha
         assert not variables or fleet.logged("trace_decided") > 1.5 * len(submitted)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_workers_killed_before_they_see_the_message_that_redis_gave_them(arena: Arena) -> None:
     waiting, submitted, kills, lost_replies = traces(), list[str](), 0, 0
@@ -94,7 +94,6 @@ def crash_plan(place: int, life: int) -> Mapping[str, str]:
     return {"CRASH_AT": points[life], "CRASH_AFTER": str(random.Random(f"{SEED}:{place}:{life}").randint(1, 6))}
 
 
-@pytest.mark.slow
 def test_workers_that_die_at_every_step(arena: Arena) -> None:
     waiting, submitted, rounds = traces(), list[str](), count(SEED + 1)
     planned = WORKERS * DEADLY_LIVES
@@ -113,7 +112,6 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
         assert fleet.ends == [-9] * planned
 
 
-@pytest.mark.slow
 def test_a_worker_killed_after_it_stored_a_dead_letter_leaves_exactly_one(arena: Arena) -> None:
     # What clients with other limits let through is dead-lettered anew by the next worker.
     strict = arena.settings(limits__steps=1)

@@ -14,6 +14,8 @@ from tests.support.arena import TRACES, Arena, decided_of, endure, slowly, submi
 from tests.support.fleet import Fleet
 from tests.support.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 HALF: Final = TRACES // 2
 THIRD: Final = TRACES // 3
 SILENCE_S: Final = 4.0
@@ -32,7 +34,6 @@ def in_mid_load(
         yield client, fleet, submitted
 
 
-@pytest.mark.slow
 def test_redis_killed_and_started_again_in_mid_load(arena: Arena) -> None:
     load = traces()
     with in_mid_load(arena, load[:HALF], arena.settings()) as (client, fleet, submitted):
@@ -46,7 +47,6 @@ def test_redis_killed_and_started_again_in_mid_load(arena: Arena) -> None:
         assert fleet.ends == [], "workers must outlive a restart"
 
 
-@pytest.mark.slow
 def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
     load = traces()
     with in_mid_load(arena, load[:HALF], arena.settings_behind_proxies()) as (client, fleet, submitted):
@@ -71,7 +71,6 @@ def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
         arena.finish(fleet, submitted, decided_twice=undecided, store_lost_writes=True)
 
 
-@pytest.mark.slow
 def test_redis_full_in_mid_load(arena: Arena) -> None:
     load = traces()
     with in_mid_load(arena, load[:HALF], arena.settings()) as (client, fleet, submitted):
@@ -89,7 +88,6 @@ def test_redis_full_in_mid_load(arena: Arena) -> None:
         assert fleet.ends == [-9], "workers must outlive a full store"
 
 
-@pytest.mark.slow
 def test_silent_connections(arena: Arena) -> None:
     load = traces()
     proxies = {arena.broker_proxy, arena.store_proxy}
@@ -114,7 +112,6 @@ def test_silent_connections(arena: Arena) -> None:
         assert fleet.ends == [], "workers must outlive a bad network"
 
 
-@pytest.mark.slow
 def test_broker_gone_for_a_while(arena: Arena) -> None:
     load = traces()
     settings = arena.settings_behind_proxies()

@@ -13,8 +13,9 @@ from tests.support.arena import TRACES, Arena, submit, supervised, traces, wait_
 from tests.support.crashing_worker import STALLS
 from tests.support.processes import wait_until
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_visibility_timeout_shorter_than_a_stalled_batch(arena: Arena) -> None:
     def stall(place: int, life: int) -> Mapping[str, str]:
         return {"STALL_S": "7" if place == 0 else "0"}
@@ -26,7 +27,6 @@ def test_visibility_timeout_shorter_than_a_stalled_batch(arena: Arena) -> None:
         assert fleet.ends == [], "a worker ended that was only slow"
 
 
-@pytest.mark.slow
 def test_stalled_worker_ends_and_another_decides(arena: Arena) -> None:
     def stall(place: int, life: int) -> Mapping[str, str]:
         return {"STALL_S": "600" if life == 0 else "0"}
@@ -41,7 +41,6 @@ def test_stalled_worker_ends_and_another_decides(arena: Arena) -> None:
         assert fleet.ends == [4]
 
 
-@pytest.mark.slow
 def test_clocks_that_are_an_hour_off(arena: Arena) -> None:
     def clock(place: int, life: int) -> Mapping[str, str]:
         return {"CLOCK_OFFSET_S": str((3_600, -3_600, 0)[place]), "EMBED_S": "0.1"}
@@ -63,7 +62,6 @@ def test_clocks_that_are_an_hour_off(arena: Arena) -> None:
         assert fleet.logged("trace_decided") <= len(submitted) + most_in_flight, "messages of live workers were redelivered"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "count", "copies", "embed_s", "worker_settings"),
     [
@@ -83,7 +81,6 @@ def test_copies_are_decided_once(
         arena.finish(fleet, [str(trace["id"]) for trace in load])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_copies_of_the_same_bytes(arena: Arena) -> None:
     settings = arena.settings(worker__max_attempts=1, worker__concurrency=96)

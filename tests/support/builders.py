@@ -3,7 +3,8 @@
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from typing import Any, Final
 
 import numpy as np
@@ -164,11 +165,8 @@ def without(payload: Payload, path: str) -> Payload:
     return copied
 
 
-def _holder(payload: Payload, outer: Sequence[Any]) -> Any:
-    holder: Any = payload
-    for key in outer:
-        holder = holder[key]
-    return holder
+def _holder(payload: Any, outer: Sequence[Any]) -> Any:
+    return reduce(getitem, outer, payload)
 
 
 def policies(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Policy]:
