@@ -53,10 +53,6 @@ class TraceRecord:
     def release(self, lease_ms: int = 0) -> None:
         self.owner, self.lease_ms = "", lease_ms
 
-    def forget_pending(self) -> None:
-        self.since_ms, self.submission, self.resends, self.attempts = 0, b"", 0, 0
-        self.release()
-
 
 @dataclass
 class Letter:

@@ -92,7 +92,7 @@ class Reference:
         if record.state == "decided":
             return "decided"
         if record.state != "pending":
-            self._to_pending(trace_id, record, digest)
+            record = self._to_pending(trace_id, record, digest)
         record.submission, record.as_letter = submission, digest + letter_id_of(submission).encode()
         self.pending[trace_id] = self.now
         return "pending"
@@ -105,7 +105,7 @@ class Reference:
         record = self.records.setdefault(trace_id, TraceRecord())
         is_held = False
         if not record.state or (record.state == "dead" and record.digest != digest):
-            self._to_pending(trace_id, record, digest)
+            record = self._to_pending(trace_id, record, digest)
         if record.state == "pending" and record.digest == digest:
             if record.owner not in ("", worker):
                 if self.workers.get(record.owner, 0) > self.now:
@@ -155,9 +155,8 @@ class Reference:
             return str(TraceDead(verdict.trace_id, record.reason, record.detail))  # type: ignore[arg-type]
         if verdict.entry and record.entry != verdict.entry:
             return "again"
-        self.records[verdict.trace_id] = record
         if record.state != "pending":
-            self._to_pending(verdict.trace_id, record, verdict.digest)
+            record = self._to_pending(verdict.trace_id, record, verdict.digest)
         self._end_pending(verdict.trace_id, record)
         record.state, record.decision = "decided", verdict.decision
         self.decided += 1
@@ -353,19 +352,20 @@ class Reference:
 
     # Steps that several events have in common.
 
-    def _to_pending(self, trace_id: str, record: TraceRecord, digest: bytes) -> None:
-        if record.digest != digest:
-            record.forget_place()
-        record.forget_pending()
-        record.state, record.digest, record.since_ms = "pending", digest, self.now
-        record.decision, record.reason, record.detail, record.letter, record.as_letter = b"", "", "", "", b""
+    def _to_pending(self, trace_id: str, record: TraceRecord, digest: bytes) -> TraceRecord:
+        """Begin a record anew; of the same content only its place is kept."""
+        begun = self.records[trace_id] = TraceRecord("pending", digest, since_ms=self.now)
+        if record.digest == digest:
+            begun.epoch, begun.entry = record.epoch, record.entry
         self.deadlines.pop(KEYS.record(trace_id), None)
         self.pending[trace_id] = self.now
         self.submitted += 1
+        return begun
 
     def _end_pending(self, trace_id: str, record: TraceRecord) -> None:
         self.pending.pop(trace_id, None)
-        record.forget_pending()
+        record.since_ms, record.submission, record.resends, record.attempts = 0, b"", 0, 0
+        record.release()
         self.expires_in(KEYS.record(trace_id), RECORD_TTL_MS)
 
     def _forget_pending(self, trace_id: str) -> None:
