@@ -35,13 +35,14 @@ Row = dict[str, Cell]
 
 MB: Final = 1_000_000
 BATCH: Final = WorkerSettings().batch_size
-RECIPES: Final = MappingProxyType(
-    {
-        "trace": {"novelty.recipe": "trace"},
-        "asked_and_did": {"novelty.recipe": "asked_and_did"},
-        "words": {"embedding.embedder": "words"},
-    }
-)
+CHARS: Final = {"short": 0, "medium": 1_000, "long": 10**9}
+"""Characters of a text at most: only the objective, its beginning, or all of it."""
+
+RECIPES: Final = {
+    "trace": {"novelty.recipe": "trace"},
+    "asked_and_did": {"novelty.recipe": "asked_and_did"},
+    "words": {"embedding.embedder": "words"},
+}
 """The settings that are compared."""
 
 
@@ -84,6 +85,16 @@ def tasks_of(traces: Iterable[ReasoningTrace]) -> list[str]:
 def asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
     """The same trace with another objective."""
     return trace.model_copy(update={"task": trace.task.model_copy(update={"objective": objective})})
+
+
+def cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
+    """The same trace with an embedding text of so many characters at most, but always with all of its objective."""
+    left, steps = chars - len(trace.task.objective), []
+    for step in trace.steps:
+        content = (step.content or "")[: max(0, left)]
+        left -= len(content)
+        steps.append(step.model_copy(update={"content": content or None}))
+    return trace.model_copy(update={"steps": tuple(steps)})
 
 
 def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:

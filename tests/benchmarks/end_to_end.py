@@ -17,16 +17,13 @@ from typing import Final, NamedTuple
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import BATCH, Row, arguments, batches, embed_seconds, real_embedder, report, say
+from tests.benchmarks.common import BATCH, CHARS, Row, arguments, batches, cut, embed_seconds, real_embedder, report, say
 from tests.benchmarks.load import open_bench, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
 
 _WARM_UP: Final = 3 * BATCH
 _REFERENCE_SHARE: Final = 5
 """The reference gets one in so many texts: it is slow, and its rate is steady."""
-
-_CHARS: Final = {"short": 0, "medium": 1_000, "long": 10**9}
-"""Characters of a text at most: only the objective, its beginning, or all of it."""
 
 
 class Rates(NamedTuple):
@@ -39,10 +36,10 @@ class Rates(NamedTuple):
 
 def main() -> None:
     parser = arguments(__doc__, traces=2_000, portion=192)
-    parser.add_argument("--texts", choices=list(_CHARS), default="long", help="how long the texts are (default: long)")
+    parser.add_argument("--texts", choices=list(CHARS), default="long", help="how long the texts are (default: long)")
     options = parser.parse_args()
     embedder = real_embedder()
-    items = [_cut(trace, _CHARS[options.texts]) for trace in traces(_WARM_UP + options.traces)]
+    items = [cut(trace, CHARS[options.texts]) for trace in traces(_WARM_UP + options.traces)]
     with reference_engine() as reference, open_bench() as bench:
         bench.decide(items[:_WARM_UP])
         _embed(embedder, reference, items[:_WARM_UP])
@@ -52,16 +49,6 @@ def main() -> None:
             say(f"{len(portions)}: {portions[-1].worker:.1f}/s, engine {portions[-1].engine:.1f}/s")
     row: Row = {"texts": options.texts, "traces": options.traces, "engine": embedder.engine}
     report("end_to_end", [row | _summary(portions)])
-
-
-def _cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
-    """The same trace with an embedding text of so many characters at most, but always with all of its objective."""
-    left, steps = chars - len(trace.task.objective), []
-    for step in trace.steps:
-        content = (step.content or "")[: max(0, left)]
-        left -= len(content)
-        steps.append(step.model_copy(update={"content": content or None}))
-    return trace.model_copy(update={"steps": tuple(steps)})
 
 
 def _embed(embedder: Embedder, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> tuple[float, float]:

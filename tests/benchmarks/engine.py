@@ -1,4 +1,4 @@
-"""Texts a second of each engine, on texts of three lengths.
+"""Texts a second of each engine, on texts of three lengths: objectives, the first 1,000 characters, and all.
 
 The engines are torch in float32, which is what sentence-transformers does by itself; the default engine; and the reference
 SDK's (where it can run): transformers.js from npm, the same weights as ONNX, float32, one text at a time, all cores. They take
@@ -9,31 +9,29 @@ measured.
 - ``to_torch``, ``to_reference``: the median of the passes' ratios.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import fmean, median
-from types import MappingProxyType
 from typing import Final
 
-from kp_scorer.trace import ReasoningTrace
-
-from tests.benchmarks.common import Row, arguments, embed_seconds, lengths_of, real_embedder, report, seconds_in_turns, typical
+from tests.benchmarks.common import (
+    CHARS,
+    Row,
+    arguments,
+    cut,
+    embed_seconds,
+    lengths_of,
+    real_embedder,
+    report,
+    seconds_in_turns,
+    typical,
+)
 from tests.benchmarks.reference_engine import reference_engine
 
 _REFERENCE: Final = "reference f32"
 
 Embed = Callable[[Sequence[str]], float]
 """Embeds texts; the seconds that it took."""
-
-
-_CUTS: Final[Mapping[str, Callable[[ReasoningTrace], str]]] = MappingProxyType(
-    {
-        "short": lambda trace: trace.task.objective,
-        "medium": lambda trace: trace.embedding_text[:1_000],
-        "long": lambda trace: trace.embedding_text,
-    }
-)
-"""Texts of three lengths: a trace's objective, its first 1,000 characters, and all of it."""
 
 
 def main() -> None:
@@ -47,8 +45,8 @@ def rows_of(count: int, repeats: int) -> Iterator[Row]:
     with reference_engine() as reference:
         if reference:
             engines[_REFERENCE] = lambda texts: reference.embed(texts).seconds
-        for name, cut in _CUTS.items():
-            texts = [cut(trace) for trace in typical(count)]
+        for name, chars in CHARS.items():
+            texts = [cut(trace, chars).embedding_text for trace in typical(count)]
             seconds_in_turns(engines, texts)
             passes = [seconds_in_turns(engines, texts) for _ in range(repeats)]
             row: Row = {"texts": name, "tokens": fmean(lengths_of(texts))}

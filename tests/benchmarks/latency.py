@@ -14,14 +14,14 @@ from before ``submit`` is called until the decision is read from its results que
 
 import argparse
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
 from typing import Final
 
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import Row, arguments, real_embedder, report, say, typical
-from tests.benchmarks.load import Bench, open_bench, traces
+from tests.benchmarks.load import open_bench, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
 from tests.benchmarks.streams import pass_seconds, simulate
 
@@ -44,37 +44,25 @@ def rows_of(options: argparse.Namespace) -> Iterator[Row]:
         shuffle = random.Random(1)
         for arrivals in ("even", "random"):
             gaps = [1 / rate if arrivals == "even" else shuffle.expovariate(rate) for _ in range(options.traces)]
-            row: Row = {"arrivals": arrivals, "load": options.load, "traces_per_s": rate}
-            queue_ms: Mapping[int, float] = {}
+            items = traces(options.traces)
+            reference_ms = _reference_ms(reference, items)
+            cuts = _percentiles(bench.ways_ms(items, gaps))
+            reference_ms += _reference_ms(reference, items)
+            row: Row = {"arrivals": arrivals, "load": options.load, "traces_per_s": rate, "traces": len(items)}
+            row |= {f"p{at}_ms": cut for at, cut in cuts.items()}
             if arrivals == "random":
                 of_streams = rate * passes_s[0] / embedder.streams
-                queue_ms = _percentiles(simulate(embedder.streams, *passes_s, of_streams, options.traces), 1e3)
-            yield row | measure(bench, reference, traces(options.traces), gaps, queue_ms)
+                queue = _percentiles(simulate(embedder.streams, *passes_s, of_streams, len(items)))
+                row |= {f"queue_p{at}_ms": cut * 1_000 for at, cut in queue.items()}
+                row |= {f"p{at}_of_queue": cuts[at] / 1_000 / cut for at, cut in queue.items()}
+            if reference_ms:
+                row["reference_ms"] = median(reference_ms)
+                row |= {f"p{at}_of_reference": cut / median(reference_ms) for at, cut in cuts.items()}
+            yield row
 
 
-def _percentiles(values: Sequence[float], unit: float = 1.0) -> dict[int, float]:
-    return {at: quantiles(values, n=100, method="inclusive")[at - 1] * unit for at in _CUTS}
-
-
-def measure(
-    bench: Bench,
-    reference: ReferenceEngine | None,
-    items: Sequence[ReasoningTrace],
-    gaps: Sequence[float],
-    queue_ms: Mapping[int, float],
-) -> Row:
-    """Submit traces at the given gaps in seconds and see what each one's way took, beside what the passes alone would."""
-    reference_ms = _reference_ms(reference, items)
-    ways_ms = bench.ways_ms(items, gaps)
-    reference_ms += _reference_ms(reference, items)
-    cuts = _percentiles(ways_ms)
-    row: Row = {"traces": len(items), **{f"p{at}_ms": cut for at, cut in cuts.items()}}
-    row |= {f"queue_p{at}_ms": cut for at, cut in queue_ms.items()}
-    row |= {f"p{at}_of_queue": cuts[at] / cut for at, cut in queue_ms.items()}
-    if reference_ms:
-        row["reference_ms"] = median(reference_ms)
-        row |= {f"p{at}_of_reference": cut / median(reference_ms) for at, cut in cuts.items()}
-    return row
+def _percentiles(values: Sequence[float]) -> dict[int, float]:
+    return {at: quantiles(values, n=100, method="inclusive")[at - 1] for at in _CUTS}
 
 
 def _reference_ms(reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> list[float]:

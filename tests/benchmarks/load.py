@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import psutil
@@ -24,7 +23,7 @@ from tests.support.processes import start_worker
 
 _READ_AT_ONCE: Final = 100
 
-_WITH_EMBEDDER: Final = MappingProxyType({"embedding.required": True})
+_WITH_EMBEDDER: Final[Mapping[str, object]] = {"embedding.required": True}
 
 
 class Speed(NamedTuple):

