@@ -1,23 +1,32 @@
 """Texts a second of each engine, on texts of three lengths: objectives, the first 1,000 characters, and all.
 
-The engines are torch in float32, which is what sentence-transformers does by itself; the default engine; and the reference
-SDK's (where it can run): transformers.js from npm, the same weights as ONNX, float32, one text at a time, all cores. They take
-turns batch by batch, so that a machine that slows down for a minute slows all. Each has embedded every text before anything is
-measured.
+The engines are torch in float32 on the CPU, which is what sentence-transformers does there by itself; the default engine, on a
+GPU where there is one; and the reference SDK's (where it can run): transformers.js from npm, the same weights as ONNX, float32,
+one text at a time, all cores. They take turns batch by batch, so that a machine that slows down for a minute slows all. Each
+has embedded every text before anything is measured.
 
 - ``traces_per_s``: the median of the passes over the texts; text in, vectors out.
 - ``to_torch``, ``to_reference``: the median of the passes' ratios.
+- ``least_cosine``: between the default engine's vectors of a text and torch's, the smallest.
+- ``gpu_mb``: at most, what the texts take of a GPU's memory; 0 without one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import fmean, median
 from typing import Final
+from unittest.mock import patch
+
+import torch
+from kp_scorer.embedding import select
 
 from tests.benchmarks.common import (
+    BATCH,
     CHARS,
+    MB,
     Row,
     arguments,
+    batches,
     cut,
     embed_seconds,
     lengths_of,
@@ -40,19 +49,23 @@ def main() -> None:
 
 
 def rows_of(count: int, repeats: int) -> Iterator[Row]:
-    torch, default = real_embedder({"embedding.embedder": "torch"}), real_embedder()
-    engines: dict[str, Embed] = {embedder.engine: partial(embed_seconds, embedder) for embedder in (torch, default)}
+    with patch.object(select, "_GPU_DEVICES", ()):
+        on_cpu = real_embedder({"embedding.embedder": "torch"})
+    default = real_embedder()
+    engines: dict[str, Embed] = {embedder.engine: partial(embed_seconds, embedder) for embedder in (on_cpu, default)}
     with reference_engine() as reference:
         if reference:
             engines[_REFERENCE] = lambda texts: reference.embed(texts).seconds
         for name, chars in CHARS.items():
             texts = [cut(trace, chars).embedding_text for trace in typical(count)]
             seconds_in_turns(engines, texts)
+            cosines = [(default.embed(batch) * on_cpu.embed(batch)).sum(axis=1).min() for batch in batches(texts, BATCH)]
             passes = [seconds_in_turns(engines, texts) for _ in range(repeats)]
-            row: Row = {"texts": name, "tokens": fmean(lengths_of(texts))}
+            row: Row = {"texts": name, "tokens": fmean(lengths_of(texts)), "least_cosine": float(min(cosines))}
+            row["gpu_mb"] = torch.cuda.max_memory_allocated() / MB
             for engine in engines:
                 row |= {"engine": engine, "traces_per_s": median(len(texts) / each[engine] for each in passes)}
-                row["to_torch"] = median(each[torch.engine] / each[engine] for each in passes)
+                row["to_torch"] = median(each[on_cpu.engine] / each[engine] for each in passes)
                 if reference:
                     row["to_reference"] = median(each[_REFERENCE] / each[engine] for each in passes)
                 yield {**row}
