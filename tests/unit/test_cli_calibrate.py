@@ -147,6 +147,14 @@ def test_small_domain_keeps_its_own_threshold(file: Path) -> None:
     assert "# All domains without one of their own together, 70 traces" in result.stdout
 
 
+def test_a_chosen_domain_leaves_the_threshold_of_all_others_as_it_is(file: Path) -> None:
+    done = run(file, "--accept", "20%", "--domain", "code", "--set", "scoring.threshold=0.61")
+    assert done.exit_code == 0, done.output
+    scoring = tomllib.loads(done.stdout)["scoring"]
+    assert (scoring["threshold"], list(scoring["thresholds"])) == (0.61, ["code"])
+    assert run(file, "--accept", "20%", "--domain", "x").exit_code == 1, "40 traces are too few"
+
+
 def test_alias_counts_for_its_domain(file: Path, tmp_path: Path) -> None:
     (config := tmp_path / "mine.toml").write_text('[scoring.aliases]\n"customer service" = "code"\n')
     result = run(file, "--accept", "20%", "--config", config)

@@ -58,6 +58,7 @@ class Gathered:
     """To be read once, as they are gathered. Of a file in its order, and of a sample of the ledger in that of the log."""
     refused: int = 0
     """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged; once all are read."""
+    are_of_domains: bool = False  # Whether they are those of some domains alone.
     dead_letters: int = 0  # How many there are, of all producers; 0 unless the ledger was read.
 
     def only(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
@@ -81,7 +82,7 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
         type=click.IntRange(min=1),
         default=sample,
         show_default=True,
-        help="With --stored, read so many records, chosen at random.",
+        help="With --stored, read so many records, chosen at random from all.",
     )
     @click.option(
         "--since", metavar="TIME", type=_TIME, help="Only what was decided since: 2026-11-30, or with T12:00:00; UTC."
@@ -112,6 +113,7 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
             gathered.only("--since", [str(since)], lambda decision: _decided_s(decision) >= first_s)
         if domain:
             gathered.only("--domain", domain, lambda decision: decision.domain in domain)
+            gathered.are_of_domains = True
         if namespace:
             gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id) in namespace)
         if agent:

@@ -111,6 +111,9 @@ def calibrate(
     if 0 < labelled < total:
         print_note(f"{labelled} of {total} traces have a label")
     calibration = calibrated(samples, target, settings.scoring.thresholds)
+    if gathered.are_of_domains:
+        # The threshold of all others does not follow from these.
+        calibration = calibration._replace(other_domains=Cohort(0, lack="too_few"))
     scoring = with_thresholds(calibration, settings.scoring)
     if not any(cohort.suggestion for cohort in (*calibration.domains.values(), calibration.other_domains)):
         print_note(f"nothing to suggest: {_lack(calibration.other_domains, target)}")
@@ -182,7 +185,7 @@ def _notes(target: Target, calibration: Calibration, scoring: ScoringSettings) -
     """What the file leaves out."""
     # Nothing was suggested for domains with too few traces, so that they are among the thresholds only if they are set.
     few = sum(cohort.lack == "too_few" and domain not in scoring.thresholds for domain, cohort in calibration.domains.items())
-    if few:
+    if few and calibration.other_domains.traces:
         whose = "of all domains together" if calibration.other_domains_are_all else "of theirs together"
         yield f"domains with fewer than {target.least_traces} traces{_counted(target)}: {few}; they get one threshold, {whose}"
     for domain, cohort in calibration.domains.items():
