@@ -35,6 +35,7 @@ class Costs:
     read_bytes: int = 1_700  # From Redis to each other worker that reads the vector (``round_trips``).
     message_bytes: int = 9_000  # The trace itself, in the queue and, until it is decided, in the ledger (``submitting``).
     vector_bytes: int = 1_900  # Redis' memory for an entry of the log (``log_size``).
+    note_bytes: int = 900  # Redis' memory for what the client notes of a trace beside the trace itself (``stored``).
     record_bytes: int = 1_700  # Redis' memory for a decided trace, until its record expires (``log_size``).
 
     def core_ms(self, tokens: float) -> float:
@@ -88,7 +89,7 @@ class Fleet:
     def redis_bytes(self, rate: float, waiting: int = 0) -> float:
         """Redis' memory at so many traces a second, while so many wait. Those it also holds where RabbitMQ has the queues."""
         decided = self.log_entries * self.costs.vector_bytes + rate * self.kept_s * self.costs.record_bytes
-        return decided + waiting * self.costs.message_bytes * (1 + self.queues_in_redis)
+        return decided + waiting * (self.costs.note_bytes + self.costs.message_bytes * (1 + self.queues_in_redis))
 
     def latency_ms(self, rate: float, share: float) -> float:
         """Milliseconds from submitting to publishing that ``share`` of the traces do not exceed, at random arrivals.
@@ -124,7 +125,7 @@ def erlang_c(servers: int, load: float) -> float:
 @click.option("--cores", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="For each worker.")
 @click.option("--tokens", type=click.IntRange(1, 512), default=400, show_default=True, help="Of a trace, on average.")
 @click.option("--core-ms", type=click.FloatRange(min=0.01), help="Milliseconds of one core to embed such a trace, as measured.")
-@click.option("--broker", type=click.Choice(["redis", "rabbitmq"]), default="redis", show_default=True)
+@click.option("--broker", type=click.Choice(["redis", "rabbitmq"]), help="[default: that of broker.url, or redis]")
 @click.option("--gbit", type=click.FloatRange(min=0.001), default=1.0, show_default=True, help="Of Redis' network.")
 @click.option("--rate", type=click.FloatRange(min=0.001), help="Traces a second. [default: 70% of the throughput]")
 @click.option("--waiting", type=click.IntRange(0), default=0, help="Traces that wait in an outage, for Redis' memory.")
@@ -135,7 +136,7 @@ def capacity(
     cores: float,
     tokens: int,
     core_ms: float | None,
-    broker: str,
+    broker: str | None,
     gbit: float,
     rate: float | None,
     waiting: int,
@@ -149,7 +150,8 @@ def capacity(
     divided by its traces a second in `kp-scorer top`. Latencies are those of random arrivals; they are null where the rate is
     above the throughput.
     """
-    threads, in_redis, network = max(1, round(cores)), broker == "redis", gbit * 1e9 / 8
+    threads, network = max(1, round(cores)), gbit * 1e9 / 8
+    in_redis = broker == "redis" if broker else settings.broker.is_redis or not settings.broker.url
     costs = Costs(message_bytes=trace_bytes)
     if core_ms is not None:
         costs = replace(costs, embed_ms=0.0, embed_ms_a_token=core_ms / tokens)
