@@ -101,6 +101,34 @@ def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsW
         assert (status.exit_code, "workers wait when it is full" in status.output) == (1, True)
 
 
+def test_the_limit_that_is_reached_first_says_when_a_queue_is_full(settings: Settings, redis_client: redis.Redis) -> None:
+    limited = with_changed(settings, results__with_trace=True, queues__results_bytes=2_000_000)
+    accepted = limited.queues.accepted
+    with make_celery(limited) as app, Store.open(limited) as store:
+        redis_client.lpush(accepted, *["{}"] * 30_000)
+        before = look_at_backlog(app, limited, store)
+        assert 0.2 < before.used(accepted) < 0.5
+        redis_client.lpush(accepted, *["x" * 40_000] * 20)
+        now = look_at_backlog(app, limited, store)
+        # By its bytes it would be full after as much again, by its number in some hundred times as long.
+        assert 0 < now.full_in_s(accepted, before) < 2 * (now.at_s - before.at_s)
+        redis_client.lpush(accepted, *["x" * 40_000] * 40)
+        assert look_at_backlog(app, limited, store).full == (accepted,), "nobody had to publish to it"
+
+
+def test_a_queue_counts_as_full_only_while_something_waits_for_room(limited: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_celery(limited) as app, Store.open(limited) as store:
+        publisher = Publisher(app, limited, store)
+
+        def refused() -> bool:
+            return publisher.publish_all([publisher.publication(decision("kp:trace:one"), {}, None, set())]) != [None]
+
+        wait_until(refused)
+        assert publisher.full() == {limited.queues.rejected}
+        monkeypatch.setattr("kp_scorer.broker.results._ROOM_ASKED_WITHIN_S", 0.1)
+        wait_until(lambda: not publisher.full(), timeout_s=5)
+
+
 def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(on_broker: SettingsWith) -> None:
     settings = on_broker()
     with make_celery(settings) as app, Store.open(settings) as store:

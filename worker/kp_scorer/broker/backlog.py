@@ -42,9 +42,11 @@ class Backlog(NamedTuple):
 
     def full_in_s(self, name: str, earlier: "Backlog") -> float:
         """How long until a queue or stream of decisions is full if it goes on as since ``earlier``; infinite if never."""
-        used = self.used(name)
-        added = used - (earlier.used(name) if name in earlier.decisions else 0.0)
-        return max(0.0, 1 - used) * (self.at_s - earlier.at_s) / added if added > 0 else math.inf
+        shares = [(self.used_bytes.get(name, 0.0), earlier.used_bytes.get(name, 0.0))]
+        if self.limit:
+            shares.append((self.decisions[name] / self.limit, earlier.decisions.get(name, 0) / self.limit))
+        left_s = [max(0.0, 1 - now) * (self.at_s - earlier.at_s) / (now - then) for now, then in shares if now > then]
+        return min(left_s, default=math.inf)
 
 
 def waiting(app: Celery, queue: Queue) -> int:
@@ -90,17 +92,19 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
     traces, _, intake = submission_queues(settings)
     decisions = unread(app, settings, store)
     limit, waited_for = settings.queues.results_limit, tuple(filter(settings.waits_for_room, decisions))
+    used_bytes = _used_bytes(app, settings, store)
     # Which are full by their bytes, on RabbitMQ only whoever publishes to them notices.
     refusing = {name for report in store.worker_reports() for name in report.full}
+    full = {name for name, count in decisions.items() if 0 < limit <= count or used_bytes.get(name, 0.0) >= 1} | refusing
     return Backlog(
         submissions={queue.name: waiting(app, queue) for queue in filter(None, [traces, intake])},
         decisions=decisions,
-        full=tuple(name for name in waited_for if 0 < limit <= decisions[name] or name in refusing),
+        full=tuple(name for name in waited_for if name in full),
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
         redis_used=store.memory_used(),
         limit=limit,
-        used_bytes=_used_bytes(app, settings, store),
+        used_bytes=used_bytes,
         waited_for=waited_for,
         at_s=time.monotonic(),
     )

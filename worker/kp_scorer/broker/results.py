@@ -3,6 +3,8 @@
 What publishes or receives raises the errors of :mod:`~kp_scorer.broker.publishing`, and ServiceUnavailable if Redis fails.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +31,9 @@ from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 _MARK: Final = "decided_at"  # The header that holds a decision's mark.
 
 _PORTION_BYTES: Final = 2_097_152  # Of traces that go along at once: they fill the memory several times over.
+_ROOM_ASKED_WITHIN_S: Final = (
+    10.0  # What waits for room asks for it every second; later it has gone, perhaps to another worker.
+)
 _VALUES_AROUND: Final = 1_000  # Values that a decision may have besides its trace: some fifty.
 
 log = structlog.get_logger("kp_scorer.broker.results")
@@ -69,7 +74,8 @@ class Publisher:
 
     def full(self) -> set[str]:
         """The names of the queues and streams that workers wait for, as they had no room for a decision when one last came."""
-        return {name for name, outbox in self._outboxes.items() if outbox.is_full and outbox.waits}
+        asked_since = time.monotonic() - _ROOM_ASKED_WITHIN_S
+        return {name for name, outbox in self._outboxes.items() if outbox.waits and outbox.refused_at >= asked_since}
 
     def publication(self, decision: Decision, context: Context, message: Any, published_to: set[str]) -> Publication:
         """What is published of a decision; with ``results.with_trace`` also the trace that its kombu message submitted.
@@ -159,6 +165,7 @@ class _Outbox:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
         self.is_full = False
+        self.refused_at = -math.inf  # When it last had no room for a decision, by the monotonic clock; never, if it has by now.
         self.waits = settings.waits_for_room(destination.name)  # Whether what has no room waits for it, and is not left out.
         self._limit = settings.queues.results_limit
         self._most_bytes = settings.results_bytes
@@ -179,6 +186,7 @@ class _Outbox:
         # One that the last decision has just filled does not count as full: nothing waits for room yet.
         is_full = not all(accepted)
         was_full, self.is_full = self.is_full, is_full
+        self.refused_at = time.monotonic() if is_full else -math.inf
         if is_full and not was_full:
             log.warning("results_full", queue=self.destination.name, unread=unread, waits=self.waits)
         elif was_full and not is_full:

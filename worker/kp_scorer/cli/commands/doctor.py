@@ -146,9 +146,12 @@ def _backlog(settings: Settings, store: Store, app: Celery) -> Findings:
         left_s = backlog.full_in_s(name, before)
         if not is_nearly_full and left_s > _SOON_S:
             continue
+        limit = f" of {backlog.limit}" if backlog.limit else ""
         size = f", {backlog.used_bytes[name]:.0%} of queues.results_bytes" if name in backlog.used_bytes else ""
+        if name in backlog.full and backlog.used(name) < 1:
+            size = ", and has no room for more by queues.results_bytes"
         time_left = f", full in {duration(left_s)}" if math.isfinite(left_s) else ""
-        count = f"{name} has {unread} unread decisions of {backlog.limit}{size}{time_left}"
+        count = f"{name} has {unread} unread decisions{limit}{size}{time_left}"
         if name in backlog.waited_for:
             yield "wrong" if is_nearly_full else "advice", f"{count}: read them, as workers wait when it is full"
         else:

@@ -125,7 +125,8 @@ def _unread(name: str, now: Backlog, before: Backlog) -> str:
     limit = f" of {now.limit:,}" if now.limit else ""
     size = f", {now.used_bytes[name]:.0%} of the bytes" if name in now.used_bytes else ""
     left_s = now.full_in_s(name, before)
-    time_left = " (full)" if name in now.full else f" (full in {duration(left_s)})" if math.isfinite(left_s) else ""
+    is_full = name in now.full or now.used(name) >= 1
+    time_left = " (full)" if is_full else f" (full in {duration(left_s)})" if math.isfinite(left_s) else ""
     return f"{escape(name)} {now.decisions[name]:,}{limit}{size}{time_left}"
 
 
